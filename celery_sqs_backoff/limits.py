@@ -1,0 +1,29 @@
+"""What Amazon SQS allows, each number with the page that says so."""
+
+from typing import Final
+
+#: Longest time a received message may stay hidden, counted from the moment SQS received the
+#: ReceiveMessage request; extending does not restart the count.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
+MAX_VISIBILITY_TIMEOUT_SECONDS: Final = 43_200
+
+#: What a queue has when nobody set its ``VisibilityTimeout``.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
+DEFAULT_VISIBILITY_TIMEOUT_SECONDS: Final = 30
+
+#: Longest long poll (``WaitTimeSeconds``).
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_ReceiveMessage.html
+MAX_WAIT_TIME_SECONDS: Final = 20
+
+#: Most entries in SendMessageBatch, DeleteMessageBatch and ChangeMessageVisibilityBatch, and most
+#: messages that one ReceiveMessage returns.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
+MAX_BATCH_ENTRIES: Final = 10
+
+#: Most message attributes on one message, and the most bytes of body and attributes together
+#: (for a batch: of all its entries). Same page.
+MAX_MESSAGE_ATTRIBUTES: Final = 10
+MAX_MESSAGE_BYTES: Final = 1_048_576
+
+#: Longest ``DelaySeconds`` of a message or a queue. Same page.
+MAX_DELAY_SECONDS: Final = 900

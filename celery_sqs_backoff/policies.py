@@ -1,0 +1,248 @@
+"""How long does a failed task wait before it is tried again?
+
+A policy answers in seconds, from the number of the failure alone; the randomness is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+__all__ = [
+    "DecorrelatedJitter",
+    "EqualJitter",
+    "Exponential",
+    "FullJitter",
+    "Policy",
+    "RandomSource",
+    "Schedule",
+]
+
+
+class RandomSource(Protocol):
+    """What draws a delay: the ``random`` module, a ``random.Random``, or a test's own."""
+
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+
+class Policy(ABC):
+    """A delay for each failure. Base class of the policies here, and of your own.
+
+    A subclass must say its ``ceiling``; one with jitter also overrides ``delay``.
+    """
+
+    @abstractmethod
+    def ceiling(self, attempt: int) -> float:
+        """Return the longest delay in seconds after failure number ``attempt`` (1 = the first).
+
+        Raises:
+            TypeError: ``attempt`` is not an int.
+            ValueError: ``attempt`` is below 1.
+        """
+
+    def delay(self, attempt: int, rng: RandomSource = random) -> float:
+        """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
+
+        Without jitter this is the ceiling, and ``rng`` is not asked. Raises what ``ceiling`` does.
+        """
+        return self.ceiling(attempt)
+
+    def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
+        """Draw the delay for a given message; only ``DecorrelatedJitter`` looks at which it is."""
+        return self.delay(attempt, rng)
+
+
+@dataclass(frozen=True, init=False)
+class _Growing(Policy):
+    """A delay that grows from ``base`` to ``cap``, both kept as float seconds."""
+
+    base: float
+    cap: float
+
+    def __init__(self, base: float | timedelta = 2, cap: float | timedelta = 3600) -> None:
+        base_seconds = to_seconds("base", base, zero_is_legal=False)
+        cap_seconds = to_seconds("cap", cap, zero_is_legal=False)
+        if cap_seconds < base_seconds:
+            raise ValueError(f"cap={cap!r} is not legal: it must be at least base={base!r}")
+        object.__setattr__(self, "base", base_seconds)  # the way to fill a frozen dataclass
+        object.__setattr__(self, "cap", cap_seconds)
+
+    def ceiling(self, attempt: int) -> float:
+        return self._grown(2.0, _checked(attempt) - 1)
+
+    def _grown(self, factor: float, times: int) -> float:
+        try:
+            return min(self.cap, self.base * factor**times)
+        except OverflowError:
+            # A float ends near 2**1024, and an exhausted policy may be asked for attempt 10,000:
+            # the cap was reached long before.
+            return self.cap
+
+
+class Exponential(_Growing):
+    """Doubling without jitter: ``min(cap, base * 2**(attempt - 1))``.
+
+    By default 2, 4, 8, ... 2048, 3600, 3600 seconds. Messages that fail together come back
+    together; prefer ``FullJitter`` unless exact delays matter more than the provider's load.
+
+    Arguments:
+        base: the first delay, seconds or timedelta, above 0. Default 2.
+        cap: the longest delay, seconds or timedelta, at least ``base``. Default 3600.
+
+    Raises:
+        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
+    """
+
+
+class FullJitter(_Growing):
+    """Doubling, spread from 0 on: ``uniform(0, min(cap, base * 2**(attempt - 1)))``.
+
+    By default anything from 0 to 2, 4, 8, ... 2048, 3600, 3600 seconds, half of that on average.
+    The cap is applied before the draw, so a draw never passes it, and those under a long reached
+    cap are spread as widely as all others. This is "Full Jitter" of
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+
+    Arguments:
+        base: the first ceiling, seconds or timedelta, above 0. Default 2.
+        cap: the highest ceiling, seconds or timedelta, at least ``base``. Default 3600.
+
+    Raises:
+        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
+    """
+
+    def delay(self, attempt: int, rng: RandomSource = random) -> float:
+        """Draw uniformly between 0 and the ceiling, in seconds."""
+        return rng.uniform(0, self.ceiling(attempt))
+
+
+class EqualJitter(_Growing):
+    """Doubling, the upper half of it spread: ``half + uniform(0, half)``.
+
+    ``half`` is half of ``min(cap, base * 2**(attempt - 1))``: by default the delay lies between
+    1 and 2, 2 and 4, 4 and 8, ... 1800 and 3600 seconds, three quarters of the ceiling on average.
+    A draw never passes the cap. Never near 0, at the price of half the spread. This is
+    "Equal Jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+
+    Arguments:
+        base: the first ceiling, seconds or timedelta, above 0. Default 2.
+        cap: the highest ceiling, seconds or timedelta, at least ``base``. Default 3600.
+
+    Raises:
+        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
+    """
+
+    def delay(self, attempt: int, rng: RandomSource = random) -> float:
+        """Draw uniformly between half the ceiling and the ceiling, in seconds."""
+        half = self.ceiling(attempt) / 2
+        return half + rng.uniform(0, half)
+
+
+class DecorrelatedJitter(_Growing):
+    """Each delay drawn from the one before: ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``.
+
+    ``d[0]`` is ``base``; by default the delay lies between 2 and 6, 18, 54, ... 1458, 3600 seconds.
+    A draw never passes the cap, but it is cut off at it, not spread under it: of many messages that
+    have failed for long, about a quarter wait exactly ``cap``, and come back together.
+    ``FullJitter`` does not have that fault.
+
+    Nothing is stored between attempts. The chain of a message is drawn from its id, so whichever
+    worker sees the message replays the same delays up to this one, at the cost of one draw per
+    attempt. This is "Decorrelated Jitter" of
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+
+    Arguments:
+        base: the shortest delay, seconds or timedelta, above 0. Default 2.
+        cap: the longest delay, seconds or timedelta, at least ``base``. Default 3600.
+
+    Raises:
+        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
+    """
+
+    def ceiling(self, attempt: int) -> float:
+        """Return ``min(cap, base * 3**attempt)`` seconds: every draw so far was the highest."""
+        return self._grown(3.0, _checked(attempt))
+
+    def delay(self, attempt: int, rng: RandomSource = random) -> float:
+        """Draw a whole chain of ``attempt`` delays from ``rng`` and return its last, in seconds."""
+        ceiling = self.ceiling(attempt)
+        delay = self.base
+        for _ in range(attempt):
+            delay = min(self.cap, rng.uniform(self.base, 3 * delay))
+        return min(ceiling, delay)  # a chain of highest draws may round past 3**attempt
+
+    def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
+        """Return delay number ``attempt`` of the message's own chain, in seconds.
+
+        ``rng`` is not asked: the same id and attempt give the same delay in every process.
+        """
+        # random.Random hashes a str seed with SHA-512, not with the per-process hash().
+        return self.delay(attempt, random.Random(message_id))
+
+
+@dataclass(frozen=True, init=False)
+class Schedule(Policy):
+    """An explicit list of delays, of which the last repeats: ``delays[min(attempt, n) - 1]``.
+
+    ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. No jitter, no cap
+    but its own values, in any order. The list never ends by itself: ``max_retries`` and
+    ``retry_for`` do that.
+
+    Arguments:
+        delays: seconds or timedeltas, each from 0 up, at least one. Kept as a tuple of float
+            seconds.
+
+    Raises:
+        TypeError: ``delays`` is not a list, or one of them neither a number nor a timedelta.
+        ValueError: ``delays`` is empty, or one of them is negative, infinite or NaN.
+    """
+
+    delays: tuple[float, ...]
+
+    def __init__(self, delays: Iterable[float | timedelta]) -> None:
+        if not isinstance(delays, Iterable):
+            raise TypeError(f"delays={delays!r} is not legal: it must be a list of delays")
+        seconds = tuple(to_seconds(f"delays[{i}]", delay) for i, delay in enumerate(delays))
+        if not seconds:
+            raise ValueError("delays is empty: it must hold at least one delay")
+        object.__setattr__(self, "delays", seconds)
+
+    def ceiling(self, attempt: int) -> float:
+        return self.delays[min(_checked(attempt), len(self.delays)) - 1]
+
+
+def to_seconds(name: str, value: object, *, zero_is_legal: bool = True) -> float:
+    """Turn seconds or a timedelta into float seconds, or refuse it as argument ``name``.
+
+    Raises:
+        TypeError: ``value`` is neither a number nor a timedelta; a bool is not a number here.
+        ValueError: ``value`` is negative, infinite or NaN, or 0 where that is not legal.
+    """
+    legal = f"seconds or a timedelta, {'from 0 up' if zero_is_legal else 'above 0'}, finite"
+    refusal = f"{name}={value!r} is not legal: it must be {legal}"
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(refusal)
+    try:
+        seconds = float(number)
+    except OverflowError:  # an int that no float can hold
+        seconds = math.inf
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero_is_legal):
+        raise ValueError(refusal)
+    return seconds
+
+
+def _checked(attempt: int) -> int:
+    if isinstance(attempt, bool) or not isinstance(attempt, int):
+        raise TypeError(f"attempt={attempt!r} is not legal: it must be an int from 1 up")
+    if attempt < 1:
+        raise ValueError(f"attempt={attempt!r} is not legal: it must be from 1 up")
+    return attempt

@@ -1,0 +1,425 @@
+"""What a failure means: who is asked, in which order, and what a broken classifier cannot do."""
+
+import copy
+import dataclasses
+import logging
+import math
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import outcomes
+from celery_sqs_backoff.outcomes import NonRetryable, Outcome, Retryable, Verdict, judge
+
+RETRYABLE = Verdict(Outcome.RETRYABLE)
+NOT_PROCESSED = Verdict(Outcome.NOT_PROCESSED)
+UNKNOWN = Verdict(Outcome.UNKNOWN)
+
+SECRET = "customer-4711"
+
+
+class ProviderDown(Exception):
+    pass
+
+
+class ProviderDownForGood(ProviderDown):
+    pass
+
+
+def says(answer: Any) -> Callable[..., Any]:
+    return lambda exc: answer
+
+
+def raises(error: BaseException) -> Callable[[BaseException], Any]:
+    def classifier(exc: BaseException) -> Any:
+        raise error
+
+    return classifier
+
+
+# The order
+
+
+@pytest.mark.parametrize(
+    ("exc", "rules", "expected"),
+    [
+        pytest.param(ProviderDown(), {}, UNKNOWN, id="nobody has classified it"),
+        pytest.param(
+            ProviderDown(), {"retry_on": (OSError, ValueError)}, UNKNOWN, id="not on the allow list"
+        ),
+        pytest.param(
+            ProviderDown(), {"retry_on": (OSError, ProviderDown)}, RETRYABLE, id="allow list"
+        ),
+        pytest.param(
+            ProviderDownForGood(), {"retry_on": (ProviderDown,)}, RETRYABLE, id="a subclass counts"
+        ),
+        pytest.param(
+            ProviderDown(), {"retry_on": (ProviderDownForGood,)}, UNKNOWN, id="a base class not"
+        ),
+        pytest.param(
+            ProviderDownForGood(),
+            {"retry_on": (ProviderDown,), "never_retry": (ProviderDownForGood,)},
+            UNKNOWN,
+            id="the deny list comes before the allow list",
+        ),
+        pytest.param(
+            ProviderDown(),
+            {"classify": (says(Outcome.RETRYABLE),), "never_retry": (ProviderDown,)},
+            RETRYABLE,
+            id="a classifier comes before the deny list",
+        ),
+        pytest.param(
+            ProviderDown(),
+            {"classify": (says(Outcome.NOT_PROCESSED),), "retry_on": (ProviderDown,)},
+            NOT_PROCESSED,
+            id="a classifier comes before the allow list",
+        ),
+        pytest.param(
+            ProviderDown(),
+            {"classify": (says(Outcome.UNKNOWN),), "retry_on": (ProviderDown,)},
+            UNKNOWN,
+            id="a classifier's UNKNOWN is an answer",
+        ),
+        pytest.param(
+            ProviderDown(),
+            {"classify": (says(None), says(NOT_PROCESSED), says(RETRYABLE))},
+            NOT_PROCESSED,
+            id="the first classifier that knows it has the say",
+        ),
+        pytest.param(
+            ProviderDown(),
+            {"classify": (says(None),), "retry_on": (ProviderDown,)},
+            RETRYABLE,
+            id="no classifier knows it: the lists are asked",
+        ),
+        pytest.param(
+            ProviderDown(),
+            {"classify": (says(Verdict(Outcome.RETRYABLE, retry_after=30)),)},
+            Verdict(Outcome.RETRYABLE, retry_after=30),
+            id="a classifier's verdict is kept whole",
+        ),
+        pytest.param(
+            Retryable("later", retry_after=5),
+            {"classify": (says(Outcome.UNKNOWN),), "never_retry": (Retryable,)},
+            Verdict(Outcome.RETRYABLE, retry_after=5),
+            id="Retryable speaks first",
+        ),
+        pytest.param(
+            NonRetryable("never"),
+            {"classify": (says(Outcome.RETRYABLE),), "retry_on": (NonRetryable,)},
+            UNKNOWN,
+            id="NonRetryable speaks first",
+        ),
+        pytest.param(
+            NonRetryable("never", safe_to_undo=True),
+            {"retry_on": (Exception,)},
+            NOT_PROCESSED,
+            id="NonRetryable that is safe to undo",
+        ),
+    ],
+)
+def test_the_first_that_knows_the_failure_has_the_say(
+    exc: Exception, rules: dict[str, Any], expected: Verdict
+) -> None:
+    assert judge(exc, **rules) == expected
+
+
+@pytest.mark.parametrize(
+    "exc", [Exception(), ValueError(), OSError(), TimeoutError(), ConnectionError()], ids=repr
+)
+def test_no_error_is_retryable_by_itself(exc: Exception) -> None:
+    """Not even a timeout: the request may have left, and been processed."""
+    assert judge(exc) == UNKNOWN
+
+
+def test_a_classifier_after_the_answer_is_not_asked() -> None:
+    asked: list[str] = []
+
+    def second(exc: BaseException) -> None:
+        asked.append("second")
+
+    judge(ProviderDown(), classify=(says(Outcome.UNKNOWN), second))
+
+    assert asked == []
+
+
+def test_a_classifier_is_given_the_exception_itself() -> None:
+    given: list[BaseException] = []
+    exc = ProviderDown()
+
+    judge(exc, classify=(given.append,))
+
+    assert given == [exc]
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["raise from", "raise while handling"])
+def test_a_retryable_cause_does_not_make_the_error_around_it_retryable(explicit: bool) -> None:
+    """The error around it may have happened after the work was done."""
+    outer = ValueError("wrapped")
+    if explicit:
+        outer.__cause__ = ProviderDown()
+    else:
+        outer.__context__ = ProviderDown()
+
+    assert judge(outer, retry_on=(ProviderDown,)) == UNKNOWN
+    outer.__cause__ = Retryable("down")
+    assert judge(outer) == UNKNOWN
+
+
+def test_a_classifier_may_look_at_the_cause() -> None:
+    def by_cause(exc: BaseException) -> Outcome | None:
+        return Outcome.RETRYABLE if isinstance(exc.__cause__, ProviderDown) else None
+
+    outer = ValueError("wrapped")
+    outer.__cause__ = ProviderDown()
+
+    assert judge(outer, classify=(by_cause,)) == RETRYABLE
+
+
+# Broken classifiers
+
+
+class CallableClassifier:
+    def __call__(self, exc: BaseException) -> Any:
+        raise LookupError(SECRET)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even printable")
+
+    __repr__ = __str__
+
+
+async def asynchronous(exc: BaseException) -> Outcome:
+    return Outcome.RETRYABLE
+
+
+BROKEN = [
+    pytest.param(raises(ValueError(SECRET)), id="raises"),
+    pytest.param(raises(UnprintableError()), id="raises something unprintable"),
+    pytest.param(raises(Retryable(SECRET)), id="raises Retryable"),
+    pytest.param(says(True), id="True"),
+    pytest.param(says(False), id="False"),
+    pytest.param(says("RETRYABLE"), id="the outcome's name"),
+    pytest.param(says("retryable"), id="the outcome's value"),
+    pytest.param(says(Outcome), id="the enum itself"),
+    pytest.param(says((Outcome.RETRYABLE, 5)), id="a tuple"),
+    pytest.param(says(UnprintableError()), id="something unprintable"),
+    pytest.param(lambda: Outcome.RETRYABLE, id="takes no argument"),
+    pytest.param(lambda exc: Verdict(Outcome.RETRYABLE, retry_after=-1), id="illegal verdict"),
+    pytest.param(partial(says(RETRYABLE), exception=1), id="wrong partial"),
+    pytest.param(CallableClassifier(), id="an object"),
+    pytest.param(
+        asynchronous,
+        marks=pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
+        id="a coroutine function",
+    ),
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_classifier_makes_nothing_retryable(broken: Any) -> None:
+    assert judge(ProviderDown(), classify=(broken,)) == UNKNOWN
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_after_a_broken_classifier_the_next_is_asked(broken: Any) -> None:
+    assert judge(ProviderDown(), classify=(broken, says(NOT_PROCESSED))) == NOT_PROCESSED
+    assert judge(ProviderDown(), classify=(broken,), retry_on=(ProviderDown,)) == RETRYABLE
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_classifier_is_logged_without_anybodys_data(
+    broken: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge(ProviderDown(SECRET), classify=(broken,))
+
+    [record] = caplog.records
+    assert record.getMessage() == "sqs_backoff.classifier_broken"
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is None
+    assert SECRET not in str(vars(record))
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "did"),
+    [
+        (raises(LookupError(SECRET)), "raises.<locals>.classifier", "raised builtins.LookupError"),
+        (says("nonsense"), "says.<locals>.<lambda>", "returned builtins.str"),
+        (CallableClassifier(), "CallableClassifier", "raised builtins.LookupError"),
+    ],
+    ids=["function", "lambda", "object"],
+)
+def test_the_log_says_which_classifier_is_broken_and_how(
+    broken: Any, name: str, did: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge(ProviderDown(SECRET), classify=(broken,))
+
+    facts = {k: v for k, v in vars(caplog.records[0]).items() if k.startswith("sqs_backoff.")}
+    assert facts == {
+        "sqs_backoff.classifier": f"{__name__}.{name}",
+        "sqs_backoff.classifier_did": did,
+        "sqs_backoff.exception_type": f"{__name__}.ProviderDown",
+    }
+
+
+def test_a_working_classifier_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    judge(ProviderDown(), classify=(says(None), says(Outcome.UNKNOWN)))
+
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()], ids=repr)
+def test_a_request_to_stop_is_not_taken_for_a_broken_classifier(stop: BaseException) -> None:
+    with pytest.raises(type(stop)):
+        judge(ProviderDown(), classify=(raises(stop),))
+
+
+def test_an_exception_that_speaks_nonsense_for_itself_is_a_broken_classifier_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exc = Retryable("later")
+    exc.retry_after = -5
+
+    assert judge(exc) == UNKNOWN
+    assert judge(exc, classify=(says(Outcome.NOT_PROCESSED),)) == NOT_PROCESSED
+    assert "sqs_backoff.classifier_broken" in caplog.messages
+
+
+# Retryable and NonRetryable
+
+
+class WithADefaultConstructor(Retryable):
+    """As most are written: a docstring."""
+
+
+class WithoutArguments(Retryable):
+    def __init__(self) -> None:
+        super().__init__("the provider is down", retry_after=60)
+
+
+class WithItsOwnArguments(NonRetryable):
+    def __init__(self, code: int, *, field: str) -> None:
+        super().__init__(f"{field} refused with {code}", safe_to_undo=True)
+        self.code = code
+
+
+class ThatForgetsItsBase(Retryable):
+    def __init__(self) -> None:
+        pass
+
+
+SPOKEN = [
+    Retryable("later"),
+    Retryable("later", retry_after=timedelta(minutes=1)),
+    Retryable(),
+    NonRetryable("never"),
+    NonRetryable("never", safe_to_undo=True),
+    WithADefaultConstructor("down", retry_after=7.5),
+    WithoutArguments(),
+    WithItsOwnArguments(401, field="key"),
+    ThatForgetsItsBase(),
+]
+
+
+@pytest.mark.parametrize("exc", SPOKEN, ids=repr)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_exception_survives_pickling_with_its_attributes(exc: Any, protocol: int) -> None:
+    """It leaves the pool process, and enters a result backend, pickled."""
+    back = pickle.loads(pickle.dumps(exc, protocol))
+
+    assert type(back) is type(exc)
+    assert (back.args, vars(back), str(back)) == (exc.args, vars(exc), str(exc))
+    assert back.verdict == exc.verdict
+    assert vars(copy.copy(exc)) == vars(exc)
+
+
+@pytest.mark.parametrize(
+    ("exc", "expected"),
+    [
+        (Retryable("later"), RETRYABLE),
+        (Retryable("later", retry_after=0), Verdict(Outcome.RETRYABLE, 0)),
+        (Retryable("later", timedelta(minutes=2)), Verdict(Outcome.RETRYABLE, 120)),
+        (NonRetryable("never"), UNKNOWN),
+        (NonRetryable("never", safe_to_undo=True), NOT_PROCESSED),
+        (WithItsOwnArguments(401, field="key"), NOT_PROCESSED),
+        (ThatForgetsItsBase(), RETRYABLE),
+    ],
+    ids=repr,
+)
+def test_an_exception_has_the_verdict_its_words_mean(exc: Any, expected: Verdict) -> None:
+    assert exc.verdict == expected
+    assert judge(exc) == expected
+
+
+def test_the_message_is_what_the_log_shows() -> None:
+    assert str(Retryable("mail provider is down", retry_after=3)) == "mail provider is down"
+    assert str(NonRetryable("no such address")) == "no such address"
+    assert Retryable("x", retry_after=timedelta(minutes=1)).retry_after == 60.0
+
+
+@pytest.mark.parametrize("value", [0, 1, "no", None])
+def test_safe_to_undo_must_be_said_clearly(value: Any) -> None:
+    """A text such as "no" is true to Python, and would undo what may have been processed."""
+    with pytest.raises(TypeError, match=r"^safe_to_undo=.* it must be a bool$"):
+        NonRetryable("never", safe_to_undo=value)
+
+
+# Verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (-1, ValueError),
+        (timedelta(seconds=-1), ValueError),
+        (math.nan, ValueError),
+        (math.inf, ValueError),
+        (True, TypeError),
+        ("30", TypeError),
+    ],
+    ids=repr,
+)
+def test_retry_after_must_be_a_time(value: Any, error: type[Exception]) -> None:
+    legal = r"^retry_after=.* it must be seconds or a timedelta, from 0 up, finite$"
+    with pytest.raises(error, match=legal):
+        Verdict(Outcome.RETRYABLE, retry_after=value)
+    with pytest.raises(error, match=legal):
+        Retryable("later", retry_after=value)
+
+
+@pytest.mark.parametrize("value", ["RETRYABLE", None, True, Outcome])
+def test_a_verdict_needs_an_outcome(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^outcome=.* it must be an Outcome$"):
+        Verdict(value)
+
+
+def test_retry_after_is_kept_in_float_seconds_and_zero_is_not_none() -> None:
+    assert Verdict(Outcome.RETRYABLE, retry_after=timedelta(minutes=1)).retry_after == 60.0
+    assert isinstance(Verdict(Outcome.RETRYABLE, retry_after=3).retry_after, float)
+    assert Verdict(Outcome.RETRYABLE, retry_after=0).retry_after == 0.0
+    assert Verdict(Outcome.RETRYABLE).retry_after is None
+
+
+def test_a_verdict_is_a_value() -> None:
+    verdict = Verdict(Outcome.RETRYABLE, retry_after=3)
+
+    assert pickle.loads(pickle.dumps(verdict)) == verdict
+    assert {verdict: 1}[Verdict(Outcome.RETRYABLE, timedelta(seconds=3))] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        verdict.retry_after = 4  # type: ignore[misc]
+
+
+def test_there_are_three_outcomes_and_each_is_explained() -> None:
+    assert [outcome.name for outcome in Outcome] == ["RETRYABLE", "NOT_PROCESSED", "UNKNOWN"]
+    assert all(f"``{outcome.name}``: " in (Outcome.__doc__ or "") for outcome in Outcome)
+    assert all(pickle.loads(pickle.dumps(outcome)) is outcome for outcome in Outcome)
+
+
+def test_all_names_exist() -> None:
+    assert all(hasattr(outcomes, name) for name in outcomes.__all__)

@@ -1,0 +1,431 @@
+"""What each delay policy promises: first values, bounds, spread, and which arguments it refuses."""
+
+import ast
+import dataclasses
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff import outcomes, policies
+from celery_sqs_backoff.policies import (
+    DecorrelatedJitter,
+    EqualJitter,
+    Exponential,
+    FullJitter,
+    Policy,
+    RandomSource,
+    Schedule,
+)
+
+GROWING: list[Any] = [FullJitter, EqualJitter, DecorrelatedJitter, Exponential]
+ALL: list[Any] = [*(cls() for cls in GROWING), Schedule([1, 5, timedelta(minutes=1)])]
+
+
+def name_of(value: Any) -> str | None:
+    if isinstance(value, Policy):
+        return type(value).__name__
+    return getattr(value, "__name__", None)
+
+
+attempts = st.integers(min_value=1, max_value=300)
+seeds = st.integers(min_value=0, max_value=2**32)
+
+
+@st.composite
+def growing_policies(draw: st.DrawFn) -> Any:
+    base = draw(st.floats(min_value=0.001, max_value=1e5))
+    cap = base * draw(st.floats(min_value=1, max_value=1e5))
+    return draw(st.sampled_from(GROWING))(base=base, cap=cap)
+
+
+any_policy = growing_policies() | st.builds(
+    Schedule, st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=10)
+)
+
+
+class Highest:
+    """A random source whose every draw is the highest legal one."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+class Lowest:
+    """A random source whose every draw is the lowest legal one."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+# First values
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Exponential(), [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600]),
+        (FullJitter(), [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600]),
+        (EqualJitter(), [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600]),
+        (DecorrelatedJitter(), [6, 18, 54, 162, 486, 1458, 3600, 3600]),
+        (Exponential(base=timedelta(minutes=1), cap=timedelta(minutes=3)), [60, 120, 180, 180]),
+        (Exponential(base=0.5, cap=0.5), [0.5, 0.5]),
+        (Schedule([1, 5, timedelta(minutes=1)]), [1, 5, 60, 60, 60]),
+        (Schedule([10, 0]), [10, 0, 0]),
+    ],
+    ids=repr,
+)
+def test_the_first_ceilings_are_those_of_the_formula(policy: Policy, expected: list[float]) -> None:
+    assert [policy.ceiling(n) for n in range(1, len(expected) + 1)] == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "lowest"),
+    [
+        (FullJitter(), [0, 0, 0, 0]),
+        (EqualJitter(), [1, 2, 4, 8]),
+        (DecorrelatedJitter(), [2, 2, 2, 2]),
+        (Exponential(), [2, 4, 8, 16]),
+        (Schedule([3, 1]), [3, 1, 1, 1]),
+    ],
+    ids=name_of,
+)
+def test_a_delay_lies_between_the_lowest_of_the_formula_and_the_ceiling(
+    policy: Policy, lowest: list[float]
+) -> None:
+    assert [policy.delay(n, Lowest()) for n in (1, 2, 3, 4)] == lowest
+    assert [policy.delay(n, Highest()) for n in (1, 2, 3, 4)] == [
+        policy.ceiling(n) for n in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize("policy", [Exponential(), Schedule([1, 2])], ids=name_of)
+def test_without_jitter_the_delay_is_the_ceiling(policy: Policy) -> None:
+    assert [policy.delay(n) for n in (1, 2, 3)] == [policy.ceiling(n) for n in (1, 2, 3)]
+
+
+# Bounds
+
+
+@given(policy=any_policy, attempt=attempts, seed=seeds)
+def test_no_delay_is_negative_or_passes_its_ceiling(
+    policy: Policy, attempt: int, seed: int
+) -> None:
+    assert 0 <= policy.delay(attempt, random.Random(seed)) <= policy.ceiling(attempt)
+    assert 0 <= policy.delay_for(str(seed), attempt) <= policy.ceiling(attempt)
+
+
+@given(policy=any_policy, attempt=attempts)
+@example(policy=DecorrelatedJitter(base=7.7), attempt=2)  # 3 * (3 * 7.7) > 7.7 * 9, in floats
+def test_no_delay_passes_its_ceiling_when_every_draw_is_the_highest(
+    policy: Policy, attempt: int
+) -> None:
+    """Rounding may not push it over either."""
+    assert policy.delay(attempt, Highest()) <= policy.ceiling(attempt)
+
+
+@given(policy=growing_policies(), attempt=attempts)
+def test_the_ceiling_never_falls_and_never_passes_the_cap(policy: Any, attempt: int) -> None:
+    assert policy.ceiling(attempt) <= policy.ceiling(attempt + 1) <= policy.cap
+
+
+@given(policy=growing_policies(), attempt=attempts, seed=seeds)
+def test_decorrelated_and_equal_jitter_keep_their_distance_from_zero(
+    policy: Policy, attempt: int, seed: int
+) -> None:
+    delay = policy.delay(attempt, random.Random(seed))
+    if isinstance(policy, DecorrelatedJitter):
+        assert delay >= policy.base
+    if isinstance(policy, EqualJitter):
+        assert delay >= policy.ceiling(attempt) / 2
+
+
+@pytest.mark.parametrize("attempt", [1_024, 1_025, 10_000])
+@pytest.mark.parametrize("policy", ALL, ids=name_of)
+def test_a_message_that_failed_ten_thousand_times_still_gets_a_delay(
+    policy: Policy, attempt: int
+) -> None:
+    """2**10000 is no float: the naive formula raises OverflowError."""
+    assert policy.ceiling(attempt) in (3600, 60)
+    assert 0 <= policy.delay(attempt, random.Random(1)) <= policy.ceiling(attempt)
+    assert 0 <= policy.delay_for("a message", attempt) <= policy.ceiling(attempt)
+
+
+@pytest.mark.parametrize("cls", GROWING, ids=name_of)
+def test_an_attempt_number_too_big_for_any_float_has_a_ceiling(cls: Any) -> None:
+    assert cls().ceiling(10**400) == 3600
+
+
+# Spread
+
+
+def test_full_jitter_gives_half_its_ceiling_on_average_and_uses_all_of_it() -> None:
+    rng = random.Random(20)
+    draws = [FullJitter().delay(5, rng) for _ in range(20_000)]  # uniform(0, 32)
+
+    assert math.fsum(draws) / len(draws) == pytest.approx(16, rel=0.02)
+    for quarter in range(4):
+        share = sum(8 * quarter <= d < 8 * (quarter + 1) for d in draws) / len(draws)
+        assert share == pytest.approx(0.25, abs=0.015)
+
+
+def test_equal_jitter_gives_three_quarters_of_its_ceiling_on_average() -> None:
+    rng = random.Random(20)
+    draws = [EqualJitter().delay(5, rng) for _ in range(20_000)]
+
+    assert math.fsum(draws) / len(draws) == pytest.approx(24, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected_mean"), [(FullJitter(), 1800), (EqualJitter(), 2700)], ids=name_of
+)
+def test_the_cap_comes_before_the_jitter(policy: Policy, expected_mean: float) -> None:
+    """Draws cut off at the cap would bring all messages of a long outage back together."""
+    rng = random.Random(20)
+    draws = [policy.delay(30, rng) for _ in range(20_000)]
+
+    assert draws.count(3600) == 0
+    assert math.fsum(draws) / len(draws) == pytest.approx(expected_mean, rel=0.02)
+
+
+def test_decorrelated_jitter_is_cut_off_at_the_cap_about_as_often_as_its_docstring_says() -> None:
+    draws = [DecorrelatedJitter().delay_for(f"message-{n}", 100) for n in range(2_000)]
+
+    assert draws.count(3600) / len(draws) == pytest.approx(0.25, abs=0.05)
+
+
+# Whose draw it is
+
+
+@pytest.mark.parametrize(
+    "policy", [p for p in ALL if type(p) is not DecorrelatedJitter], ids=name_of
+)
+def test_other_policies_draw_from_the_rng_whatever_the_message(policy: Policy) -> None:
+    expected = [policy.delay(n, random.Random(7)) for n in (1, 2, 3)]
+
+    assert [policy.delay_for("one", n, random.Random(7)) for n in (1, 2, 3)] == expected
+    assert [policy.delay_for("two", n, random.Random(7)) for n in (1, 2, 3)] == expected
+
+
+def test_the_default_rng_is_the_random_module() -> None:
+    random.seed(5)
+    expected = random.uniform(0, 8)
+    random.seed(5)
+
+    assert FullJitter().delay(3) == expected
+
+
+@given(message_id=st.text(), seed=seeds)
+def test_a_message_has_one_decorrelated_chain_whoever_asks_and_in_any_order(
+    message_id: str, seed: int
+) -> None:
+    """Each delay is the published formula's, applied to the one before."""
+    order = random.Random(seed).sample(range(1, 21), k=20)
+    asked = {n: DecorrelatedJitter().delay_for(message_id, n, random.Random(n)) for n in order}
+
+    rng, delay = random.Random(message_id), 2.0
+    for attempt in range(1, 21):
+        delay = min(3600, rng.uniform(2, delay * 3))
+        assert asked[attempt] == delay
+
+
+def test_a_chain_is_the_same_in_another_process() -> None:
+    """Python's hash() of a string is not; a chain built on it would restart at every worker."""
+    code = (
+        "from celery_sqs_backoff.policies import DecorrelatedJitter as D;"
+        "print(repr(D().delay_for('5fea7756-0ea4-451a-a703-a558b933e274', 8)))"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(policies.__file__).parents[1],
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert {float(line) for line in printed} == {
+        DecorrelatedJitter().delay_for("5fea7756-0ea4-451a-a703-a558b933e274", 8)
+    }
+
+
+def test_messages_have_different_chains() -> None:
+    delays = {DecorrelatedJitter().delay_for(f"message-{n}", 3) for n in range(500)}
+
+    assert len(delays) == 500
+
+
+def test_decorrelated_jitter_without_a_message_draws_a_fresh_chain_from_the_rng() -> None:
+    policy = DecorrelatedJitter()
+
+    assert policy.delay(4, random.Random("an id")) == policy.delay_for("an id", 4)
+    rng = random.Random(3)
+    assert policy.delay(4, rng) != policy.delay(4, rng)
+
+
+def test_a_policy_of_ones_own_needs_no_more_than_a_ceiling() -> None:
+    class Linear(Policy):
+        def ceiling(self, attempt: int) -> float:
+            return 10.0 * attempt
+
+    assert Linear().delay(3) == 30
+    assert Linear().delay_for("any", 4) == 40
+
+
+def test_a_policy_without_a_ceiling_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="ceiling"):
+        Policy()  # type: ignore[abstract]
+
+
+# Values that can be passed around
+
+
+@pytest.mark.parametrize("policy", ALL, ids=name_of)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_policy_survives_pickling(policy: Policy, protocol: int) -> None:
+    assert pickle.loads(pickle.dumps(policy, protocol)) == policy
+
+
+@pytest.mark.parametrize("policy", ALL, ids=name_of)
+def test_a_policy_cannot_be_changed(policy: Any) -> None:
+    for field in dataclasses.fields(policy):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(policy, field.name, 1)
+
+
+def test_policies_are_equal_by_kind_and_value() -> None:
+    assert FullJitter() == FullJitter(2, 3600) == FullJitter(cap=timedelta(hours=1), base=2.0)
+    assert Schedule([60]) == Schedule((timedelta(minutes=1),)) == Schedule(iter([60.0]))
+    assert FullJitter() != FullJitter(base=3)
+    assert len({FullJitter(), EqualJitter(), FullJitter(2.0)}) == 2
+    assert len({*ALL, *(cls() for cls in GROWING)}) == len(ALL)
+
+
+def test_a_policy_shows_its_values_in_seconds() -> None:
+    assert repr(FullJitter(cap=timedelta(hours=2))) == "FullJitter(base=2.0, cap=7200.0)"
+    assert repr(Schedule([1, timedelta(minutes=1)])) == "Schedule(delays=(1.0, 60.0))"
+
+
+def test_a_policy_can_be_derived_from_another() -> None:
+    assert dataclasses.replace(EqualJitter(), cap=60) == EqualJitter(base=2, cap=60)
+
+
+def test_changing_the_list_later_does_not_change_the_schedule() -> None:
+    delays: list[float | timedelta] = [1, 2]
+    schedule = Schedule(delays)
+    delays.append(3)
+
+    assert schedule.delays == (1.0, 2.0)
+
+
+# What is refused
+
+NOT_NUMBERS = [True, "2", None, [2], 2j]
+NOT_FINITE = [math.nan, math.inf, -math.inf, 10**400]
+LEGAL = "seconds or a timedelta, above 0, finite"
+
+
+@pytest.mark.parametrize("cls", GROWING, ids=name_of)
+@pytest.mark.parametrize("argument", ["base", "cap"])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        *((value, TypeError) for value in NOT_NUMBERS),
+        *((value, ValueError) for value in [*NOT_FINITE, 0, -1, -0.0, timedelta(0)]),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_base_and_cap_must_be_positive_times(
+    cls: Any, argument: str, value: object, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=rf"^{argument}=.* is not legal: it must be {LEGAL}$"):
+        cls(**{argument: value})
+
+
+@pytest.mark.parametrize("cls", GROWING, ids=name_of)
+def test_the_cap_must_be_at_least_the_base(cls: Any) -> None:
+    with pytest.raises(ValueError, match=r"^cap=9 is not legal: it must be at least base=10$"):
+        cls(base=10, cap=9)
+    assert cls(base=10, cap=10).ceiling(1) == 10
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        *((value, TypeError) for value in NOT_NUMBERS),
+        *((value, ValueError) for value in [*NOT_FINITE, -1, timedelta(seconds=-1)]),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_each_delay_of_a_schedule_must_be_a_time(value: object, error: type[Exception]) -> None:
+    legal = "seconds or a timedelta, from 0 up, finite"
+    with pytest.raises(error, match=rf"^delays\[1\]=.* is not legal: it must be {legal}$"):
+        Schedule([1, value])  # type: ignore[list-item]
+
+
+def test_a_schedule_must_hold_a_delay() -> None:
+    with pytest.raises(ValueError, match="delays is empty"):
+        Schedule([])
+    with pytest.raises(TypeError, match="delays=5 is not legal: it must be a list"):
+        Schedule(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ALL, ids=name_of)
+@pytest.mark.parametrize(
+    ("attempt", "error"),
+    [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError), ("1", TypeError)],
+)
+def test_attempts_are_counted_from_one_in_whole_numbers(
+    policy: Policy, attempt: int, error: type[Exception]
+) -> None:
+    legal = rf"^attempt={attempt!r} is not legal: it must be .*from 1 up$"
+    with pytest.raises(error, match=legal):
+        policy.ceiling(attempt)
+    with pytest.raises(error, match=legal):
+        policy.delay(attempt)
+    with pytest.raises(error, match=legal):
+        policy.delay_for("a message", attempt)
+
+
+# The module
+
+
+@pytest.mark.parametrize("module", [policies, outcomes], ids=name_of)
+def test_the_module_needs_only_the_standard_library(module: Any) -> None:
+    """Delays and outcomes can be reasoned about, and tested, without a broker or AWS."""
+    tree = ast.parse(Path(module.__file__).read_text())
+    absolute = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
+        )
+    }
+    own = {
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level
+    }
+
+    assert absolute <= sys.stdlib_module_names
+    assert own <= {"policies"}
+
+
+def test_all_names_exist_and_the_random_module_is_a_random_source() -> None:
+    assert all(hasattr(policies, name) for name in policies.__all__)
+    source: RandomSource = random
+    assert source.uniform(1, 1) == 1
