@@ -1,0 +1,496 @@
+"""The threads of a worker that speak to SQS about messages that are held or settled.
+
+One of them does all that touches a message's visibility: it renews the held leases, and hides or
+gives back the settled ones. That it is one is what fences a lease: a renewal on its way has its
+answer before the settlement that followed is sent, so no renewal can undo a backoff. Deletes need
+no such order (a renewal of a deleted message does nothing), so they have threads of their own.
+Both send batches: ten of a kind, or what has been waiting a moment.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+from celery.utils.log import get_logger
+
+from ..deadletter import DeadLetterRecord, with_record
+from ..limits import MAX_BATCH_ENTRIES
+from ..policies import FullJitter
+from ..queues import error_code
+from .lease import Lease, State
+
+__all__ = ["Keeper"]
+
+logger = get_logger(__name__)
+
+#: The handle is void: the message is deleted, or somebody else has received it.
+_STALE = {"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"}
+
+#: A person has to act; said once per queue.
+_DENIED = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "NonExistentQueue",
+    "QueueDoesNotExist",
+    "KmsAccessDenied",
+    "KmsDisabled",
+    "UnsupportedOperation",
+}
+_DENIED_RETRY_SECONDS = 60.0
+
+#: Between tries of a call that failed in passing.
+_TRANSIENT = FullJitter(base=0.2, cap=10)
+
+#: Messages whose fate is remembered, for when SQS hands one out again that was done already.
+_MEMORY = 10_000
+
+_BEHIND = 1_000
+
+#: A dead-letter queue that refuses must not make the main queue run the task again meanwhile.
+_KEEP_HIDDEN_SECONDS = 300
+
+
+class _Action(Enum):
+    DELETE = "DeleteMessageBatch"
+    HIDE = "ChangeMessageVisibilityBatch"
+    DEAD_LETTER = "SendMessage"
+
+
+_VISIBILITY = frozenset({_Action.HIDE, _Action.DEAD_LETTER})
+_DELETIONS = frozenset({_Action.DELETE})
+_ALL = _VISIBILITY | _DELETIONS
+
+#: Two, because a worker of two processes can finish tasks faster than one thread deletes them at
+#: the latency of SQS (ten messages per round trip of 10 to 20 ms).
+_THREADS = (_VISIBILITY, _DELETIONS, _DELETIONS)
+
+_ACTION_OF = {
+    State.DONE: _Action.DELETE,
+    State.DEFERRED: _Action.HIDE,
+    State.RELEASED: _Action.HIDE,
+    State.DEAD_LETTERED: _Action.DEAD_LETTER,
+}
+
+
+class _Lane:
+    """Settled leases of one queue that wait for the same call."""
+
+    __slots__ = ("failures", "leases", "not_before", "since")
+
+    def __init__(self) -> None:
+        self.leases: deque[Lease] = deque()
+        self.since = 0.0  # when the first of those waiting came
+        self.not_before = 0.0
+        self.failures = 0
+
+    def ready_at(self, linger: float) -> float:
+        waited = self.since if len(self.leases) >= MAX_BATCH_ENTRIES else self.since + linger
+        return max(waited, self.not_before)
+
+    def take(self) -> list[Lease]:
+        return [self.leases.popleft() for _ in range(min(MAX_BATCH_ENTRIES, len(self.leases)))]
+
+
+class Keeper:
+    """Keeps leases and carries out their settlements.
+
+    Arguments:
+        linger_seconds: how long a settlement may wait for others, to be sent in one batch.
+            A worker killed in that time runs the task again, so it is short.
+        clock: seconds, monotonic.
+        rng: for the jitter between tries.
+    """
+
+    def __init__(
+        self,
+        *,
+        linger_seconds: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.clock = clock
+        self._linger = linger_seconds
+        self._rng = rng or random.Random()
+        self._cond = threading.Condition()
+        self._held: dict[Lease, None] = {}
+        self._next_renewal = math.inf
+        self._lanes: dict[tuple[str, _Action], _Lane] = {}
+        self._memory: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
+        self._crashes: OrderedDict[str, int] = OrderedDict()
+        self._said: set[tuple[str, str, str]] = set()
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        self._jobs = 0  # settlements under way
+
+    # What the worker's other threads call. Nothing here blocks on SQS.
+
+    def hold(self, lease: Lease) -> None:
+        """Renew the lease from now on, until it is settled."""
+        with self._cond:
+            self._held[lease] = None
+            if lease.renew_at < self._next_renewal:
+                self._next_renewal = lease.renew_at
+                self._cond.notify_all()
+
+    def settled(self, lease: Lease) -> None:
+        """Stop renewing the lease; carry its settlement out soon. Called by the lease."""
+        with self._cond:
+            self._held.pop(lease, None)
+            if lease.state in (State.DONE, State.DEAD_LETTERED):
+                _remember(self._memory, lease.delivery.message_id, lease.record)
+            if lease.state in _ACTION_OF:
+                self._enqueue(lease)
+        lease.free()
+
+    def held(self) -> list[Lease]:
+        with self._cond:
+            return list(self._held)
+
+    @property
+    def waiting(self) -> int:
+        """Settlements that SQS has not been told of."""
+        with self._cond:
+            return sum(len(lane.leases) for lane in self._lanes.values())
+
+    def settle_again(self, lease: Lease) -> bool:
+        """Settle a message that has come back although this worker was done with it."""
+        message_id = lease.delivery.message_id
+        with self._cond:
+            if message_id not in self._memory:
+                return False
+            record = self._memory[message_id]
+        if record is None:
+            lease.done()
+        else:
+            lease.dead_letter(record)
+        return True
+
+    def count_crash(self, message_id: str) -> int:
+        """Count a run of the message that ended with its process; return how many did so far."""
+        with self._cond:
+            crashes = self._crashes.get(message_id, 0) + 1
+            _remember(self._crashes, message_id, crashes)
+            return crashes
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so many settlements wait that the worker should not take on more messages."""
+        return self.waiting > _BEHIND
+
+    def start(self) -> None:
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._run, args=(actions,), name="sqs-keeper", daemon=True)
+                for actions in _THREADS
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Give back what is held, send what is waiting, end the thread.
+
+        What SQS does not take within ``timeout_seconds`` is left to the visibility timeout.
+        """
+        for lease in self.held():
+            lease.release()
+        with self._cond:
+            self._stopping = True
+            self._cond.notify_all()
+        deadline = time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self.waiting:
+            logger.warning(
+                "%d settled message(s) could not be reported to SQS in %g s: they come back when"
+                " their visibility timeout ends",
+                self.waiting,
+                timeout_seconds,
+            )
+
+    # The threads
+
+    def _run(self, actions: frozenset[_Action]) -> None:
+        while (job := self._wait_for_job(actions)) is not None:
+            self.perform(job)
+
+    def perform(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:
+            # Whatever it was, the other leases need this thread; the messages of this job come
+            # back by their visibility timeout.
+            logger.exception("sqs_backoff.keeper_failed")
+
+    def _wait_for_job(self, actions: frozenset[_Action]) -> Callable[[], None] | None:
+        with self._cond:
+            while True:
+                now = self.clock()
+                if job := self._next_job(now, actions):
+                    return job
+                if self._stopping and not self._lanes_in_use(_ALL) and not self._jobs:
+                    self._cond.notify_all()
+                    return None
+                self._cond.wait(self._idle_seconds(now, actions))
+
+    def next_job(self) -> Callable[[], None] | None:
+        """What is due now, if anything: for tests that turn the crank themselves."""
+        with self._cond:
+            return self._next_job(self.clock(), _ALL)
+
+    def _next_job(self, now: float, actions: frozenset[_Action]) -> Callable[[], None] | None:
+        if (
+            actions & _VISIBILITY
+            and now >= self._next_renewal
+            and (batch := self._due_for_renewal(now))
+        ):
+            return functools.partial(self._renew, batch)
+        ready = [
+            (at, key)
+            for key, lane in self._lanes_in_use(actions)
+            if (at := lane.ready_at(self._lane_linger)) <= now
+        ]
+        if not ready:
+            return None
+        _, key = min(ready, key=lambda item: item[0])
+        self._jobs += 1
+        return functools.partial(self._send, key[1], self._lanes[key], self._take(key, now))
+
+    def _lanes_in_use(self, actions: frozenset[_Action]) -> list[tuple[tuple[str, _Action], _Lane]]:
+        return [
+            (key, lane) for key, lane in self._lanes.items() if lane.leases and key[1] in actions
+        ]
+
+    @property
+    def _lane_linger(self) -> float:
+        return 0.0 if self._stopping else self._linger
+
+    def _idle_seconds(self, now: float, actions: frozenset[_Action]) -> float | None:
+        due = [lane.ready_at(self._lane_linger) for _, lane in self._lanes_in_use(actions)]
+        if actions & _VISIBILITY:
+            due.append(self._next_renewal)
+        soonest = min(due, default=math.inf)
+        return None if soonest == math.inf else max(0.0, soonest - now)
+
+    # Settlements
+
+    def _enqueue(self, lease: Lease) -> None:
+        key = (lease.queue.url, _ACTION_OF[lease.state])
+        lane = self._lanes.setdefault(key, _Lane())
+        if not lane.leases:
+            lane.since = self.clock()
+        lane.leases.append(lease)
+        if len(lane.leases) in (1, MAX_BATCH_ENTRIES):
+            self._cond.notify_all()
+
+    def _take(self, key: tuple[str, _Action], now: float) -> list[Lease]:
+        lane = self._lanes[key]
+        if key[1] is _Action.DEAD_LETTER:
+            return [lane.leases.popleft()]
+        batch = lane.take()
+        lane.since = now
+        return batch
+
+    def _send(self, action: _Action, lane: _Lane, batch: list[Lease]) -> None:
+        try:
+            self._send_batch(action, lane, batch)
+        finally:
+            with self._cond:
+                self._jobs -= 1
+                self._cond.notify_all()
+
+    def _send_batch(self, action: _Action, lane: _Lane, batch: list[Lease]) -> None:
+        if action is _Action.DELETE:
+            results = self._delete(batch)
+        elif action is _Action.HIDE:
+            results = self._hide(batch)
+        else:
+            results = self._dead_letter(batch[0])
+        again = [
+            lease
+            for lease, code in results
+            if code is not None and self._try_again(lease, action, code)
+        ]
+        now = self.clock()
+        with self._cond:
+            if not again:
+                lane.failures, lane.not_before = 0, 0.0
+                return
+            lane.leases.extendleft(reversed(again))
+            lane.failures += 1
+            denied = any(code in _DENIED for _, code in results)
+            lane.not_before = now + (
+                _DENIED_RETRY_SECONDS if denied else _TRANSIENT.delay(lane.failures, self._rng)
+            )
+
+    def _delete(self, batch: list[Lease]) -> list[tuple[Lease, str | None]]:
+        return _call(
+            batch[0].client.delete_message_batch,
+            batch,
+            [{"ReceiptHandle": lease.receipt_handle} for lease in batch],
+        )
+
+    def _hide(self, batch: list[Lease]) -> list[tuple[Lease, str | None]]:
+        now = self.clock()
+        return _call(
+            batch[0].client.change_message_visibility_batch,
+            batch,
+            [
+                {
+                    "ReceiptHandle": lease.receipt_handle,
+                    "VisibilityTimeout": _seconds_to_hide(lease, now),
+                }
+                for lease in batch
+            ],
+        )
+
+    def _dead_letter(self, lease: Lease) -> list[tuple[Lease, str | None]]:
+        """Send first, delete when SQS has it: a crash in between makes a second copy, no loss."""
+        assert lease.record is not None
+        assert lease.queue.dlq_url is not None
+        fifo: dict[str, Any] = {}
+        if lease.queue.is_fifo:
+            fifo["MessageGroupId"] = lease.group_id or "default"
+            fifo["MessageDeduplicationId"] = lease.delivery.message_id
+        try:
+            lease.client.send_message(
+                QueueUrl=lease.queue.dlq_url,
+                MessageBody=lease.body,
+                MessageAttributes=with_record(lease.body, lease.attributes, lease.record),  # type: ignore[arg-type]
+                **fifo,
+            )
+        except (ClientError, BotoCoreError) as exc:
+            return [(lease, error_code(exc))]
+        with self._cond:
+            lease.state = State.DONE
+            _remember(self._memory, lease.delivery.message_id, None)
+            self._enqueue(lease)
+        return [(lease, None)]
+
+    def _try_again(self, lease: Lease, action: _Action, code: str) -> bool:
+        """Whether a settlement that failed is worth another call; say so where it is not."""
+        if action is _Action.DEAD_LETTER:
+            return self._keep_hidden(lease, code)
+        if code in _STALE:
+            logger.warning(
+                "sqs_backoff.lease_gone: %s of message %s on %s: %s",
+                action.value,
+                lease.delivery.message_id,
+                lease.queue.name,
+                code,
+            )
+            return False
+        if code in _DENIED:
+            self._say_once(lease, action.value, code)
+        # A backoff that comes too late would hide a message that somebody else may hold by now.
+        return action is _Action.DELETE or self.clock() < lease.visible_at
+
+    def _keep_hidden(self, lease: Lease, code: str) -> bool:
+        """The dead-letter queue refused. The message stays, unrun, and is tried again later."""
+        if code not in _DENIED and code not in _STALE:
+            return True
+        self._say_once(lease, f"SendMessage to {lease.queue.dlq_arn}", code)
+        with self._cond:
+            lease.state = State.DEFERRED
+            lease.due_at = self.clock() + _KEEP_HIDDEN_SECONDS
+            self._enqueue(lease)
+        return False
+
+    def _say_once(self, lease: Lease, what: str, code: str) -> None:
+        if (key := (lease.queue.url, what, code)) not in self._said:
+            self._said.add(key)
+            logger.error(
+                "SQS refuses %s for queue %s (%s). Messages stay where they are until it does not."
+                " This is said once per queue.",
+                what,
+                lease.queue.name,
+                code,
+            )
+
+    # Renewals
+
+    def _due_for_renewal(self, now: float) -> list[Lease]:
+        """Up to ten leases of one queue, the most urgent first."""
+        due = sorted((x for x in self._held if x.renew_at <= now), key=lambda x: x.visible_at)
+        batch = [x for x in due if x.queue.url == due[0].queue.url][:MAX_BATCH_ENTRIES]
+        if len(batch) == len(due):
+            self._next_renewal = min(
+                (x.renew_at for x in self._held if x not in batch), default=math.inf
+            )
+        return batch
+
+    def _renew(self, batch: list[Lease]) -> None:
+        asked_at = self.clock()
+        for lease in [x for x in batch if x.renewal_seconds(asked_at) < 1]:
+            batch.remove(lease)
+            logger.error(
+                "sqs_backoff.twelve_hours: message %s of %s is held for longer than SQS allows",
+                lease.delivery.message_id,
+                lease.queue.name,
+            )
+            lease.lose()
+        if not batch:
+            return
+        seconds = [lease.renewal_seconds(asked_at) for lease in batch]
+        results = _call(
+            batch[0].client.change_message_visibility_batch,
+            batch,
+            [
+                {"ReceiptHandle": lease.receipt_handle, "VisibilityTimeout": s}
+                for lease, s in zip(batch, seconds, strict=True)
+            ],
+        )
+        for (lease, code), s in zip(results, seconds, strict=True):
+            if code is None:
+                lease.renewed(asked_at, s)
+            elif code in _STALE:
+                if lease.lose():
+                    logger.error(
+                        "sqs_backoff.lease_lost: message %s of %s is no longer ours (%s)",
+                        lease.delivery.message_id,
+                        lease.queue.name,
+                        code,
+                    )
+            else:
+                if code in _DENIED:
+                    self._say_once(lease, "ChangeMessageVisibilityBatch", code)
+                lease.renew_at = self.clock() + _TRANSIENT.delay(3, self._rng)
+        with self._cond:
+            self._next_renewal = min((x.renew_at for x in self._held), default=math.inf)
+
+
+def _call(
+    operation: Callable[..., Any], batch: Sequence[Lease], entries: Iterable[dict[str, Any]]
+) -> list[tuple[Lease, str | None]]:
+    """Make a batch call; return each lease with its error code, ``None`` where SQS agreed.
+
+    Entries are told apart by their position: one batch can hold two receives of a message.
+    """
+    try:
+        answer = operation(
+            QueueUrl=batch[0].queue.url,
+            Entries=[{"Id": str(i), **entry} for i, entry in enumerate(entries)],
+        )
+    except (ClientError, BotoCoreError) as exc:
+        return [(lease, error_code(exc)) for lease in batch]
+    failed = {f["Id"]: f["Code"].rpartition(".")[2] for f in answer.get("Failed", ())}
+    return [(lease, failed.get(str(i))) for i, lease in enumerate(batch)]
+
+
+def _seconds_to_hide(lease: Lease, now: float) -> int:
+    return 0 if lease.state is State.RELEASED else max(1, math.ceil(lease.due_at - now))
+
+
+def _remember(memory: OrderedDict[str, Any], key: str, value: Any) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > _MEMORY:
+        memory.popitem(last=False)

@@ -1,0 +1,115 @@
+"""From a kombu message to a lease on the SQS message behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kombu.asynchronous.aws.sqs.message import AsyncMessage
+
+from ..delivery import Delivery
+from ..eta import parse_eta
+from ..queues import Queue, read_queue, settling_client
+from .keeper import Keeper
+from .lease import Lease
+
+__all__ = ["WANTED_ATTRIBUTES", "Receiver", "held_seconds"]
+
+#: What every ReceiveMessage asks for beside the body.
+WANTED_ATTRIBUTES = {
+    "MessageSystemAttributeNames": [
+        "ApproximateReceiveCount",
+        "ApproximateFirstReceiveTimestamp",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "SentTimestamp",
+    ],
+    "MessageAttributeNames": ["All"],
+}
+
+
+class Receiver:
+    """Makes leases, and knows the queues they are from. One per worker.
+
+    Arguments:
+        keeper: who renews and settles the leases.
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, keeper: Keeper, *, now: Callable[[], float] = time.time) -> None:
+        self.keeper = keeper
+        self._now = now
+        self._queues: dict[str, Queue] = {}
+        self._clients: dict[str, tuple[Any, Any]] = {}
+
+    def queue(self, url: str, kombu_client: Any) -> Queue:
+        """Return the queue's attributes, read once."""
+        if url not in self._queues:
+            self._queues[url] = read_queue(self._client(url, kombu_client), url)
+        return self._queues[url]
+
+    def lease(self, message: Any) -> Lease | None:
+        """Hold a message; ``None`` if it is not from SQS. The same message has one lease."""
+        if (lease := getattr(message, "sqs_lease", None)) is not None:
+            return lease  # type: ignore[no-any-return]
+        info = message.delivery_info
+        try:
+            sqs_message, url = info["sqs_message"], info["sqs_queue"]
+        except (KeyError, TypeError):
+            return None
+        channel, tag = message.channel, message.delivery_tag
+        kombu_client = _kombu_client(channel, url)
+        queue = self.queue(url, kombu_client)
+        lease = Lease(
+            client=self._client(url, kombu_client),
+            queue=queue,
+            message=sqs_message,
+            body=_body_on_the_queue(sqs_message["Body"], channel),
+            delivery=Delivery.from_sqs(
+                sqs_message,
+                queue_url=url,
+                received_at=self._now(),
+                max_receive_count=queue.max_receive_count,
+                retention_seconds=queue.retention_seconds,
+                eta=parse_eta((message.headers or {}).get("eta")),
+                held_seconds=held_seconds(queue),
+            ),
+            received_at=self.keeper.clock(),
+            keeper=self.keeper,
+            # Not message.ack(): it deletes. Not message.reject(): it deletes, or hides.
+            free=lambda: channel.qos.ack(tag),
+        )
+        message.sqs_lease = lease
+        self.keeper.hold(lease)
+        return lease
+
+    def _client(self, url: str, kombu_client: Any) -> Any:
+        """A client of ours with the credentials of kombu's, which changes when STS ones expire."""
+        source, client = self._clients.get(url, (None, None))
+        if source is not kombu_client:
+            client = settling_client(kombu_client)
+            self._clients[url] = (kombu_client, client)
+        return client
+
+
+def held_seconds(queue: Queue) -> float:
+    """How long a worker holds a task that is not due rather than give it back to SQS."""
+    return queue.visibility_timeout_seconds / 2
+
+
+def _kombu_client(channel: Any, url: str) -> Any:
+    """kombu's client for a queue's URL. (Its routing key need not be the queue's name.)"""
+    for name, queue in channel.predefined_queues.items():
+        if queue["url"] == url:
+            return channel.sqs(queue=name)
+    return channel.sqs()
+
+
+def _body_on_the_queue(body: str, channel: Any) -> str:
+    """Undo the decoding that kombu's blocking receive (no event loop) does on the body."""
+    if channel.hub is None and channel.sqs_base64_encoding:
+        return str(AsyncMessage().encode(body))
+    return body

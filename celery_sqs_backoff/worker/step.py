@@ -1,0 +1,91 @@
+"""The part of the worker that every task of ours brings along: a Celery bootstep."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency import solo
+from celery.utils.log import get_logger
+from celery.worker.consumer.tasks import Tasks
+
+from ..options import DEAD_LETTER
+from ..task import SQSBackoffTask
+from . import prefetch, unreadable, upstream
+from .keeper import Keeper
+from .messages import WANTED_ATTRIBUTES, Receiver
+
+__all__ = ["LeaseStep"]
+
+logger = get_logger(__name__)
+
+#: How long a worker that stops tries to tell SQS what became of its messages.
+FLUSH_TIMEOUT_SECONDS = 15.0
+
+
+class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not typed
+    """Starts the keeper, and attaches it to the consumer's channel at every (re)connect."""
+
+    requires = (Tasks,)
+
+    def include_if(self, c: Any) -> bool:
+        return bool(c.conninfo.transport.driver_type == "sqs")
+
+    def create(self, c: Any) -> None:
+        """Before any start(): Tasks.start() asks each task for its strategy."""
+        self._keeper = Keeper()
+        c.sqs_receiver = Receiver(self._keeper)
+        self._blocks_loop = isinstance(c.pool, solo.TaskPool)
+        if self._blocks_loop:
+            upstream.run_after_receiving(c)
+
+    def start(self, c: Any) -> None:
+        """Run before the first message is asked for: after Tasks, before the event loop."""
+        channel = c.task_consumer.channel
+        upstream.ask_for_attributes(channel, WANTED_ATTRIBUTES)
+        prefetch.install(
+            channel,
+            keeper=self._keeper,
+            processes=c.pool.num_processes,
+            # What is received while a task blocks the loop would be noticed, and renewed, too late.
+            only_when_idle=self._blocks_loop,
+        )
+        unreadable.install(c, c.sqs_receiver)
+        self._keeper.start()
+        atexit.register(self.shutdown, c)  # some ends of a worker skip its blueprint's shutdown
+        self._check_queues(c, channel)
+
+    def stop(self, c: Any) -> None:
+        """Run at every reconnect, and when a shutdown begins: nobody will start what waits.
+
+        Those messages are given back at once; the running ones keep their leases.
+        """
+        upstream.keep_event_loop(c)
+        for lease in self._keeper.held():
+            if not lease.handed_to_pool():
+                lease.release()
+
+    def terminate(self, c: Any) -> None:
+        self.stop(c)
+
+    def shutdown(self, c: Any) -> None:
+        """Run after the pool has stopped: whatever will be settled has been."""
+        atexit.unregister(self.shutdown)
+        self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
+
+    def _check_queues(self, c: Any, channel: Any) -> None:
+        wants_dlq = any(
+            isinstance(task, SQSBackoffTask) and task.backoff_options.on_give_up == DEAD_LETTER
+            for task in c.app.tasks.values()
+        )
+        for kombu_queue in c.task_consumer.queues:
+            url = channel._resolve_queue_url(kombu_queue.name)
+            name = channel.canonical_queue_name(kombu_queue.name)
+            queue = c.sqs_receiver.queue(url, channel.sqs(queue=name))
+            if wants_dlq and queue.dlq_url is None:
+                logger.warning(
+                    "Queue %s has no dead-letter queue: tasks that are given up will fail and"
+                    " their messages will be deleted (on_give_up='fail').",
+                    queue.name,
+                )

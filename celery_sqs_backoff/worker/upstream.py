@@ -1,0 +1,178 @@
+"""Bugs of Celery and kombu that stop a worker on SQS: one guard each, on the instances at hand.
+
+Each says which versions it is for; on others it changes nothing that works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty
+from typing import Any
+from weakref import WeakSet
+
+from botocore.exceptions import BotoCoreError, ClientError
+from celery.worker import state
+from kombu.asynchronous import get_event_loop, set_event_loop
+
+from ..queues import error_code
+
+__all__ = [
+    "ask_for_attributes",
+    "keep_event_loop",
+    "run_after_receiving",
+    "survive_failed_receives",
+]
+
+
+def keep_event_loop(consumer: Any) -> None:
+    """After a broker error: let the next channel find the event loop.
+
+    Celery 5.7.0 with kombu 5.7.0: the loop's error path calls ``hub.reset()``, which unsets the
+    current event loop (kombu#2404), so the new channel has none, and never polls. The worker
+    says "Connected" and receives nothing for ever.
+    """
+    if consumer.hub is not None and get_event_loop() is None:
+        set_event_loop(consumer.hub)
+
+
+def survive_failed_receives(channel: Any, on_result: Callable[[str | None], None]) -> None:
+    """Take a ReceiveMessage that fails for one that returns nothing.
+
+    All versions: a 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
+    loop and ends the worker; without an event loop so does any ``ClientError``. kombu 5.7.0: a 5xx
+    or a timeout does too (``AttributeError: 'list' object has no attribute 'get'``).
+
+    Arguments:
+        channel: kombu's channel.
+        on_result: told after each receive what went wrong, ``None`` for nothing.
+    """
+    if channel.hub is None:
+        _survive_blocking(channel, on_result)
+        return
+
+    def survive(connection: Any) -> None:
+        parse = connection._on_list_ready
+
+        def on_list_ready(parent: Any, markers: Any, operation: str, response: Any) -> Any:
+            if response.status == 200:
+                on_result(None)
+                return parse(parent, markers, operation, response)
+            on_result(f"HTTP {response.status} {_code(response)}".rstrip())
+            return {}
+
+        connection._on_list_ready = on_list_ready
+
+    _change_connections(channel, survive)
+
+
+def _survive_blocking(channel: Any, on_result: Callable[[str | None], None]) -> None:
+    get_bulk = channel._get_bulk
+
+    def surviving_get_bulk(*args: Any, **kwargs: Any) -> Any:
+        try:
+            answer = get_bulk(*args, **kwargs)
+        except Empty:
+            on_result(None)
+            raise
+        except (ClientError, BotoCoreError) as exc:
+            on_result(error_code(exc))
+            raise Empty from exc
+        on_result(None)
+        return answer
+
+    channel._get_bulk = surviving_get_bulk
+    channel._reset_cycle()  # it holds the method
+
+
+def ask_for_attributes(channel: Any, wanted: Mapping[str, Sequence[str]]) -> None:
+    """Ask for these attributes in every ReceiveMessage, beside those that kombu asks for.
+
+    kombu has ``fetch_message_attributes`` for it, but before 5.6 that is a list of another form,
+    cannot name message attributes, and is not heeded without an event loop.
+
+    Arguments:
+        channel: kombu's channel.
+        wanted: ReceiveMessage's parameters of that kind.
+    """
+
+    def merge(params: dict[str, Any]) -> dict[str, Any]:
+        params.pop("AttributeNames", None)  # the older name of MessageSystemAttributeNames
+        asked = {name: list(params.get(name) or ()) for name in wanted}
+        return params | {name: [*{*asked[name], *wanted[name]}] for name in wanted}
+
+    if channel.hub is None:
+        make_client = channel.sqs
+
+        def sqs(*args: Any, **kwargs: Any) -> Any:
+            client = make_client(*args, **kwargs)
+            if "receive_message" not in vars(client):
+                receive = client.receive_message
+                client.receive_message = lambda **params: receive(**merge(params))
+            return client
+
+        channel.sqs = sqs
+        return
+
+    def ask(connection: Any) -> None:
+        get_list = connection.get_list
+
+        def get_list_with_attributes(operation: str, params: Any, *args: Any, **kwargs: Any) -> Any:
+            if operation == "ReceiveMessage":
+                by_protocol = kwargs.get("protocol_params") or {}
+                kwargs["protocol_params"] = by_protocol | {"json": merge(by_protocol["json"])}
+            return get_list(operation, params, *args, **kwargs)
+
+        connection.get_list = get_list_with_attributes
+
+    _change_connections(channel, ask)
+
+
+def _change_connections(channel: Any, change: Callable[[Any], None]) -> None:
+    """Apply a change once to each asynchronous connection to SQS that the channel makes."""
+    make, changed = channel.asynsqs, WeakSet[Any]()
+
+    def asynsqs(queue: str | None = None) -> Any:
+        connection = make(queue)
+        if connection not in changed:
+            changed.add(connection)
+            change(connection)
+        return connection
+
+    channel.asynsqs = asynsqs
+
+
+def _code(response: Any) -> str:
+    """The error code in SQS's JSON answer, if it is one."""
+    try:
+        return str(json.loads(response.read())["__type"]).rpartition("#")[2]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+
+
+def run_after_receiving(consumer: Any) -> None:
+    """On the solo pool: run a task only when the whole batch it came in has been taken in.
+
+    All versions: there a task runs in the callback that receives its message, so the messages
+    behind it in the batch stay unknown, and unrenewed, until it ends.
+    """
+    handle, hub = consumer.on_task_request, consumer.hub
+    waiting: deque[Any] = deque()
+
+    def run_waiting() -> None:
+        while waiting and not _is_stopping():
+            handle(waiting.popleft())
+
+    def on_task_request(request: Any) -> None:
+        waiting.append(request)
+        if len(waiting) == 1:
+            hub.call_soon(run_waiting)
+
+    consumer.on_task_request = on_task_request
+
+
+def _is_stopping() -> bool:
+    """As Celery tells: an exit code, which may be 0, or True."""
+    codes = (state.should_stop, state.should_terminate)
+    return any(code is not None and code is not False for code in codes)

@@ -1,0 +1,420 @@
+"""The keeper, turned by hand: what it asks of SQS, in which order, and how it takes the answers."""
+
+import itertools
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord
+from celery_sqs_backoff.delivery import Delivery
+from celery_sqs_backoff.queues import Queue
+from celery_sqs_backoff.worker.keeper import Keeper
+from celery_sqs_backoff.worker.lease import Lease, State
+
+URL = "https://sqs.example/1/q"
+QUEUE = Queue(URL, visibility_timeout_seconds=30, dlq_arn="arn:aws:sqs:us-east-1:1:q-dlq")
+
+DELETE = "DeleteMessageBatch"
+HIDE = "ChangeMessageVisibilityBatch"
+
+
+class FakeSQS:
+    """Answers every call with success, or with what `fail` says of it; keeps what was asked."""
+
+    def __init__(self):
+        self.calls = []
+        self.fail = lambda action, handle: None
+        self.during_call = lambda action: None
+
+    def delete_message_batch(self, QueueUrl, Entries):  # noqa: N803
+        return self._batch(DELETE, Entries)
+
+    def change_message_visibility_batch(self, QueueUrl, Entries):  # noqa: N803
+        return self._batch(HIDE, Entries)
+
+    def send_message(self, **kwargs):
+        self.calls.append(("SendMessage", kwargs))
+        self._raise_for(self.fail("SendMessage", kwargs["MessageBody"]), "SendMessage")
+        return {"MessageId": "dead-1"}
+
+    def _batch(self, action, entries):
+        self.calls.append(
+            (action, [(e["ReceiptHandle"], e.get("VisibilityTimeout")) for e in entries])
+        )
+        self.during_call(action)
+        codes = {e["Id"]: self.fail(action, e["ReceiptHandle"]) for e in entries}
+        for code in codes.values():
+            self._raise_for(code, action)
+        failed = [{"Id": i, "Code": code, "SenderFault": True} for i, code in codes.items() if code]
+        return {"Successful": [], "Failed": failed}
+
+    @staticmethod
+    def _raise_for(code, action):
+        if isinstance(code, Exception):
+            raise code
+        if action == "SendMessage" and code:
+            raise ClientError({"Error": {"Code": code}}, action)
+
+    def asked(self, action):
+        return [entries for name, entries in self.calls if name == action]
+
+
+class Bench:
+    """A keeper with a clock of its own, and leases on a fake SQS."""
+
+    def __init__(self):
+        self.now = 1_000.0
+        self.sqs = FakeSQS()
+        self.keeper = Keeper(clock=lambda: self.now)
+        self.freed = []
+        self._ids = itertools.count()
+
+    def lease(self, queue=QUEUE, message_id=None):
+        n = next(self._ids)
+        message_id = message_id or f"m{n}"
+        lease = Lease(
+            client=self.sqs,
+            queue=queue,
+            message={"ReceiptHandle": f"h{n}"},
+            body=f"body {n}",
+            delivery=Delivery(message_id=message_id, queue_url=queue.url, received_at=0.0),
+            received_at=self.now,
+            keeper=self.keeper,
+            free=lambda: self.freed.append(f"h{n}"),
+        )
+        self.keeper.hold(lease)
+        return lease
+
+    def turn(self, seconds=0.0):
+        """Let time pass, and do all that is due."""
+        self.now += seconds
+        while job := self.keeper.next_job():
+            self.keeper.perform(job)
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+def a_record():
+    return DeadLetterRecord(
+        task="t",
+        id="1",
+        reason="not retryable",
+        outcome="UNKNOWN",
+        attempts=1,
+        first_received_at=None,
+        failed_at=0.0,
+        origin=URL,
+        worker="w",
+    )
+
+
+# Settling
+
+
+def test_ten_settlements_are_one_call(bench):
+    for lease in [bench.lease() for _ in range(10)]:
+        lease.done()
+    bench.turn()
+    assert [len(entries) for entries in bench.sqs.asked(DELETE)] == [10]
+
+
+def test_a_lonely_settlement_waits_a_moment_for_others(bench):
+    bench.lease().done()
+    bench.turn()
+    assert bench.sqs.calls == []
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h0", None)]]
+
+
+def test_twenty_five_settlements_are_three_calls_in_their_order(bench):
+    for lease in [bench.lease() for _ in range(25)]:
+        lease.done()
+    bench.turn()
+    bench.turn(0.2)
+    handles = [h for entries in bench.sqs.asked(DELETE) for h, _ in entries]
+    assert handles == [f"h{i}" for i in range(25)]
+    assert len(bench.sqs.asked(DELETE)) == 3
+
+
+def test_a_backoff_asks_for_the_whole_delay_although_it_waited_for_the_batch(bench):
+    bench.lease().defer(7)
+    bench.turn(0.1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 7)]]
+
+
+def test_a_backoff_that_was_held_up_asks_for_what_is_left_and_at_least_a_second(bench):
+    answers = iter(["InternalError", None])
+    bench.sqs.fail = lambda action, handle: next(answers)
+    bench.lease().defer(3)
+    bench.turn(0.1)
+    bench.turn(20)
+    assert bench.sqs.asked(HIDE) == [[("h0", 3)], [("h0", 1)]]
+
+
+def test_a_released_message_is_visible_at_once(bench):
+    bench.lease().release()
+    bench.turn(0.1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 0)]]
+
+
+def test_only_the_first_settlement_counts(bench):
+    lease = bench.lease()
+    assert lease.defer(5)
+    assert not lease.done()
+    assert not lease.release()
+    bench.turn(0.2)
+    assert bench.sqs.calls == [(HIDE, [("h0", 5)])]
+
+
+def test_settling_frees_the_place_in_the_prefetch_window_before_sqs_answers(bench):
+    bench.lease().done()
+    assert bench.freed == ["h0"]
+    assert bench.sqs.calls == []
+
+
+# Errors
+
+
+def test_only_the_entries_that_failed_are_sent_again(bench):
+    failing = {"h1"}
+    bench.sqs.fail = lambda action, handle: "InternalError" if handle in failing else None
+    for lease in [bench.lease() for _ in range(3)]:
+        lease.done()
+    bench.turn(0.1)
+    failing.clear()
+    bench.turn(20)
+    assert bench.sqs.asked(DELETE) == [[(f"h{i}", None) for i in range(3)], [("h1", None)]]
+
+
+def test_a_delete_is_tried_until_sqs_takes_it(bench):
+    bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+    bench.lease().done()
+    for _ in range(50):
+        bench.turn(20)
+    assert len(bench.sqs.calls) > 10
+    bench.sqs.fail = lambda action, handle: None
+    bench.turn(20)
+    assert bench.keeper.waiting == 0
+
+
+def test_the_tries_of_a_failing_call_are_spaced_out(bench):
+    bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+    bench.lease().done()
+    for _ in range(600):
+        bench.turn(0.1)
+    assert 5 < len(bench.sqs.calls) < 60  # a minute
+
+
+@pytest.mark.parametrize("code", ["ReceiptHandleIsInvalid", "InvalidParameterValue"])
+def test_a_void_handle_is_not_tried_again(bench, code):
+    bench.sqs.fail = lambda action, handle: code
+    bench.lease().done()
+    bench.turn(0.1)
+    bench.turn(100)
+    assert len(bench.sqs.calls) == 1
+
+
+def test_a_backoff_is_given_up_once_the_message_is_visible_anyway(bench):
+    """By then somebody else may hold it; a stale handle could hide it under their feet."""
+    bench.sqs.fail = lambda action, handle: "InternalError"
+    bench.lease().defer(600)
+    for _ in range(10):
+        bench.turn(10)
+    tries = len(bench.sqs.calls)
+    bench.turn(100)
+    assert len(bench.sqs.calls) == tries
+    assert bench.keeper.waiting == 0
+
+
+def test_a_denied_action_is_said_once_per_queue_and_kept_trying(bench, caplog):
+    bench.sqs.fail = lambda action, handle: "AccessDenied"
+    for lease in [bench.lease() for _ in range(25)]:
+        lease.done()
+    for _ in range(20):
+        bench.turn(60)
+    assert len([r for r in caplog.records if "AccessDenied" in r.getMessage()]) == 1
+    assert bench.keeper.waiting == 25
+
+
+def test_an_unforeseen_error_does_not_end_the_thread(bench, caplog):
+    bench.sqs.fail = lambda action, handle: RuntimeError("bug")
+    bench.lease().done()
+    bench.turn(0.1)
+    assert "sqs_backoff.keeper_failed" in caplog.text
+    bench.sqs.fail = lambda action, handle: None
+    bench.lease().done()
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE)[-1] == [("h1", None)]
+
+
+# Renewing
+
+
+def test_what_is_held_is_renewed_before_its_visibility_timeout_ends(bench):
+    bench.lease()
+    for _ in range(40):
+        bench.turn(1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 30)]] * 4  # every ten of thirty seconds
+
+
+def test_renewals_go_ten_to_a_call(bench):
+    for _ in range(23):
+        bench.lease()
+    bench.turn(10)
+    assert [len(e) for e in bench.sqs.asked(HIDE)] == [10, 10, 3]
+
+
+def test_a_settled_lease_is_never_renewed(bench):
+    lease = bench.lease()
+    lease.defer(600)
+    for _ in range(600):
+        bench.turn(0.5)
+    assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
+
+
+def test_a_backoff_during_a_renewal_is_sent_after_it(bench):
+    """The fence: were the renewal to arrive last, it would overwrite the delay."""
+    lease = bench.lease()
+    bench.sqs.during_call = lambda action: lease.defer(600)
+    bench.turn(10)
+    bench.turn(1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 30)], [("h0", 599)]]
+
+
+def test_a_renewal_that_fails_in_passing_is_tried_again_soon(bench):
+    answers = itertools.chain(["InternalError"], itertools.repeat(None))
+    bench.sqs.fail = lambda action, handle: next(answers)
+    lease = bench.lease()
+    bench.turn(10)
+    bench.turn(2)
+    assert len(bench.sqs.asked(HIDE)) == 2
+    assert lease.state is State.HELD
+
+
+def test_a_lease_whose_handle_is_void_is_lost_and_settles_nothing(bench, caplog):
+    """Its message may be somebody else's by now: no delete, no backoff."""
+    lease = bench.lease()
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid"
+    bench.turn(10)
+    assert lease.state is State.LOST
+    assert not lease.done()
+    bench.turn(60)
+    assert len(bench.sqs.calls) == 1
+    assert "sqs_backoff.lease_lost" in caplog.text
+
+
+def test_renewing_ends_with_the_twelve_hours_and_never_asks_for_more(bench):
+    lease = bench.lease()
+    start = bench.now
+    while lease.state is State.HELD and bench.now < start + 50_000:
+        before = len(bench.sqs.calls)
+        bench.turn(5)
+        for _, entries in bench.sqs.calls[before:]:
+            assert bench.now - start + entries[0][1] <= 43_200
+    assert lease.state is State.LOST
+    assert bench.now - start > 43_000
+
+
+def test_a_short_visibility_timeout_is_renewed_in_time_too(bench):
+    queue = Queue(URL, visibility_timeout_seconds=3)
+    bench.lease(queue)
+    bench.turn(1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 10)]]
+
+
+# Dead-lettering
+
+
+def test_a_dead_letter_is_sent_before_its_message_is_deleted(bench):
+    bench.lease().dead_letter(a_record())
+    bench.turn(0.1)
+    bench.turn(0.1)
+    assert [name for name, _ in bench.sqs.calls] == ["SendMessage", DELETE]
+    sent = bench.sqs.calls[0][1]
+    assert sent["QueueUrl"] == "https://sqs.example/1/q-dlq"
+    assert sent["MessageBody"] == "body 0"
+    assert ATTRIBUTE_NAME in sent["MessageAttributes"]
+
+
+def test_a_dead_letter_that_cannot_be_sent_leaves_the_message_hidden(bench, caplog):
+    bench.sqs.fail = lambda action, what: "AccessDenied" if action == "SendMessage" else None
+    bench.lease().dead_letter(a_record())
+    bench.turn(0.1)
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == []
+    assert bench.sqs.asked(HIDE) == [[("h0", 300)]]
+    assert "q-dlq" in caplog.text
+
+
+def test_when_it_comes_back_it_is_dead_lettered_again_instead_of_run(bench):
+    bench.sqs.fail = lambda action, what: "AccessDenied" if action == "SendMessage" else None
+    bench.lease(message_id="m").dead_letter(a_record())
+    bench.turn(0.1)
+    bench.turn(0.1)
+    bench.sqs.fail = lambda action, what: None
+    again = bench.lease(message_id="m")
+    assert bench.keeper.settle_again(again)
+    bench.turn(0.1)
+    bench.turn(0.1)
+    assert [name for name, _ in bench.sqs.calls] == ["SendMessage", HIDE, "SendMessage", DELETE]
+
+
+def test_a_throttled_dead_letter_is_sent_again(bench):
+    answers = itertools.chain(["RequestThrottled"], itertools.repeat(None))
+    bench.sqs.fail = lambda action, what: next(answers)
+    bench.lease().dead_letter(a_record())
+    bench.turn(0.1)
+    bench.turn(20)
+    bench.turn(1)
+    assert [name for name, _ in bench.sqs.calls] == ["SendMessage", "SendMessage", DELETE]
+
+
+def test_a_dead_letter_on_a_fifo_queue_keeps_its_group(bench):
+    queue = Queue(f"{URL}.fifo", dlq_arn="arn:aws:sqs:us-east-1:1:q-dlq.fifo")
+    lease = bench.lease(queue, message_id="m")
+    lease.group_id = "customer-7"
+    lease.dead_letter(a_record())
+    bench.turn(0.1)
+    sent = bench.sqs.calls[0][1]
+    assert (sent["MessageGroupId"], sent["MessageDeduplicationId"]) == ("customer-7", "m")
+
+
+# Coming back
+
+
+def test_a_message_that_is_done_is_deleted_when_it_comes_back(bench):
+    """SQS is at-least-once, and a delete may be lost: the task must not run again for that."""
+    bench.lease(message_id="m").done()
+    again = bench.lease(message_id="m")
+    assert bench.keeper.settle_again(again)
+    assert again.state is State.DONE
+
+
+def test_a_message_that_backed_off_runs_when_it_comes_back(bench):
+    bench.lease(message_id="m").defer(5)
+    assert not bench.keeper.settle_again(bench.lease(message_id="m"))
+
+
+# Stopping
+
+
+def test_stopping_gives_back_what_is_held_and_sends_what_waits(bench):
+    bench.keeper = keeper = Keeper(clock=lambda: bench.now)
+    done, held = bench.lease(), bench.lease()
+    done.done()
+    keeper.start()
+    keeper.stop(timeout_seconds=10)
+    assert held.state is State.RELEASED
+    assert sorted(bench.sqs.calls) == [(HIDE, [("h1", 0)]), (DELETE, [("h0", None)])]
+
+
+def test_stopping_says_what_it_could_not_send(bench, caplog):
+    bench.keeper = keeper = Keeper(clock=lambda: bench.now)
+    bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+    bench.lease().done()
+    keeper.start()
+    keeper.stop(timeout_seconds=0.3)
+    assert "1 settled message(s)" in caplog.text
