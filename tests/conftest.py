@@ -1,0 +1,144 @@
+"""Fixtures that all tests share: the servers they need, queues of their own, and no leftovers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from .support.fault_proxy import FaultProxy, fault_proxy
+from .support.processes import children, eventually
+from .support.record import Record
+from .support.servers import sqs_client, sqs_server
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+    from celery_sqs_backoff.testing import LocalQueue
+
+pytest_plugins = ["celery_sqs_backoff.testing", "pytester"]
+
+_SERVICES = {"redis": 6379, "rabbitmq": 5672}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A missing service skips on a laptop and fails in CI, where nobody reads skips."""
+    for marker, port in _SERVICES.items():
+        if item.get_closest_marker(marker) and not _listens(port):
+            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+            give_up(f"needs {marker} on 127.0.0.1:{port}")
+
+
+@cache
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run when a test has left a process behind; by now all fixtures are torn down."""
+    try:
+        eventually(lambda: not _left_over(), timeout=2)
+    except AssertionError:
+        report = session.config.get_terminal_writer()
+        report.line()
+        report.line(f"child processes left running: {_left_over()}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _left_over() -> dict[int, str]:
+    # multiprocessing's resource tracker lives as long as this process, by design
+    return {pid: cmd for pid, cmd in children().items() if "resource_tracker" not in cmd}
+
+
+@pytest.fixture(scope="session")
+def run_id() -> str:
+    """Sets the names of this run apart from those of any other on the same servers."""
+    return uuid4().hex[:8]
+
+
+@pytest.fixture
+def unique_name(run_id: str, request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """``unique_name("mail")`` is a name that is legal for SQS and never given twice."""
+
+    def name(stem: str = "q") -> str:
+        return f"{stem}-{run_id}-{uuid4().hex[:8]}"
+
+    return name
+
+
+@pytest.fixture(scope="session")
+def sqs_endpoint() -> Iterator[str]:
+    """A fast and concurrent SQS: ministack, or what ``SQS_ENDPOINT`` names."""
+    with sqs_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def sqs(sqs_endpoint: str) -> SQSClient:
+    """A boto3 client of ``sqs_endpoint``."""
+    return sqs_client(sqs_endpoint)
+
+
+@pytest.fixture
+def make_queue(
+    sqs: SQSClient, unique_name: Callable[[str], str]
+) -> Iterator[Callable[..., LocalQueue]]:
+    """Make queues on ``sqs_endpoint``, with a DLQ each, as ``create_local_queue`` does."""
+    from celery_sqs_backoff.testing import create_local_queue  # after pytest, which rewrites it
+
+    made: list[LocalQueue] = []
+
+    def make(**options: Any) -> LocalQueue:
+        made.append(create_local_queue(sqs, **{"name": unique_name("test"), **options}))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        for url in (queue.url, *([queue.dlq.url] if queue.dlq else [])):
+            sqs.delete_queue(QueueUrl=url)
+
+
+@pytest.fixture
+def queue(make_queue: Callable[..., LocalQueue]) -> LocalQueue:
+    """A standard queue with a DLQ on ``sqs_endpoint``."""
+    return make_queue()
+
+
+@pytest.fixture(scope="session")
+def _proxy(sqs_endpoint: str) -> Iterator[FaultProxy]:
+    with fault_proxy(sqs_endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """A fault proxy in front of ``sqs_endpoint``, without faults, latency or counts."""
+    _proxy.heal()
+    _proxy.set_latency(0)
+    _proxy.record()
+    _proxy.reset()
+    yield _proxy
+    _proxy.heal()
+
+
+@pytest.fixture
+def proxied_sqs(proxy: FaultProxy) -> SQSClient:
+    """A boto3 client that goes through ``proxy``, and does not try again by itself."""
+    return sqs_client(
+        proxy.endpoint, retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=5
+    )
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Where tasks in worker processes note what happened; pass ``record.env`` to the worker."""
+    return Record(tmp_path / "record")

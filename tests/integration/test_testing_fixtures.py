@@ -1,0 +1,260 @@
+"""The fixtures that users get do what their docstrings say, with a real worker on a local SQS."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery, current_app, shared_task
+from celery.contrib.testing.app import setup_default_app
+from kombu.transport.SQS import UndefinedQueueException
+
+from celery_sqs_backoff import testing
+from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+StartWorker = Callable[..., AbstractContextManager[Any]]
+
+
+def attributes(sqs: SQSClient, url: str) -> dict[str, str]:
+    answer = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+    return dict(answer["Attributes"])  # type: ignore[arg-type]
+
+
+def waiting(sqs: SQSClient, queue: LocalQueue) -> tuple[int, int]:
+    """How many messages are visible, and how many are hidden."""
+    found = attributes(sqs, queue.url)
+    return (
+        int(found["ApproximateNumberOfMessages"]),
+        int(found["ApproximateNumberOfMessagesNotVisible"]),
+    )
+
+
+def test_the_queue_has_a_dead_letter_queue_and_the_defaults_of_sqs(
+    sqs_client: SQSClient, sqs_queue: LocalQueue
+) -> None:
+    assert sqs_queue.dlq is not None
+    found = attributes(sqs_client, sqs_queue.url)
+    assert found["QueueArn"] == sqs_queue.arn
+    assert found["VisibilityTimeout"] == "30"
+    assert sqs_queue.dlq.arn in found["RedrivePolicy"]
+    assert re.search(r'"maxReceiveCount": "?10\b', found["RedrivePolicy"])
+
+
+def test_the_factory_makes_the_queue_that_is_asked_for(
+    sqs_client: SQSClient, sqs_queue_factory: LocalQueueFactory
+) -> None:
+    queue = sqs_queue_factory(
+        name="mail",
+        fifo=True,
+        visibility_timeout_seconds=7,
+        max_receive_count=3,
+        attributes={"DelaySeconds": "2"},
+    )
+    found = attributes(sqs_client, queue.url)
+    assert queue.name == "mail.fifo"
+    assert queue.dlq is not None
+    assert queue.dlq.name == "mail-dlq.fifo"
+    assert found["FifoQueue"] == "true"
+    assert found["VisibilityTimeout"] == "7"
+    assert found["DelaySeconds"] == "2"
+    assert re.search(r'"maxReceiveCount": "?3\b', found["RedrivePolicy"])
+
+
+def test_the_factory_makes_a_queue_without_a_dead_letter_queue(
+    sqs_client: SQSClient, sqs_queue_factory: LocalQueueFactory
+) -> None:
+    queue = sqs_queue_factory(dead_letter_queue=False)
+    assert queue.dlq is None
+    assert "RedrivePolicy" not in attributes(sqs_client, queue.url)
+
+
+@pytest.mark.parametrize(
+    ("options", "range_"),
+    [
+        pytest.param({"visibility_timeout_seconds": -1}, "0 to 43200", id="hidden-less-than-0"),
+        pytest.param({"visibility_timeout_seconds": 43_201}, "0 to 43200", id="hidden-over-12h"),
+        pytest.param({"max_receive_count": 0}, "1 to 1000", id="no-receive"),
+        pytest.param({"max_receive_count": 1001}, "1 to 1000", id="too-many-receives"),
+    ],
+)
+def test_the_factory_refuses_what_sqs_would(
+    sqs_queue_factory: LocalQueueFactory, options: dict[str, int], range_: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=.*{range_}"):
+        sqs_queue_factory(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_worker_runs_the_tasks_of_the_app(
+    sqs_client: SQSClient,
+    sqs_queue: LocalQueue,
+    sqs_celery_app: Celery,
+    sqs_worker: StartWorker,
+    pool: str,
+) -> None:
+    @sqs_celery_app.task(acks_late=True)
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    with sqs_worker(pool=pool):
+        results = [add.delay(n, 1) for n in range(5)]
+        assert [r.get(timeout=20, interval=0.02) for r in results] == [1, 2, 3, 4, 5]
+    assert waiting(sqs_client, sqs_queue) == (0, 0)
+
+
+def test_a_stopped_worker_takes_no_message_with_it(
+    sqs_client: SQSClient, sqs_queue: LocalQueue, sqs_celery_app: Celery, sqs_worker: StartWorker
+) -> None:
+    """A long poll of the stopped worker would receive the message, and hide it from everybody."""
+
+    @sqs_celery_app.task
+    def noop() -> None: ...
+
+    for _ in range(3):
+        with sqs_worker():
+            noop.delay().get(timeout=20, interval=0.02)
+        sqs_client.send_message(QueueUrl=sqs_queue.url, MessageBody="for nobody")
+        answer = sqs_client.receive_message(QueueUrl=sqs_queue.url, WaitTimeSeconds=2)
+        [message] = answer["Messages"]
+        sqs_client.delete_message(QueueUrl=sqs_queue.url, ReceiptHandle=message["ReceiptHandle"])
+
+
+def test_shared_tasks_go_to_the_local_sqs(sqs_celery_app: Celery, sqs_worker: StartWorker) -> None:
+    @shared_task(name="tests.shared_double")
+    def double(x: int) -> int:
+        return x * 2
+
+    with sqs_worker():
+        assert double.delay(21).get(timeout=20, interval=0.02) == 42
+
+
+def test_a_task_for_another_queue_does_not_create_that_queue(
+    sqs_client: SQSClient, sqs_celery_app: Celery
+) -> None:
+    @sqs_celery_app.task
+    def noop() -> None: ...
+
+    with pytest.raises(UndefinedQueueException):
+        noop.apply_async(queue="somewhere-else")
+    urls = sqs_client.list_queues().get("QueueUrls", [])
+    assert not [url for url in urls if url.endswith("somewhere-else")]
+
+
+def test_an_app_of_the_users_own_is_moved_and_moved_back(
+    monkeypatch: pytest.MonkeyPatch, sqs_server: str, sqs_queue_factory: LocalQueueFactory
+) -> None:
+    """Twice, as in two tests: connections, queues and results of the first must not be reused."""
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://production:6379/0")
+    monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://production:6379/1")
+    app = Celery("users_own", broker="redis://laptop", set_as_current=False)
+    app.conf.task_default_queue = "users-own"
+    app.conf.task_always_eager = True
+    before = current_app._get_current_object()
+
+    @app.task
+    def where_am_i() -> str:
+        return str(where_am_i.request.delivery_info["routing_key"])
+
+    for _ in range(2):
+        queue = sqs_queue_factory()
+        with on_local_sqs(app, sqs_server, queue):
+            assert app.conf.broker_url.startswith("sqs://testing:")
+            with running_worker(app):
+                assert where_am_i.delay().get(timeout=20, interval=0.02) == queue.name
+
+    assert app.conf.broker_url == os.environ["CELERY_BROKER_URL"]
+    assert app.conf.task_default_queue == "users-own"
+    assert app.conf.task_always_eager
+    assert app.amqp.queues.keys() == {"users-own"}
+    assert current_app._get_current_object() is before
+
+
+def test_the_moved_app_is_the_current_one_whichever_was_before(
+    sqs_server: str, sqs_queue: LocalQueue
+) -> None:
+    """``@shared_task`` asks for the current app; a project's own is that once it is imported."""
+    with setup_default_app(current_app._get_current_object()):
+        projects_own = Celery("projects_own")
+        with on_local_sqs(Celery("tests", set_as_current=False), sqs_server, sqs_queue) as app:
+            assert current_app._get_current_object() is app
+        assert current_app._get_current_object() is projects_own
+
+
+def test_credentials_come_from_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, sqs_server: str, sqs_celery_app: Celery
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAREAL")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "real")
+
+    client = testing.local_sqs_client(sqs_server)
+    with sqs_celery_app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for sqs in (
+            client,
+            channel.sqs(),
+            channel.sqs(queue=sqs_celery_app.conf.task_default_queue),
+        ):
+            found = sqs._request_signer._credentials.get_frozen_credentials()
+            assert (found.access_key, found.secret_key, found.token) == ("testing", "testing", None)
+
+
+def test_only_pools_that_share_this_process_are_accepted(sqs_worker: StartWorker) -> None:
+    with pytest.raises(ValueError, match="pool='prefork'"), sqs_worker(pool="prefork"):
+        pass
+
+
+def test_an_app_needs_a_queue(sqs_server: str) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        testing.local_sqs_settings(sqs_server)
+
+
+def test_logging_is_left_to_pytest(
+    sqs_celery_app: Celery, sqs_worker: StartWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    @sqs_celery_app.task
+    def fail() -> None:
+        raise RuntimeError("said in the log")
+
+    with sqs_worker():
+        fail.delay().get(timeout=20, interval=0.02, propagate=False)
+    assert "said in the log" in caplog.text
+    assert "POST / HTTP" not in caplog.text
+
+
+def test_a_missing_moto_is_said_with_what_to_install(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import sys
+        sys.modules["moto"] = sys.modules["moto.server"] = None
+        pytest_plugins = ["celery_sqs_backoff.testing"]
+        """
+    )
+    pytester.makepyfile("def test_it(sqs_server): ...")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*ImportError*pip install 'celery-sqs-backoff[[]testing]'*"])
+
+
+def test_the_example_in_the_docstring_passes(pytester: pytest.Pytester) -> None:
+    example = re.search(r"comes back::\n\n(.*?)\n\n``@shared", testing.__doc__ or "", re.DOTALL)
+    assert example is not None
+    pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
+    pytester.makepyfile(textwrap.dedent(example[1]))
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+
+def test_the_plugin_costs_no_import_of_moto(pytester: pytest.Pytester) -> None:
+    """A project's unit tests, which need no SQS, must not wait for it."""
+    pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
+    pytester.makepyfile("import sys\ndef test_it(): assert 'moto' not in sys.modules")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

@@ -1,0 +1,73 @@
+"""Child processes of tests: wait for what they do with a deadline, and leave none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["children", "eventually", "free_port", "stop"]
+
+T = TypeVar("T")
+
+
+def eventually(
+    condition: Callable[[], T],
+    *,
+    timeout: float = 10.0,
+    interval: float = 0.05,
+    message: str | Callable[[], str] = "",
+) -> T:
+    """Return the first true value of ``condition()``; fail when ``timeout`` seconds are over.
+
+    ``message`` may be a callable, so that it can show the state at the deadline.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() >= deadline:
+            said = message() if callable(message) else message
+            raise AssertionError(f"not within {timeout:g} s: {said or condition!r}")
+        time.sleep(interval)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def stop(
+    process: subprocess.Popen[bytes],
+    *,
+    sig: signal.Signals = signal.SIGTERM,
+    timeout: float = 5.0,
+) -> int:
+    """Ask a child to end, insist with SIGKILL after ``timeout`` seconds; return its exit code."""
+    if process.poll() is None:
+        process.send_signal(sig)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def children() -> dict[int, str]:
+    """Living children of this process, and their command lines. Empty where there is no /proc."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(status.parent.name)] = command.decode(errors="replace").strip()
+    return found

@@ -1,0 +1,46 @@
+"""What tasks in worker processes leave behind for the test: a file with a JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RECORD_FILE_VARIABLE", "Record", "note"]
+
+RECORD_FILE_VARIABLE = "TEST_RECORD_FILE"
+
+
+class Record:
+    """A file that several processes append to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a worker needs in its environment for :func:`note` to write here."""
+        return {RECORD_FILE_VARIABLE: str(self.path)}
+
+    def append(self, **entry: Any) -> None:
+        """Add an entry, with ``at`` (one monotonic clock for the whole machine) and ``pid``."""
+        line = json.dumps({"at": time.monotonic(), "pid": os.getpid(), **entry}) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(descriptor, line.encode())  # one write: lines of two processes do not mix
+        finally:
+            os.close(descriptor)
+
+    def entries(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Entries so far, oldest first; only those with these values, if any are given."""
+        if not self.path.exists():
+            return []
+        entries = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [e for e in entries if wanted.items() <= e.items()]
+
+
+def note(**entry: Any) -> None:
+    """In a task: append to the record of the test that has started this worker."""
+    Record(Path(os.environ[RECORD_FILE_VARIABLE])).append(**entry)
