@@ -1,0 +1,53 @@
+"""For how long do SQS calls keep the worker's event loop from its other work?
+
+While the loop is blocked nothing is received, no finished process gets its next task, and no time
+limit fires. Each SQS call takes 300 ms here, as on a bad day; a probe in the worker measures how
+late the loop runs it.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tests.support import loop_probe
+
+from .measure import Setup, bench
+
+__all__ = ["main"]
+
+LATENCY_MS = 300
+
+SCENARIOS = {
+    "stock": "stock, acks_late",
+    "ours": "SQSBackoffTask",
+    "ours-retry": "SQSBackoffTask, one retry",
+}
+
+
+@click.command(help=__doc__)
+@click.option("--tasks", default=30, show_default=True, type=click.IntRange(10))
+def main(*, tasks: int) -> None:
+    """Measure and print."""
+    click.echo(
+        f"{LATENCY_MS} ms added to each SQS call; a blockage is"
+        f" {loop_probe.THRESHOLD_SECONDS * 1000:.0f} ms or more"
+    )
+    with bench(latency_ms=LATENCY_MS) as server:
+        for scenario, title in SCENARIOS.items():
+            run = server.run(
+                Setup(
+                    scenario=scenario,
+                    tasks=tasks,
+                    failures=int(scenario == "ours-retry"),
+                    watch_loop=True,
+                )
+            )
+            longest = f"{max(run.blockages) * 1000:.0f} ms" if run.blockages else "none"
+            click.echo(
+                f"{title:<26} longest blockage: {longest:>6},"
+                f" {sum(run.blockages):4.1f} s in {run.settled_seconds:4.1f} s"
+            )
+
+
+if __name__ == "__main__":
+    main()

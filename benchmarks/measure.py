@@ -1,0 +1,166 @@
+"""One measurement: a real worker empties a full queue, and each of its calls to SQS is counted."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery_sqs_backoff.testing import create_local_queue
+from tests.support import loop_probe
+from tests.support.fault_proxy import Count, FaultProxy, fault_proxy
+from tests.support.processes import eventually
+from tests.support.servers import ministack, sqs_client
+from tests.support.workers import worker
+
+from .load import fill
+from .tasks import RECORD_BYTES, TASK_NAME
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+    from celery_sqs_backoff.testing import LocalQueue
+
+__all__ = ["Bench", "Run", "Setup", "bench"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is measured. ``failures``: of each task, before it succeeds."""
+
+    scenario: str
+    tasks: int
+    failures: int = 0
+    prefetch_multiplier: int = 4
+    polling_interval_seconds: float = 0
+    processes: int = 2
+    watch_loop: bool = False
+
+    @property
+    def executions(self) -> int:
+        return self.tasks * (self.failures + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What came out. Times are seconds from the first execution on.
+
+    ``seconds``: to the last execution. ``settled_seconds``: to when the queue was seen empty, which
+    is looked for every 50 ms; a worker that deletes behind the executions must not run away.
+    """
+
+    executions: int
+    seconds: float
+    settled_seconds: float
+    calls: Mapping[str, Count]
+    blockages: list[float]
+
+    @property
+    def rate(self) -> float:
+        """Executions per second."""
+        return (self.executions - 1) / self.seconds
+
+    @property
+    def settled_rate(self) -> float:
+        """Executions per second, their deletion or delay known to SQS."""
+        return self.executions / self.settled_seconds
+
+    def calls_per_execution(self, *actions: str) -> float:
+        """Of these actions, whether single or batch; of all actions if none is named."""
+        wanted = [
+            count.calls
+            for action, count in self.calls.items()
+            if not actions or action.removesuffix("Batch") in actions
+        ]
+        return sum(wanted) / self.executions
+
+
+class Bench:
+    """A server with a counting proxy in front of it. Workers talk to the proxy, we do not."""
+
+    def __init__(self, client: SQSClient, proxy: FaultProxy, directory: Path) -> None:
+        self._client = client
+        self._proxy = proxy
+        self._directory = directory
+        self._number = count(1)
+
+    def run(self, setup: Setup, *, timeout: float = 120) -> Run:
+        """Fill a new queue, let a new worker empty it.
+
+        Raises:
+            AssertionError: the queue was not empty in time, or a task ran too often or too seldom.
+        """
+        directory = self._directory / str(next(self._number))
+        records = directory / "records"
+        records.mkdir(parents=True)
+        queue = create_local_queue(self._client, visibility_timeout_seconds=300)
+        fill(self._client, queue.url, TASK_NAME, setup.tasks)
+        self._proxy.reset()
+        lag_file = directory / "lag"
+        probe = loop_probe.options(lag_file) if setup.watch_loop else {"env": {}, "include": ()}
+        with worker(
+            "benchmarks.app",
+            concurrency=setup.processes,
+            loglevel="WARNING",
+            env={
+                "BENCH_SCENARIO": setup.scenario,
+                "BENCH_FAILURES": str(setup.failures),
+                "BENCH_ENDPOINT": self._proxy.endpoint,
+                "BENCH_QUEUE_URL": queue.url,
+                "BENCH_RECORDS": str(records),
+                "BENCH_PREFETCH_MULTIPLIER": str(setup.prefetch_multiplier),
+                "BENCH_TRANSPORT_OPTIONS": json.dumps(
+                    {"polling_interval": setup.polling_interval_seconds}
+                ),
+                **probe["env"],
+            },
+            include=probe["include"],
+        ) as running:
+            eventually(
+                lambda: _executions(records) >= setup.executions and self._is_empty(queue),
+                timeout=timeout,
+                message=lambda: (
+                    f"{setup}: {_executions(records)} executions, and the queue is not empty\n"
+                    f"{running.log()}"
+                ),
+            )
+            settled_at = time.monotonic()
+            calls = self._proxy.counts()
+            running.kill()  # it is idle; a warm shutdown would wait for its last long poll
+        times = sorted(float(t) for file in records.iterdir() for t in file.read_text().split())
+        assert len(times) == setup.executions, f"{setup}: {len(times)} executions"
+        return Run(
+            executions=len(times),
+            seconds=times[-1] - times[0],
+            settled_seconds=settled_at - times[0],
+            calls=calls,
+            blockages=loop_probe.blockages(lag_file) if setup.watch_loop else [],
+        )
+
+    def _is_empty(self, queue: LocalQueue) -> bool:
+        found = self._client.get_queue_attributes(QueueUrl=queue.url, AttributeNames=["All"])
+        return all(
+            found["Attributes"][f"ApproximateNumberOfMessages{kind}"] == "0"
+            for kind in ("", "NotVisible", "Delayed")
+        )
+
+
+def _executions(records: Path) -> int:
+    return sum(file.stat().st_size for file in records.iterdir()) // RECORD_BYTES
+
+
+@contextmanager
+def bench(*, latency_ms: float) -> Iterator[Bench]:
+    """Start ministack, and a proxy that adds ``latency_ms`` to each call."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as directory,
+        ministack() as endpoint,
+        fault_proxy(endpoint, latency_ms=latency_ms) as proxy,
+    ):
+        yield Bench(sqs_client(endpoint), proxy, Path(directory))

@@ -1,0 +1,121 @@
+"""How much CPU does our base class cost a task that succeeds, in the process that runs it?
+
+Celery's own tracer runs the same empty task with a request as the worker hands it over, as a plain
+task and as an ``SQSBackoffTask``, in turns. The difference is ours; receiving, pickling and
+deleting are not in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import click
+from celery import Celery, Task
+from celery.app.trace import build_tracer
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.delivery import Delivery
+from celery_sqs_backoff.handover import DELIVERY_KEY
+
+__all__ = ["main", "measure"]
+
+QUEUE_URL = "https://sqs.us-east-1.amazonaws.com/123456789012/mail"
+
+
+def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
+    """A request as it reaches the pool process: Celery's headers and what kombu and we add."""
+    message = app.amqp.as_task_v2(task_id, task.name, (7, "welcome"), {}, ignore_result=True)
+    now = time.time()
+    delivery = Delivery(
+        message_id=str(uuid4()),
+        queue_url=QUEUE_URL,
+        received_at=now,
+        receive_count=1,
+        first_received_at=now,
+        sent_at=now,
+        max_receive_count=10,
+        retention_seconds=345_600,
+    )
+    facts: dict[str, Any] = {
+        "exchange": "",
+        "routing_key": "mail",
+        "sqs_queue": QUEUE_URL,
+        "sqs_message": {"MessageId": delivery.message_id, "ReceiptHandle": "h" * 180},
+        DELIVERY_KEY: delivery,
+    }
+    # The body is decoded by now; a JSON round trip makes the headers what SQS would return.
+    headers = json.loads(json.dumps(message.headers, default=str))
+    return {
+        **headers,
+        **message.properties,
+        "properties": {**message.properties, "delivery_info": facts},
+        "delivery_info": {"exchange": "", "routing_key": "mail", "redelivered": False},
+        "hostname": "celery@worker",
+        "args": [7, "welcome"],
+        "kwargs": {},
+    }
+
+
+def _tracer(app: Celery, base: type[Task]) -> Callable[[int], float]:
+    """A function that runs the task so many times and returns seconds of CPU per run."""
+
+    @app.task(base=base, bind=True, name=f"overhead.{base.__name__}", acks_late=True)
+    def send_email(self: Task, customer_id: int, template: str) -> None: ...
+
+    trace = build_tracer(send_email.name, send_email, app=app)
+    task_id = str(uuid4())
+    request = _request(app, send_email, task_id)
+    assert trace(task_id, [7, "welcome"], {}, dict(request)).info is None, "the task must succeed"
+
+    def run(times: int) -> float:
+        started = time.process_time()
+        for _ in range(times):
+            trace(task_id, [7, "welcome"], {}, dict(request))
+        return (time.process_time() - started) / times
+
+    return run
+
+
+def measure(*, repetitions: int = 15, runs: int = 3000) -> tuple[list[float], list[float]]:
+    """Seconds per run of the plain task and of ours, one pair per repetition."""
+    app = Celery("overhead", set_as_current=False)
+    app.conf.update(broker_url="memory://", task_ignore_result=True)
+    plain, ours = _tracer(app, Task), _tracer(app, SQSBackoffTask)
+    app.finalize()
+    plain(runs), ours(runs)  # warm up
+    pairs = []
+    gc.disable()
+    try:
+        for i in range(repetitions):
+            first, second = (plain, ours) if i % 2 else (ours, plain)
+            a, b = first(runs), second(runs)
+            pairs.append((a, b) if i % 2 else (b, a))
+            gc.collect()
+    finally:
+        gc.enable()
+    return [p for p, _ in pairs], [o for _, o in pairs]
+
+
+@click.command(help=__doc__)
+@click.option("--repetitions", default=15, show_default=True, type=click.IntRange(1))
+@click.option("--runs", default=3000, show_default=True, type=click.IntRange(1), help="In each.")
+def main(*, repetitions: int, runs: int) -> None:
+    """Measure and print."""
+    plain, ours = measure(repetitions=repetitions, runs=runs)
+    ratios = [b / a for a, b in zip(plain, ours, strict=True)]
+    for name, seconds in (("plain Celery task", plain), ("SQSBackoffTask", ours)):
+        click.echo(f"{name:<18} {median(seconds) * 1e6:6.1f} µs per run")
+    click.echo(
+        f"{'ratio':<18} {median(ratios):6.2f}    ({min(ratios):.2f}..{max(ratios):.2f},"
+        f" {repetitions} repetitions)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The task that is measured, once per mechanism: a no-op that notes when it ran, and may fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+
+__all__ = ["RECORD_BYTES", "SCENARIOS", "TASK_NAME"]
+
+TASK_NAME = "benchmarks.noop"
+
+#: Seconds that every retry waits, in every scenario. SQS has no shorter delay.
+RETRY_DELAY_SECONDS = 1
+
+#: How many executions of each task fail, in the scenarios that retry.
+FAILURES = int(os.environ.get("BENCH_FAILURES", "0"))
+
+_RECORD = b"%020.6f\n"
+RECORD_BYTES = 21
+
+
+class Failing(Exception):
+    """What a task raises in its first executions."""
+
+
+@cache
+def _record_file(pid: int) -> int:
+    path = Path(os.environ["BENCH_RECORDS"], str(pid))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def _ran() -> None:
+    # CLOCK_MONOTONIC is one clock for all processes of the machine.
+    os.write(_record_file(os.getpid()), _RECORD % time.monotonic())
+
+
+def _succeed(self: Any) -> None:
+    _ran()
+
+
+def _fail_first(self: Any) -> None:
+    """For mechanisms that count their retries in ``request.retries``."""
+    _ran()
+    if self.request.retries < FAILURES:
+        raise Failing
+
+
+def _fail_first_receives(self: Any) -> None:
+    """For kombu's policy, which leaves ``request.retries`` at 0."""
+    _ran()
+    message = self.request.properties["delivery_info"]["sqs_message"]
+    if int(message["Attributes"]["ApproximateReceiveCount"]) <= FAILURES:
+        raise Failing
+
+
+def _stock(app: Celery) -> None:
+    app.task(_succeed, name=TASK_NAME, bind=True, acks_late=True)
+
+
+def _stock_autoretry(app: Celery) -> None:
+    app.task(
+        _fail_first,
+        name=TASK_NAME,
+        bind=True,
+        acks_late=True,
+        autoretry_for=(Failing,),
+        max_retries=FAILURES,
+        retry_backoff=RETRY_DELAY_SECONDS,
+        retry_backoff_max=RETRY_DELAY_SECONDS,
+        retry_jitter=False,
+    )
+
+
+def _kombu_backoff(app: Celery) -> None:
+    queue = app.conf.broker_transport_options["predefined_queues"][app.conf.task_default_queue]
+    queue["backoff_tasks"] = [TASK_NAME]
+    queue["backoff_policy"] = dict.fromkeys(range(1, FAILURES + 1), RETRY_DELAY_SECONDS)
+    app.task(
+        _fail_first_receives,
+        name=TASK_NAME,
+        bind=True,
+        acks_late=True,
+        acks_on_failure_or_timeout=False,
+    )
+
+
+def _ours(app: Celery) -> None:
+    app.task(_succeed, name=TASK_NAME, bind=True, base=SQSBackoffTask)
+
+
+def _ours_retry(app: Celery) -> None:
+    app.task(
+        _fail_first,
+        name=TASK_NAME,
+        bind=True,
+        base=SQSBackoffTask,
+        retry_on=(Failing,),
+        backoff=Schedule([RETRY_DELAY_SECONDS]),
+    )
+
+
+#: Each puts the task on an app.
+SCENARIOS: dict[str, Callable[[Celery], None]] = {
+    "stock": _stock,
+    "stock-autoretry": _stock_autoretry,
+    "kombu-backoff": _kombu_backoff,
+    "ours": _ours,
+    "ours-retry": _ours_retry,
+}

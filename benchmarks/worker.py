@@ -1,0 +1,231 @@
+"""Is our worker as fast as stock Celery's on SQS, and what does each execution cost in calls?
+
+All mechanisms are measured in one run and in turns, so that whatever else the machine does falls
+on all of them. Rates are medians over the rounds, with the range in brackets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .measure import Bench, Run, Setup, bench
+
+__all__ = ["main"]
+
+LATENCY_MS = 10
+PREFETCH_MULTIPLIERS = (4, 32)
+FAILURES = 2
+OUTPUT = Path("demo-output", "bench-worker.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the table. ``share``: of ``--tasks``, so that all lines take about as long."""
+
+    title: str
+    scenario: str
+    share: float
+    failures: int = 0
+    against: str = "stock"
+    #: kombu's default is 1: a pause whenever the prefetch window is full. 0 is stock at its best.
+    polling_interval_seconds: float = 0
+    multipliers: Sequence[int] = PREFETCH_MULTIPLIERS
+
+
+ROWS = (
+    Row(
+        title="stock, polling_interval=1 (default)",
+        scenario="stock",
+        share=0.15,
+        polling_interval_seconds=1,
+        multipliers=(4,),
+    ),
+    Row(title="stock, acks_late", scenario="stock", share=1),
+    Row(title="SQSBackoffTask", scenario="ours", share=8),
+    Row(
+        title=f"stock, autoretry_for, {FAILURES} retries",
+        scenario="stock-autoretry",
+        share=0.4,
+        failures=FAILURES,
+        against="stock-autoretry",
+    ),
+    Row(
+        title=f"kombu backoff_policy, {FAILURES} retries",
+        scenario="kombu-backoff",
+        share=0.4,
+        failures=FAILURES,
+        against="stock-autoretry",
+    ),
+    Row(
+        title=f"SQSBackoffTask, {FAILURES} retries",
+        scenario="ours-retry",
+        share=4,
+        failures=FAILURES,
+        against="stock-autoretry",
+    ),
+)
+
+CALLS = {
+    "receive": ("ReceiveMessage",),
+    "delete": ("DeleteMessage",),
+    "change": ("ChangeMessageVisibility",),
+    "send": ("SendMessage",),
+    "all": (),
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and its range."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(min(values), median(values), max(values))
+
+    def show(self, form: str = ".0f") -> str:
+        low, middle, high = (format(x, form) for x in (self.low, self.middle, self.high))
+        return middle if self.low == self.high else f"{middle} ({low}..{high})"
+
+
+def _measure(
+    bench: Bench, *, rounds: int, tasks: int, multiplier: int, console: Console
+) -> dict[Row, list[Run]]:
+    rows = [row for row in ROWS if multiplier in row.multipliers]
+    runs: dict[Row, list[Run]] = {row: [] for row in rows}
+    for number in range(rounds):
+        for row in rows:
+            console.print(
+                f"prefetch multiplier {multiplier}, round {number + 1}: {row.title}", style="dim"
+            )
+            setup = Setup(
+                scenario=row.scenario,
+                tasks=max(10, round(tasks * row.share)),
+                failures=row.failures,
+                prefetch_multiplier=multiplier,
+                polling_interval_seconds=row.polling_interval_seconds,
+            )
+            runs[row].append(bench.run(setup))
+    return runs
+
+
+def _ratios(runs: dict[Row, list[Run]], row: Row) -> Spread:
+    """Rates against the stock of the same round."""
+    [stock] = [r for r in runs if r.scenario == row.against and not r.polling_interval_seconds]
+    return Spread.of([a.rate / b.rate for a, b in zip(runs[row], runs[stock], strict=True)])
+
+
+def _table(multiplier: int, runs: dict[Row, list[Run]]) -> Table:
+    default = ", Celery's default" if multiplier == 4 else ""
+    table = Table(title=f"worker_prefetch_multiplier={multiplier}{default}", title_justify="left")
+    table.add_column("")
+    for heading in ("executions/s", "x stock", "settled/s", *CALLS):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row, done in runs.items():
+        ratio = "1" if row.scenario == row.against and not row.polling_interval_seconds else None
+        calls = [median([r.calls_per_execution(*names) for r in done]) for names in CALLS.values()]
+        table.add_row(
+            row.title,
+            Spread.of([run.rate for run in done]).show(),
+            ratio or _ratios(runs, row).show(".2f"),
+            f"{median([run.settled_rate for run in done]):.0f}",
+            *(f"{c:.2f}" if c >= 0.005 else "-" for c in calls),
+            end_section=row.scenario == "ours",
+        )
+    return table
+
+
+def _report(measured: dict[int, dict[Row, list[Run]]]) -> dict[str, Any]:
+    """What goes into the JSON file: everything that was measured, round by round."""
+    return {
+        "latency_ms": LATENCY_MS,
+        "pool": "prefork, 2 processes",
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("celery", "kombu", "boto3", "ministack")},
+        "rows": [
+            {
+                "title": row.title,
+                "scenario": row.scenario,
+                "prefetch_multiplier": multiplier,
+                "polling_interval_seconds": row.polling_interval_seconds,
+                "failures_per_task": row.failures,
+                "executions_per_second": asdict(Spread.of([run.rate for run in done])),
+                "times_stock": asdict(_ratios(runs, row)),
+                "calls_per_execution": {
+                    name: median([run.calls_per_execution(*actions) for run in done])
+                    for name, actions in CALLS.items()
+                },
+                "rounds": [
+                    {
+                        "executions": run.executions,
+                        "seconds": run.seconds,
+                        "settled_seconds": run.settled_seconds,
+                        "calls": {action: asdict(c) for action, c in run.calls.items()},
+                    }
+                    for run in done
+                ],
+            }
+            for multiplier, runs in measured.items()
+            for row, done in runs.items()
+        ],
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--tasks",
+    default=200,
+    show_default=True,
+    type=click.IntRange(10),
+    help="Tasks for stock Celery; what is faster gets more, to run about as long.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="One round with a quarter of the tasks: a smoke test.",
+)
+def main(*, rounds: int, tasks: int, quick: bool) -> None:
+    """Measure, print the tables, write the JSON."""
+    if quick:
+        rounds, tasks = 1, max(10, tasks // 4)
+    console, progress = Console(), Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 130
+    measured = {}
+    with bench(latency_ms=LATENCY_MS) as server:
+        for multiplier in PREFETCH_MULTIPLIERS:
+            measured[multiplier] = _measure(
+                server, rounds=rounds, tasks=tasks, multiplier=multiplier, console=progress
+            )
+    console.print(
+        f"No-op tasks, 2 prefork processes, {LATENCY_MS} ms added to each SQS call,"
+        f" median of {rounds} round(s) and range. SQS calls are per execution."
+        " polling_interval=0 where not said otherwise; retries come after 1 s."
+    )
+    for multiplier, runs in measured.items():
+        console.print(_table(multiplier, runs))
+    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.write_text(json.dumps(_report(measured), indent=2) + "\n")
+    console.print(f"All figures: {OUTPUT}")
+
+
+if __name__ == "__main__":
+    main()
