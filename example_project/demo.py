@@ -1,0 +1,135 @@
+"""``make demo``: 300 mails, a mail provider that is down, and what becomes of them.
+
+Two workers send the same mails at the same time, one backing off with full jitter, one without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from signal import SIGKILL
+
+from rich.console import Console
+from rich.live import Live
+
+from .display import LiveView, result_table
+from .processes import DemoError, Programs, end_on_signals
+from .scene import Plan, Result, Scene
+from .services import SQS, MailProvider
+
+POLICIES = ("full-jitter", "no-jitter")
+
+#: The demo ends itself after this long, whatever happens.
+DEADLINE_SECONDS = 110
+
+EXIT_FAILED = 1  # a mail was lost, sent twice or given up; or the demo could not go on
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    console = Console()
+    plan = Plan(mails=options.mails, outage_seconds=5 if options.quick else 20)
+    options.output.mkdir(parents=True, exist_ok=True)
+    end_on_signals(deadline_seconds=DEADLINE_SECONDS)
+    picture = options.output / "calls.png"
+    try:
+        results = run(plan, console, logs=options.output)
+        _report(results, plan, picture, console)
+    except KeyboardInterrupt:
+        console.print("Interrupted; everything that was started has been stopped.")
+        return EXIT_INTERRUPTED
+    except DemoError as exc:
+        console.print(f"The demo failed: {exc}", style="red", markup=False)
+        return EXIT_FAILED
+    if options.json is not None:
+        summary = {"picture": str(picture), "runs": [result.summary() for result in results]}
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return 0 if all(result.is_clean for result in results) else EXIT_FAILED
+
+
+def run(plan: Plan, console: Console, *, logs: Path) -> list[Result]:
+    """Play the story once per policy, side by side, and return what came out."""
+    console.print(
+        f"{plan.mails} mails are queued on SQS while the mail provider is down. Two Celery workers"
+        " try to send them: one backs off with full jitter, one without. After"
+        f" {plan.outage_seconds:g} s the provider is back, but takes only"
+        f" {plan.calls_per_second} calls per second.\n"
+    )
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        Programs(logs, stop_with=SIGKILL) as services,  # they keep nothing
+        Programs(logs) as workers,  # stopped first: they tell SQS what became of their messages
+    ):
+        with console.status("Starting a local SQS, two mail providers and two workers"):
+            scenes = _set_up(services, workers, plan, Path(temporary))
+        view = LiveView(console, plan, POLICIES)
+        with Live(console=console, auto_refresh=False) as live:
+            while not all(scene.is_over for scene in scenes):
+                snapshots = {scene.policy: scene.look() for scene in scenes}
+                live.update(view.table(snapshots), refresh=True)
+                services.check()
+                workers.check()
+                time.sleep(0.5)
+        console.print()
+        return [scene.result() for scene in scenes]
+
+
+def _set_up(services: Programs, workers: Programs, plan: Plan, directory: Path) -> list[Scene]:
+    database = directory / "db.sqlite3"
+    migrate = services.start(
+        "migrate", "example_project.manage", "migrate", env={"DATABASE": str(database)}
+    )
+    sqs = SQS(services, directory)
+    scenes = [
+        Scene(policy, plan, sqs, MailProvider(services, f"provider-{policy}"), database)
+        for policy in POLICIES
+    ]
+    services.finish(migrate)
+    for sender in [scene.queue_mails(services) for scene in scenes]:
+        services.finish(sender)
+    for scene in scenes:
+        scene.start_worker(workers)
+    return scenes
+
+
+def _report(results: list[Result], plan: Plan, picture: Path, console: Console) -> None:
+    from .picture import draw  # matplotlib takes a second to import; the mails come first
+
+    draw(results, plan, picture)
+    console.print(result_table(results))
+    jitter, no_jitter = results
+    console.print(
+        "No mail was lost, sent twice or given up by either worker."
+        if jitter.is_clean and no_jitter.is_clean
+        else f"That is not as it should be; the programs' logs are in {picture.parent}."
+    )
+    console.print(
+        "Once the provider was back, its busiest second had"
+        f" {no_jitter.peak_calls_per_second} calls without jitter and"
+        f" {jitter.peak_calls_per_second} with full jitter.\n"
+    )
+    console.print(f"Calls over time:  {picture}")
+    console.print("Try it by hand:   example_project/README.md")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
+    parser.add_argument("--mails", type=int, default=300, help="how many; default 300")
+    parser.add_argument("--quick", action="store_true", help="an outage of 5 s instead of 20")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("demo-output"),
+        help="directory for the picture and the programs' logs; default demo-output",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

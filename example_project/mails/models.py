@@ -1,0 +1,8 @@
+"""What is to be sent."""
+
+from django.db import models
+
+
+class Mail(models.Model):
+    recipient = models.EmailField()
+    subject = models.CharField(max_length=200)

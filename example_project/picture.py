@@ -1,0 +1,60 @@
+"""Draw how the provider was called over time, one panel per run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display needed
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from .scene import Plan, Result
+
+#: Status answered: what it means, and its colour (told apart by colour-blind readers too).
+STATUSES = {
+    503: ("503, provider down", "#999999"),
+    429: ("429, too many calls", "#d55e00"),
+    200: ("200, mail sent", "#0072b2"),
+}
+TITLES = {"full-jitter": "With full jitter", "no-jitter": "Without jitter"}
+
+
+def draw(results: Sequence[Result], plan: Plan, path: Path) -> None:
+    """Save a PNG with the calls per second of each run, the outage shaded."""
+    figure, panels = plt.subplots(
+        len(results), sharex=True, sharey=True, figsize=(10, 6.5), layout="constrained"
+    )
+    for panel, result in zip(panels, results, strict=True):
+        _draw_run(panel, result, plan)
+    panels[0].set_xlim(0, max(when for result in results for when, _ in result.calls) + 1)
+    panels[0].legend(loc="upper right", framealpha=1)
+    panels[-1].set_xlabel("seconds since the first call")
+    figure.suptitle(f"{plan.mails} mails and a provider that is down", fontsize=14)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _draw_run(panel: Axes, result: Result, plan: Plan) -> None:
+    panel.axvspan(0, result.recovered_at, color="#f0e442", alpha=0.25, lw=0, label="outage")
+    panel.axhline(plan.calls_per_second, color="black", lw=1, ls="--", label="provider's limit")
+    last = max(when for when, _ in result.calls)
+    panel.hist(
+        [[when for when, status in result.calls if status == each] for each in STATUSES],
+        bins=range(int(last) + 2),
+        stacked=True,
+        rwidth=0.9,
+        color=[colour for _, colour in STATUSES.values()],
+        label=[meaning for meaning, _ in STATUSES.values()],
+    )
+    panel.set_title(
+        f"{TITLES[result.policy]}: {result.peak_calls_per_second} calls in the busiest second"
+        f" after the recovery, {result.throttled} turned away",
+        loc="left",
+        fontsize=11,
+    )
+    panel.set_ylabel("calls per second")
+    panel.spines[["top", "right"]].set_visible(False)

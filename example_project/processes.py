@@ -1,0 +1,166 @@
+"""Start the programs that the demo needs, and leave none of them behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: How long a program may take to end before it is killed.
+STOP_TIMEOUT_SECONDS = 8.0
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A child process, and the file that its output goes to."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def first_line(self) -> str:
+        """The first line of its output, or an empty string until it is complete."""
+        line, newline, _ = self.output().partition("\n")
+        return line if newline else ""
+
+    def failure(self) -> DemoError:
+        tail = "\n".join(self.output().splitlines()[-15:])
+        return DemoError(f"{self.name} ended with exit code {self.process.returncode}:\n{tail}")
+
+
+class Programs:
+    """Child processes. Leaving the ``with`` block ends them all, however it is left."""
+
+    def __init__(self, logs: Path, *, stop_with: signal.Signals = signal.SIGTERM) -> None:
+        self._logs = logs
+        self._stop_with = stop_with
+        self._running: list[Program] = []
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Program:
+        """Run ``python -m <arguments>``; its output goes to ``<name>.log``."""
+        log = self._logs / f"{name}.log"
+        with log.open("wb") as output, _signals_held_back():
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                env={**_environment(), **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A session of its own: Ctrl-C reaches the demo alone, which then ends the others,
+                # and a worker can be killed together with its pool processes.
+                start_new_session=True,
+            )
+            self._running.append(Program(name, process, log))
+        return self._running[-1]
+
+    def check(self) -> None:
+        """Raise DemoError if a program has failed."""
+        for program in self._running:
+            if program.process.poll():  # None = it runs, 0 = it has done its work
+                raise program.failure()
+
+    def finish(self, program: Program) -> None:
+        """Wait until a program has done its work; raise DemoError if it has failed."""
+        if program.process.wait() != 0:
+            raise program.failure()
+        self._running.remove(program)
+
+    def wait_for(self, condition: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
+        """Return the first true value of ``condition()``; raise DemoError after ``timeout`` s."""
+        deadline = time.monotonic() + timeout
+        while not (value := condition()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise DemoError(f"{what}: not within {timeout:g} s")
+            time.sleep(0.05)
+        return value
+
+    def stop(self) -> None:
+        """Ask all to end, then wait; kill those still there after STOP_TIMEOUT_SECONDS."""
+        with _signals_held_back():
+            for program in self._running:
+                program.process.send_signal(self._stop_with)
+            deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+            for program in self._running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    program.process.wait(max(0.0, deadline - time.monotonic()))
+                # Whatever it has started and not ended; usually nobody is left.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(program.process.pid, signal.SIGKILL)
+                program.process.wait()
+            self._running.clear()
+
+
+def end_on_signals(*, deadline_seconds: int | None = None) -> None:
+    """Turn SIGTERM, SIGHUP and the passing of the deadline into exceptions, as Ctrl-C is one."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    def too_late(number: int, frame: object) -> None:
+        raise DemoError(f"not finished within {deadline_seconds} s")
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # off in a shell's background jobs
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
+    if deadline_seconds is not None:
+        signal.signal(signal.SIGALRM, too_late)
+        signal.alarm(deadline_seconds)
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Deliver signals that end the demo after the block: no child is forgotten half started."""
+    held_back: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: held_back.append(number))
+        for number in _ENDING_SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for pending in held_back:
+            signal.raise_signal(signal.Signals(pending))
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would lead a child to somebody's real AWS account, broker or proxy."""
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CELERY_", "DJANGO_"))
+    }
+    return ours | {
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }

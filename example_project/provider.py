@@ -1,0 +1,224 @@
+"""A mail provider on this machine that fails in the ways real ones do, and counts what reaches it.
+
+``python -m example_project.provider`` prints its two addresses as a line of JSON. Mails go to the
+first (``POST /mails`` with an ``id``). The second always answers: ``GET`` it for the counts, ``POST
+{"mode": "up"}`` to it to change how the provider behaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Mode(str, Enum):
+    """How the provider behaves."""
+
+    UP = "up"
+    #: 503 to every call.
+    DOWN = "down"
+    #: Nobody listens: the connection is refused, and nothing is counted.
+    REFUSING = "refusing"
+    #: The mail is sent, and the answer takes ``slowness_seconds``.
+    SLOW = "slow"
+    #: The mail is sent, and the answer never comes.
+    SILENT = "silent"
+
+
+@dataclass
+class Behaviour:
+    """A mode, and what is adjustable about it."""
+
+    mode: Mode = Mode.UP
+    #: Calls in any second beyond these get a 429; None = any number is welcome.
+    calls_per_second: int | None = None
+    #: What a 429 says in its Retry-After header.
+    retry_after_seconds: int = 1
+    slowness_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.mode = Mode(self.mode)
+
+
+class Provider:
+    """Decides what each call is answered, and remembers it. Safe to call from many threads.
+
+    Times are seconds since the epoch.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._behaviour = Behaviour()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls: list[tuple[float, int]] = []  # (when, status answered)
+        self._mails: Counter[Any] = Counter()  # id: times sent
+        self._accepted: deque[float] = deque()  # calls of the last second that got no 429
+
+    def behave(self, behaviour: Behaviour) -> None:
+        """Change how the provider behaves, from the next call on."""
+        with self._lock:
+            self._behaviour = behaviour
+            self._accepted.clear()
+
+    def take(self, mail_id: Any) -> tuple[HTTPStatus, Behaviour]:
+        """Take one call: what to answer, and how the provider behaves at this moment."""
+        with self._lock:
+            now, behaviour = self._clock(), self._behaviour
+            status = self._judge(now, behaviour)
+            self._calls.append((now, status))
+            if status == HTTPStatus.OK:
+                self._mails[mail_id] += 1
+            return status, behaviour
+
+    def report(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "mode": self._behaviour.mode.value,
+                "calls": len(self._calls),
+                "mails": len(self._mails),
+                "duplicates": self._mails.total() - len(self._mails),
+                "first_call_at": self._calls[0][0] if self._calls else None,
+            }
+
+    def calls(self) -> list[tuple[float, int]]:
+        with self._lock:
+            return list(self._calls)
+
+    def _judge(self, now: float, behaviour: Behaviour) -> HTTPStatus:
+        if behaviour.mode is Mode.DOWN:
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        if behaviour.calls_per_second is not None:
+            while self._accepted and self._accepted[0] <= now - 1:
+                self._accepted.popleft()
+            if len(self._accepted) >= behaviour.calls_per_second:
+                return HTTPStatus.TOO_MANY_REQUESTS
+            self._accepted.append(now)
+        return HTTPStatus.OK
+
+
+class Handler(BaseHTTPRequestHandler):
+    """JSON in, JSON out, and no log."""
+
+    def body(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return content
+
+    def answer(self, status: HTTPStatus, content: Any, **headers: str) -> None:
+        payload = json.dumps(content).encode() + b"\n"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+class MailHandler(Handler):
+    """Where mails arrive."""
+
+    def __init__(self, provider: Provider, *args: Any) -> None:
+        self.provider = provider
+        super().__init__(*args)
+
+    def do_POST(self) -> None:
+        status, behaviour = self.provider.take(self.body()["id"])
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            self.answer(status, {}, Retry_After=str(behaviour.retry_after_seconds))
+            return
+        if behaviour.mode is Mode.SILENT:
+            self.rfile.read(1)  # until the caller has had enough and hangs up
+            return
+        if behaviour.mode is Mode.SLOW:
+            time.sleep(behaviour.slowness_seconds)
+        self.answer(status, {})
+
+
+class ControlHandler(Handler):
+    """Where somebody else decides how the provider behaves, and reads its counts."""
+
+    def __init__(self, server: ProviderServer, *args: Any) -> None:
+        self.provider_server = server
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        provider = self.provider_server.provider
+        self.answer(HTTPStatus.OK, provider.calls() if self.path == "/calls" else provider.report())
+
+    def do_POST(self) -> None:
+        try:
+            self.provider_server.behave(Behaviour(**self.body()))
+        except (TypeError, ValueError) as exc:
+            self.answer(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
+        else:
+            self.answer(HTTPStatus.OK, self.provider_server.provider.report())
+
+
+class Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024  # a herd must reach the provider, not be turned away by the kernel
+
+
+class ProviderServer:
+    """The provider and its two addresses on 127.0.0.1."""
+
+    def __init__(self, *, port: int = 0, control_port: int = 0) -> None:
+        self.provider = Provider()
+        self._mails: Listener | None = self._open(port)
+        self._port = self._mails.server_port
+        self._control = Listener(("127.0.0.1", control_port), partial(ControlHandler, self))
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.control_url = f"http://127.0.0.1:{self._control.server_port}"
+
+    def behave(self, behaviour: Behaviour) -> None:
+        """Change how the provider behaves; to refuse connections is a matter of the listener."""
+        self.provider.behave(behaviour)
+        if behaviour.mode is Mode.REFUSING:
+            self._shut()
+        elif self._mails is None:
+            self._mails = self._open(self._port)
+
+    def serve_forever(self) -> None:
+        """Serve in this thread, until it is interrupted."""
+        try:
+            self._control.serve_forever()
+        finally:
+            self._control.server_close()
+            self._shut()
+
+    def _open(self, port: int) -> Listener:
+        listener = Listener(("127.0.0.1", port), partial(MailHandler, self.provider))
+        threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
+        return listener
+
+    def _shut(self) -> None:
+        if self._mails is not None:
+            self._mails.shutdown()
+            self._mails.server_close()
+            self._mails = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m example_project.provider", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="for mails; default: any free one")
+    parser.add_argument("--control-port", type=int, default=0, help="default: any free one")
+    options = parser.parse_args()
+    server = ProviderServer(port=options.port, control_port=options.control_port)
+    print(json.dumps({"url": server.url, "control_url": server.control_url}), flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

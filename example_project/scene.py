@@ -1,0 +1,172 @@
+"""One run of the story: mails meet a provider that is down, and in the end all have been sent."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .processes import Program, Programs
+from .provider import Behaviour, Mode
+from .services import SQS, Counts, MailProvider
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a run."""
+
+    mails: int = 300
+    #: From the first call that reaches the provider.
+    outage_seconds: float = 20.0
+    #: What the provider takes once it is back; the rest is answered 429.
+    calls_per_second: int = 60
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a run is at one moment."""
+
+    seconds_of_outage_left: float  # 0 = the provider is up
+    queue: Counts
+    calls: int
+    sent: int
+    calls_per_second: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run. Times are seconds since the first call."""
+
+    policy: str
+    mails: int
+    duplicates: int
+    lost: int
+    dead: int
+    recovered_at: float
+    calls: list[tuple[float, int]] = field(repr=False)  # (when, status answered)
+
+    @property
+    def is_clean(self) -> bool:
+        return self.lost == self.duplicates == self.dead == 0
+
+    @property
+    def throttled(self) -> int:
+        """Calls that were answered 429."""
+        return sum(status == 429 for _, status in self.calls)
+
+    @property
+    def peak_calls_per_second(self) -> int:
+        """Calls in the busiest second after the recovery."""
+        return busiest_second(when for when, _ in self.calls if when >= self.recovered_at)
+
+    @property
+    def seconds_to_last_mail(self) -> float:
+        """From the recovery until the last mail was sent."""
+        sent = [when for when, status in self.calls if status == 200]
+        return max(sent, default=self.recovered_at) - self.recovered_at
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "mails": self.mails,
+            "calls": len(self.calls),
+            "throttled": self.throttled,
+            "duplicates": self.duplicates,
+            "lost": self.lost,
+            "dead": self.dead,
+            "peak_calls_per_second": self.peak_calls_per_second,
+            "seconds_to_last_mail": round(self.seconds_to_last_mail, 1),
+        }
+
+
+class Scene:
+    """A queue, a mail provider that is down, and a worker that follows one backoff policy."""
+
+    def __init__(
+        self,
+        policy: str,
+        plan: Plan,
+        sqs: SQS,
+        provider: MailProvider,
+        database: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.policy = policy
+        self._plan = plan
+        self._sqs = sqs
+        self._clock = clock
+        self._queue = sqs.create_queue(f"mails-{policy}")
+        self._provider = provider
+        self._provider.behave(Behaviour(Mode.DOWN))
+        self._env = {
+            "BROKER_URL": sqs.broker_url,
+            "MAILS_QUEUE_URL": self._queue.url,
+            "MAIL_PROVIDER_URL": self._provider.url,
+            "MAILS_BACKOFF": policy,
+            "DATABASE": str(database),
+        }
+        self._recovered_at: float | None = None
+        self._looks: deque[tuple[float, int]] = deque(maxlen=3)  # (when, calls so far)
+        self._is_empty = self.is_over = False
+
+    def queue_mails(self, programs: Programs) -> Program:
+        arguments = ("example_project.manage", "send_mails", str(self._plan.mails))
+        return programs.start(f"send-{self.policy}", *arguments, env=self._env)
+
+    def start_worker(self, programs: Programs) -> Program:
+        arguments = ("celery", "-A", "example_project", "worker", "-c", "2", "-l", "WARNING")
+        return programs.start(f"worker-{self.policy}", *arguments, env=self._env)
+
+    def look(self) -> Snapshot:
+        """See how far it is, and end the outage when its time is over."""
+        now, report, queue = self._clock(), self._provider.report(), self._sqs.counts(self._queue)
+        left = self._plan.outage_seconds
+        if report["first_call_at"] is not None:
+            left = max(0.0, report["first_call_at"] + left - now)
+        if left == 0 and self._recovered_at is None:
+            self._provider.behave(Behaviour(calls_per_second=self._plan.calls_per_second))
+            self._recovered_at = self._clock()
+        # Twice in a row: SQS's counts are approximate, and not taken at one instant.
+        is_empty = queue.visible == queue.hidden == 0
+        self.is_over = self._recovered_at is not None and is_empty and self._is_empty
+        self._is_empty = is_empty
+        self._looks.append((now, report["calls"]))
+        return Snapshot(left, queue, report["calls"], report["mails"], self._rate())
+
+    def result(self) -> Result:
+        report, calls, queue = (
+            self._provider.report(),
+            self._provider.calls(),
+            self._sqs.counts(self._queue),
+        )
+        first = report["first_call_at"]
+        assert self._recovered_at is not None, "the run is over"
+        return Result(
+            policy=self.policy,
+            mails=self._plan.mails,
+            duplicates=report["duplicates"],
+            lost=self._plan.mails - report["mails"] - queue.dead,
+            dead=queue.dead,
+            recovered_at=self._recovered_at - first,
+            calls=[(when - first, status) for when, status in calls],
+        )
+
+    def _rate(self) -> float:
+        (then, calls_then), (now, calls_now) = self._looks[0], self._looks[-1]
+        return (calls_now - calls_then) / (now - then) if now > then else 0.0
+
+
+def busiest_second(times: Iterable[float]) -> int:
+    """The most events that fall into any one second."""
+    window: deque[float] = deque()
+    busiest = 0
+    for time_ in sorted(times):
+        window.append(time_)
+        while window[0] <= time_ - 1:
+            window.popleft()
+        busiest = max(busiest, len(window))
+    return busiest

@@ -1,0 +1,137 @@
+"""What the mails pass through: an SQS and a mail provider, both on this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from .processes import Programs
+from .provider import Behaviour
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+#: Far more receives than the demo needs: the time budget ends retrying, not SQS's counter.
+MAX_RECEIVE_COUNT = 100
+
+
+@dataclass(frozen=True)
+class Queue:
+    url: str
+    dlq_url: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Messages of a queue by state."""
+
+    visible: int
+    hidden: int
+    dead: int
+
+
+class SQS:
+    """A local SQS (ministack)."""
+
+    def __init__(self, programs: Programs, directory: Path, *, port: int | None = None) -> None:
+        self.address = f"127.0.0.1:{port or _free_port()}"
+        programs.start(
+            "sqs",
+            "ministack",
+            env={
+                "BIND_HOST": "127.0.0.1",
+                "GATEWAY_PORT": self.address.rpartition(":")[2],
+                "SERVICES": "sqs",
+                "SFTP_ENABLED": "0",
+                "IOT_MTLS_ENABLED": "0",
+                "LOG_LEVEL": "WARNING",
+                "TMPDIR": str(directory),  # its pid file
+            },
+        )
+        self._client: SQSClient = boto3.Session(
+            region_name="us-east-1", aws_access_key_id="local", aws_secret_access_key="local"
+        ).client(
+            "sqs",
+            endpoint_url=f"http://{self.address}",
+            config=Config(connect_timeout=2, read_timeout=5, proxies={}),
+        )
+        programs.wait_for(self._answers, "the local SQS answers")
+
+    @property
+    def broker_url(self) -> str:
+        return f"sqs://local:local@{self.address}"
+
+    def create_queue(self, name: str) -> Queue:
+        """Create a queue and, behind it, its dead-letter queue."""
+        create, attributes = self._client.create_queue, self._client.get_queue_attributes
+        dlq_url = create(QueueName=f"{name}-dlq")["QueueUrl"]
+        dlq = attributes(QueueUrl=dlq_url, AttributeNames=["QueueArn"])["Attributes"]
+        redrive = {
+            "deadLetterTargetArn": dlq["QueueArn"],
+            "maxReceiveCount": str(MAX_RECEIVE_COUNT),
+        }
+        url = create(QueueName=name, Attributes={"RedrivePolicy": json.dumps(redrive)})["QueueUrl"]
+        return Queue(url, dlq_url)
+
+    def counts(self, queue: Queue) -> Counts:
+        main, dead = self._attributes(queue.url), self._attributes(queue.dlq_url)
+        visible, hidden = "ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"
+        return Counts(
+            visible=int(main[visible]),
+            hidden=int(main[hidden]),
+            dead=int(dead[visible]) + int(dead[hidden]),
+        )
+
+    def _attributes(self, url: str) -> dict[str, str]:
+        answer = self._client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+        return {str(name): value for name, value in answer["Attributes"].items()}
+
+    def _answers(self) -> bool:
+        try:
+            self._client.list_queues()
+        except (BotoCoreError, ClientError):
+            return False
+        return True
+
+
+class MailProvider:
+    """The mail provider of ``provider.py``, seen from outside."""
+
+    def __init__(self, programs: Programs, name: str, *options: str) -> None:
+        program = programs.start(name, "example_project.provider", *options)
+        addresses = json.loads(programs.wait_for(program.first_line, "the mail provider starts"))
+        self.url: str = addresses["url"]
+        self._control_url: str = addresses["control_url"]
+        self._open = build_opener(ProxyHandler({})).open
+
+    def behave(self, behaviour: Behaviour) -> None:
+        self._ask("/", asdict(behaviour))
+
+    def report(self) -> dict[str, Any]:
+        """``calls``, ``mails``, ``duplicates`` so far, and ``first_call_at``."""
+        report: dict[str, Any] = self._ask("/")
+        return report
+
+    def calls(self) -> list[tuple[float, int]]:
+        """When each call came (seconds since the epoch), and which status it was answered."""
+        return [(when, status) for when, status in self._ask("/calls")]
+
+    def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> Any:
+        data = None if content is None else json.dumps(content).encode()
+        with self._open(Request(self._control_url + path, data=data), timeout=5) as answer:
+            return json.load(answer)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,44 @@
+"""Django settings: Celery on SQS, and how long and how often a failed mail is tried again."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+from celery_sqs_backoff import Exponential, FullJitter
+
+SECRET_KEY = "an example has nothing to hide"
+INSTALLED_APPS = ["example_project.mails"]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("DATABASE", Path(__file__).with_name("db.sqlite3")),
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# The queue. On AWS this is "sqs://", the URL of the real queue, and nothing about credentials:
+# boto3 finds them.
+CELERY_BROKER_URL = os.environ.get("BROKER_URL", "sqs://local:local@127.0.0.1:4566")
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "region": "us-east-1",
+    "is_secure": False,  # plain HTTP to the SQS on this machine
+    "predefined_queues": {
+        "mails": {
+            "url": os.environ.get("MAILS_QUEUE_URL", "http://127.0.0.1:4566/000000000000/mails"),
+        },
+    },
+}
+CELERY_TASK_DEFAULT_QUEUE = "mails"
+
+# The package: what holds for every task that does not say otherwise. The delays are those of a
+# demo, seconds instead of the hour that a real provider's outage asks for.
+POLICIES = {
+    "full-jitter": FullJitter(base=4, cap=12),
+    "no-jitter": Exponential(base=4, cap=12),
+}
+CELERY_SQS_BACKOFF = {
+    "backoff": POLICIES[os.environ.get("MAILS_BACKOFF", "full-jitter")],
+    "retry_for": timedelta(hours=24),
+}
+
+MAIL_PROVIDER_URL = os.environ.get("MAIL_PROVIDER_URL", "http://127.0.0.1:8025")
