@@ -227,7 +227,7 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         if isinstance(exc, SystemExit) and not _is_ours_to_leave(exc):
             # In the pools that share the worker's process it would end the worker (solo) or
             # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
-            failure = WorkerLostError(f"The task called sys.exit({exc.code!r})")
+            failure: Exception = WorkerLostError(f"The task called sys.exit({exc.code!r})")
             return self._on_error(failure, args, kwargs) or failure
         return self._on_error(exc, args, kwargs) if isinstance(exc, Exception) else None
 
