@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from random import Random
 
 from .delivery import Delivery
-from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
+from .limits import (
+    MAX_MAX_RECEIVE_COUNT,
+    MAX_VISIBILITY_TIMEOUT_SECONDS,
+    MAX_WAIT_TIME_SECONDS,
+)
+from .policies import Policy
 
-__all__ = ["GiveUpReason", "longest_delay", "spent", "wire_delay"]
+__all__ = [
+    "GiveUpReason",
+    "capped",
+    "longest_delay",
+    "receives_needed",
+    "spent",
+    "spent_before_run",
+    "wire_delay",
+]
 
 #: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
 #: MAX_WAIT_TIME_SECONDS before the worker saw the answer; the rest is for clocks and slow calls.
@@ -29,6 +43,7 @@ class GiveUpReason(str, Enum):
     WORKER_LOST = "worker lost"
     TIME_LIMIT = "hard time limit"
     REJECTED = "rejected by the task"
+    PARKED = "parked"
     NOT_UNDERSTOOD = "not understood"
 
 
@@ -60,6 +75,54 @@ def spent(
     return None
 
 
+def spent_before_run(
+    delivery: Delivery,
+    *,
+    retries: int,
+    max_retries: int | None,
+    retry_for: float | None,
+    crashes: int,
+    crash_budget: int,
+    now: float,
+) -> GiveUpReason | None:
+    """Say which budget was used up before this receive, so that the task must not even start.
+
+    A message comes back with nothing left when no code of ours has seen its last run end: the
+    whole worker was killed, or the dead-letter queue refused. A first receive always runs.
+
+    Arguments: as for :func:`spent`, and ``crashes``, the runs known to have ended with their
+    process, of which ``crash_budget`` are too many.
+    """
+    if crashes >= crash_budget:
+        return GiveUpReason.WORKER_LOST
+    if retries == 0:
+        return None
+    if max_retries is not None and retries > max_retries and not delivery.is_fifo:
+        return GiveUpReason.MAX_RETRIES  # FIFO: most receives there may have been for nothing
+    if retry_for is not None and now - _first_received_at(delivery) >= retry_for:
+        return GiveUpReason.RETRY_FOR
+    if delivery.is_overdue_for_dead_letter_queue:
+        return GiveUpReason.MAX_RECEIVE_COUNT
+    return None
+
+
+def receives_needed(backoff: Policy, *, retry_for: float | None, max_retries: int | None) -> int:
+    """About how many receives a message needs until its budgets end, at most 1,000.
+
+    For comparison with a queue's ``maxReceiveCount``, of which SQS allows no more than 1,000. The
+    delays are drawn, so another message may need a tenth more or less.
+    """
+    rng, elapsed, failures = Random(0), 0.0, 0
+    while failures < MAX_MAX_RECEIVE_COUNT - 1:
+        if max_retries is not None and failures >= max_retries:
+            break
+        if retry_for is not None and elapsed >= retry_for:
+            break
+        failures += 1
+        elapsed += max(1.0, backoff.delay(failures, rng))
+    return failures + 1
+
+
 def longest_delay(delivery: Delivery, *, now: float) -> int:
     """Most seconds, at least 1, that the message may be hidden from ``now`` on.
 
@@ -73,6 +136,14 @@ def longest_delay(delivery: Delivery, *, now: float) -> int:
     if delivery.expires_at is not None:
         longest = min(longest, delivery.expires_at - _RETENTION_MARGIN_SECONDS - now)
     return max(1, math.floor(longest))
+
+
+def capped(delay: float, ceiling: float, cap: float) -> float:
+    """Shrink a delay drawn from 0 to ``ceiling`` to one from 0 to ``cap``, if that is less.
+
+    Shrunk rather than cut, so that the draws stay spread.
+    """
+    return delay if ceiling <= cap else delay * cap / ceiling
 
 
 def wire_delay(delay: float, delivery: Delivery, *, now: float) -> int:

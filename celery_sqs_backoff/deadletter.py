@@ -11,7 +11,7 @@ from typing import Any
 
 from .limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 
-__all__ = ["ATTRIBUTE_NAME", "DeadLetterRecord", "with_record"]
+__all__ = ["ATTRIBUTE_NAME", "DeadLetterRecord", "message_bytes", "with_record"]
 
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
@@ -49,6 +49,8 @@ class DeadLetterRecord:
     failed_at: float
     origin: str
     worker: str
+    #: Of a parked message: when its backoff would have ended.
+    due_at: float | None = None
     version: int = 1
 
     def scrubbed(self) -> DeadLetterRecord:
@@ -94,6 +96,11 @@ def with_record(
         if _size(attribute) <= room:
             return {**kept, **attribute}
     return own  # a body of the full 1 MiB: better a dead letter without its reason than none
+
+
+def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Bytes of a message as SQS counts them against its limit of 1 MiB."""
+    return len(body.encode()) + _size(attributes)
 
 
 def _sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,12 @@ class Delivery:
     #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
     #: receive *after* this many. ``None``: the queue has none, or it could not be read.
     max_receive_count: int | None = None
-    #: Receives that were only to wait for the task's ETA.
+    #: Receives that led to no run, as far as is known: to wait for the task's ETA, or for its turn.
     deferrals: int = 0
     #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
     retention_seconds: int | None = None
+    #: A file that exists once the message is no longer this worker's.
+    lost_flag: str | None = None
 
     @classmethod
     def from_sqs(
@@ -46,20 +48,32 @@ class Delivery:
         retention_seconds: int | None = None,
         eta: float | None = None,
         held_seconds: float = 0,
+        unrun: int = 0,
+        lost_flag: Callable[[str, int], str | None] = lambda message_id, receive_count: None,
     ) -> Delivery:
-        """Read a message as ReceiveMessage returned it; what SQS was not asked for is ``None``."""
+        """Read a message as ReceiveMessage returned it; what SQS was not asked for is ``None``.
+
+        Arguments:
+            eta: when the task is due.
+            held_seconds: a worker waits for so long itself rather than give the message back.
+            unrun: receives after which this worker gave the message back without running it.
+            lost_flag: from message id and receive count to the file that tells of a loss.
+        """
         attributes = message.get("Attributes") or {}
         sent_at = _seconds(attributes.get("SentTimestamp"))
+        message_id = message["MessageId"]
+        receive_count = int(attributes.get("ApproximateReceiveCount", 1))
         return cls(
-            message_id=message["MessageId"],
+            message_id=message_id,
             queue_url=queue_url,
             received_at=received_at,
-            receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
+            receive_count=receive_count,
             first_received_at=_seconds(attributes.get("ApproximateFirstReceiveTimestamp")),
             sent_at=sent_at,
-            deferrals=deferrals(eta=eta, sent_at=sent_at, held_seconds=held_seconds),
+            deferrals=unrun + deferrals(eta=eta, sent_at=sent_at, held_seconds=held_seconds),
             max_receive_count=max_receive_count,
             retention_seconds=retention_seconds,
+            lost_flag=lost_flag(message_id, receive_count),
         )
 
     @property
@@ -71,6 +85,16 @@ class Delivery:
     def is_last_before_sqs_moves_it(self) -> bool:
         """Whether SQS would move the message, silently, at its next receive."""
         return self.max_receive_count is not None and self.receive_count >= self.max_receive_count
+
+    @property
+    def is_overdue_for_dead_letter_queue(self) -> bool:
+        """Whether SQS should have moved the message already: its redrive policy was tightened."""
+        return self.max_receive_count is not None and self.receive_count > self.max_receive_count
+
+    @property
+    def is_fifo(self) -> bool:
+        """Whether hiding the message holds up the rest of its message group."""
+        return self.queue_url.endswith(".fifo")
 
     @property
     def expires_at(self) -> float | None:

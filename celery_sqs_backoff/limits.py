@@ -25,5 +25,14 @@ MAX_BATCH_ENTRIES: Final = 10
 MAX_MESSAGE_ATTRIBUTES: Final = 10
 MAX_MESSAGE_BYTES: Final = 1_048_576
 
+#: Most messages of one queue that may be received and not yet deleted: running, or hidden by a
+#: backoff. Beyond it SQS hands out nothing. (FIFO queues: the same since November 2024.)
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-queues.html
+MAX_IN_FLIGHT_MESSAGES: Final = 120_000
+
+#: Most receives that a redrive policy can allow (``maxReceiveCount``).
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+MAX_MAX_RECEIVE_COUNT: Final = 1_000
+
 #: Longest ``DelaySeconds`` of a message or a queue. Same page.
 MAX_DELAY_SECONDS: Final = 900

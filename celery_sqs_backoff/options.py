@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, NoReturn
 
 from celery.exceptions import ImproperlyConfigured
 
+from .budget import receives_needed
 from .outcomes import Classifier
 from .policies import FullJitter, Policy, to_seconds
 
@@ -35,6 +37,8 @@ class Options:
     undo: Callable[..., object] | None = None
     on_give_up: str = DEAD_LETTER
     crash_budget: int = 3
+    fifo_cap: float = 300.0
+    park_above: float | None = 0.8
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the way to normalise a frozen dataclass
@@ -52,6 +56,14 @@ class Options:
             _refuse("on_give_up", self.on_give_up, f"{DEAD_LETTER!r} or {FAIL!r}")
         if not _is_count(self.crash_budget) or self.crash_budget < 1:
             _refuse("crash_budget", self.crash_budget, "a whole number from 1 up")
+        put(self, "fifo_cap", _seconds_above_0("fifo_cap", self.fifo_cap))
+        if self.park_above is not None and not _is_share(self.park_above):
+            _refuse("park_above", self.park_above, "a share above 0, up to 1, or None: never")
+
+    @cached_property
+    def receives_needed(self) -> int:
+        """About how many receives a message may need (see :func:`.budget.receives_needed`)."""
+        return receives_needed(self.backoff, retry_for=self.retry_for, max_retries=self.max_retries)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -99,6 +111,17 @@ def _did_you_mean(name: object) -> str:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def _seconds_above_0(name: str, value: object) -> float:
+    seconds = None if value is None else _seconds(name, value)
+    if not seconds:
+        _refuse(name, value, "seconds or a timedelta above 0")
+    return seconds
 
 
 def _seconds(name: str, value: object) -> float | None:

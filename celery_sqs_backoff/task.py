@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import wraps
 from inspect import getattr_static
+from os.path import exists
 from typing import Any, ClassVar
 
 from billiard.process import current_process
@@ -25,7 +26,7 @@ from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
 from .autoretry import options_from_autoretry
-from .budget import GiveUpReason, longest_delay, spent, wire_delay
+from .budget import GiveUpReason, capped, longest_delay, spent, wire_delay
 from .delivery import Delivery
 from .eta import delay_seconds
 from .handover import BackoffRetry, GiveUp, delivery_of, note_give_up
@@ -67,6 +68,12 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: runs that may end in a lost worker process or a hard time limit; with the
       last of them the message is given up. Default 3.
+    * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
+      where a hidden message holds up its message group. Default 300.
+    * ``park_above``: from which share of SQS's 120,000 messages in flight on a message that would
+      be hidden goes to the dead-letter queue instead, marked as parked, because at the quota SQS
+      hands out nothing more. Default 0.8; ``None`` = never. Not on FIFO queues, whose order it
+      would break.
 
     ``autoretry_for``, ``dont_autoretry_for``, ``retry_backoff``, ``retry_backoff_max``,
     ``retry_jitter`` and ``retry_kwargs`` are read as the options above; Celery's own mechanism,
@@ -95,6 +102,8 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     undo: Callable[..., object] | None = None
     on_give_up: str = DEAD_LETTER
     crash_budget: int = 3
+    fifo_cap: float | timedelta = 300
+    park_above: float | None = 0.8
 
     #: The options as validated when the task was bound to its app.
     backoff_options: ClassVar[Options]
@@ -198,6 +207,18 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             raise_with_context(failure)
         raise BackoffRetry(exc=exc, when=wire_delay(delay, delivery, now=now))
 
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another worker may be running this message by now.
+
+        To be asked by a long task before an effect that must not happen twice. It becomes true,
+        and stays so, when SQS refuses to renew the message's visibility timeout, or could not be
+        reached for so long that it has run out. False on other brokers. SQS does not always tell:
+        on a standard queue it accepts renewals of a receipt handle that has expired.
+        """
+        delivery = delivery_of(self.request)
+        return delivery is not None and exists(delivery.lost_flag or "")
+
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
         """How long SQS is to delay a message; 0 where it is not to, or is not the broker."""
         countdown, eta = options.get("countdown"), options.get("eta")
@@ -300,7 +321,11 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     def _draw_delay(self, request: Any) -> float:
         delivery = delivery_of(request)
         message_id = request.id if delivery is None else delivery.message_id
-        return self.backoff_options.backoff.delay_for(message_id, request.retries + 1, random)
+        options, attempt = self.backoff_options, request.retries + 1
+        delay = options.backoff.delay_for(message_id, attempt, random)
+        if delivery is not None and delivery.is_fifo:
+            return capped(delay, options.backoff.ceiling(attempt), options.fifo_cap)
+        return delay
 
     def _undo(self, exc: Exception, args: Any, kwargs: Any) -> None:
         undo = self.backoff_options.undo

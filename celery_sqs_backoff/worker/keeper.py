@@ -2,8 +2,9 @@
 
 One of them does all that touches a message's visibility: it renews the held leases, and hides or
 gives back the settled ones. That it is one is what fences a lease: a renewal on its way has its
-answer before the settlement that followed is sent, so no renewal can undo a backoff. Deletes need
-no such order (a renewal of a deleted message does nothing), so they have threads of their own.
+answer before the settlement that followed is sent, so no renewal can undo a backoff. Deletes and
+dead letters need no such order (a renewal of a deleted message does nothing), so they have threads
+of their own.
 Both send batches: ten of a kind, or what has been waiting a moment.
 """
 
@@ -14,19 +15,18 @@ import math
 import random
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
 from celery.utils.log import get_logger
 
-from ..deadletter import DeadLetterRecord, with_record
 from ..limits import MAX_BATCH_ENTRIES
 from ..policies import FullJitter
-from ..queues import error_code
+from . import calls
 from .lease import Lease, State
+from .memory import Memory
+from .parking import InFlight
 
 __all__ = ["Keeper"]
 
@@ -50,9 +50,7 @@ _DENIED_RETRY_SECONDS = 60.0
 #: Between tries of a call that failed in passing.
 _TRANSIENT = FullJitter(base=0.2, cap=10)
 
-#: Messages whose fate is remembered, for when SQS hands one out again that was done already.
-_MEMORY = 10_000
-
+#: Settlements waiting, from which on no more messages are asked for.
 _BEHIND = 1_000
 
 #: A dead-letter queue that refuses must not make the main queue run the task again meanwhile.
@@ -62,16 +60,16 @@ _KEEP_HIDDEN_SECONDS = 300
 class _Action(Enum):
     DELETE = "DeleteMessageBatch"
     HIDE = "ChangeMessageVisibilityBatch"
-    DEAD_LETTER = "SendMessage"
+    DEAD_LETTER = "SendMessageBatch"
 
 
-_VISIBILITY = frozenset({_Action.HIDE, _Action.DEAD_LETTER})
-_DELETIONS = frozenset({_Action.DELETE})
-_ALL = _VISIBILITY | _DELETIONS
+_VISIBILITY = frozenset({_Action.HIDE})
+_REMOVALS = frozenset({_Action.DELETE, _Action.DEAD_LETTER})
+_ALL = _VISIBILITY | _REMOVALS
 
 #: Two, because a worker of two processes can finish tasks faster than one thread deletes them at
 #: the latency of SQS (ten messages per round trip of 10 to 20 ms).
-_THREADS = (_VISIBILITY, _DELETIONS, _DELETIONS)
+_THREADS = (_VISIBILITY, _REMOVALS, _REMOVALS)
 
 _ACTION_OF = {
     State.DONE: _Action.DELETE,
@@ -118,14 +116,15 @@ class Keeper:
         rng: random.Random | None = None,
     ) -> None:
         self.clock = clock
+        self.memory = Memory()
+        self._in_flight = InFlight(clock)
         self._linger = linger_seconds
         self._rng = rng or random.Random()
         self._cond = threading.Condition()
         self._held: dict[Lease, None] = {}
+        self._by_message: dict[str, Lease] = {}  # of those held
         self._next_renewal = math.inf
         self._lanes: dict[tuple[str, _Action], _Lane] = {}
-        self._memory: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
-        self._crashes: OrderedDict[str, int] = OrderedDict()
         self._said: set[tuple[str, str, str]] = set()
         self._threads: list[threading.Thread] = []
         self._stopping = False
@@ -137,6 +136,7 @@ class Keeper:
         """Renew the lease from now on, until it is settled."""
         with self._cond:
             self._held[lease] = None
+            self._by_message.setdefault(lease.delivery.message_id, lease)
             if lease.renew_at < self._next_renewal:
                 self._next_renewal = lease.renew_at
                 self._cond.notify_all()
@@ -145,8 +145,10 @@ class Keeper:
         """Stop renewing the lease; carry its settlement out soon. Called by the lease."""
         with self._cond:
             self._held.pop(lease, None)
+            if self._by_message.get(lease.delivery.message_id) is lease:
+                del self._by_message[lease.delivery.message_id]
             if lease.state in (State.DONE, State.DEAD_LETTERED):
-                _remember(self._memory, lease.delivery.message_id, lease.record)
+                self.memory.settled(lease.delivery.message_id, lease.record)
             if lease.state in _ACTION_OF:
                 self._enqueue(lease)
         lease.free()
@@ -161,25 +163,24 @@ class Keeper:
         with self._cond:
             return sum(len(lane.leases) for lane in self._lanes.values())
 
-    def settle_again(self, lease: Lease) -> bool:
-        """Settle a message that has come back although this worker was done with it."""
+    def recognise(self, lease: Lease) -> bool:
+        """Whether this worker has the message in hand, or is done with it; then see to it.
+
+        SQS hands a message out again when a renewal or a delete has not reached it in time.
+        """
         message_id = lease.delivery.message_id
         with self._cond:
-            if message_id not in self._memory:
-                return False
-            record = self._memory[message_id]
+            earlier = self._by_message.get(message_id)
+        if earlier is not None and earlier is not lease and lease.merge_into(earlier):
+            return True
+        if not self.memory.knows(message_id):
+            return False
+        record = self.memory.record(message_id)
         if record is None:
             lease.done()
         else:
             lease.dead_letter(record)
         return True
-
-    def count_crash(self, message_id: str) -> int:
-        """Count a run of the message that ended with its process; return how many did so far."""
-        with self._cond:
-            crashes = self._crashes.get(message_id, 0) + 1
-            _remember(self._crashes, message_id, crashes)
-            return crashes
 
     @property
     def is_behind(self) -> bool:
@@ -293,8 +294,6 @@ class Keeper:
 
     def _take(self, key: tuple[str, _Action], now: float) -> list[Lease]:
         lane = self._lanes[key]
-        if key[1] is _Action.DEAD_LETTER:
-            return [lane.leases.popleft()]
         batch = lane.take()
         lane.since = now
         return batch
@@ -309,11 +308,11 @@ class Keeper:
 
     def _send_batch(self, action: _Action, lane: _Lane, batch: list[Lease]) -> None:
         if action is _Action.DELETE:
-            results = self._delete(batch)
+            results = calls.delete(batch)
         elif action is _Action.HIDE:
             results = self._hide(batch)
         else:
-            results = self._dead_letter(batch[0])
+            results = self._dead_letter(batch)
         again = [
             lease
             for lease, code in results
@@ -331,49 +330,42 @@ class Keeper:
                 _DENIED_RETRY_SECONDS if denied else _TRANSIENT.delay(lane.failures, self._rng)
             )
 
-    def _delete(self, batch: list[Lease]) -> list[tuple[Lease, str | None]]:
-        return _call(
-            batch[0].client.delete_message_batch,
-            batch,
-            [{"ReceiptHandle": lease.receipt_handle} for lease in batch],
-        )
-
-    def _hide(self, batch: list[Lease]) -> list[tuple[Lease, str | None]]:
+    def _hide(self, batch: list[Lease]) -> calls.Results:
         now = self.clock()
-        return _call(
-            batch[0].client.change_message_visibility_batch,
-            batch,
-            [
-                {
-                    "ReceiptHandle": lease.receipt_handle,
-                    "VisibilityTimeout": _seconds_to_hide(lease, now),
-                }
-                for lease in batch
-            ],
-        )
-
-    def _dead_letter(self, lease: Lease) -> list[tuple[Lease, str | None]]:
-        """Send first, delete when SQS has it: a crash in between makes a second copy, no loss."""
-        assert lease.record is not None
-        assert lease.queue.dlq_url is not None
-        fifo: dict[str, Any] = {}
-        if lease.queue.is_fifo:
-            fifo["MessageGroupId"] = lease.group_id or "default"
-            fifo["MessageDeduplicationId"] = lease.delivery.message_id
-        try:
-            lease.client.send_message(
-                QueueUrl=lease.queue.dlq_url,
-                MessageBody=lease.body,
-                MessageAttributes=with_record(lease.body, lease.attributes, lease.record),  # type: ignore[arg-type]
-                **fifo,
+        parked = [lease for lease in batch if self._park(lease, now)]
+        hidden = [lease for lease in batch if lease not in parked]
+        results: calls.Results = [(lease, None) for lease in parked]
+        if hidden:
+            results += calls.change_visibility(
+                [(lease, lease.receipt_handle, _seconds_to_hide(lease, now)) for lease in hidden]
             )
-        except (ClientError, BotoCoreError) as exc:
-            return [(lease, error_code(exc))]
+        return results
+
+    def _park(self, lease: Lease, now: float) -> bool:
+        """Make a dead letter of a backoff that the queue's quota in flight has no room for."""
+        if (
+            lease.state is not State.DEFERRED
+            or lease.park is None
+            or lease.park_above is None
+            or self._in_flight.share(lease) < lease.park_above
+        ):
+            return False
         with self._cond:
-            lease.state = State.DONE
-            _remember(self._memory, lease.delivery.message_id, None)
+            lease.record = lease.park(max(0.0, lease.due_at - now))
+            lease.state = State.DEAD_LETTERED
             self._enqueue(lease)
-        return [(lease, None)]
+        return True
+
+    def _dead_letter(self, batch: list[Lease]) -> calls.Results:
+        """Send first, delete when SQS has it: a crash in between makes a second copy, no loss."""
+        results = calls.send_to_dead_letter_queue(batch)
+        for lease, code in results:
+            if code is None:
+                with self._cond:
+                    lease.state = State.DONE
+                    self.memory.settled(lease.delivery.message_id, None)
+                    self._enqueue(lease)
+        return results
 
     def _try_again(self, lease: Lease, action: _Action, code: str) -> bool:
         """Whether a settlement that failed is worth another call; say so where it is not."""
@@ -399,7 +391,7 @@ class Keeper:
             return True
         self._say_once(lease, f"SendMessage to {lease.queue.dlq_arn}", code)
         with self._cond:
-            lease.state = State.DEFERRED
+            lease.state, lease.park = State.DEFERRED, None
             lease.due_at = self.clock() + _KEEP_HIDDEN_SECONDS
             self._enqueue(lease)
         return False
@@ -439,18 +431,13 @@ class Keeper:
             lease.lose()
         if not batch:
             return
-        seconds = [lease.renewal_seconds(asked_at) for lease in batch]
-        results = _call(
-            batch[0].client.change_message_visibility_batch,
-            batch,
-            [
-                {"ReceiptHandle": lease.receipt_handle, "VisibilityTimeout": s}
-                for lease, s in zip(batch, seconds, strict=True)
-            ],
-        )
-        for (lease, code), s in zip(results, seconds, strict=True):
+        changes = [(x, x.receipt_handle, x.renewal_seconds(asked_at)) for x in batch]
+        results = calls.change_visibility(changes)
+        for (lease, handle, seconds), (_, code) in zip(changes, results, strict=True):
+            if lease.receipt_handle != handle:
+                continue  # it has a newer one by now, which has just been received
             if code is None:
-                lease.renewed(asked_at, s)
+                lease.renewed(asked_at, seconds)
             elif code in _STALE:
                 if lease.lose():
                     logger.error(
@@ -462,35 +449,13 @@ class Keeper:
             else:
                 if code in _DENIED:
                     self._say_once(lease, "ChangeMessageVisibilityBatch", code)
-                lease.renew_at = self.clock() + _TRANSIENT.delay(3, self._rng)
+                now = self.clock()
+                lease.renew_at = now + _TRANSIENT.delay(3, self._rng)
+                if now >= lease.visible_at:
+                    lease.tell_of_loss()
         with self._cond:
             self._next_renewal = min((x.renew_at for x in self._held), default=math.inf)
 
 
-def _call(
-    operation: Callable[..., Any], batch: Sequence[Lease], entries: Iterable[dict[str, Any]]
-) -> list[tuple[Lease, str | None]]:
-    """Make a batch call; return each lease with its error code, ``None`` where SQS agreed.
-
-    Entries are told apart by their position: one batch can hold two receives of a message.
-    """
-    try:
-        answer = operation(
-            QueueUrl=batch[0].queue.url,
-            Entries=[{"Id": str(i), **entry} for i, entry in enumerate(entries)],
-        )
-    except (ClientError, BotoCoreError) as exc:
-        return [(lease, error_code(exc)) for lease in batch]
-    failed = {f["Id"]: f["Code"].rpartition(".")[2] for f in answer.get("Failed", ())}
-    return [(lease, failed.get(str(i))) for i, lease in enumerate(batch)]
-
-
 def _seconds_to_hide(lease: Lease, now: float) -> int:
     return 0 if lease.state is State.RELEASED else max(1, math.ceil(lease.due_at - now))
-
-
-def _remember(memory: OrderedDict[str, Any], key: str, value: Any) -> None:
-    memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > _MEMORY:
-        memory.popitem(last=False)

@@ -36,6 +36,7 @@ class State(Enum):
     RELEASED = "released"  # give it back now
     DEAD_LETTERED = "dead-lettered"  # send it to the dead-letter queue, then delete it
     LOST = "lost"  # SQS no longer honours the receipt handle: hands off
+    MERGED = "merged"  # an earlier lease of this worker on the same message goes on with the handle
 
 
 class Lease:
@@ -68,6 +69,9 @@ class Lease:
         "group_id",
         "handed_to_pool",
         "keeper",
+        "on_lost",
+        "park",
+        "park_above",
         "queue",
         "receipt_handle",
         "received_at",
@@ -106,6 +110,12 @@ class Lease:
         self.free = free
         #: Whether the task may be running: asked when the connection is lost.
         self.handed_to_pool: Callable[[], bool] = _no
+        #: DEFERRED: from which share of the queue's quota in flight on the message is not hidden
+        #: but made a dead letter (``None``: never), and the record for that.
+        self.park_above: float | None = None
+        self.park: Callable[[float], DeadLetterRecord] | None = None
+        #: Told, once, that somebody else may have the message. Must not block.
+        self.on_lost: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self.renewed(received_at, queue.visibility_timeout_seconds)
 
@@ -115,21 +125,58 @@ class Lease:
         """The message has served: delete it."""
         return self._settle(State.DONE)
 
-    def defer(self, seconds: float) -> bool:
-        """Hide the message for ``seconds`` from now on."""
-        return self._settle(State.DEFERRED, due_at=self.keeper.clock() + seconds)
+    def defer(
+        self,
+        seconds: float,
+        *,
+        park_above: float | None = None,
+        park: Callable[[float], DeadLetterRecord] | None = None,
+    ) -> bool:
+        """Hide the message for ``seconds`` from now on.
+
+        Arguments:
+            park_above: share of the queue's quota of messages in flight, above 0 to 1; from there
+                on the message goes to the dead-letter queue instead. ``None``: never.
+            park: makes the record for that, of the seconds that were left to wait.
+        """
+        due_at = self.keeper.clock() + seconds
+        return self._settle(State.DEFERRED, due_at=due_at, park_above=park_above, park=park)
 
     def release(self) -> bool:
         """Give the message back, to be received again at once."""
         return self._settle(State.RELEASED)
+
+    def give_back_unrun(self) -> bool:
+        """Release a message whose task has not been started: this receive was no attempt."""
+        self.keeper.memory.count_unrun(self.delivery.message_id)
+        return self.release()
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue."""
         return self._settle(State.DEAD_LETTERED, record=record)
 
     def lose(self) -> bool:
-        """The receipt handle is void: settle nothing."""
-        return self._settle(State.LOST)
+        """The receipt handle is void: settle nothing, and tell the task."""
+        is_lost = self._settle(State.LOST)
+        if is_lost:
+            self.tell_of_loss()
+        return is_lost
+
+    def tell_of_loss(self) -> None:
+        """Tell the task that somebody else may have the message; it may still be settled."""
+        told, self.on_lost = self.on_lost, None
+        if told is not None:
+            told()
+
+    def merge_into(self, earlier: Lease) -> bool:
+        """Let an earlier lease on the same message go on with this one's receipt handle."""
+        with earlier._lock:
+            if earlier.state is not State.HELD:
+                return False
+            earlier.receipt_handle = self.receipt_handle
+            earlier.received_at = self.received_at
+            earlier.visible_at, earlier.renew_at = self.visible_at, self.renew_at
+        return self._settle(State.MERGED)
 
     def _settle(self, state: State, **facts: Any) -> bool:
         with self._lock:

@@ -11,8 +11,10 @@ from kombu.asynchronous.aws.sqs.message import AsyncMessage
 from ..delivery import Delivery
 from ..eta import parse_eta
 from ..queues import Queue, read_queue, settling_client
+from .groups import MessageGroups
 from .keeper import Keeper
 from .lease import Lease
+from .lost import LostFlags
 
 __all__ = ["WANTED_ATTRIBUTES", "Receiver", "held_seconds"]
 
@@ -36,11 +38,20 @@ class Receiver:
 
     Arguments:
         keeper: who renews and settles the leases.
+        soon: runs a callable in the worker's event loop, from any thread.
         now: seconds since the epoch.
     """
 
-    def __init__(self, keeper: Keeper, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        *,
+        soon: Callable[[Callable[[], object]], object],
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self.keeper = keeper
+        self._groups = MessageGroups(soon)
+        self.lost_flags = LostFlags()
         self._now = now
         self._queues: dict[str, Queue] = {}
         self._clients: dict[str, tuple[Any, Any]] = {}
@@ -76,6 +87,8 @@ class Receiver:
                 retention_seconds=queue.retention_seconds,
                 eta=parse_eta((message.headers or {}).get("eta")),
                 held_seconds=held_seconds(queue),
+                unrun=self.keeper.memory.unrun(sqs_message["MessageId"]),
+                lost_flag=self.lost_flags.path,
             ),
             received_at=self.keeper.clock(),
             keeper=self.keeper,
@@ -85,6 +98,13 @@ class Receiver:
         message.sqs_lease = lease
         self.keeper.hold(lease)
         return lease
+
+    def in_turn(self, lease: Lease, start: Callable[[], object]) -> None:
+        """Call ``start`` now; on a FIFO queue, when the lease's message group allows."""
+        if lease.queue.is_fifo:
+            self._groups.take_turn(lease, start)
+        else:
+            start()
 
     def _client(self, url: str, kombu_client: Any) -> Any:
         """A client of ours with the credentials of kombu's, which changes when STS ones expire."""

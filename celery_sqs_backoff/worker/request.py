@@ -8,8 +8,10 @@ the message would keep its place in the prefetch window for good.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -20,24 +22,36 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr, safe_str
 
-from ..budget import GiveUpReason, spent, wire_delay
+from ..budget import GiveUpReason, capped, spent, spent_before_run, wire_delay
 from ..deadletter import DeadLetterRecord
 from ..delivery import Delivery
-from ..handover import DELIVERY_KEY, BackoffRetry, GiveUp, give_up_of
+from ..handover import DELIVERY_KEY, BackoffRetry, GiveUp, give_up_of, note_give_up
 from ..options import DEAD_LETTER
 from ..outcomes import Outcome
+from ..signals import lease_lost
 from .lease import Lease, State
+from .lost import LostFlags
 
-__all__ = ["BackoffRequest"]
+__all__ = ["BackoffRequest", "SettledBeforeRun"]
 
 logger = get_logger(__name__)
 
 #: Ends in which no code of the task's was left to say what happened.
 _CRASHES = (WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt, MemoryError)
 
+#: What has failed there is seldom back sooner.
+_AFTER_FAILED_CALLBACK_SECONDS = 30.0
+
+#: A message that is parked although nothing has failed: its task asked to be requeued.
+_PARKED = GiveUp(GiveUpReason.PARKED, Outcome.RETRYABLE)
+
 #: On prefork the process is killed only after the callback for its time limit; its message must
 #: not come back before it is gone (TERM, 0.1 s, KILL).
 _MIN_CRASH_DELAY_SECONDS = 2.0
+
+
+class SettledBeforeRun(Exception):
+    """The message of a request just made has been given up: there is nothing to run."""
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
@@ -46,6 +60,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     Without a lease (another broker) it is Celery's request. ``on_success`` and
     ``execute_using_pool`` are not overridden: Celery generates its own over them
     (``create_request_cls``).
+
+    Raises:
+        SettledBeforeRun: the message's budget was used up before this receive.
     """
 
     acknowledged: bool  # Celery's: whether the message has been settled
@@ -58,7 +75,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._cancelling = False
         if self.lease is not None:
             self.lease.handed_to_pool = self._was_handed_to_pool
+            self.lease.on_lost = self._on_lost
             self._tell_the_truth(self.lease.delivery)
+            self._refuse_if_spent(self.lease)
 
     def _tell_the_truth(self, delivery: Delivery) -> None:
         """Correct what only SQS knows, and spare the pool's pipe a second copy of the body.
@@ -75,6 +94,48 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         info[DELIVERY_KEY] = delivery
         properties["delivery_info"] = info
         request["properties"] = properties
+
+    def _refuse_if_spent(self, lease: Lease) -> None:
+        """The receipt gate. Expired and revoked messages pass: Celery has its own end for them."""
+        if self._is_expired_or_revoked():
+            return
+        options, message_id = self.task.backoff_options, lease.delivery.message_id
+        reason = spent_before_run(
+            lease.delivery,
+            retries=self._request_dict["retries"],
+            max_retries=options.max_retries,
+            retry_for=options.retry_for,
+            crashes=lease.keeper.memory.crashes(message_id),
+            crash_budget=options.crash_budget,
+            now=time.time(),
+        )
+        if reason is None:
+            return
+        failure = self.task.MaxRetriesExceededError(
+            f"{self.name}[{self.id}] was not run: {reason.value}"
+        )
+        exc_info = _exc_info(failure)
+        note_give_up(exc_info, GiveUp.because_of(failure, reason, Outcome.UNKNOWN))
+        self.on_failure(exc_info)
+        raise SettledBeforeRun
+
+    def _is_expired_or_revoked(self) -> bool:
+        return bool(self.maybe_expire() or self.id in state.revoked)
+
+    def _on_lost(self) -> None:
+        """Tell the task by its flag, and the app by a signal. Called by the keeper's thread."""
+        assert self.lease is not None
+        if self.lease.delivery.lost_flag is not None:
+            LostFlags.set(self.lease.delivery.lost_flag)
+        facts = {
+            "task_id": self.id,
+            "message_id": self.lease.delivery.message_id,
+            "queue": self.lease.queue.name,
+        }
+        # A receiver may take its time; the keeper has leases to renew.
+        threading.Thread(
+            target=lease_lost.send, args=(self.task,), kwargs=facts, daemon=True
+        ).start()
 
     def _was_handed_to_pool(self) -> bool:
         return self._apply_result is not None or self.time_start is not None
@@ -137,7 +198,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             super().on_retry(exc_info)  # a copy has been published: this message is done
             return
         self.acknowledged = True
-        self._defer(float(exc.when))
+        self._defer(float(exc.when), exc.exc)
         self._send_retried(exc.exc, exc_info.traceback)
 
     def on_failure(
@@ -177,10 +238,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             callback(*args)
         except Exception:
             # The result backend is down, or a signal's receiver raises. What is known of the
-            # message's fate holds; if nothing is, it comes back.
+            # message's fate holds; if nothing is, it comes back, but not at once.
             logger.exception("sqs_backoff.callback_failed", extra={"task_id": self.id})
             assert self.lease is not None
-            self.lease.release()
+            self.lease.defer(_AFTER_FAILED_CALLBACK_SECONDS)
 
     # Crashes: no task code was left to decide, so the main process does
 
@@ -201,7 +262,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if _success_was_stored(self, exc):
             return False
         delivery, options = self.lease.delivery, self.task.backoff_options
-        crashes = self.lease.keeper.count_crash(delivery.message_id)
+        crashes = self.lease.keeper.memory.count_crash(delivery.message_id)
         reason = spent(
             delivery,
             retries=self._request_dict["retries"],
@@ -216,7 +277,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return False
         state.task_ready(self)
         self.acknowledged = True
-        delay = self._defer(max(_MIN_CRASH_DELAY_SECONDS, self._draw_delay()))
+        delay = self._defer(max(_MIN_CRASH_DELAY_SECONDS, self._draw_delay()), exc)
         self._announce_retry(exc, exc_info, delay)
         return True
 
@@ -269,13 +330,24 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         backoff = self.task.backoff_options.backoff
         attempt = self._request_dict["retries"] + 1
         delay: float = backoff.delay_for(self.lease.delivery.message_id, attempt, random)
+        if self.lease.queue.is_fifo:
+            return capped(delay, backoff.ceiling(attempt), self.task.backoff_options.fifo_cap)
         return delay
 
-    def _defer(self, delay: float) -> int:
+    def _defer(self, delay: float, exc: BaseException | None = None) -> int:
         """Hide the message; return for how many seconds."""
-        assert self.lease is not None
-        seconds = wire_delay(delay, self.lease.delivery, now=time.time())
-        self.lease.defer(seconds)
+        lease = self.lease
+        assert lease is not None
+        seconds = wire_delay(delay, lease.delivery, now=time.time())
+        why = GiveUp.because_of(exc, GiveUpReason.PARKED, Outcome.RETRYABLE) if exc else _PARKED
+
+        def park(seconds_left: float) -> DeadLetterRecord:
+            return replace(self._record(why), due_at=time.time() + seconds_left)
+
+        # A message that is parked would be overtaken by the rest of its message group.
+        can_park = lease.queue.dlq_url is not None and not lease.queue.is_fifo
+        above = self.task.backoff_options.park_above if can_park else None
+        lease.defer(seconds, park_above=above, park=park)
         return seconds
 
     def _send_retried(self, exc: object, traceback: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
@@ -10,6 +11,7 @@ from celery.concurrency import solo
 from celery.utils.log import get_logger
 from celery.worker.consumer.tasks import Tasks
 
+from ..limits import MAX_MAX_RECEIVE_COUNT
 from ..options import DEAD_LETTER
 from ..task import SQSBackoffTask
 from . import prefetch, unreadable, upstream
@@ -35,7 +37,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def create(self, c: Any) -> None:
         """Before any start(): Tasks.start() asks each task for its strategy."""
         self._keeper = Keeper()
-        c.sqs_receiver = Receiver(self._keeper)
+        upstream.declare_without_leave_to_look(c)
+        c.sqs_receiver = Receiver(self._keeper, soon=_soon(c))
         self._blocks_loop = isinstance(c.pool, solo.TaskPool)
         if self._blocks_loop:
             upstream.run_after_receiving(c)
@@ -64,7 +67,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         upstream.keep_event_loop(c)
         for lease in self._keeper.held():
             if not lease.handed_to_pool():
-                lease.release()
+                lease.give_back_unrun()
 
     def terminate(self, c: Any) -> None:
         self.stop(c)
@@ -73,11 +76,13 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         """Run after the pool has stopped: whatever will be settled has been."""
         atexit.unregister(self.shutdown)
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
+        c.sqs_receiver.lost_flags.clear()
 
     def _check_queues(self, c: Any, channel: Any) -> None:
-        wants_dlq = any(
-            isinstance(task, SQSBackoffTask) and task.backoff_options.on_give_up == DEAD_LETTER
-            for task in c.app.tasks.values()
+        tasks = [task for task in c.app.tasks.values() if isinstance(task, SQSBackoffTask)]
+        wants_dlq = any(task.backoff_options.on_give_up == DEAD_LETTER for task in tasks)
+        needed, hungriest = max(
+            ((task.backoff_options.receives_needed, task.name) for task in tasks), default=(0, "")
         )
         for kombu_queue in c.task_consumer.queues:
             url = channel._resolve_queue_url(kombu_queue.name)
@@ -89,3 +94,21 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
                     " their messages will be deleted (on_give_up='fail').",
                     queue.name,
                 )
+            if queue.max_receive_count is not None and queue.max_receive_count < needed:
+                logger.warning(
+                    "Queue %s has maxReceiveCount=%d, but with its delays task %s may need about %d"
+                    " receives: it will be given up before retry_for or max_retries say so."
+                    " SQS allows up to %d.",
+                    queue.name,
+                    queue.max_receive_count,
+                    hungriest,
+                    needed,
+                    MAX_MAX_RECEIVE_COUNT,
+                )
+
+
+def _soon(c: Any) -> Callable[[Callable[[], object]], object]:
+    """How to run something in the consumer's event loop, or, without one, in a greenlet."""
+    if c.hub is not None:
+        return c.hub.call_soon  # type: ignore[no-any-return]
+    return lambda callback: c.timer.call_after(0, callback)

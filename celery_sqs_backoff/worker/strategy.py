@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.strategy import default as celery_default
+from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..budget import wire_delay
 from ..eta import parse_eta
 from .lease import Lease
 from .messages import held_seconds
+from .request import SettledBeforeRun
 
 __all__ = ["default"]
 
@@ -20,8 +24,9 @@ __all__ = ["default"]
 def default(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     """Celery's default strategy, with a lease on each message that comes from SQS.
 
-    A message that this worker was done with but could not delete in time is settled again instead
-    of being run again. One that is not due for long goes back to SQS until it is.
+    A message that this worker is running, or was done with but could not delete in time, is not
+    run again. One that is not due for long goes back to SQS until it is. One whose budget was used
+    up before this receive is given up by its request.
     """
     handle = celery_default(task, app, consumer)
     receiver = getattr(consumer, "sqs_receiver", None)
@@ -31,14 +36,28 @@ def default(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     def handle_with_lease(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any
     ) -> Any:
+        def start() -> None:
+            if lease is None or not _defer_until_due(lease, message.headers or {}):
+                with suppress(SettledBeforeRun):
+                    handle(message, body, ack, reject, callbacks, **kwargs)
+
         lease = receiver.lease(message)
-        if lease is not None and (
-            receiver.keeper.settle_again(lease) or _defer_until_due(lease, message.headers or {})
-        ):
-            return None
-        return handle(message, body, ack, reject, callbacks, **kwargs)
+        if lease is None:
+            start()
+        elif not receiver.keeper.recognise(lease):
+            receiver.in_turn(lease, lambda: _contained(start, consumer, message))
 
     return handle_with_lease
+
+
+def _contained(start: Callable[[], None], consumer: Any, message: Any) -> None:
+    """Start a task; what is wrong with its message goes where Celery's consumer sends it."""
+    try:
+        start()
+    except (InvalidTaskError, ContentDisallowed) as exc:
+        consumer.on_invalid_task(None, message, exc)
+    except DecodeError as exc:
+        consumer.on_decode_error(message, exc)
 
 
 def _defer_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:

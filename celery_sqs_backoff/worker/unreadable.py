@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -16,6 +17,7 @@ from celery.utils.log import get_logger
 from ..budget import GiveUpReason, wire_delay
 from ..deadletter import DeadLetterRecord
 from ..policies import FullJitter
+from .lease import Lease
 from .messages import Receiver
 
 __all__ = ["install"]
@@ -31,9 +33,12 @@ def install(consumer: Any, receiver: Receiver) -> None:
 
     def keep(message: Any, what: str, exc: BaseException | None) -> None:
         headers = message.headers or {}
-        lease = receiver.lease(message)
-        if lease is None:
-            return
+        if (lease := receiver.lease(message)) is not None:
+            receiver.in_turn(lease, lambda: settle(lease, headers, what, exc))
+
+    def settle(
+        lease: Lease, headers: Mapping[str, Any], what: str, exc: BaseException | None
+    ) -> None:
         logger.error(
             "sqs_backoff.not_understood: message %s on %s, receive %d: %s%s",
             lease.delivery.message_id,

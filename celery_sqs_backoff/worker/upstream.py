@@ -20,6 +20,7 @@ from ..queues import error_code
 
 __all__ = [
     "ask_for_attributes",
+    "declare_without_leave_to_look",
     "keep_event_loop",
     "run_after_receiving",
     "survive_failed_receives",
@@ -84,6 +85,31 @@ def _survive_blocking(channel: Any, on_result: Callable[[str | None], None]) -> 
 
     channel._get_bulk = surviving_get_bulk
     channel._reset_cycle()  # it holds the method
+
+
+def declare_without_leave_to_look(consumer: Any) -> None:
+    """Let a worker start that may not read its queues' attributes.
+
+    All versions: kombu asks how long a queue is when it declares it (``Channel._size``), does
+    nothing with the answer, and an AccessDenied there ends the worker.
+    """
+    connect = consumer.connect
+
+    def connect_and_guard() -> Any:
+        connection = connect()
+        channel = connection.default_channel
+        size = channel._size
+
+        def size_if_allowed(queue: str) -> int:
+            try:
+                return int(size(queue))
+            except ClientError:
+                return 0
+
+        channel._size = size_if_allowed
+        return connection
+
+    consumer.connect = connect_and_guard
 
 
 def ask_for_attributes(channel: Any, wanted: Mapping[str, Sequence[str]]) -> None:

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.budget import GiveUpReason, longest_delay, spent, wire_delay
+from celery_sqs_backoff import Exponential, FullJitter, Schedule
+from celery_sqs_backoff.budget import (
+    GiveUpReason,
+    capped,
+    longest_delay,
+    receives_needed,
+    spent,
+    spent_before_run,
+    wire_delay,
+)
 from celery_sqs_backoff.delivery import Delivery
 
 NOW = 1_800_000_000.0
@@ -113,3 +122,104 @@ def test_facts_are_read_from_what_sqs_returns():
 def test_a_server_that_returns_no_attributes_is_a_first_receive():
     read = Delivery.from_sqs({"MessageId": "m-1"}, queue_url="u", received_at=NOW)
     assert (read.receive_count, read.first_received_at, read.expires_at) == (1, None, None)
+
+
+# Before a run
+
+
+def why_not_run(facts, *, retries=1, max_retries=None, retry_for=36 * HOUR, crashes=0):
+    return spent_before_run(
+        delivery(**facts),
+        retries=retries,
+        max_retries=max_retries,
+        retry_for=retry_for,
+        crashes=crashes,
+        crash_budget=3,
+        now=NOW,
+    )
+
+
+FIFO = "https://sqs.example/1/q.fifo"
+
+
+@pytest.mark.parametrize(
+    ("facts", "budget", "reason"),
+    [
+        pytest.param({}, {}, None, id="budget is left"),
+        pytest.param({}, {"retries": 3, "max_retries": 3}, None, id="third retry of three"),
+        pytest.param(
+            {}, {"retries": 4, "max_retries": 3}, GiveUpReason.MAX_RETRIES, id="fourth of three"
+        ),
+        pytest.param({}, {"retries": 0, "max_retries": 0}, None, id="a first run is no retry"),
+        pytest.param(
+            {"first_received_at": NOW - 36 * HOUR}, {}, GiveUpReason.RETRY_FOR, id="time is over"
+        ),
+        pytest.param(
+            {"first_received_at": NOW - 36 * HOUR}, {"retries": 0}, None, id="but it never ran"
+        ),
+        pytest.param(
+            {"receive_count": 3, "max_receive_count": 3}, {}, None, id="the queue's last receive"
+        ),
+        pytest.param(
+            {"receive_count": 4, "max_receive_count": 3},
+            {},
+            GiveUpReason.MAX_RECEIVE_COUNT,
+            id="one too many",
+        ),
+        pytest.param({}, {"crashes": 2}, None, id="two crashes of three"),
+        pytest.param({}, {"crashes": 3}, GiveUpReason.WORKER_LOST, id="three crashes"),
+    ],
+)
+def test_a_run_is_not_started_without_budget(facts, budget, reason):
+    assert why_not_run(facts, **budget) is reason
+
+
+def test_receives_on_a_fifo_queue_do_not_use_up_max_retries():
+    """Those behind a message that backs off are received in vain, as often as it is retried."""
+    message = Delivery(message_id="m", queue_url=FIFO, received_at=NOW)
+    assert message.is_fifo
+    assert (
+        spent_before_run(
+            message,
+            retries=9,
+            max_retries=3,
+            retry_for=None,
+            crashes=0,
+            crash_budget=3,
+            now=NOW,
+        )
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "receives"),
+    [
+        pytest.param(Schedule([10]), {"retry_for": 100, "max_retries": None}, 11, id="by time"),
+        pytest.param(Schedule([10]), {"retry_for": 100, "max_retries": 4}, 5, id="by count"),
+        pytest.param(Schedule([10]), {"retry_for": 0, "max_retries": None}, 1, id="no retry"),
+        pytest.param(Schedule([10]), {"retry_for": None, "max_retries": None}, 1000, id="no end"),
+        pytest.param(
+            Schedule([0]), {"retry_for": 10, "max_retries": None}, 11, id="a second at the least"
+        ),
+        pytest.param(
+            Exponential(base=1, cap=8), {"retry_for": 31, "max_retries": None}, 7, id="growing"
+        ),
+    ],
+)
+def test_receives_that_a_task_may_need(policy, budget, receives):
+    assert receives_needed(policy, **budget) == receives
+
+
+def test_a_day_and_a_half_of_the_default_delays_is_some_eighty_receives():
+    assert 70 <= receives_needed(FullJitter(), retry_for=36 * HOUR, max_retries=None) <= 95
+
+
+@given(
+    ceiling=st.floats(min_value=1e-3, max_value=1e6),
+    share=st.floats(min_value=0, max_value=1),
+    cap=st.floats(min_value=1e-3, max_value=1e6),
+)
+def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
+    delay = capped(ceiling * share, ceiling, cap)
+    assert delay == pytest.approx(min(ceiling, cap) * share)

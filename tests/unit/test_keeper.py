@@ -1,6 +1,8 @@
 """The keeper, turned by hand: what it asks of SQS, in which order, and how it takes the answers."""
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -16,6 +18,7 @@ QUEUE = Queue(URL, visibility_timeout_seconds=30, dlq_arn="arn:aws:sqs:us-east-1
 
 DELETE = "DeleteMessageBatch"
 HIDE = "ChangeMessageVisibilityBatch"
+SEND = "SendMessageBatch"
 
 
 class FakeSQS:
@@ -24,6 +27,7 @@ class FakeSQS:
     def __init__(self):
         self.calls = []
         self.fail = lambda action, handle: None
+        self.in_flight = 0
         self.during_call = lambda action: None
 
     def delete_message_batch(self, QueueUrl, Entries):  # noqa: N803
@@ -32,17 +36,25 @@ class FakeSQS:
     def change_message_visibility_batch(self, QueueUrl, Entries):  # noqa: N803
         return self._batch(HIDE, Entries)
 
-    def send_message(self, **kwargs):
-        self.calls.append(("SendMessage", kwargs))
-        self._raise_for(self.fail("SendMessage", kwargs["MessageBody"]), "SendMessage")
-        return {"MessageId": "dead-1"}
+    def send_message_batch(self, QueueUrl, Entries):  # noqa: N803
+        self.calls.append((SEND, [{"QueueUrl": QueueUrl, **entry} for entry in Entries]))
+        return self._answer(SEND, {entry["Id"]: entry["MessageBody"] for entry in Entries})
+
+    def get_queue_attributes(self, QueueUrl, AttributeNames):  # noqa: N803
+        self.calls.append(("GetQueueAttributes", AttributeNames))
+        if self.in_flight is None:
+            raise EndpointConnectionError(endpoint_url="x")
+        return {"Attributes": {name: str(self.in_flight) for name in AttributeNames}}
 
     def _batch(self, action, entries):
         self.calls.append(
             (action, [(e["ReceiptHandle"], e.get("VisibilityTimeout")) for e in entries])
         )
         self.during_call(action)
-        codes = {e["Id"]: self.fail(action, e["ReceiptHandle"]) for e in entries}
+        return self._answer(action, {e["Id"]: e["ReceiptHandle"] for e in entries})
+
+    def _answer(self, action, entries):
+        codes = {number: self.fail(action, what) for number, what in entries.items()}
         for code in codes.values():
             self._raise_for(code, action)
         failed = [{"Id": i, "Code": code, "SenderFault": True} for i, code in codes.items() if code]
@@ -52,7 +64,7 @@ class FakeSQS:
     def _raise_for(code, action):
         if isinstance(code, Exception):
             raise code
-        if action == "SendMessage" and code:
+        if code == "AccessDenied":
             raise ClientError({"Error": {"Code": code}}, action)
 
     def asked(self, action):
@@ -332,15 +344,15 @@ def test_a_dead_letter_is_sent_before_its_message_is_deleted(bench):
     bench.lease().dead_letter(a_record())
     bench.turn(0.1)
     bench.turn(0.1)
-    assert [name for name, _ in bench.sqs.calls] == ["SendMessage", DELETE]
-    sent = bench.sqs.calls[0][1]
+    assert [name for name, _ in bench.sqs.calls] == [SEND, DELETE]
+    [sent] = bench.sqs.calls[0][1]
     assert sent["QueueUrl"] == "https://sqs.example/1/q-dlq"
     assert sent["MessageBody"] == "body 0"
     assert ATTRIBUTE_NAME in sent["MessageAttributes"]
 
 
 def test_a_dead_letter_that_cannot_be_sent_leaves_the_message_hidden(bench, caplog):
-    bench.sqs.fail = lambda action, what: "AccessDenied" if action == "SendMessage" else None
+    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
     bench.lease().dead_letter(a_record())
     bench.turn(0.1)
     bench.turn(0.1)
@@ -350,16 +362,16 @@ def test_a_dead_letter_that_cannot_be_sent_leaves_the_message_hidden(bench, capl
 
 
 def test_when_it_comes_back_it_is_dead_lettered_again_instead_of_run(bench):
-    bench.sqs.fail = lambda action, what: "AccessDenied" if action == "SendMessage" else None
+    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
     bench.lease(message_id="m").dead_letter(a_record())
     bench.turn(0.1)
     bench.turn(0.1)
     bench.sqs.fail = lambda action, what: None
     again = bench.lease(message_id="m")
-    assert bench.keeper.settle_again(again)
+    assert bench.keeper.recognise(again)
     bench.turn(0.1)
     bench.turn(0.1)
-    assert [name for name, _ in bench.sqs.calls] == ["SendMessage", HIDE, "SendMessage", DELETE]
+    assert [name for name, _ in bench.sqs.calls] == [SEND, HIDE, SEND, DELETE]
 
 
 def test_a_throttled_dead_letter_is_sent_again(bench):
@@ -369,7 +381,33 @@ def test_a_throttled_dead_letter_is_sent_again(bench):
     bench.turn(0.1)
     bench.turn(20)
     bench.turn(1)
-    assert [name for name, _ in bench.sqs.calls] == ["SendMessage", "SendMessage", DELETE]
+    assert [name for name, _ in bench.sqs.calls] == [SEND, SEND, DELETE]
+
+
+def test_dead_letters_go_in_batches_of_what_sqs_takes(bench):
+    """It counts the bytes of a batch together: 1 MiB."""
+    small, large = [bench.lease() for _ in range(3)], [bench.lease() for _ in range(2)]
+    for lease in large:
+        lease.body = "x" * 600_000
+    for lease in small + large:
+        lease.dead_letter(a_record())
+    bench.turn(0.1)
+    bench.turn(0.1)
+    assert [len(entries) for entries in bench.sqs.asked(SEND)] == [4, 1]
+    assert [len(entries) for entries in bench.sqs.asked(DELETE)] == [5]
+
+
+def test_only_the_dead_letters_that_sqs_took_are_deleted(bench):
+    bench.sqs.fail = lambda action, what: "InternalError" if what == "body 1" else None
+    for _ in range(3):
+        bench.lease().dead_letter(a_record())
+    bench.turn(0.1)
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h0", None), ("h2", None)]]
+    bench.sqs.fail = lambda action, what: None
+    bench.turn(20)
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE)[1:] == [[("h1", None)]]
 
 
 def test_a_dead_letter_on_a_fifo_queue_keeps_its_group(bench):
@@ -378,7 +416,7 @@ def test_a_dead_letter_on_a_fifo_queue_keeps_its_group(bench):
     lease.group_id = "customer-7"
     lease.dead_letter(a_record())
     bench.turn(0.1)
-    sent = bench.sqs.calls[0][1]
+    [sent] = bench.sqs.calls[0][1]
     assert (sent["MessageGroupId"], sent["MessageDeduplicationId"]) == ("customer-7", "m")
 
 
@@ -389,13 +427,117 @@ def test_a_message_that_is_done_is_deleted_when_it_comes_back(bench):
     """SQS is at-least-once, and a delete may be lost: the task must not run again for that."""
     bench.lease(message_id="m").done()
     again = bench.lease(message_id="m")
-    assert bench.keeper.settle_again(again)
+    assert bench.keeper.recognise(again)
     assert again.state is State.DONE
 
 
 def test_a_message_that_backed_off_runs_when_it_comes_back(bench):
     bench.lease(message_id="m").defer(5)
-    assert not bench.keeper.settle_again(bench.lease(message_id="m"))
+    assert not bench.keeper.recognise(bench.lease(message_id="m"))
+
+
+def test_a_message_that_comes_back_while_it_is_held_renews_the_lease_there_is(bench):
+    """Its renewals came too late; there must be one run, and the newer handle is the valid one."""
+    running = bench.lease(message_id="m")
+    bench.turn(31)
+    again = bench.lease(message_id="m")
+    assert bench.keeper.recognise(again)
+    assert again.state is State.MERGED
+    assert bench.freed == ["h1"], "the place in the window that the second receive took"
+    running.done()
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h1", None)]]
+
+
+def test_the_answer_to_a_renewal_with_the_old_handle_says_nothing_of_the_new_one(bench):
+    running = bench.lease(message_id="m")
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid" if handle == "h0" else None
+    bench.sqs.during_call = lambda action: bench.keeper.recognise(bench.lease(message_id="m"))
+    bench.turn(10)
+    assert running.state is State.HELD
+    assert running.receipt_handle == "h1"
+
+
+# Losing
+
+
+def test_a_lease_whose_handle_is_refused_is_lost_and_its_task_is_told(bench):
+    lease, told = bench.lease(), []
+    lease.on_lost = lambda: told.append("lost")
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid"
+    bench.turn(10)
+    assert (lease.state, told) == (State.LOST, ["lost"])
+    assert not lease.done()
+    bench.turn(1)
+    assert bench.sqs.asked(DELETE) == []
+
+
+def test_a_task_is_told_once_when_its_message_could_not_be_renewed_in_time(bench):
+    lease, told = bench.lease(), []
+    lease.on_lost = lambda: told.append("lost")
+    bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+    bench.turn(29)
+    assert told == []
+    for _ in range(5):
+        bench.turn(10)
+    assert told == ["lost"]
+    assert lease.state is State.HELD, "nobody else is known to have it: it is deleted when done"
+
+
+# Parking
+
+
+def defer_with_room(lease, park_above=0.8):
+    lease.defer(600, park_above=park_above, park=lambda left: replace(a_record(), due_at=left))
+
+
+def test_a_backoff_goes_to_the_dead_letter_queue_when_too_many_messages_are_in_flight(bench):
+    bench.sqs.in_flight = 96_000
+    defer_with_room(bench.lease())
+    for _ in range(3):
+        bench.turn(0.1)
+    assert [name for name, _ in bench.sqs.calls] == ["GetQueueAttributes", SEND, DELETE]
+    record = json.loads(
+        bench.sqs.calls[1][1][0]["MessageAttributes"][ATTRIBUTE_NAME]["StringValue"]
+    )
+    assert record["due_at"] == pytest.approx(599.9)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "park_above"),
+    [
+        pytest.param(95_999, 0.8, id="room is left"),
+        pytest.param(120_000, None, id="never"),
+        pytest.param(None, 0.8, id="SQS does not say"),
+    ],
+)
+def test_a_backoff_is_hidden(bench, in_flight, park_above):
+    bench.sqs.in_flight = in_flight
+    defer_with_room(bench.lease(), park_above)
+    bench.turn(0.1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
+    assert bench.sqs.asked(SEND) == []
+
+
+def test_the_messages_in_flight_are_counted_once_a_minute_and_only_for_a_backoff(bench):
+    bench.lease().release()
+    bench.lease().done()
+    bench.turn(0.1)
+    assert bench.sqs.asked("GetQueueAttributes") == []
+    for _ in range(6):
+        defer_with_room(bench.lease())
+        bench.turn(20)
+    assert len(bench.sqs.asked("GetQueueAttributes")) == 2
+
+
+def test_a_parked_message_that_cannot_be_sent_is_hidden_and_runs_when_it_comes_back(bench):
+    bench.sqs.in_flight = 120_000
+    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
+    defer_with_room(bench.lease(message_id="m"))
+    for _ in range(3):
+        bench.turn(0.1)
+    assert bench.sqs.asked(HIDE) == [[("h0", 300)]]
+    assert not bench.keeper.recognise(bench.lease(message_id="m"))
 
 
 # Stopping

@@ -1,0 +1,23 @@
+"""Celery signals of ours. They are sent in the worker's main process.
+
+>>> from celery_sqs_backoff.signals import lease_lost
+>>> @lease_lost.connect(weak=False)
+... def tell_the_person_on_call(sender, message_id, queue, **_):
+...     print(f"{sender.name}: message {message_id} of {queue} may be running elsewhere")
+"""
+
+from __future__ import annotations
+
+from celery.utils.dispatch import Signal
+
+__all__ = ["lease_lost"]
+
+#: The message of a task that has been handed to the pool is no longer this worker's, or may not be:
+#: SQS refuses its receipt handle, or could not be reached for as long as the message was hidden.
+#: Another worker may run it by now. Sent from a thread of its own, once per run, with
+#:
+#: * ``sender``: the task,
+#: * ``task_id``, ``message_id``, ``queue`` (the queue's name): strings.
+#:
+#: The running task can poll :attr:`celery_sqs_backoff.SQSBackoffTask.lease_lost`.
+lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", "queue"})

@@ -1,0 +1,47 @@
+"""How a task learns that its message is no longer its worker's.
+
+The task may run in another process, which may have been forked before the message was received, or
+spawned. What both have is the file system: the flag is a file that exists. None is made before
+something is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from uuid import uuid4
+
+from celery.utils.log import get_logger
+
+__all__ = ["LostFlags"]
+
+logger = get_logger(__name__)
+
+
+class LostFlags:
+    """Flags of one worker, in a directory that is its own."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        # Not to be guessed: on a shared /tmp, nobody else may raise our flags.
+        name = f"celery-sqs-backoff-{uuid4().hex}"
+        self._directory = directory or Path(tempfile.gettempdir()) / name
+
+    def path(self, message_id: str, receive_count: int) -> str:
+        """Return the file that will exist once this receive of the message is lost."""
+        return str(self._directory / f"{message_id}-{receive_count}")
+
+    @staticmethod
+    def set(path: str) -> None:
+        """Raise a flag. A full or read-only disk is logged, and the task is not told."""
+        try:
+            Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+            Path(path).touch()
+        except OSError:
+            logger.exception("sqs_backoff.flag_failed")
+
+    def clear(self) -> None:
+        """Remove all flags."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._directory)

@@ -1,0 +1,91 @@
+"""The receipt gate: a message whose budget was used up before it came is not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import SQSBackoffTask
+from tests.support.record import note
+
+from .stage import REDIS, Stage, app_of_this_module
+
+app = app_of_this_module()
+
+
+def run(task: Any) -> None:
+    note(task=task.name)
+
+
+options = {"base": SQSBackoffTask, "bind": True}
+app.task(name="gate.max_retries", max_retries=2, **options)(run)
+app.task(name="gate.retry_for", retry_for=1, **options)(run)
+app.task(name="gate.no_limits", retry_for=None, **options)(run)
+app.task(name="gate.fails", max_retries=2, on_give_up="fail", **options)(run)
+
+
+def receive(stage: Stage, times: int) -> None:
+    """Use up receives, as workers do that are killed before they know what became of the task."""
+    for _ in range(times):
+        [message] = stage.sqs.receive_message(
+            QueueUrl=stage.queues[0].url, VisibilityTimeout=0, WaitTimeSeconds=5
+        )["Messages"]
+        assert message["Body"]
+
+
+@pytest.mark.parametrize(
+    ("task", "receives", "reason"),
+    [
+        pytest.param("gate.max_retries", 3, "max_retries reached", id="max_retries"),
+        pytest.param("gate.max_retries", 2, None, id="one-left"),
+        pytest.param("gate.no_limits", 6, None, id="no-limits"),
+        pytest.param("gate.fails", 3, None, id="fail"),
+    ],
+)
+def test_a_message_that_has_been_received_too_often_is_given_up_unrun(
+    make_stage: Callable[..., Stage], task: str, receives: int, reason: str | None
+) -> None:
+    stage = make_stage(conf={"result_backend": REDIS})
+    result = stage.send(task)
+    receive(stage, receives)
+    with stage.worker(pool="solo", concurrency=1):
+        stage.wait_until_settled()
+        if reason is None and task != "gate.fails":
+            result.get(timeout=5)
+    letters = stage.dead_letters()
+    if reason:
+        [letter] = letters
+        assert letter.record is not None
+        assert (letter.record["reason"], letter.record["attempts"]) == (reason, receives + 1)
+    else:
+        assert letters == []
+    ran = reason is None and task != "gate.fails"
+    assert len(stage.runs(task)) == int(ran)
+    assert result.state == ("SUCCESS" if ran else "FAILURE")
+
+
+def test_a_message_is_not_started_again_when_its_time_is_over(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """``retry_for`` is a second, counted from the first receive; the worker is up after two."""
+    stage = make_stage(queues={"test": {"visibility_timeout_seconds": 2}})
+    stage.send("gate.retry_for")
+    stage.sqs.receive_message(QueueUrl=stage.queues[0].url, WaitTimeSeconds=5)
+    with stage.worker(pool="solo", concurrency=1):
+        stage.wait_until_settled()
+    [letter] = stage.dead_letters()
+    assert letter.record is not None
+    assert letter.record["reason"] == "retry_for is over"
+    assert stage.runs("gate.retry_for") == []
+
+
+def test_an_expired_message_expires_whatever_its_budget(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(conf={"result_backend": REDIS})
+    result = stage.send("gate.max_retries", expires=0.1)
+    receive(stage, 5)
+    with stage.worker(pool="solo", concurrency=1):
+        stage.wait_until_settled()
+    assert result.state == "REVOKED"
+    assert stage.dead_letters() == []

@@ -1,0 +1,108 @@
+"""Message groups of a FIFO queue: who runs when."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_backoff.delivery import Delivery
+from celery_sqs_backoff.queues import Queue
+from celery_sqs_backoff.worker.groups import MessageGroups
+from celery_sqs_backoff.worker.keeper import Keeper
+from celery_sqs_backoff.worker.lease import Lease, State
+
+QUEUE = Queue("https://sqs.example/1/q.fifo")
+
+
+class Worker:
+    """Message groups, an event loop turned by hand, and what has been started."""
+
+    def __init__(self):
+        self.keeper = Keeper()
+        self.started = []
+        self.freed = []
+        self._soon = []
+        self.groups = MessageGroups(self._soon.append)
+
+    def receive(self, name, group="a"):
+        lease = Lease(
+            client=None,
+            queue=QUEUE,
+            message={"ReceiptHandle": name, "Attributes": {"MessageGroupId": group}},
+            body="",
+            delivery=Delivery(message_id=name, queue_url=QUEUE.url, received_at=0.0),
+            received_at=0.0,
+            keeper=self.keeper,
+            free=lambda: self.freed.append(name),
+        )
+        self.groups.take_turn(lease, lambda: self.started.append(name))
+        return lease
+
+    def turn_loop(self):
+        while self._soon:
+            self._soon.pop(0)()
+
+
+@pytest.fixture
+def worker():
+    return Worker()
+
+
+def test_the_next_starts_when_the_one_before_is_done(worker):
+    first, second = worker.receive("1"), worker.receive("2")
+    assert worker.started == ["1"]
+    first.done()
+    assert worker.started == ["1"], "not in the thread that settled it"
+    worker.turn_loop()
+    assert worker.started == ["1", "2"]
+    second.done()
+    assert worker.freed == ["1", "2"]
+
+
+def test_groups_do_not_wait_for_each_other(worker):
+    worker.receive("1", group="a")
+    worker.receive("2", group="b")
+    assert worker.started == ["1", "2"]
+
+
+def test_a_group_starts_again_from_nothing(worker):
+    worker.receive("1").done()
+    worker.receive("2")
+    assert worker.started == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "end", [lambda x: x.defer(5), Lease.release, Lease.lose], ids=["backs off", "given", "lost"]
+)
+def test_those_behind_a_message_that_comes_back_are_given_back_unrun(worker, end):
+    first, *behind = (worker.receive(name) for name in "123")
+    end(first)
+    worker.turn_loop()
+    assert worker.started == ["1"]
+    assert [lease.state for lease in behind] == [State.RELEASED, State.RELEASED]
+    assert worker.freed == ["1", "2", "3"]
+    assert [worker.keeper.memory.unrun(name) for name in "123"] == [0, 1, 1]
+
+
+def test_a_dead_letter_lets_the_next_go_on(worker):
+    first, _ = worker.receive("1"), worker.receive("2")
+    first.dead_letter(None)
+    worker.turn_loop()
+    assert worker.started == ["1", "2"]
+
+
+def test_one_that_was_given_back_while_it_waited_is_passed_over(worker):
+    first, second, _ = (worker.receive(name) for name in "123")
+    second.release()
+    first.done()
+    worker.turn_loop()
+    assert worker.started == ["1", "3"]
+
+
+def test_one_that_was_given_back_on_its_way_to_the_loop_does_not_start(worker):
+    first, second = worker.receive("1"), worker.receive("2")
+    first.done()
+    second.release()
+    worker.turn_loop()
+    assert worker.started == ["1"]
+    worker.receive("3")
+    assert worker.started == ["1", "3"]
