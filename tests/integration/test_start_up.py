@@ -1,0 +1,63 @@
+"""What a worker says of its queues when it starts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from celery import Celery
+
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
+
+STEP = "celery_sqs_backoff.worker.step"
+
+
+def mail() -> None:
+    """Never run: what is said is said before."""
+
+
+@pytest.fixture
+def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.LogCaptureFixture):
+    """Start a worker on a queue with these attributes, and return what it has said of it."""
+
+    def start(queue: dict[str, object], **task_options: object) -> list[str]:
+        app = Celery("start-up", set_as_current=False)
+        # Not shared: Celery would define it, as it is here, on all later apps.
+        options = {"base": SQSBackoffTask, "name": "start_up.mail", "shared": False}
+        app.task(**options, **task_options)(mail)
+        with (
+            caplog.at_level(logging.WARNING, STEP),
+            on_local_sqs(app, sqs_server, sqs_queue_factory(**queue)),
+            running_worker(app),
+        ):
+            return [r.getMessage() for r in caplog.records if r.name == STEP]
+
+    return start
+
+
+def test_a_queue_that_allows_too_few_receives(said):
+    [warning] = said({"max_receive_count": 5})
+    assert "maxReceiveCount=5" in warning
+    assert "start_up.mail" in warning
+
+
+@pytest.mark.parametrize(
+    ("max_receive_count", "options"),
+    [
+        pytest.param(1000, {}, id="the most that SQS allows"),
+        pytest.param(5, {"max_retries": 4}, id="enough for max_retries"),
+        pytest.param(5, {"retry_for": 60, "backoff": Schedule([20])}, id="enough for retry_for"),
+    ],
+)
+def test_a_queue_that_allows_enough(said, max_receive_count, options):
+    assert said({"max_receive_count": max_receive_count}, **options) == []
+
+
+def test_a_queue_without_a_dead_letter_queue(said):
+    [warning] = said({"dead_letter_queue": False})
+    assert "has no dead-letter queue" in warning
+
+
+def test_a_queue_without_a_dead_letter_queue_is_right_for_tasks_that_fail(said):
+    assert said({"dead_letter_queue": False}, on_give_up="fail") == []
