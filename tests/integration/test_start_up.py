@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
@@ -17,15 +17,21 @@ def mail() -> None:
     """Never run: what is said is said before."""
 
 
+@pytest.fixture(autouse=True)
+def no_tasks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery defines tasks of all apps of this process on each new one; here but its own."""
+    theirs = _state._on_app_finalizers
+    builtin = {define for define in theirs if define.__module__ == "celery.app.builtins"}
+    monkeypatch.setattr(_state, "_on_app_finalizers", builtin)
+
+
 @pytest.fixture
 def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.LogCaptureFixture):
     """Start a worker on a queue with these attributes, and return what it has said of it."""
 
     def start(queue: dict[str, object], **task_options: object) -> list[str]:
         app = Celery("start-up", set_as_current=False)
-        # Not shared: Celery would define it, as it is here, on all later apps.
-        options = {"base": SQSBackoffTask, "name": "start_up.mail", "shared": False}
-        app.task(**options, **task_options)(mail)
+        app.task(base=SQSBackoffTask, name="start_up.mail", shared=False, **task_options)(mail)
         with (
             caplog.at_level(logging.WARNING, STEP),
             on_local_sqs(app, sqs_server, sqs_queue_factory(**queue)),
