@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from signal import SIGKILL
 
+from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 from rich.live import Live
 
@@ -34,21 +35,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     console = Console()
     plan = Plan(mails=options.mails, outage_seconds=5 if options.quick else 20)
-    options.output.mkdir(parents=True, exist_ok=True)
     end_on_signals(deadline_seconds=DEADLINE_SECONDS)
     picture = options.output / "calls.png"
     try:
+        options.output.mkdir(parents=True, exist_ok=True)
         results = run(plan, console, logs=options.output)
         _report(results, plan, picture, console)
+        if options.json is not None:
+            summary = {"picture": str(picture), "runs": [result.summary() for result in results]}
+            options.json.write_text(json.dumps(summary, indent=2) + "\n")
     except KeyboardInterrupt:
         console.print("Interrupted; everything that was started has been stopped.")
         return EXIT_INTERRUPTED
-    except DemoError as exc:
+    except (DemoError, OSError, BotoCoreError, ClientError) as exc:
+        # It may not write where it is told to, or one of the services has gone.
         console.print(f"The demo failed: {exc}", style="red", markup=False)
         return EXIT_FAILED
-    if options.json is not None:
-        summary = {"picture": str(picture), "runs": [result.summary() for result in results]}
-        options.json.write_text(json.dumps(summary, indent=2) + "\n")
     return 0 if all(result.is_clean for result in results) else EXIT_FAILED
 
 
@@ -117,9 +119,16 @@ def _report(results: list[Result], plan: Plan, picture: Path, console: Console) 
     console.print("Try it by hand:   example_project/README.md")
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {count}")
+    return count
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
-    parser.add_argument("--mails", type=int, default=300, help="how many; default 300")
+    parser.add_argument("--mails", type=_count, default=300, help="how many; default 300")
     parser.add_argument("--quick", action="store_true", help="an outage of 5 s instead of 20")
     parser.add_argument(
         "--output",

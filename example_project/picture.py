@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 import matplotlib
@@ -31,28 +32,49 @@ def draw(results: Sequence[Result], plan: Plan, path: Path) -> None:
     for panel, result in zip(panels, results, strict=True):
         _draw_run(panel, result, plan)
     panels[0].set_xlim(0, max(when for result in results for when, _ in result.calls) + 1)
-    panels[0].legend(loc="upper right", framealpha=1)
+    panels[0].legend(loc="upper right", framealpha=1, title="The provider answered")
     panels[-1].set_xlabel("seconds since the first call")
-    figure.suptitle(f"{plan.mails} mails and a provider that is down", fontsize=14)
+    figure.suptitle(
+        f"{plan.mails} mails, a provider that is down for {plan.outage_seconds:g} s, and one"
+        " backoff policy per panel",
+        fontsize=14,
+    )
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
 def _draw_run(panel: Axes, result: Result, plan: Plan) -> None:
-    panel.axvspan(0, result.recovered_at, color="#f0e442", alpha=0.25, lw=0, label="outage")
-    panel.axhline(plan.calls_per_second, color="black", lw=1, ls="--", label="provider's limit")
+    back_at = result.recovered_at
+    panel.axvspan(0, back_at, color="#f0e442", alpha=0.25, lw=0)
+    panel.axvline(back_at, color="#999999", lw=1)
+    top = {"transform": panel.get_xaxis_transform(), "va": "top", "fontsize": 10}
+    panel.text(back_at - 0.3, 0.97, "provider is down", ha="right", **top)
+    panel.text(back_at + 0.3, 0.97, "provider is back", ha="left", **top)
+    panel.axhline(plan.calls_per_second, color="black", lw=1, ls="--")
+    panel.text(
+        0.995,
+        plan.calls_per_second + 2,
+        f"it takes {plan.calls_per_second} calls per second",
+        transform=panel.get_yaxis_transform(),
+        ha="right",
+        va="bottom",
+        fontsize=10,
+    )
+    # Bars of one second, one of which begins when the provider is back.
     last = max(when for when, _ in result.calls)
+    edges = [back_at + second for second in range(-ceil(back_at), ceil(last - back_at) + 1)]
     panel.hist(
         [[when for when, status in result.calls if status == each] for each in STATUSES],
-        bins=range(int(last) + 2),
+        bins=edges,
         stacked=True,
         rwidth=0.9,
         color=[colour for _, colour in STATUSES.values()],
         label=[meaning for meaning, _ in STATUSES.values()],
     )
     panel.set_title(
-        f"{TITLES[result.policy]}: {result.peak_calls_per_second} calls in the busiest second"
-        f" after the recovery, {result.throttled} turned away",
+        f"{TITLES[result.policy]}: at most {result.peak_calls_per_second} calls in a second once"
+        f" it is back, {result.throttled} turned away;"
+        f" last mail sent after {result.seconds_to_last_mail:.0f} s",
         loc="left",
         fontsize=11,
     )

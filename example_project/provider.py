@@ -1,8 +1,9 @@
 """A mail provider on this machine that fails in the ways real ones do, and counts what reaches it.
 
 ``python -m example_project.provider`` prints its two addresses as a line of JSON. Mails go to the
-first (``POST /mails`` with an ``id``). The second always answers: ``GET`` it for the counts, ``POST
-{"mode": "up"}`` to it to change how the provider behaves.
+first (``POST /mails`` with an ``id``). The second always answers: ``GET`` it for the counts (and
+``/calls`` and ``/sent`` for each call and mail), ``POST {"mode": "up"}`` to it to change how the
+provider behaves.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class Provider:
         with self._lock:
             return list(self._calls)
 
+    def sent(self) -> list[Any]:
+        """The ids of all mails that went out, each once."""
+        with self._lock:
+            return list(self._mails)
+
     def _judge(self, now: float, behaviour: Behaviour) -> HTTPStatus:
         if behaviour.mode is Mode.DOWN:
             return HTTPStatus.SERVICE_UNAVAILABLE
@@ -155,7 +161,11 @@ class ControlHandler(Handler):
 
     def do_GET(self) -> None:
         provider = self.provider_server.provider
-        self.answer(HTTPStatus.OK, provider.calls() if self.path == "/calls" else provider.report())
+        pages = {"/": provider.report, "/calls": provider.calls, "/sent": provider.sent}
+        if page := pages.get(self.path):
+            self.answer(HTTPStatus.OK, page())
+        else:
+            self.answer(HTTPStatus.NOT_FOUND, {"error": f"there are {', '.join(pages)}"})
 
     def do_POST(self) -> None:
         try:

@@ -138,19 +138,17 @@ class Scene:
         return Snapshot(left, queue, report["calls"], report["mails"], self._rate())
 
     def result(self) -> Result:
-        report, calls, queue = (
-            self._provider.report(),
-            self._provider.calls(),
-            self._sqs.counts(self._queue),
-        )
+        report, calls = self._provider.report(), self._provider.calls()
+        dead = self._sqs.dead_mails(self._queue)
         first = report["first_call_at"]
         assert self._recovered_at is not None, "the run is over"
         return Result(
             policy=self.policy,
             mails=self._plan.mails,
             duplicates=report["duplicates"],
-            lost=self._plan.mails - report["mails"] - queue.dead,
-            dead=queue.dead,
+            # By id: a mail may be both, sent and then given up because nobody knew.
+            lost=self._plan.mails - len(self._provider.sent() | dead),
+            dead=len(dead),
             recovered_at=self._recovered_at - first,
             calls=[(when - first, status) for when, status in calls],
         )

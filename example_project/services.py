@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from .processes import Programs
+from .processes import DemoError, Programs
 from .provider import Behaviour
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class Counts:
 class SQS:
     """A local SQS (ministack)."""
 
-    def __init__(self, programs: Programs, directory: Path, *, port: int | None = None) -> None:
-        self.address = f"127.0.0.1:{port or _free_port()}"
+    def __init__(self, programs: Programs, directory: Path, *, port: int = 0) -> None:
+        self.address = f"127.0.0.1:{_free_port(port)}"
         programs.start(
             "sqs",
             "ministack",
@@ -91,6 +92,18 @@ class SQS:
             dead=int(dead[visible]) + int(dead[hidden]),
         )
 
+    def dead_mails(self, queue: Queue) -> set[int]:
+        """The ids of the mails in the dead-letter queue. They stay there, hidden for a while."""
+        found = set()
+        while messages := self._client.receive_message(
+            QueueUrl=queue.dlq_url, MaxNumberOfMessages=10
+        ).get("Messages"):
+            for message in messages:
+                envelope = json.loads(b64decode(message["Body"]))
+                (mail_id,), *_ = json.loads(b64decode(envelope["body"]))
+                found.add(mail_id)
+        return found
+
     def _attributes(self, url: str) -> dict[str, str]:
         answer = self._client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
         return {str(name): value for name, value in answer["Attributes"].items()}
@@ -125,13 +138,22 @@ class MailProvider:
         """When each call came (seconds since the epoch), and which status it was answered."""
         return [(when, status) for when, status in self._ask("/calls")]
 
+    def sent(self) -> set[int]:
+        """The ids of all mails that went out."""
+        return set(self._ask("/sent"))
+
     def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
         with self._open(Request(self._control_url + path, data=data), timeout=5) as answer:
             return json.load(answer)
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
+    """Check that a port is free, 0 = choose one. A server that has it already may be somebody's."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", wanted))
+        except OSError as exc:
+            raise DemoError(f"port {wanted} of 127.0.0.1 cannot be used: {exc.strerror}") from exc
         return int(listener.getsockname()[1])

@@ -144,6 +144,77 @@ print(busiest_second([]), busiest_second([0.1, 0.9, 1.0, 1.2, 3.0]), busiest_sec
     assert done.stdout.split() == ["0", "3", "1"], done.stderr
 
 
+def test_a_mail_that_is_neither_sent_nor_in_the_dlq_is_lost_whatever_else_is_in_both() -> None:
+    """Of four mails 1 and 2 were sent, 2 is in the DLQ as well, 3 is there alone: 4 is lost."""
+    done = in_the_project("""
+from types import SimpleNamespace
+from example_project.scene import Plan, Scene
+
+sqs = SimpleNamespace(
+    create_queue=lambda name: SimpleNamespace(url="q"), broker_url="", dead_mails=lambda q: {2, 3}
+)
+provider = SimpleNamespace(
+    url="",
+    behave=lambda behaviour: None,
+    report=lambda: {"first_call_at": 10.0, "duplicates": 5},
+    calls=lambda: [(10.0, 503), (12.5, 200)],
+    sent=lambda: {1, 2},
+)
+scene = Scene("full-jitter", Plan(mails=4), sqs, provider, "db")
+scene._recovered_at = 12.0
+result = scene.result()
+print(result.lost, result.dead, result.duplicates, result.seconds_to_last_mail, result.is_clean)
+""")
+    assert done.stdout.split() == ["1", "2", "5", "0.5", "False"], done.stderr
+
+
+def test_an_output_that_cannot_be_written_ends_the_demo_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, *DEMO, f"--output={tmp_path / 'file' / 'x'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "The demo failed" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_sqs_port_that_somebody_has_is_refused_by_its_number(tmp_path: Path) -> None:
+    """Its queues are not ours to use."""
+    done = in_the_project(f"""
+import socket
+from pathlib import Path
+from example_project.processes import DemoError, Programs
+from example_project.services import SQS
+
+with socket.create_server(("127.0.0.1", 0)) as other, Programs(Path({str(tmp_path)!r})) as programs:
+    port = other.getsockname()[1]
+    try:
+        SQS(programs, Path({str(tmp_path)!r}), port=port)
+    except DemoError as exc:
+        print(str(port) in str(exc), programs._running)
+""")
+    assert done.stdout == "True []\n", done.stderr
+
+
+def test_the_settings_of_django_reach_the_tasks() -> None:
+    """``CELERY_SQS_BACKOFF`` is all there is to it."""
+    done = in_the_project("""
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+import django
+django.setup()
+from example_project import celery_app
+from example_project.mails.tasks import send_mail
+print(sorted(celery_app.conf.sqs_backoff), send_mail.backoff_options.retry_for)
+print(send_mail.backoff_options.backoff is django.conf.settings.CELERY_SQS_BACKOFF["backoff"])
+""")
+    assert done.stdout.splitlines() == ["['backoff', 'retry_for'] 86400.0", "True"], done.stderr
+
+
 def test_no_migration_of_the_example_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "example_project.manage", "makemigrations", "--check"],
