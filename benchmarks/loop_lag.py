@@ -13,7 +13,7 @@ from tests.support import loop_probe
 
 from .measure import Setup, bench
 
-__all__ = ["main"]
+__all__ = ["main", "show"]
 
 LATENCY_MS = 300
 
@@ -24,13 +24,11 @@ SCENARIOS = {
 }
 
 
-@click.command(help=__doc__)
-@click.option("--tasks", default=30, show_default=True, type=click.IntRange(10))
-def main(*, tasks: int) -> None:
+def show(*, tasks: int = 30) -> None:
     """Measure and print."""
     click.echo(
-        f"{LATENCY_MS} ms added to each SQS call; a blockage is"
-        f" {loop_probe.THRESHOLD_SECONDS * 1000:.0f} ms or more"
+        f"Event loop with {LATENCY_MS} ms added to each SQS call (a blockage is"
+        f" {loop_probe.THRESHOLD_SECONDS * 1000:.0f} ms or more):"
     )
     with bench(latency_ms=LATENCY_MS) as server:
         for scenario, title in SCENARIOS.items():
@@ -44,9 +42,15 @@ def main(*, tasks: int) -> None:
             )
             longest = f"{max(run.blockages) * 1000:.0f} ms" if run.blockages else "none"
             click.echo(
-                f"{title:<26} longest blockage: {longest:>6},"
+                f"  {title:<24} longest blockage: {longest:>6},"
                 f" {sum(run.blockages):4.1f} s in {run.settled_seconds:4.1f} s"
             )
+
+
+@click.command(help=__doc__)
+@click.option("--tasks", default=30, show_default=True, type=click.IntRange(10))
+def main(*, tasks: int) -> None:
+    show(tasks=tasks)
 
 
 if __name__ == "__main__":
