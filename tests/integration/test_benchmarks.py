@@ -1,0 +1,52 @@
+"""The benchmarks start and count right. What they measure is not tested: a command, not a test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: In a process of its own: each scenario's app would make itself the current one.
+SMALL_RUN = """
+from benchmarks.measure import Setup, bench
+from benchmarks.tasks import SCENARIOS
+
+with bench(latency_ms=0) as server:
+    for scenario, failures in {scenarios}:
+        assert scenario in SCENARIOS
+        run = server.run(Setup(scenario=scenario, tasks=12, failures=failures))
+        print(scenario, run.executions, run.calls_per_execution("SendMessage") * run.executions)
+"""
+
+
+def run_python(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.acceptance
+def test_each_execution_is_counted_once_and_only_autoretry_sends_copies() -> None:
+    scenarios = [("ours-retry", 1), ("stock-autoretry", 1), ("kombu-backoff", 1)]
+    assert run_python("-c", SMALL_RUN.format(scenarios=scenarios)).splitlines() == [
+        "ours-retry 24 0.0",
+        "stock-autoretry 24 12.0",
+        "kombu-backoff 24 0.0",
+    ]
+
+
+def test_the_cpu_time_of_a_task_is_measured_beside_a_plain_one() -> None:
+    output = run_python("-m", "benchmarks.overhead", "--repetitions=1", "--runs=10")
+    assert "SQSBackoffTask" in output
+    assert "ratio" in output
+
+
+@pytest.mark.parametrize("module", ["worker", "overhead", "loop_lag"])
+def test_each_benchmark_explains_itself(module: str) -> None:
+    assert run_python("-m", f"benchmarks.{module}", "--help").startswith("Usage:")
