@@ -21,8 +21,8 @@ from .provider import Behaviour
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-#: Far more receives than the demo needs: the time budget ends retrying, not SQS's counter.
-MAX_RECEIVE_COUNT = 100
+#: The most that SQS allows: the time budget ends retrying, not SQS's counter.
+MAX_RECEIVE_COUNT = 1000
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ def test_the_demo_sends_every_mail_once_and_leaves_nothing_running(
         assert run["mails"] == 40
         assert (run["lost"], run["duplicates"], run["dead"]) == (0, 0, 0)
         assert run["calls"] > 40, "no mail was retried: there was no outage"
+        log = (tmp_path / f"worker-{run['policy']}.log").read_text()
+        assert "WARNING" not in log, "an example must not need a warning"
     assert summary["picture"] in output.replace("\n", "")
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
