@@ -42,7 +42,7 @@ def show(*, tasks: int = 30) -> None:
             )
             longest = f"{max(run.blockages) * 1000:.0f} ms" if run.blockages else "none"
             click.echo(
-                f"  {title:<24} longest blockage: {longest:>6},"
+                f"  {title:<26} longest blockage: {longest:>6},"
                 f" {sum(run.blockages):4.1f} s in {run.settled_seconds:4.1f} s"
             )
 
