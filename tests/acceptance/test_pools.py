@@ -70,5 +70,5 @@ def test_each_message_ends_where_it_belongs(make_stage: Callable[..., Stage], po
     deleted = [entry["ReceiptHandle"] for entry in stage.asked("DeleteMessageBatch")]
     assert len(deleted) == len(set(deleted)) == 9
     assert stage.proxy.counts()["DeleteMessage"].calls == 0
-    assert stage.proxy.counts()["SendMessage"].calls == len(dead)  # to the dead-letter queue
+    assert stage.proxy.counts()["SendMessageBatch"].entries == len(dead)  # the dead letters
     assert stage.proxy.counts()["ChangeMessageVisibility"].calls == 0

@@ -1,0 +1,92 @@
+"""A task that is not due: what SQS delays, and which receives were spent on waiting."""
+
+from datetime import datetime, timezone
+
+import pytest
+from celery import Celery
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.eta import deferrals, delay_seconds, parse_eta
+
+
+@pytest.mark.parametrize(
+    ("due_in", "asked"),
+    [(-5, 0), (0, 0), (0.9, 0), (1.9, 1), (900, 900), (901, 900), (86_400, 900)],
+)
+def test_sqs_delays_whole_seconds_up_to_its_limit_and_never_too_long(due_in, asked):
+    assert delay_seconds(due_in) == asked
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["1970-01-01T00:01:40", "1970-01-01T00:01:40Z", "1970-01-01T02:01:40+02:00"],
+)
+def test_an_eta_is_utc_unless_it_says_otherwise(header):
+    assert parse_eta(header) == 100
+
+
+@pytest.mark.parametrize("header", [None, "", "soon", 100, ["1970"]])
+def test_what_is_no_eta_is_none(header):
+    assert parse_eta(header) is None
+
+
+@pytest.mark.parametrize(
+    ("eta", "sent_at", "spent"),
+    [
+        (None, 0, 0),
+        (1000, None, 0),
+        (900, 0, 0),
+        (910, 0, 0),  # the worker waits for so little itself
+        (1000, 0, 1),
+        (44_000, 0, 1),
+        (45_000, 0, 2),
+        (7 * 86_400, 0, 14),
+    ],
+)
+def test_receives_spent_on_waiting_are_counted_by_hops_of_twelve_hours(eta, sent_at, spent):
+    assert deferrals(eta=eta, sent_at=sent_at, held_seconds=15) == spent
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What tasks hand to Celery for publishing."""
+    options = []
+    monkeypatch.setattr(
+        "celery.app.task.Task.apply_async", lambda self, *a, **o: options.append(o) or o
+    )
+    return options
+
+
+def a_task(broker="sqs://"):
+    app = Celery("eta", broker=broker, set_as_current=False)
+
+    @app.task(base=SQSBackoffTask, lazy=False)
+    def mail():
+        """Send nothing."""
+
+    return mail
+
+
+def test_a_countdown_is_sqs_delay_seconds(sent):
+    a_task().apply_async(countdown=60)
+    assert sent[0]["DelaySeconds"] == 60
+    assert sent[0]["countdown"] == 60
+
+
+def test_an_eta_is_sqs_delay_seconds_as_far_as_that_goes(sent):
+    a_task().apply_async(eta=datetime(2100, 1, 1, tzinfo=timezone.utc))
+    assert sent[0]["DelaySeconds"] == 900
+
+
+@pytest.mark.parametrize(
+    ("broker", "options"),
+    [
+        ("sqs://", {}),
+        ("sqs://", {"countdown": 60, "queue": "mail.fifo"}),  # FIFO queues have no DelaySeconds
+        ("memory://", {"countdown": 60}),
+        ("redis://", {"countdown": 60}),
+    ],
+)
+def test_otherwise_nothing_is_asked(sent, broker, options):
+    a_task(broker).apply_async(**options)
+    assert "DelaySeconds" not in sent[0]

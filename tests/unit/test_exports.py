@@ -1,0 +1,63 @@
+"""The public names, and the direction of the imports."""
+
+import subprocess
+import sys
+
+import pytest
+
+import celery_sqs_backoff
+
+PURE = ["budget", "delivery", "eta", "limits", "outcomes", "policies"]
+
+#: Runs in an interpreter of its own, in which importing the forbidden packages fails. The parent
+#: package is stood in for by an empty one, because its ``__init__`` imports everything.
+IMPORT = """
+import importlib.util, sys, types
+for name in {forbidden!r}:
+    sys.modules[name] = None
+package = types.ModuleType("celery_sqs_backoff")
+package.__path__ = [{path!r}]
+sys.modules["celery_sqs_backoff"] = package
+__import__("celery_sqs_backoff.{module}")
+"""
+
+
+def import_without(module, *forbidden):
+    path = celery_sqs_backoff.__path__[0]
+    code = IMPORT.format(module=module, forbidden=forbidden, path=path)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_all_is_complete_and_sorted():
+    public = {
+        name
+        for name, value in vars(celery_sqs_backoff).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) is not None
+    }
+    assert public == set(celery_sqs_backoff.__all__)
+    assert celery_sqs_backoff.__all__ == sorted(celery_sqs_backoff.__all__)
+
+
+@pytest.mark.parametrize("name", celery_sqs_backoff.__all__)
+def test_each_name_is_documented(name):
+    assert getattr(celery_sqs_backoff, name).__doc__
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_is_pure_imports_neither_celery_nor_boto3(module):
+    done = import_without(module, "celery", "kombu", "billiard", "boto3", "botocore", "django")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_dead_letters_record_needs_neither():
+    done = import_without("deadletter", "celery", "kombu", "boto3", "botocore", "django")
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_of_the_core_needs_django_or_what_tests_need():
+    done = import_without("worker.step", "django", "moto", "pytest")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_blocker_blocks():
+    assert import_without("task", "celery").returncode != 0
