@@ -1,0 +1,349 @@
+"""Each way a run can end settles its lease exactly once and frees its place."""
+
+import signal as signals
+import time
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from celery import Celery
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from celery.worker import state as worker_state
+from kombu.message import Message
+
+from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
+from celery_sqs_backoff.budget import GiveUpReason
+from celery_sqs_backoff.delivery import Delivery
+from celery_sqs_backoff.handover import BackoffRetry, GiveUp, note_give_up
+from celery_sqs_backoff.queues import Queue
+from celery_sqs_backoff.worker.lease import Lease, State
+from celery_sqs_backoff.worker.memory import Memory
+from celery_sqs_backoff.worker.request import BackoffRequest, SettledBeforeRun
+
+URL = "https://sqs.example/1/q"
+WITH_DLQ = Queue(URL, dlq_arn="arn:aws:sqs:us-east-1:1:q-dlq")
+WITHOUT_DLQ = Queue(URL)
+
+
+class FakeKeeper:
+    """Frees the place, and remembers who was settled."""
+
+    def __init__(self):
+        self.memory = Memory()
+        self.settlements = []
+
+    def clock(self):
+        return 1_000.0
+
+    def settled(self, lease):
+        self.settlements.append(lease.state)
+        lease.free()
+
+
+class Run:
+    """A message received by a worker, as a request, and what became of both."""
+
+    def __init__(self, *, queue=WITH_DLQ, keeper=None, headers=None, facts=None, **options):
+        self.app = Celery(
+            "request", broker="memory://", backend="cache+memory://", set_as_current=False
+        )
+
+        @self.app.task(
+            base=SQSBackoffTask, name="mail", lazy=False, **{"backoff": Schedule([7])} | options
+        )
+        def mail():
+            """Send nothing."""
+
+        self.keeper = keeper or FakeKeeper()
+        self.freed = 0
+        message = self._message(queue, facts or {}, headers or {})
+        self.lease = message.sqs_lease
+        self.request = BackoffRequest(
+            message, app=self.app, task=mail, hostname="test@here", eventer=None
+        )
+
+    def _message(self, queue, facts, headers):
+        sent = self.app.amqp.as_task_v2("task-id", "mail", (), {})
+        body, content_type, encoding = (b"[[], {}, {}]", "application/json", "utf-8")
+        message = Message(
+            body=body,
+            delivery_tag="tag",
+            content_type=content_type,
+            content_encoding=encoding,
+            headers=sent.headers | headers,
+            properties={**sent.properties, "delivery_info": {"sqs_message": {"Body": "b"}}},
+            delivery_info={"routing_key": "q"},
+            channel=None,
+        )
+        message.sqs_lease = Lease(
+            client=None,
+            queue=queue,
+            message={"ReceiptHandle": "h"},
+            body="b",
+            delivery=Delivery(
+                **{"message_id": "m", "queue_url": URL, "received_at": time.time()} | facts
+            ),
+            received_at=1_000.0,
+            keeper=self.keeper,
+            free=self._free,
+        )
+        return message
+
+    def _free(self):
+        self.freed += 1
+
+    @property
+    def ended(self):
+        """The lease's one settlement; that it is one, and the place is free."""
+        assert self.freed == 1
+        [settlement] = self.keeper.settlements
+        return settlement
+
+    @property
+    def delay(self):
+        return self.lease.due_at - self.keeper.clock()
+
+    @property
+    def result(self):
+        return self.app.AsyncResult("task-id").state
+
+
+def einfo(exc, give_up=None):
+    try:
+        raise exc
+    except BaseException:  # noqa: BLE001
+        info = ExceptionInfo()
+    if give_up:
+        note_give_up(info, give_up)
+    return info
+
+
+def fails(run, exc, give_up=None):
+    run.request.on_failure(einfo(exc, give_up))
+
+
+NOT_RETRYABLE = GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED, "mail.Error", "no")
+
+
+@pytest.fixture(autouse=True)
+def _no_revoked_or_stopping_worker():
+    yield
+    worker_state.revoked.clear()
+    worker_state.should_terminate = None
+
+
+# The ends that the task decides
+
+
+def test_a_success_is_done():
+    run = Run()
+    run.request.on_success((False, None, 0.1))
+    assert run.ended is State.DONE
+
+
+def test_our_retry_hides_the_message_for_its_delay():
+    run = Run()
+    run.request.on_retry(einfo(BackoffRetry(exc=OSError("down"), when=42)))
+    assert run.ended is State.DEFERRED
+    assert run.delay == 42
+
+
+def test_a_retry_that_has_published_a_copy_is_done():
+    """Hiding the original beside the copy would double the messages at each failure."""
+    run = Run()
+    run.request.on_retry(einfo(Retry(exc=OSError("down"), when=42)))
+    assert run.ended is State.DONE
+
+
+def test_a_failure_is_a_dead_letter_with_the_reason_the_task_gave():
+    run = Run()
+    fails(run, ValueError("x"), NOT_RETRYABLE)
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == "not retryable"
+    assert run.lease.record.outcome == "NOT_PROCESSED"
+    assert run.lease.record.exception_type == "mail.Error"
+    assert run.lease.record.attempts == 1
+
+
+def test_a_failure_that_did_not_pass_through_the_task_is_unknown():
+    run = Run()
+    fails(run, ValueError("x"))
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.outcome == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_give_up": "fail"}, {"queue": WITHOUT_DLQ}], ids=["asked-for", "no-dlq"]
+)
+def test_a_failure_without_a_dead_letter_is_done(options):
+    run = Run(**options)
+    fails(run, ValueError("x"), NOT_RETRYABLE)
+    assert run.ended is State.DONE
+
+
+def test_reject_without_requeue_is_a_dead_letter():
+    run = Run()
+    fails(run, Reject("no", requeue=False))
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == "rejected by the task"
+
+
+def test_reject_with_requeue_comes_back_after_a_delay_not_in_a_hot_loop():
+    run = Run()
+    fails(run, Reject("later", requeue=True))
+    assert run.ended is State.DEFERRED
+    assert run.delay == 7
+
+
+def test_an_ignored_run_is_done():
+    run = Run()
+    fails(run, Ignore())
+    assert run.ended is State.DONE
+
+
+# Crashes
+
+
+@pytest.mark.parametrize(
+    "exc", [WorkerLostError("lost"), TimeLimitExceeded(5), SystemExit(1), MemoryError()], ids=repr
+)
+def test_a_crash_below_the_budget_backs_off(exc):
+    run = Run(crash_budget=2)
+    fails(run, exc)
+    assert run.ended is State.DEFERRED
+    assert run.delay == 7
+    assert run.result == "RETRY"
+
+
+def test_a_crash_comes_back_only_when_the_old_process_is_gone():
+    run = Run(backoff=Schedule([0]))
+    fails(run, TimeLimitExceeded(5))
+    assert run.delay >= 2
+
+
+@pytest.mark.parametrize(
+    ("exc", "reason"),
+    [(WorkerLostError("lost"), "worker lost"), (TimeLimitExceeded(5), "hard time limit")],
+)
+def test_the_crash_that_uses_up_the_budget_is_a_dead_letter(exc, reason):
+    run = Run(crash_budget=1)
+    fails(run, exc)
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == reason
+
+
+def test_a_hard_limit_is_settled_once_if_the_failure_is_reported_first():
+    """As on prefork: billiard calls on_failure, then on_timeout, and kills only then."""
+    run = Run()
+    fails(run, TimeLimitExceeded(5))
+    run.request.on_timeout(soft=False, timeout=5)
+    assert run.ended is State.DEFERRED
+    assert run.result == "RETRY"
+
+
+def test_a_hard_limit_is_settled_once_if_only_the_timeout_is_reported():
+    """As on gevent."""
+    run = Run()
+    run.request.on_timeout(soft=False, timeout=5)
+    assert run.ended is State.DEFERRED
+
+
+def test_a_hard_limit_is_settled_once_if_the_timeout_is_reported_first():
+    run = Run()
+    run.request.on_timeout(soft=False, timeout=5)
+    run.request.on_failure(einfo(TimeLimitExceeded(5)))
+    assert run.ended is State.DEFERRED
+
+
+def test_a_soft_limit_settles_nothing():
+    run = Run()
+    run.request.on_timeout(soft=True, timeout=5)
+    assert run.keeper.settlements == []
+
+
+# The worker's own doing
+
+
+@pytest.mark.parametrize("exc", [WorkerLostError("lost"), Terminated(9)], ids=repr)
+def test_a_run_that_a_cold_shutdown_ends_is_given_back(exc):
+    worker_state.should_terminate = True
+    run = Run()
+    fails(run, exc)
+    assert run.ended is State.RELEASED
+
+
+def test_a_terminated_run_is_done():
+    """``revoke(terminate=True)``: somebody does not want it to run."""
+    run = Run()
+    fails(run, Terminated(signals.SIGTERM))
+    assert run.ended is State.DONE
+
+
+def test_a_revoked_message_is_done():
+    run = Run()
+    worker_state.revoked.add("task-id")
+    assert run.request.revoked()
+    assert run.ended is State.DONE
+
+
+def test_an_expired_message_is_done():
+    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"})
+    assert run.request.revoked()
+    assert run.ended is State.DONE
+
+
+def test_what_has_been_given_back_is_not_started():
+    run = Run()
+    run.lease.release()
+    assert run.request.revoked()
+    assert run.ended is State.RELEASED
+
+
+def test_a_callback_that_raises_settles_all_the_same(monkeypatch, caplog):
+    """In most pools nobody would see it, and the place would be taken for good."""
+    run = Run()
+
+    def down(*args, **kwargs):
+        raise OSError("the result backend is down")
+
+    monkeypatch.setattr(type(run.request.task.backend), "mark_as_retry", down)
+    fails(run, WorkerLostError("lost"))
+    assert run.ended is State.DEFERRED
+    assert "sqs_backoff.callback_failed" in caplog.text
+
+
+def test_only_the_first_end_counts():
+    run = Run()
+    run.request.on_success((False, None, 0.1))
+    fails(run, ValueError("x"))
+    assert run.ended is State.DONE
+
+
+# What the run is told
+
+
+def test_retries_and_redelivered_say_what_sqs_knows():
+    run = Run(facts={"receive_count": 4})
+    assert run.request._request_dict["retries"] == 3
+    assert run.request.delivery_info["redelivered"] is True
+    first = Run()
+    assert first.request._request_dict["retries"] == 0
+    assert first.request.delivery_info["redelivered"] is False
+
+
+def test_the_body_does_not_travel_twice():
+    info = Run().request._request_dict["properties"]["delivery_info"]
+    assert "Body" not in info["sqs_message"]
+
+
+def test_a_message_whose_budget_was_used_up_before_this_receive_is_not_run():
+    keeper = FakeKeeper()
+    with pytest.raises(SettledBeforeRun):
+        Run(keeper=keeper, max_retries=2, facts={"receive_count": 4})
+    assert keeper.settlements == [State.DEAD_LETTERED]
