@@ -1,0 +1,354 @@
+"""A task in its own process: what is raised instead of its failure, and what is undone."""
+
+import random
+import time
+from contextlib import contextmanager
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, WorkerLostError
+
+from celery_sqs_backoff import (
+    FullJitter,
+    NonRetryable,
+    Outcome,
+    Retryable,
+    Schedule,
+    SQSBackoffTask,
+    Verdict,
+)
+from celery_sqs_backoff.budget import GiveUpReason
+from celery_sqs_backoff.delivery import Delivery
+from celery_sqs_backoff.handover import DELIVERY_KEY, BackoffRetry
+
+URL = "https://sqs.example/1/q"
+
+
+class ProviderDown(Exception):
+    pass
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Unpicklable(ProviderDown):
+    def __reduce__(self):
+        raise TypeError("no pickle")
+
+
+@pytest.fixture
+def app():
+    return Celery("task", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+@pytest.fixture
+def undone():
+    return []
+
+
+@pytest.fixture
+def failing(app, undone):
+    """Make a task that raises what it is given, and notes what it undoes."""
+
+    def define(**options):
+        def note_undo(task, exc, args, kwargs):
+            undone.append((type(exc).__name__, args, kwargs))
+
+        @app.task(
+            base=SQSBackoffTask,
+            lazy=False,
+            **{"undo": note_undo, "retry_on": ProviderDown, "backoff": Schedule([7])} | options,
+        )
+        def mail(failure, **kwargs):
+            raise failure
+
+        return mail
+
+    return define
+
+
+@contextmanager
+def received(task, *, args=(), kwargs=None, retries=0, **facts):
+    """Within the block the task runs for a message from SQS."""
+    now = time.time()
+    delivery = Delivery(**{"message_id": "m", "queue_url": URL, "received_at": now} | facts)
+    task.push_request(
+        id="task-id",
+        args=args,
+        kwargs=kwargs or {},
+        retries=retries,
+        called_directly=False,
+        delivery_info={"routing_key": "q"},
+        properties={"delivery_info": {DELIVERY_KEY: delivery}},
+    )
+    try:
+        yield task.request
+    finally:
+        task.pop_request()
+
+
+def raised_by(task, *args, **facts):
+    """What the task raises, and why it says it is given up."""
+    with received(task, args=args, **facts) as request:
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            task.run(*args)
+        return caught.value, getattr(request, "sqs_give_up", None)
+
+
+# The outcome table
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome", "is_undone"),
+    [
+        (ProviderDown("x"), Outcome.RETRYABLE, True),
+        (Retryable("x"), Outcome.RETRYABLE, True),
+        (NonRetryable("x", safe_to_undo=True), Outcome.NOT_PROCESSED, True),
+        (NonRetryable("x"), Outcome.UNKNOWN, False),
+        (ValueError("x"), Outcome.UNKNOWN, False),
+        (Unprintable(), Outcome.UNKNOWN, False),
+        (Unpicklable("x"), Outcome.RETRYABLE, True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_a_failure_is_retried_undone_or_neither(failing, undone, failure, outcome, is_undone):
+    raised, give_up = raised_by(failing(), failure)
+    assert undone == ([(type(failure).__name__, (failure,), {})] if is_undone else [])
+    if outcome is Outcome.RETRYABLE:
+        assert type(raised) is BackoffRetry
+        assert raised.when == 7
+        assert give_up is None
+    else:
+        assert raised is failure
+        assert (give_up.reason, give_up.outcome) == (GiveUpReason.NOT_RETRYABLE, outcome)
+
+
+def test_retry_after_is_a_floor_and_the_jitter_comes_on_top(failing):
+    raised, _ = raised_by(failing(), Retryable("busy", retry_after=100))
+    assert raised.when == 107
+
+
+def test_a_verdict_may_bring_the_floor(failing):
+    task = failing(classify=lambda exc: Verdict(Outcome.RETRYABLE, retry_after=30))
+    raised, _ = raised_by(task, ValueError("throttled"))
+    assert raised.when == 37
+
+
+def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
+    def broken(task, exc, args, kwargs):
+        raise RuntimeError("the store is down too")
+
+    raised, _ = raised_by(failing(undo=broken), ProviderDown("x"))
+    assert type(raised) is BackoffRetry
+    assert "sqs_backoff.undo_failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "reason"),
+    [
+        ({"max_retries": 2}, {"retries": 2}, GiveUpReason.MAX_RETRIES),
+        ({"retry_for": 60}, {"first_received_at": 1.0}, GiveUpReason.RETRY_FOR),
+        (
+            {},
+            {"receive_count": 3, "max_receive_count": 3},
+            GiveUpReason.MAX_RECEIVE_COUNT,
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, GiveUpReason) else "",
+)
+def test_a_spent_budget_ends_the_retries_with_the_failure_itself(failing, options, facts, reason):
+    failure = ProviderDown("x")
+    raised, give_up = raised_by(failing(**options), failure, **facts)
+    assert raised is failure
+    assert (give_up.reason, give_up.outcome) == (reason, Outcome.RETRYABLE)
+
+
+@pytest.mark.parametrize("word", [Ignore(), Reject("no", requeue=False), Retry("later", when=3)])
+def test_the_tasks_own_word_passes(failing, word):
+    raised, give_up = raised_by(failing(), word)
+    assert raised is word
+    assert give_up is None
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_sys_exit_is_a_failure_where_it_would_end_the_worker(failing, code):
+    raised, give_up = raised_by(failing(), SystemExit(code))
+    assert type(raised) is WorkerLostError
+    assert give_up.outcome is Outcome.UNKNOWN
+
+
+def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
+    options = {"base": SQSBackoffTask, "retry_on": ProviderDown, "lazy": False}
+
+    @app.task(bind=True, name="bound", **options)
+    def bound(self):
+        raise ProviderDown
+
+    @app.task(name="unbound", **options)
+    def unbound():
+        raise ProviderDown
+
+    class Based(SQSBackoffTask):
+        name = "based"
+        retry_on = ProviderDown
+
+        def run(self):
+            raise ProviderDown
+
+    class Static(SQSBackoffTask):
+        name = "static"
+        retry_on = ProviderDown
+
+        @staticmethod
+        def run():
+            raise ProviderDown
+
+    app.register_task(Based())
+    app.register_task(Static())
+    app.finalize()
+    for name in ("bound", "unbound", "based", "static"):
+        raised, _ = raised_by(app.tasks[name])
+        assert type(raised) is BackoffRetry, name
+
+
+# The draws
+
+
+def test_the_delay_of_an_attempt_is_spread_over_what_the_policy_allows(failing):
+    random.seed(20261120)
+    task = failing(backoff=FullJitter(base=2, cap=3600))
+    for attempt in (1, 4, 9, 12):
+        ceiling = task.backoff_options.backoff.ceiling(attempt)
+        delays = [
+            raised_by(task, ProviderDown("x"), retries=attempt - 1, message_id=f"m{n}")[0].when
+            for n in range(400)
+        ]
+        assert all(isinstance(d, int) and 1 <= d <= ceiling for d in delays)
+        tenths = {min(9, int(10 * (d - 1) / ceiling)) for d in delays}
+        assert len(tenths) == min(10, int(ceiling))
+        assert 0.42 < sum(delays) / len(delays) / (ceiling + 1) < 0.58
+
+
+# self.retry()
+
+
+def retry(task, **options):
+    """What ``self.retry()`` raises, for a message that was sent with one argument."""
+    facts = options.pop("facts", {})
+    with received(task, args=("a",), kwargs={"k": 1}, **facts) as request:
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            task.retry(**options)
+        return caught.value, request
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Signatures that Celery publishes, instead of publishing them."""
+    found = []
+    monkeypatch.setattr(
+        "celery.canvas.Signature.apply_async", lambda self, *a, **k: found.append(self)
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "delay"),
+    [
+        ({}, 7),
+        ({"countdown": 3}, 3),
+        ({"countdown": 0}, 1),
+        ({"countdown": 2.2}, 3),
+        ({"args": ["a"], "kwargs": {"k": 1}, "countdown": 3}, 3),
+        ({"queue": "q", "countdown": 3}, 3),
+    ],
+)
+def test_an_unchanged_retry_keeps_the_message(failing, published, options, delay):
+    raised, _ = retry(failing(), **options)
+    assert type(raised) is BackoffRetry
+    assert raised.when == delay
+    assert published == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"args": ["b"]},
+        {"kwargs": {"k": 2}},
+        {"queue": "other"},
+        {"priority": 9},
+        {"countdown": 13 * 3600},
+    ],
+)
+def test_a_changed_retry_is_published_as_celery_does(failing, published, options):
+    raised, _ = retry(failing(), **options)
+    assert type(raised) is Retry
+    assert len(published) == 1
+
+
+def test_throw_false_publishes_and_returns(failing, published):
+    task = failing()
+    with received(task):
+        assert type(task.retry(throw=False, countdown=1)) is Retry
+    assert len(published) == 1
+
+
+def test_the_last_retry_raises_the_failure_it_was_given(failing):
+    failure = ProviderDown("x")
+    raised, _ = retry(failing(max_retries=1), exc=failure, facts={"retries": 1})
+    assert raised is failure
+
+
+def test_the_last_retry_without_a_failure_raises_max_retries_exceeded(failing):
+    raised, _ = retry(failing(), max_retries=1, facts={"retries": 1})
+    assert type(raised) is MaxRetriesExceededError
+
+
+# Elsewhere than on SQS
+
+
+def test_called_as_a_function_it_raises_what_it_raises(failing, undone):
+    failure = ProviderDown("x")
+    with pytest.raises(ProviderDown) as caught:
+        failing()(failure)
+    assert caught.value is failure
+    assert undone == []
+
+
+def test_an_eager_task_is_not_retried_unless_max_retries_ends_it(failing, undone):
+    result = failing().apply((ProviderDown("x"),))
+    assert result.state == "FAILURE"
+    assert isinstance(result.result, ProviderDown)
+    assert len(undone) == 1
+
+
+@pytest.mark.parametrize("propagates", [False, True])
+def test_an_eager_task_with_max_retries_is_retried_and_then_fails(app, propagates):
+    app.conf.update(task_always_eager=True, task_eager_propagates=propagates)
+    runs = []
+
+    @app.task(base=SQSBackoffTask, bind=True, retry_on=ProviderDown, max_retries=2)
+    def mail(self):
+        runs.append(self.request.retries)
+        raise ProviderDown("x")
+
+    if propagates:  # Celery's own retry raises that too
+        with pytest.raises(Retry):
+            mail.delay()
+    else:
+        assert mail.delay().state == "FAILURE"
+    assert runs == [0, 1, 2]
+
+
+def test_another_broker_gets_celerys_retry_with_our_delay(failing, published):
+    task = failing()
+    task.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
+    try:
+        with pytest.raises(Retry) as caught:
+            task.run(ProviderDown("x"))
+    finally:
+        task.pop_request()
+    assert type(caught.value) is Retry
+    assert caught.value.when == 7
+    assert "sqs_backoff_first_failed_at" in caught.value.sig.options["headers"]
