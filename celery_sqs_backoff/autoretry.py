@@ -6,7 +6,17 @@ from typing import Any
 
 from .policies import Exponential, FullJitter, Schedule
 
-__all__ = ["options_from_autoretry"]
+__all__ = ["AUTORETRY_OPTIONS", "options_from_autoretry"]
+
+#: Keywords of ``@app.task`` that are Celery's, although ``celery.Task`` has no such attributes.
+AUTORETRY_OPTIONS = (
+    "autoretry_for",
+    "dont_autoretry_for",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+    "retry_kwargs",
+)
 
 
 def options_from_autoretry(task: Any) -> dict[str, Any]:

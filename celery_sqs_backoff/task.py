@@ -25,7 +25,7 @@ from celery.utils.log import get_task_logger
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
-from .autoretry import options_from_autoretry
+from .autoretry import AUTORETRY_OPTIONS, options_from_autoretry
 from .budget import GiveUpReason, capped, longest_delay, spent, wire_delay
 from .delivery import Delivery
 from .eta import delay_seconds
@@ -93,7 +93,7 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     Strategy = "celery_sqs_backoff.worker.strategy:default"
 
     acks_late = True
-    max_retries = None
+    max_retries: int | None = None
 
     backoff: Policy = FullJitter(base=2, cap=3600)
     retry_for: float | timedelta | None = timedelta(hours=36)
@@ -123,9 +123,7 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         own = {name: getattr(cls, name) for name in Options.names() if _is_set_by_user(cls, name)}
         try:
             if vars(cls).get("_decorated"):
-                Options.refuse_misspelt(
-                    name for name in vars(cls) if not hasattr(SQSBackoffTask, name)
-                )
+                Options.refuse_misspelt(vars(cls).keys() - _CELERYS_OPTIONS)
             cls.backoff_options = Options.resolve(
                 app_wide=app.conf.get("sqs_backoff") or {},
                 own={**options_from_autoretry(cls), **own},
@@ -347,6 +345,11 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         same_kwargs = kwargs is None or dict(kwargs) == dict(request.kwargs or {})
         same_queue = {"queue": (request.delivery_info or {}).get("routing_key")}
         return not (same_args and same_kwargs and (not options or options == same_queue))
+
+
+#: What Celery itself makes of keywords of ``@app.task``. (Not ``hasattr``: reading some of the
+#: attributes of an unbound task class binds it.)
+_CELERYS_OPTIONS = {*dir(SQSBackoffTask), *AUTORETRY_OPTIONS}
 
 
 def _failing_well(run: Callable[..., Any], *, takes_self: bool) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ the message would keep its place in the prefetch window for good.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -51,7 +52,7 @@ _MIN_CRASH_DELAY_SECONDS = 2.0
 
 
 class SettledBeforeRun(Exception):
-    """The message of a request just made has been given up: there is nothing to run."""
+    """The message of a request is no longer this worker's: there is nothing to run."""
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
@@ -138,7 +139,23 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         ).start()
 
     def _was_handed_to_pool(self) -> bool:
-        return self._apply_result is not None or self.time_start is not None
+        """Whether the task may be running.
+
+        Pools keep the result that Celery refers to weakly as long as they mean to run the task,
+        but for the thread pool: there a task that waits for a thread can be kept from starting.
+        """
+        waits = self._apply_result is not None and self._apply_result() is not None
+        return waits or self.time_start is not None
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Run just before the task where the pool shares this process, else after it was begun.
+
+        Raises:
+            SettledBeforeRun: the message has been given back, or lost; the task must not begin.
+        """
+        if self.lease is not None and self.lease.state is not State.HELD and pid == os.getpid():
+            raise SettledBeforeRun
+        super().on_accepted(pid, time_accepted)
 
     def revoked(self) -> bool:
         """Whether not to start the task: also when its message has been given back, or lost."""
