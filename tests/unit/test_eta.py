@@ -60,7 +60,7 @@ def sent(monkeypatch):
 def a_task(broker="sqs://"):
     app = Celery("eta", broker=broker, set_as_current=False)
 
-    @app.task(base=SQSBackoffTask, lazy=False)
+    @app.task(base=SQSBackoffTask, lazy=False, shared=False)
     def mail():
         """Send nothing."""
 

@@ -55,7 +55,11 @@ class Run:
         )
 
         @self.app.task(
-            base=SQSBackoffTask, name="mail", lazy=False, **{"backoff": Schedule([7])} | options
+            base=SQSBackoffTask,
+            name="mail",
+            lazy=False,
+            shared=False,
+            **{"backoff": Schedule([7])} | options,
         )
         def mail():
             """Send nothing."""

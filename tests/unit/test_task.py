@@ -59,6 +59,7 @@ def failing(app, undone):
         @app.task(
             base=SQSBackoffTask,
             lazy=False,
+            shared=False,
             **{"undo": note_undo, "retry_on": ProviderDown, "backoff": Schedule([7])} | options,
         )
         def mail(failure, **kwargs):
@@ -180,7 +181,7 @@ def test_sys_exit_is_a_failure_where_it_would_end_the_worker(failing, code):
 
 
 def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
-    options = {"base": SQSBackoffTask, "retry_on": ProviderDown, "lazy": False}
+    options = {"base": SQSBackoffTask, "retry_on": ProviderDown, "lazy": False, "shared": False}
 
     @app.task(bind=True, name="bound", **options)
     def bound(self):
@@ -328,7 +329,7 @@ def test_an_eager_task_with_max_retries_does_as_celerys_own_retry_does(app, prop
     app.conf.update(task_always_eager=True, task_eager_propagates=propagates)
     runs = []
 
-    @app.task(base=SQSBackoffTask, bind=True, retry_on=ProviderDown, max_retries=2)
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, retry_on=ProviderDown, max_retries=2)
     def mail(self):
         runs.append(self.request.retries)
         raise ProviderDown("x")

@@ -1,0 +1,80 @@
+"""Celery's autoretry family is read as our options, and its own mechanism is off."""
+
+import pytest
+from celery import Celery
+
+from celery_sqs_backoff import Exponential, FullJitter, Schedule, SQSBackoffTask
+
+
+def options_of(**given):
+    app = Celery("autoretry", broker="memory://", set_as_current=False)
+
+    @app.task(base=SQSBackoffTask, lazy=False, shared=False, **given)
+    def mail():
+        """Send nothing."""
+
+    return mail.backoff_options
+
+
+def test_autoretry_for_is_retry_on():
+    assert options_of(autoretry_for=(OSError,)).retry_on == (OSError,)
+
+
+def test_dont_autoretry_for_is_denied():
+    options = options_of(autoretry_for=(OSError,), dont_autoretry_for=(TimeoutError,))
+    assert options.never_retry == (TimeoutError,)
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, Schedule([180])),
+        ({"default_retry_delay": 7}, Schedule([7])),
+        ({"retry_kwargs": {"countdown": 5}}, Schedule([5])),
+        ({"retry_backoff": True}, FullJitter(base=1, cap=600)),
+        ({"retry_backoff": 4}, FullJitter(base=4, cap=600)),
+        ({"retry_backoff": 4, "retry_backoff_max": 60}, FullJitter(base=4, cap=60)),
+        ({"retry_backoff": 4, "retry_jitter": False}, Exponential(base=4, cap=600)),
+        ({"retry_backoff": 0.5}, FullJitter(base=1, cap=600)),
+        ({"retry_backoff": 700}, FullJitter(base=700, cap=700)),
+        ({"backoff": Schedule([3]), "retry_backoff": True}, Schedule([3])),
+    ],
+    ids=repr,
+)
+def test_the_delays_are_those_of_celery_unless_backoff_says_otherwise(given, policy):
+    assert options_of(autoretry_for=(OSError,), **given).backoff == policy
+
+
+@pytest.mark.parametrize("retries", [0, 5, None])
+def test_retry_kwargs_may_bound_the_retries(retries):
+    given = {"autoretry_for": (OSError,), "retry_kwargs": {"max_retries": retries}}
+    assert options_of(**given).max_retries == retries
+
+
+def test_the_tasks_own_options_come_first():
+    options = options_of(
+        autoretry_for=(OSError,),
+        retry_on=(KeyError,),
+        max_retries=2,
+        retry_kwargs={"max_retries": 9},
+    )
+    assert options.retry_on == (KeyError,)
+    assert options.max_retries == 2
+
+
+@pytest.mark.parametrize("option", ["retry_backoff", "retry_jitter"])
+def test_without_autoretry_for_the_others_mean_nothing(option):
+    assert options_of(**{option: True}).backoff == FullJitter()
+
+
+def test_celerys_own_wrapper_is_not_put_around_the_task():
+    """It publishes a copy at each failure: celery/app/autoretry.py."""
+    app = Celery("autoretry", broker="memory://", set_as_current=False)
+
+    @app.task(base=SQSBackoffTask, lazy=False, shared=False, autoretry_for=(OSError,), bind=True)
+    def mail(self):
+        raise OSError("as it is")
+
+    assert mail._orig_run is None
+    with pytest.raises(OSError, match="as it is"):
+        mail()

@@ -1,0 +1,204 @@
+"""Options: where a task's come from, and that nonsense is refused when the task is defined."""
+
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_backoff import Exponential, FullJitter, Outcome, Schedule, SQSBackoffTask
+
+
+@pytest.fixture
+def app():
+    return Celery("options", broker="memory://", set_as_current=False)
+
+
+def define(app, **options):
+    @app.task(base=SQSBackoffTask, name="mail", lazy=False, shared=False, **options)
+    def mail():
+        """Send nothing."""
+
+    return mail
+
+
+def test_the_defaults_outlast_a_day_and_retry_nothing_unasked(app):
+    options = define(app).backoff_options
+    assert options.backoff == FullJitter(base=2, cap=3600)
+    assert options.retry_for == 36 * 3600
+    assert options.max_retries is None
+    assert options.retry_on == ()
+    assert options.on_give_up == "dead-letter"
+    assert options.crash_budget == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "legal"),
+    [
+        ("backoff", 5, "a delay policy"),
+        ("backoff", FullJitter, "a delay policy"),
+        ("backoff", None, "a delay policy"),
+        ("retry_for", -1, "from 0 up"),
+        ("retry_for", "36h", "seconds or a timedelta"),
+        ("retry_for", float("nan"), "from 0 up"),
+        ("retry_for", float("inf"), "None: no limit"),
+        ("max_retries", -1, "from 0 up"),
+        ("max_retries", 2.5, "a whole number"),
+        ("max_retries", True, "a whole number"),
+        ("retry_on", "ValueError", "an exception class"),
+        ("retry_on", (ValueError, 503), "an exception class"),
+        ("retry_on", int, "an exception class"),
+        ("retry_on", ValueError("made"), "an exception class"),
+        ("classify", "by_status", "a callable"),
+        ("classify", (print, 3), "a callable"),
+        ("undo", "unset", "a callable"),
+        ("on_give_up", "drop", "'dead-letter' or 'fail'"),
+        ("on_give_up", None, "'dead-letter' or 'fail'"),
+        ("crash_budget", 0, "from 1 up"),
+        ("crash_budget", None, "a whole number"),
+        ("fifo_cap", 0, "above 0"),
+        ("fifo_cap", None, "above 0"),
+        ("park_above", 0, "above 0, up to 1"),
+        ("park_above", 80, "above 0, up to 1"),
+    ],
+    ids=repr,
+)
+def test_nonsense_is_refused_by_name_with_what_is_legal(app, option, value, legal):
+    with pytest.raises(ImproperlyConfigured) as refused:
+        define(app, **{option: value})
+    assert str(refused.value).startswith(f"mail: {option}=")
+    assert legal in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("backof", "backoff"), ("retry_onn", "retry_on"), ("crash_budjet", "crash_budget")],
+)
+def test_a_misspelt_option_is_refused_with_the_right_name(app, wrong, right):
+    """Celery makes an attribute of any keyword: it would do nothing, silently."""
+    with pytest.raises(ImproperlyConfigured, match=f"{wrong!r}.*did you mean {right!r}"):
+        define(app, **{wrong: 1})
+
+
+def test_other_attributes_are_the_users_own(app):
+    assert define(app, team="mail", rate_limit="1/s").team == "mail"
+
+
+def test_acks_late_false_is_refused_because_it_deletes_before_the_run(app):
+    with pytest.raises(ImproperlyConfigured, match=r"mail: acks_late=False .* acks_late=True"):
+        define(app, acks_late=False)
+
+
+def test_acks_late_false_by_annotation_is_refused_too(app):
+    app.conf.task_annotations = {"mail": {"acks_late": False}}
+    with pytest.raises(ImproperlyConfigured, match="acks_late"):
+        define(app)
+
+
+def test_a_task_leaves_its_base_class_unbound(app):
+    """A bound base class would keep annotations, and a request stack, from all later tasks."""
+    other = define(Celery("other", broker="memory://", set_as_current=False))
+    assert not SQSBackoffTask.__bound__
+    assert define(app).request_stack is not other.request_stack
+
+
+@pytest.mark.parametrize("value", [90, 90.0, timedelta(seconds=90)], ids=repr)
+def test_times_are_seconds_or_timedelta(app, value):
+    options = define(app, retry_for=value, fifo_cap=value).backoff_options
+    assert (options.retry_for, options.fifo_cap) == (90, 90)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [({"retry_for": 0}, 0), ({"retry_for": None}, None), ({}, 36 * 3600)]
+)
+def test_zero_none_and_absent_are_three_things(app, given, seconds):
+    assert define(app, **given).backoff_options.retry_for == seconds
+
+
+def test_a_single_class_or_callable_is_as_good_as_a_tuple(app):
+    def by_status(exc):
+        return Outcome.RETRYABLE
+
+    options = define(app, retry_on=OSError, classify=by_status).backoff_options
+    assert options.retry_on == (OSError,)
+    assert options.classify == (by_status,)
+
+
+def test_the_task_overrides_the_app_which_overrides_the_defaults(app):
+    app.conf.sqs_backoff = {"retry_for": 60, "max_retries": 7, "backoff": Schedule([5])}
+    options = define(app, retry_for=timedelta(minutes=2)).backoff_options
+    assert options.retry_for == 120
+    assert options.max_retries == 7
+    assert options.backoff == Schedule([5])
+    assert options.crash_budget == 3
+
+
+def test_a_task_may_set_an_option_back_to_the_default(app):
+    app.conf.sqs_backoff = {"max_retries": 7}
+    task = define(app, max_retries=None)
+    assert task.backoff_options.max_retries is None
+    assert task.max_retries is None
+
+
+def test_an_unknown_app_wide_option_is_refused(app):
+    app.conf.sqs_backoff = {"retry_four": 60}
+    with pytest.raises(ImproperlyConfigured, match=r"'retry_four' \(did you mean 'retry_for'"):
+        define(app)
+
+
+def test_app_wide_options_are_a_dict(app):
+    app.conf.sqs_backoff = ["retry_for"]
+    with pytest.raises(ImproperlyConfigured, match="must be a dict"):
+        define(app)
+
+
+def test_nonsense_app_wide_is_refused_too(app):
+    app.conf.sqs_backoff = {"retry_for": -1}
+    with pytest.raises(ImproperlyConfigured, match="retry_for=-1"):
+        define(app)
+
+
+def test_a_class_between_passes_its_options_on(app):
+    class MailTask(SQSBackoffTask):
+        abstract = True
+        retry_on = (OSError,)
+        retry_for = 60
+
+    class UrgentMailTask(MailTask):
+        abstract = True
+        retry_for = 10
+
+    app.conf.sqs_backoff = {"retry_for": 5, "crash_budget": 9}
+
+    @app.task(base=UrgentMailTask, lazy=False, shared=False)
+    def urgent():
+        """Send nothing."""
+
+    options = urgent.backoff_options
+    assert (options.retry_on, options.retry_for, options.crash_budget) == ((OSError,), 10, 9)
+
+
+def test_two_tasks_do_not_share_their_options(app):
+    @app.task(base=SQSBackoffTask, lazy=False, shared=False, retry_for=1)
+    def one():
+        """Send nothing."""
+
+    @app.task(base=SQSBackoffTask, lazy=False, shared=False, backoff=Exponential(base=3))
+    def two():
+        """Send nothing."""
+
+    assert (one.backoff_options.retry_for, two.backoff_options.retry_for) == (1, 36 * 3600)
+    assert one.backoff_options.backoff == FullJitter()
+
+
+def test_a_class_based_task_has_its_options_too(app):
+    class Mail(SQSBackoffTask):
+        name = "class-mail"
+        retry_on = OSError
+        max_retries = 4
+
+        def run(self):
+            """Send nothing."""
+
+    task = app.register_task(Mail())
+    assert task.backoff_options.max_retries == 4
