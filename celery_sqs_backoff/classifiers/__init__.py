@@ -1,0 +1,73 @@
+"""Ready classifiers: what the errors of the libraries that tasks really call mean.
+
+Name them in a task's option ``classify``::
+
+    from celery_sqs_backoff.classifiers import requests_errors
+
+    @app.task(base=SQSBackoffTask, bind=True, classify=requests_errors())
+    def send_email(self, customer_id):
+        requests.post(...).raise_for_status()
+
+Each knows when in the exchange its library failed. Nothing was sent: RETRYABLE. The request left,
+and no proper answer came: UNKNOWN, or RETRYABLE if the task says that the call is idempotent.
+Refused for good: NOT_PROCESSED. An error of another library: ``None``, the next one is asked.
+
+A verdict is about the call that failed, not about calls that the task made before it.
+
+A library is never imported here, and need not be installed.
+"""
+
+from __future__ import annotations
+
+from ..outcomes import Classifier, Outcome, Verdict
+from .aiohttp import aiohttp_errors
+from .botocore import botocore_errors
+from .httpx import httpx_errors
+from .requests import requests_errors
+from .sdk import sdk_errors
+from .smtplib import smtplib_errors
+from .urllib import urllib_errors
+
+__all__ = [
+    "aiohttp_errors",
+    "botocore_errors",
+    "httpx_errors",
+    "known_errors",
+    "requests_errors",
+    "sdk_errors",
+    "smtplib_errors",
+    "urllib_errors",
+]
+
+
+def known_errors(*, idempotent: bool = False) -> Classifier:
+    """Classify the errors of all these libraries, ``sdk_errors`` last.
+
+    For tasks that make one outside call. Where calls differ in whether they are idempotent, name
+    the libraries one by one.
+
+    Arguments:
+        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
+            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+
+    Raises:
+        TypeError: ``idempotent`` is not a bool.
+    """
+    classifiers = tuple(
+        errors(idempotent=idempotent)
+        for errors in (
+            requests_errors,
+            httpx_errors,
+            aiohttp_errors,
+            botocore_errors,
+            smtplib_errors,
+            urllib_errors,
+            sdk_errors,
+        )
+    )
+
+    def ask(exc: BaseException) -> Outcome | Verdict | None:
+        answers = (classifier(exc) for classifier in classifiers)
+        return next((answer for answer in answers if answer is not None), None)
+
+    return ask

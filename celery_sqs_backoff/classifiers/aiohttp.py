@@ -1,0 +1,106 @@
+"""What do the errors of aiohttp's client mean?
+
+https://docs.aiohttp.org/en/stable/client_reference.html#client-exceptions
+"""
+
+from __future__ import annotations
+
+import time
+
+from ..outcomes import Classifier
+from .answers import answer
+from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .traces import frames
+
+__all__ = ["RULES", "aiohttp_errors"]
+
+
+def _answered(exc: BaseException) -> Finding | None:
+    return answer(getattr(exc, "status", None), getattr(exc, "headers", None), now=time.time())
+
+
+def _was_not_http(exc: BaseException) -> bool:
+    # aiohttp gives it the status 400, which no server has sent.
+    return type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
+
+
+def _in_the_client(exc: BaseException) -> bool:
+    return any(
+        module in ("aiohttp.client", "aiohttp.client_reqrep") for module, _, _ in frames(exc)
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("aiohttp", "ClientHttpProxyError", Meaning.NOT_SENT, "the proxy's tunnel was not opened"),
+    Rule(
+        "aiohttp",
+        "ClientResponseError",
+        Meaning.IN_DOUBT,
+        "the answer is not HTTP",
+        _was_not_http,
+    ),
+    Rule("aiohttp", "TooManyRedirects", None, "a redirect may be an answer"),
+    Rule(
+        "aiohttp",
+        "ClientResponseError ContentTypeError WSServerHandshakeError",
+        _answered,
+        "its status decides",
+    ),
+    Rule(
+        "aiohttp",
+        "ClientConnectorError ClientConnectorDNSError ClientProxyConnectionError ClientSSLError"
+        " ClientConnectorSSLError ClientConnectorCertificateError UnixClientConnectorError"
+        " ConnectionTimeoutError ServerFingerprintMismatch",
+        Meaning.NOT_SENT,
+        "DNS, a refused connection, none in time, the TLS handshake",
+    ),
+    Rule(
+        "aiohttp",
+        "InvalidUrlRedirectClientError NonHttpUrlRedirectClientError",
+        None,
+        "a redirect to nowhere: the first server has answered",
+    ),
+    Rule(
+        "aiohttp",
+        "InvalidURL InvalidUrlClientError NonHttpUrlClientError",
+        Meaning.REFUSED,
+        "aiohttp would not send it",
+    ),
+    Rule(
+        "aiohttp",
+        "ClientConnectionError ClientConnectionResetError ClientOSError ServerConnectionError"
+        " ServerDisconnectedError ServerTimeoutError SocketTimeoutError ClientPayloadError"
+        " UploadAbortedError",
+        Meaning.IN_DOUBT,
+        "reset, silence or half an answer after the request began to leave",
+    ),
+    Rule(
+        "asyncio",
+        "TimeoutError",
+        Meaning.IN_DOUBT,
+        "raised in aiohttp: the total timeout, wherever the call was",
+        _in_the_client,
+    ),
+)
+
+
+def _redirected(exc: BaseException) -> bool:
+    history = getattr(exc, "history", None)
+    for module, function, frame in frames(exc):
+        if (module, function) == ("aiohttp.client", "_request"):
+            history = history or frame.f_locals.get("history")  # most errors have none
+    # 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and 15.4.9).
+    return any(response.status not in (307, 308) for response in history or ())
+
+
+def aiohttp_errors(*, idempotent: bool = False) -> Classifier:
+    """Classify the errors of aiohttp's client; a status needs ``raise_for_status``.
+
+    Arguments:
+        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
+            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+
+    Raises:
+        TypeError: ``idempotent`` is not a bool.
+    """
+    return LibraryErrors(name="aiohttp", rules=RULES, idempotent=idempotent, redirected=_redirected)

@@ -1,0 +1,185 @@
+"""What does an HTTP answer say: its status, and when the provider wants to be asked again?
+
+Pure: a status, headers and the time in, a finding out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from .exchange import Finding, Meaning
+
+__all__ = ["STATUSES", "StatusRule", "answer", "asked_seconds", "read_answer"]
+
+
+@dataclass(frozen=True)
+class StatusRule:
+    """A row of the table of statuses; the first that fits decides."""
+
+    statuses: Collection[int]
+    means: Meaning
+    why: str
+    #: The row counts only if the answer asks to be left alone for a while.
+    if_asked_to_wait: bool = False
+
+
+#: RFC 9110 https://www.rfc-editor.org/rfc/rfc9110.html#name-status-codes, unless another is named.
+STATUSES: tuple[StatusRule, ...] = (
+    StatusRule(
+        (408,),
+        Meaning.REFUSED_FOR_NOW,
+        "the request never arrived whole, and may be repeated (RFC 9110, 15.5.9)",
+    ),
+    StatusRule(
+        (409,),
+        Meaning.IN_DOUBT,
+        "the conflict may be with an earlier attempt at the same call, done or still under way"
+        " (RFC 9110, 15.5.10)",
+    ),
+    StatusRule(
+        (421, 423, 425, 429),
+        Meaning.REFUSED_FOR_NOW,
+        "the wrong connection (RFC 9110, 15.5.20), a lock (RFC 4918, 11.3), too early"
+        " (RFC 8470, 5.2), too many requests (RFC 6585, 4)",
+    ),
+    StatusRule(
+        range(400, 500),
+        Meaning.REFUSED_FOR_NOW,
+        "`Retry-After`, or a rate limit with nothing left: the condition is temporary"
+        " (RFC 9110, 15.5.14; GitHub answers 403 so)",
+        if_asked_to_wait=True,
+    ),
+    StatusRule(
+        range(400, 500),
+        Meaning.REFUSED,
+        "the client's mistake: the same request gets the same answer (RFC 9110, 15.5)",
+    ),
+    StatusRule(
+        (501, 505),
+        Meaning.REFUSED,
+        "the server does not know such requests at all (RFC 9110, 15.6.2 and 15.6.6)",
+    ),
+    StatusRule(
+        (503,),
+        Meaning.REFUSED_FOR_NOW,
+        "the server is not able to handle the request, and this will pass (RFC 9110, 15.6.4)",
+    ),
+    StatusRule(
+        (521, 523, 525, 526),
+        Meaning.NOT_SENT,
+        "Cloudflare could not connect to the provider; 520, 522 and 524 are no proof of that",
+    ),
+    StatusRule(
+        range(500, 600),
+        Meaning.IN_DOUBT,
+        "500: it failed anywhere in its work; 502 and 504: a gateway had passed the request on and"
+        " got no proper answer (RFC 9110, 15.6.1, 15.6.3 and 15.6.5)",
+    ),
+)
+
+# Seconds. A reset above the first is a point in time, not a delay of 31 years; above the second,
+# it is in milliseconds.
+_EPOCH = 1e9
+_EPOCH_MILLISECONDS = 1e12
+
+
+def answer(status: object, headers: object = None, *, now: float) -> Finding | None:
+    """What an HTTP answer means; ``None`` for one that is no error (below 400) or no status.
+
+    Arguments:
+        status: the status code.
+        headers: anything with ``items()``; names in any case. ``None`` = none are known.
+        now: seconds since the epoch, for headers that name a point in time.
+    """
+    if not isinstance(status, int) or isinstance(status, bool):
+        return None
+    fields = _lower(headers)
+    asked = asked_seconds(fields, now=now)
+    if asked is None and status == 429:
+        asked = _reset_seconds(fields, now)
+    for rule in STATUSES:
+        if status in rule.statuses and (asked is not None or not rule.if_asked_to_wait):
+            return Finding(rule.means, asked)
+    return None
+
+
+def asked_seconds(headers: object, *, now: float) -> float | None:
+    """Seconds, from 0 up, that the provider asked to be left alone; ``None`` = it did not.
+
+    ``Retry-After`` in both its forms, seconds and an HTTP date (RFC 9110, 10.2.3). Else, if a rate
+    limit says that nothing is left, the time of its reset. The two names for it are ``RateLimit``
+    and ``RateLimit-Reset`` (https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/,
+    its current and its earlier form), and ``X-RateLimit-Reset``, seconds or a point in time.
+    """
+    fields = _lower(headers)
+    asked = _retry_after_seconds(fields.get("retry-after"), now)
+    if asked is None and _limit_of_zero(fields):
+        asked = _reset_seconds(fields, now)
+    return asked
+
+
+def read_answer(response: Any) -> Finding | None:
+    """Read a response object: ``status_code`` or ``status``, and ``headers``."""
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    return answer(status, getattr(response, "headers", None), now=time.time())
+
+
+def _lower(headers: object) -> dict[str, str]:
+    items = getattr(headers, "items", None)
+    if headers is None or not callable(items):
+        return {}
+    return {str(name).lower(): str(value).strip() for name, value in items()}
+
+
+def _retry_after_seconds(value: str | None, now: float) -> float | None:
+    if value is None:
+        return None
+    if (seconds := _number(value)) is not None:
+        return seconds
+    try:
+        date = parsedate_to_datetime(value)
+        if date.tzinfo is None:  # "-0000"; an HTTP date is always in GMT
+            date = date.replace(tzinfo=timezone.utc)
+        return max(0.0, date.timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _limit_of_zero(fields: Mapping[str, str]) -> bool:
+    left = (fields.get("ratelimit-remaining"), fields.get("x-ratelimit-remaining"))
+    return "0" in left or bool(_exhausted(fields))
+
+
+def _reset_seconds(fields: Mapping[str, str], now: float) -> float | None:
+    if exhausted := _exhausted(fields):
+        return max(exhausted)
+    for name in ("ratelimit-reset", "x-ratelimit-reset"):
+        if (value := _number(fields.get(name, ""))) is not None:
+            if value >= _EPOCH_MILLISECONDS:
+                value /= 1000
+            return max(0.0, value - now) if value >= _EPOCH else value
+    return None
+
+
+def _exhausted(fields: Mapping[str, str]) -> list[float]:
+    """Seconds until each exhausted quota resets: ``RateLimit: "burst";r=0;t=5, "day";r=9``."""
+    resets = []
+    for item in fields.get("ratelimit", "").split(","):
+        parameters = dict(re.findall(r";\s*(r|t)=(\d+)", item))
+        if parameters.get("r") == "0" and (seconds := _number(parameters.get("t", ""))) is not None:
+            resets.append(seconds)
+    return resets
+
+
+def _number(text: str) -> float | None:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return None
+    number = float(text)
+    return number if math.isfinite(number) else None

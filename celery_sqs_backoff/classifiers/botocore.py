@@ -1,0 +1,137 @@
+"""What do the errors of botocore and boto3 mean?
+
+https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..outcomes import Classifier
+from .answers import answer, asked_seconds
+from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .urllib import nothing_was_sent
+
+__all__ = ["EXPIRED_CODES", "RULES", "THROTTLING_CODES", "botocore_errors"]
+
+_MODULE = "botocore.exceptions"
+
+#: Throttled, or the request did not arrive in time; most come with the status 400.
+#: https://docs.aws.amazon.com/boto3/latest/guide/retries.html#standard-retry-mode
+THROTTLING_CODES = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "EC2ThrottledException",
+        "LimitExceededException",
+        "PriorRequestNotComplete",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "TransactionInProgressException",
+    }
+)
+
+#: Temporary credentials that had run out. They are renewed without anybody changing the task.
+#: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
+EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+
+
+def _code(exc: Any) -> object:
+    return exc.response.get("Error", {}).get("Code")
+
+
+def _metadata(exc: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = exc.response.get("ResponseMetadata", {})
+    return metadata
+
+
+def _answered(exc: Any) -> Finding | None:
+    metadata = _metadata(exc)
+    return answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
+
+
+def _not_now(exc: Any) -> Finding:
+    asked = asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
+    return Finding(Meaning.REFUSED_FOR_NOW, asked)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        _MODULE,
+        "ClientError",
+        _not_now,
+        "refused for now: a throttling code",
+        lambda exc: _code(exc) in THROTTLING_CODES,
+    ),
+    Rule(
+        _MODULE,
+        "ClientError",
+        _not_now,
+        "refused for now: a code of expired credentials",
+        lambda exc: _code(exc) in EXPIRED_CODES,
+    ),
+    Rule(_MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"),
+    Rule(_MODULE, "ClientError", _answered, "its status decides"),
+    Rule(
+        _MODULE,
+        "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
+        Meaning.NOT_SENT,
+        "DNS, a refused connection, or none in time",
+    ),
+    Rule(
+        _MODULE,
+        "CredentialRetrievalError MetadataRetrievalError",
+        Meaning.NOT_SENT,
+        "the source of credentials did not answer",
+    ),
+    Rule(
+        _MODULE,
+        "NoCredentialsError PartialCredentialsError NoAuthTokenError TokenRetrievalError"
+        " SSOError SSOTokenLoadError UnauthorizedSSOTokenError LoginError"
+        " LoginAuthorizationCodeError LoginInsufficientPermissions LoginRefreshRequired"
+        " LoginTokenLoadError",
+        Meaning.REFUSED,
+        "no credentials to send it with",
+    ),
+    Rule(_MODULE, "ParamValidationError", Meaning.REFUSED, "botocore would not send it"),
+    Rule(
+        _MODULE,
+        "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError",
+        Meaning.NOT_SENT,
+        "the TLS handshake",
+        nothing_was_sent,
+    ),
+    Rule(
+        _MODULE,
+        "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError"
+        " ResponseStreamingError IncompleteReadError",
+        Meaning.IN_DOUBT,
+        "reset, silence or half an answer after the request began to leave",
+    ),
+)
+
+
+def botocore_errors(*, idempotent: bool = False) -> Classifier:
+    """Classify the errors of botocore, and so of boto3.
+
+    botocore itself makes a call again after a timeout, five attempts in all by default, and tells
+    of the last failure only. For a call that must not be made twice, switch that off:
+    ``Config(retries={"total_max_attempts": 1})``.
+
+    Arguments:
+        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
+            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+
+    Raises:
+        TypeError: ``idempotent`` is not a bool.
+    """
+    return LibraryErrors(name="botocore", rules=RULES, idempotent=idempotent)

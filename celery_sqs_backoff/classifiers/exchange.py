@@ -1,0 +1,138 @@
+"""How far did an exchange with a provider get before it failed, and may the call be made again?
+
+A library's errors are an ordered table of rules; the first rule that fits an error gives its
+meaning. The same table is printed in the documentation.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from ..outcomes import Outcome, Verdict
+
+__all__ = ["Finding", "LibraryErrors", "Meaning", "Rule", "find"]
+
+
+class Meaning(Enum):
+    """What a failure says of the call. The value is how the documentation words it."""
+
+    NOT_SENT = "nothing was sent"
+    REFUSED_FOR_NOW = "refused for now"
+    REFUSED = "refused, or not fit to be sent"
+    IN_DOUBT = "may have been processed"
+
+    def outcome(self, *, idempotent: bool) -> Outcome:
+        """RETRYABLE, NOT_PROCESSED or UNKNOWN; only what is in doubt depends on ``idempotent``."""
+        if self is Meaning.REFUSED:
+            return Outcome.NOT_PROCESSED
+        if self is Meaning.IN_DOUBT and not idempotent:
+            return Outcome.UNKNOWN
+        return Outcome.RETRYABLE
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A meaning, and the seconds that the provider asked to be left alone (``None``: not asked)."""
+
+    meaning: Meaning
+    retry_after_seconds: float | None = None
+
+    def verdict(self, *, idempotent: bool) -> Verdict:
+        """The verdict for a call that is, or is not, idempotent."""
+        outcome = self.meaning.outcome(idempotent=idempotent)
+        floor = self.retry_after_seconds if outcome is Outcome.RETRYABLE else None
+        return Verdict(outcome, floor)
+
+
+#: Reads the meaning out of the error itself, such as an HTTP status; ``None`` = it has none.
+Reader: TypeAlias = Callable[[Any], Finding | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of a library's table.
+
+    Arguments:
+        module: where the classes are found. It is looked up among the loaded modules, never
+            imported: an error cannot be of a class whose module is not loaded.
+        names: the classes, separated by spaces. One that the installed version does not have is
+            passed over. Subclasses count.
+        means: a meaning, or a reader of the error, or ``None``: deliberately not classified, so
+            that a wider rule below does not catch it.
+        when: the condition, or what is read, in the documentation's words.
+        applies: the condition. ``None`` (default) = always.
+    """
+
+    module: str
+    names: str
+    means: Meaning | Reader | None
+    when: str = ""
+    applies: Callable[[Any], bool] | None = None
+
+    def fits(self, exc: BaseException) -> bool:
+        """Is the error of one of these classes, and does the condition hold?"""
+        return isinstance(exc, tuple(self.classes())) and (
+            self.applies is None or self.applies(exc)
+        )
+
+    def classes(self) -> Iterator[type[BaseException]]:
+        """Those of the classes that are loaded."""
+        module = sys.modules.get(self.module)
+        for name in self.names.split():
+            found = getattr(module, name, None)
+            if isinstance(found, type) and issubclass(found, BaseException):
+                yield found
+
+
+def find(rules: tuple[Rule, ...], exc: BaseException) -> Finding | None:
+    """What the first rule that fits says; ``None`` = no rule fits, or it says nothing."""
+    for rule in rules:
+        if rule.fits(exc):
+            if isinstance(rule.means, Meaning):
+                return Finding(rule.means)
+            return None if rule.means is None else rule.means(exc)
+    return None
+
+
+def _never(exc: BaseException) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryErrors:
+    """A classifier made of a library's rules: what ``requests_errors()`` and the others return.
+
+    Arguments:
+        name: the library's, for ``repr`` and logs.
+        rules: the table.
+        idempotent: ``True`` = a second call does no harm, so what is in doubt is RETRYABLE.
+        redirected: has another server answered before this failure? Its work may be done, whatever
+            the failure says of the second one; so the failure is in doubt.
+
+    Raises:
+        TypeError: ``idempotent`` is not a bool.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    idempotent: bool = False
+    redirected: Callable[[Any], bool] = _never
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.idempotent, bool):
+            raise TypeError(f"idempotent={self.idempotent!r} is not legal: it must be a bool")
+
+    def __call__(self, exc: BaseException) -> Verdict | None:
+        finding = find(self.rules, exc)
+        if finding is None:
+            return None
+        if not self.idempotent and self.redirected(exc):
+            finding = Finding(Meaning.IN_DOUBT)
+        return finding.verdict(idempotent=self.idempotent)
+
+    def __repr__(self) -> str:
+        return f"{self.name}_errors(idempotent={self.idempotent})"

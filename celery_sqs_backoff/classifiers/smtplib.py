@@ -1,0 +1,130 @@
+"""What do the errors of smtplib mean, and in which phase was the mail?
+
+The content of a mail leaves in the last phase, DATA; until then nothing can have been delivered.
+Django's ``send_mail`` raises these errors as they are.
+https://docs.python.org/3/library/smtplib.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..outcomes import Classifier
+from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .traces import entered
+
+__all__ = ["RULES", "smtplib_errors"]
+
+# Functions of smtplib, by phase.
+_BEFORE_DATA = {
+    *("__init__", "connect", "_get_socket"),
+    *("helo", "ehlo", "ehlo_or_helo_if_needed", "starttls", "login", "auth"),
+    *("mail", "rcpt"),
+}
+_DATA = {"data"}
+_AFTER_DATA = {"quit", "__exit__"}
+
+
+def _before_data(exc: BaseException) -> bool:
+    phases = entered(exc, "smtplib")
+    return bool(phases & _BEFORE_DATA) and not phases & (_DATA | _AFTER_DATA)
+
+
+def _in_smtplib(exc: BaseException) -> bool:
+    return bool(entered(exc, "smtplib"))
+
+
+def _after_data(exc: BaseException) -> bool:
+    return bool(entered(exc, "smtplib") & _AFTER_DATA)
+
+
+def _meaning(code: object) -> Meaning | None:
+    """RFC 5321, 4.2.1: 4yz and 5yz, the action did not take place; 4yz, ask again."""
+    if isinstance(code, int) and 400 <= code <= 499:
+        return Meaning.REFUSED_FOR_NOW
+    if isinstance(code, int) and 500 <= code <= 599:
+        return Meaning.REFUSED
+    return None
+
+
+def _reply(exc: Any) -> Finding:
+    otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
+    return Finding(_meaning(exc.smtp_code) or otherwise)
+
+
+def _refused_recipients(exc: Any) -> Finding:
+    """All were refused. One that may be accepted later is enough to try again."""
+    refused: Mapping[str, tuple[int, bytes]] = exc.recipients
+    for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
+    return Finding(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "builtins",
+        "OSError",  # SMTPException is one
+        Meaning.IN_DOUBT,
+        "raised in smtplib at QUIT: the mail before it was accepted",
+        _after_data,
+    ),
+    Rule(
+        "smtplib",
+        "SMTPRecipientsRefused",
+        _refused_recipients,
+        "RCPT, all recipients: refused if all replies are 5yz, else refused for now",
+    ),
+    Rule(
+        "smtplib",
+        "SMTPConnectError SMTPHeloError SMTPAuthenticationError SMTPSenderRefused SMTPDataError"
+        " SMTPResponseException",
+        _reply,
+        "greeting, HELO, AUTH, MAIL, DATA: 4yz is refused for now, 5yz refused",
+    ),
+    Rule("smtplib", "SMTPNotSupportedError", Meaning.REFUSED, "smtplib would not send it"),
+    Rule(
+        "smtplib",
+        "SMTPException",
+        Meaning.REFUSED,
+        "AUTH: no method that both sides know",
+        lambda exc: type(exc).__name__ == "SMTPException" and "login" in entered(exc, "smtplib"),
+    ),
+    Rule(
+        "smtplib",
+        "SMTPServerDisconnected",
+        Meaning.NOT_SENT,
+        "before DATA",
+        _before_data,
+    ),
+    Rule("smtplib", "SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or nobody knows when"),
+    Rule("smtplib", "SMTPException", None, "any other"),
+    Rule(
+        "builtins",
+        "OSError",
+        Meaning.NOT_SENT,
+        "raised in smtplib before DATA: DNS, refused, silence, TLS handshake",
+        _before_data,
+    ),
+    Rule(
+        "builtins",
+        "OSError",
+        Meaning.IN_DOUBT,
+        "raised in smtplib: reset or silence in DATA",
+        _in_smtplib,
+    ),
+)
+
+
+def smtplib_errors(*, idempotent: bool = False) -> Classifier:
+    """Classify the errors of smtplib.
+
+    No error is raised if at least one recipient was accepted: ``sendmail`` returns the others.
+
+    Arguments:
+        idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is
+            RETRYABLE. Default ``False``: it is UNKNOWN.
+
+    Raises:
+        TypeError: ``idempotent`` is not a bool.
+    """
+    return LibraryErrors(name="smtplib", rules=RULES, idempotent=idempotent)

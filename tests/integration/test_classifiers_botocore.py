@@ -1,0 +1,188 @@
+"""botocore raises its real errors against a real server, and each is classified by its phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore import exceptions
+from botocore.config import Config
+from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
+
+from celery_sqs_backoff.classifiers import botocore_errors, known_errors
+from celery_sqs_backoff.classifiers.botocore import THROTTLING_CODES
+from celery_sqs_backoff.outcomes import Outcome, Verdict
+from tests.support.http_faults import (
+    Behaviour,
+    HttpFaults,
+    answer,
+    close,
+    half,
+    hang,
+    http_faults,
+    nobody,
+    overflowing,
+    reset,
+    silent,
+)
+
+RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
+
+TIMEOUT_SECONDS = 0.25
+
+SESSION = boto3.Session(
+    region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
+)
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[HttpFaults]:
+    with http_faults() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen(provider: HttpFaults) -> None:
+    provider.seen = 0
+
+
+def send(endpoint: str, **config: Any) -> None:
+    settings = {
+        "connect_timeout": TIMEOUT_SECONDS,
+        "read_timeout": TIMEOUT_SECONDS,
+        "retries": {"total_max_attempts": 1},
+    }
+    client = SESSION.client("sqs", endpoint_url=endpoint, config=Config(**(settings | config)))
+    client.send_message(QueueUrl=f"{endpoint}/1/mail", MessageBody="hello")
+
+
+def raised(endpoint: str, **config: Any) -> Exception:
+    try:
+        send(endpoint, **config)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
+        return exc
+    pytest.fail("no error was raised")
+
+
+def aws_error(status: int, code: str, **headers: str) -> Behaviour:
+    return answer(status, b'{"__type": "com.amazonaws.sqs#%s"}' % code.encode(), **headers)
+
+
+def outcomes(exc: Exception) -> tuple[Outcome | None, ...]:
+    """By default, and if the call is idempotent."""
+    found = tuple(botocore_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
+    assert found == tuple(known_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
+    return tuple(v.outcome if isinstance(v, Verdict) else None for v in found)
+
+
+def test_a_refused_connection_is_retryable() -> None:
+    exc = raised(f"http://{nobody()}")
+    assert isinstance(exc, exceptions.EndpointConnectionError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_a_name_that_does_not_resolve_is_retryable() -> None:
+    exc = raised("http://sqs.invalid")
+    assert isinstance(exc, exceptions.EndpointConnectionError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_a_connection_that_is_not_made_in_time_is_retryable() -> None:
+    with overflowing() as address:
+        exc = raised(f"http://{address}")
+    assert isinstance(exc, exceptions.ConnectTimeoutError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_a_server_that_does_not_speak_tls_is_retryable(provider: HttpFaults) -> None:
+    exc = raised(provider.url.replace("http:", "https:"))
+    assert isinstance(exc, exceptions.SSLError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+    assert provider.seen == 0
+
+
+def test_silence_in_the_tls_handshake_is_retryable() -> None:
+    with silent() as address:
+        exc = raised(f"https://{address}")
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_a_proxy_that_is_not_there_is_retryable(provider: HttpFaults) -> None:
+    exc = raised(provider.url, proxies={"http": f"http://{nobody()}"})
+    assert isinstance(exc, exceptions.ProxyConnectionError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+@pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
+def test_no_proper_answer_is_in_doubt(provider: HttpFaults, behaviour: Behaviour) -> None:
+    provider.behave = behaviour
+    exc = raised(provider.url)
+    assert provider.seen == 1
+    assert outcomes(exc) == (UNKNOWN, RETRYABLE)
+
+
+def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
+    provider.behave = half
+    body = SESSION.client("s3", endpoint_url=provider.url).get_object(Bucket="b", Key="k")["Body"]
+    with pytest.raises(exceptions.ResponseStreamingError) as caught:
+        body.read()
+    assert outcomes(caught.value) == (UNKNOWN, RETRYABLE)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        pytest.param(400, "ThrottlingException", (RETRYABLE, RETRYABLE), id="throttled"),
+        pytest.param(400, "RequestTimeout", (RETRYABLE, RETRYABLE), id="arrived too slowly"),
+        pytest.param(403, "ExpiredToken", (RETRYABLE, RETRYABLE), id="expired credentials"),
+        pytest.param(
+            403, "InvalidClientTokenId", (NOT_PROCESSED, NOT_PROCESSED), id="bad credentials"
+        ),
+        pytest.param(400, "InvalidParameterValue", (NOT_PROCESSED, NOT_PROCESSED), id="mistake"),
+        pytest.param(500, "InternalError", (UNKNOWN, RETRYABLE), id="500"),
+        pytest.param(503, "ServiceUnavailable", (RETRYABLE, RETRYABLE), id="503"),
+        pytest.param(504, "GatewayTimeout", (UNKNOWN, RETRYABLE), id="504"),
+    ],
+)
+def test_a_code_or_else_the_status_decides(
+    provider: HttpFaults, status: int, code: str, expected: tuple[Outcome, Outcome]
+) -> None:
+    provider.behave = aws_error(status, code)
+    exc = raised(provider.url)
+    assert isinstance(exc, exceptions.ClientError)
+    assert provider.seen == 1
+    assert outcomes(exc) == expected
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "SlowDown"), (503, "ServiceUnavailable")])
+def test_retry_after_is_a_floor(provider: HttpFaults, status: int, code: str) -> None:
+    provider.behave = aws_error(status, code, Retry_After="9")
+    assert botocore_errors()(raised(provider.url)) == Verdict(RETRYABLE, retry_after=9)
+
+
+def test_no_credentials_is_not_processed(
+    provider: HttpFaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = botocore.session.Session()
+    monkeypatch.setattr(session, "get_credentials", lambda *args, **kwargs: None)
+    client = session.create_client("sqs", region_name="us-east-1", endpoint_url=provider.url)
+    with pytest.raises(exceptions.NoCredentialsError) as caught:
+        client.send_message(QueueUrl=f"{provider.url}/1/mail", MessageBody="hello")
+    assert outcomes(caught.value) == (NOT_PROCESSED, NOT_PROCESSED)
+    assert provider.seen == 0
+
+
+def test_an_illegal_parameter_is_not_processed(provider: HttpFaults) -> None:
+    client: Any = SESSION.client("sqs", endpoint_url=provider.url)
+    with pytest.raises(exceptions.ParamValidationError) as caught:
+        client.send_message(QueueUrl=7)
+    assert outcomes(caught.value) == (NOT_PROCESSED, NOT_PROCESSED)
+    assert provider.seen == 0
+
+
+def test_botocore_has_no_throttling_code_that_we_do_not_know() -> None:
+    assert THROTTLING_CODES.issuperset(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
+    assert THROTTLING_CODES.issuperset(TransientRetryableChecker._TRANSIENT_ERROR_CODES)

@@ -1,0 +1,434 @@
+"""Each HTTP library raises its real error against a real server, and it is classified by phase."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+import requests
+import trustme
+import urllib3
+
+from celery_sqs_backoff import classifiers
+from celery_sqs_backoff.outcomes import Outcome, Verdict
+from tests.support.http_faults import (
+    Behaviour,
+    HttpFaults,
+    answer,
+    close,
+    garbage,
+    half,
+    hang,
+    http_faults,
+    nobody,
+    overflowing,
+    reset,
+    silent,
+)
+
+RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
+
+TIMEOUT_SECONDS = 0.25
+
+
+def by_requests(url: str, ca: Path | None = None) -> None:
+    response = requests.post(
+        url,
+        data=b"{}",
+        timeout=TIMEOUT_SECONDS,
+        verify=True if ca is None else str(ca),
+    )
+    response.raise_for_status()
+
+
+def by_httpx(url: str, ca: Path | None = None) -> None:
+    response = httpx.post(
+        url,
+        content=b"{}",
+        timeout=TIMEOUT_SECONDS,
+        verify=_context(ca),
+        trust_env=False,
+        follow_redirects=True,
+    )
+    response.raise_for_status()
+
+
+def by_urllib(url: str, ca: Path | None = None) -> None:
+    with urllib.request.urlopen(
+        url, data=b"{}", timeout=TIMEOUT_SECONDS, context=_context(ca)
+    ) as response:
+        response.read()
+
+
+def by_urllib3(url: str, ca: Path | None = None, **options: Any) -> None:
+    with urllib3.PoolManager(ssl_context=_context(ca), timeout=TIMEOUT_SECONDS) as pool:
+        pool.request("POST", url, body=b"{}", **options)
+
+
+def by_urllib3_without_its_retries(url: str, ca: Path | None = None) -> None:
+    by_urllib3(url, ca, retries=False)
+
+
+def by_aiohttp(url: str, ca: Path | None = None) -> None:
+    timeout = aiohttp.ClientTimeout(
+        sock_connect=TIMEOUT_SECONDS, connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS
+    )
+
+    async def call() -> None:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session,
+            session.post(url, data=b"{}", ssl=_context(ca)) as response,
+        ):
+            await response.read()
+
+    asyncio.run(call())
+
+
+def _context(ca: Path | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca)
+
+
+Call = Callable[..., None]
+
+#: Errors of its own for a status; urllib3 leaves statuses to the caller.
+WITH_STATUS = {
+    by_requests: classifiers.requests_errors,
+    by_httpx: classifiers.httpx_errors,
+    by_urllib: classifiers.urllib_errors,
+    by_aiohttp: classifiers.aiohttp_errors,
+}
+ALL = {
+    **WITH_STATUS,
+    by_urllib3: classifiers.urllib_errors,
+    by_urllib3_without_its_retries: classifiers.urllib_errors,
+}
+
+
+def name(call: object) -> str:
+    return getattr(call, "__name__", "")[3:]
+
+
+every_library = pytest.mark.parametrize("call", ALL, ids=name)
+every_library_with_status = pytest.mark.parametrize("call", WITH_STATUS, ids=name)
+
+
+def raised(call: Call, *args: Any, **options: Any) -> Exception:
+    try:
+        call(*args, **options)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
+        return exc
+    pytest.fail("no error was raised")
+
+
+def verdicts(call: Call, exc: Exception) -> tuple[Verdict | Outcome | None, ...]:
+    """By default, and if the call is idempotent."""
+    found = tuple(ALL[call](idempotent=idempotent)(exc) for idempotent in (False, True))
+    # Whoever names no library gets the same answer.
+    for idempotent in (False, True):
+        assert classifiers.known_errors(idempotent=idempotent)(exc) == found[idempotent]
+    return found
+
+
+def outcomes(call: Call, exc: Exception) -> tuple[Outcome | None, ...]:
+    return tuple(v.outcome if isinstance(v, Verdict) else None for v in verdicts(call, exc))
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[HttpFaults]:
+    with http_faults() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen(provider: HttpFaults, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider.seen = 0
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def secure(authority: trustme.CA) -> Iterator[HttpFaults]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with http_faults(context) as running:
+        yield running
+
+
+# Nothing was sent
+
+
+@every_library
+def test_a_refused_connection_is_retryable(call: Call) -> None:
+    exc = raised(call, f"http://{nobody()}/")
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+
+
+@every_library
+def test_a_name_that_does_not_resolve_is_retryable(call: Call) -> None:
+    """``.invalid`` never resolves: RFC 6761, 6.4."""
+    exc = raised(call, "http://provider.invalid/")
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+
+
+@every_library
+def test_a_connection_that_is_not_made_in_time_is_retryable(call: Call) -> None:
+    with overflowing() as address:
+        exc = raised(call, f"http://{address}/")
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+
+
+@every_library
+def test_a_certificate_that_is_not_trusted_is_retryable(call: Call, secure: HttpFaults) -> None:
+    secure.seen = 0
+    exc = raised(call, secure.url)
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+    assert secure.seen == 0
+
+
+@every_library
+def test_a_server_that_does_not_speak_tls_is_retryable(call: Call, provider: HttpFaults) -> None:
+    exc = raised(call, provider.url.replace("http:", "https:"))
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+    assert provider.seen == 0
+
+
+@every_library
+def test_silence_in_the_tls_handshake_is_retryable(call: Call) -> None:
+    with silent() as address:
+        exc = raised(call, f"https://{address}/")
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+
+
+@every_library
+def test_a_url_that_cannot_be_one_is_not_processed(call: Call) -> None:
+    exc = raised(call, "http://127.0.0.1:80 80/")
+    assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
+
+
+# The request left
+
+
+@every_library
+@pytest.mark.parametrize("behaviour", [reset, close, hang, garbage], ids=lambda b: b.__name__)
+def test_no_proper_answer_is_in_doubt(
+    call: Call, provider: HttpFaults, behaviour: Behaviour
+) -> None:
+    provider.behave = behaviour
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+
+
+@every_library
+def test_half_an_answer_is_in_doubt(call: Call, provider: HttpFaults) -> None:
+    provider.behave = half
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+
+
+@every_library
+@pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
+def test_no_answer_over_tls_is_in_doubt(
+    call: Call, secure: HttpFaults, ca: Path, behaviour: Behaviour
+) -> None:
+    secure.seen = 0
+    secure.behave = behaviour
+    exc = raised(call, secure.url, ca)
+    assert secure.seen == 1
+    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+
+
+# The answer says it
+
+
+@every_library_with_status
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, (NOT_PROCESSED, NOT_PROCESSED)),
+        (401, (NOT_PROCESSED, NOT_PROCESSED)),
+        (403, (NOT_PROCESSED, NOT_PROCESSED)),
+        (404, (NOT_PROCESSED, NOT_PROCESSED)),
+        (408, (RETRYABLE, RETRYABLE)),
+        (409, (UNKNOWN, RETRYABLE)),
+        (422, (NOT_PROCESSED, NOT_PROCESSED)),
+        (425, (RETRYABLE, RETRYABLE)),
+        (429, (RETRYABLE, RETRYABLE)),
+        (500, (UNKNOWN, RETRYABLE)),
+        (501, (NOT_PROCESSED, NOT_PROCESSED)),
+        (502, (UNKNOWN, RETRYABLE)),
+        (503, (RETRYABLE, RETRYABLE)),
+        (504, (UNKNOWN, RETRYABLE)),
+    ],
+)
+def test_a_status_decides(
+    call: Call,
+    provider: HttpFaults,
+    status: int,
+    expected: tuple[Outcome, Outcome],
+) -> None:
+    provider.behave = answer(status)
+    assert outcomes(call, raised(call, provider.url)) == expected
+    assert provider.seen == 1
+
+
+@every_library_with_status
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_in_seconds_is_a_floor(call: Call, provider: HttpFaults, status: int) -> None:
+    provider.behave = answer(status, Retry_After="17")
+    verdict = Verdict(RETRYABLE, retry_after=17)
+    assert verdicts(call, raised(call, provider.url)) == (verdict, verdict)
+
+
+@every_library_with_status
+def test_retry_after_as_a_date_is_a_floor(call: Call, provider: HttpFaults) -> None:
+    provider.behave = answer(503, Retry_After=formatdate(time.time() + 3600, usegmt=True))
+    verdict = ALL[call]()(raised(call, provider.url))
+    assert isinstance(verdict, Verdict)
+    assert verdict.retry_after == pytest.approx(3600, abs=60)
+
+
+@every_library_with_status
+def test_the_reset_of_a_rate_limit_is_a_floor(call: Call, provider: HttpFaults) -> None:
+    provider.behave = answer(429, RateLimit_Reset="42")
+    assert ALL[call]()(raised(call, provider.url)) == Verdict(RETRYABLE, retry_after=42)
+
+
+# Redirects: the first server may have done the work already
+
+
+@pytest.mark.parametrize("call", [*WITH_STATUS, by_urllib3], ids=name)
+def test_a_failure_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults) -> None:
+    """The server has answered 303, "done, look there", and there nobody answers."""
+    provider.behave = answer(303, Location=f"http://{nobody()}/")
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+
+
+@every_library_with_status
+def test_a_status_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults) -> None:
+    with http_faults() as second:
+        second.behave = answer(503)
+        provider.behave = answer(303, Location=second.url)
+        exc = raised(call, provider.url)
+    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+
+
+# What only one library does
+
+
+def test_aiohttp_s_total_timeout_is_in_doubt(provider: HttpFaults) -> None:
+    """It is a plain ``TimeoutError``, as anybody else's."""
+    provider.behave = hang
+
+    async def call() -> None:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            await session.post(provider.url, data=b"{}")
+
+    exc = raised(lambda: asyncio.run(call()))
+    assert type(exc).__name__ == "TimeoutError"
+    assert outcomes(by_aiohttp, exc) == (UNKNOWN, RETRYABLE)
+
+
+def test_aiohttp_s_answer_of_another_type_keeps_its_status(provider: HttpFaults) -> None:
+    provider.behave = answer(503, b"<h1>down</h1>", Content_Type="text/html")
+
+    async def call() -> None:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(provider.url, data=b"{}") as response,
+        ):
+            await response.json()
+
+    exc = raised(lambda: asyncio.run(call()))
+    assert isinstance(exc, aiohttp.ContentTypeError)
+    assert outcomes(by_aiohttp, exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider: HttpFaults) -> None:
+    provider.behave = answer(200, b"<h1>welcome</h1>")
+    exc = raised(lambda: requests.post(provider.url, timeout=5).json())
+    assert isinstance(exc, requests.JSONDecodeError)
+    assert verdicts(by_requests, exc) == (None, None)
+
+
+@pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
+def test_a_proxy_that_refuses_the_tunnel_is_retryable(call: Call, provider: HttpFaults) -> None:
+    """``CONNECT`` is answered 501 by a server that knows only GET and POST."""
+    url = "https://provider.invalid/"
+    exc = raised(
+        {
+            by_requests: lambda: requests.post(url, proxies={"https": provider.url}, timeout=5),
+            by_urllib3: lambda: urllib3.ProxyManager(provider.url).request("POST", url),
+            by_httpx: lambda: httpx.Client(proxy=provider.url).post(url),
+        }[call]
+    )
+    assert provider.seen == 0
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+
+
+@pytest.mark.parametrize("call", [by_requests, by_urllib3], ids=name)
+def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(
+    call: Call, provider: HttpFaults
+) -> None:
+    provider.behave = close
+    url = "http://provider.invalid/"
+    exc = raised(
+        {
+            by_requests: lambda: requests.post(url, proxies={"http": provider.url}, timeout=5),
+            by_urllib3: lambda: urllib3.ProxyManager(provider.url).request("POST", url),
+        }[call]
+    )
+    assert provider.seen  # urllib3 takes it for a failed connection, and sends it three times more
+    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+
+
+def test_a_timeout_of_somebody_else_is_not_ours() -> None:
+    def wait() -> None:
+        with silent() as address:
+            host, port = address.split(":")
+            with socket.create_connection((host, int(port)), timeout=0.01) as connection:
+                connection.recv(1)
+
+    exc = raised(wait)
+    assert isinstance(exc, TimeoutError)
+    for errors in (*ALL.values(), classifiers.known_errors):
+        assert errors(idempotent=True)(exc) is None
+
+
+def test_a_broken_body_of_our_own_is_not_processed(provider: HttpFaults) -> None:
+    exc = raised(lambda: requests.post(provider.url, json=float("nan"), timeout=5))
+    assert isinstance(exc, requests.exceptions.InvalidJSONError)
+    assert provider.seen == 0
+    assert outcomes(by_requests, exc) == (NOT_PROCESSED, NOT_PROCESSED)
+
+
+def test_an_error_of_the_json_module_is_not_ours() -> None:
+    exc = raised(lambda: json.loads("{"))
+    assert classifiers.known_errors(idempotent=True)(exc) is None

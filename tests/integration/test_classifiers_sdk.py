@@ -1,0 +1,180 @@
+"""Real SDKs raise their real errors against a real server: Stripe, SendGrid and Twilio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sendgrid
+import stripe
+from twilio.base.exceptions import TwilioRestException
+from twilio.http.http_client import TwilioHttpClient
+from twilio.rest import Client as TwilioClient
+
+from celery_sqs_backoff.classifiers import (
+    known_errors,
+    requests_errors,
+    sdk_errors,
+    urllib_errors,
+)
+from celery_sqs_backoff.outcomes import Classifier, Outcome, Verdict
+from tests.support.http_faults import (
+    Behaviour,
+    HttpFaults,
+    answer,
+    close,
+    hang,
+    http_faults,
+    nobody,
+    reset,
+)
+
+RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
+
+TIMEOUT_SECONDS = 0.25
+
+
+def by_stripe(url: str) -> None:
+    client = stripe.StripeClient(
+        "sk_test_nothing",
+        base_addresses={"api": url},
+        max_network_retries=0,
+        http_client=stripe.RequestsClient(timeout=TIMEOUT_SECONDS),
+    )
+    client.v1.customers.create({"email": "a@example.com"})
+
+
+def by_sendgrid(url: str) -> None:
+    client = sendgrid.SendGridAPIClient("SG.nothing", host=url)
+    client.client.timeout = TIMEOUT_SECONDS
+    client.send({"personalizations": []})
+
+
+class _HttpClient(TwilioHttpClient):
+    """Twilio's own, led to this machine: the SDK has no setting for that."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(timeout=TIMEOUT_SECONDS)
+        self.local_url = url
+
+    def request(self, method: str, url: str, *args: Any, **options: Any) -> Any:
+        return super().request(method, f"{self.local_url}/messages", *args, **options)
+
+
+def by_twilio(url: str) -> None:
+    client = TwilioClient("AC00", "nothing", http_client=_HttpClient(url))
+    client.messages.create(to="+10000000000", from_="+10000000001", body="hello")
+
+
+Call = Callable[[str], None]
+every_sdk = pytest.mark.parametrize(
+    "call", [by_stripe, by_sendgrid, by_twilio], ids=lambda call: call.__name__[3:]
+)
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[HttpFaults]:
+    with http_faults() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen(provider: HttpFaults) -> None:
+    provider.seen = 0
+
+
+def raised(call: Call, url: str) -> Exception:
+    try:
+        call(url)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
+        return exc
+    pytest.fail("no error was raised")
+
+
+def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome | None, ...]:
+    """By default, and if the call is idempotent."""
+    found = tuple(errors(idempotent=idempotent)(exc) for idempotent in (False, True))
+    return tuple(v.outcome if isinstance(v, Verdict) else None for v in found)
+
+
+@every_sdk
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, (NOT_PROCESSED, NOT_PROCESSED)),
+        (401, (NOT_PROCESSED, NOT_PROCESSED)),
+        (404, (NOT_PROCESSED, NOT_PROCESSED)),
+        (409, (UNKNOWN, RETRYABLE)),
+        (429, (RETRYABLE, RETRYABLE)),
+        (500, (UNKNOWN, RETRYABLE)),
+        (503, (RETRYABLE, RETRYABLE)),
+    ],
+)
+def test_a_status_decides(
+    call: Call, provider: HttpFaults, status: int, expected: tuple[Outcome, Outcome]
+) -> None:
+    provider.behave = answer(status, b'{"error": {"message": "no"}}')
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert outcomes(exc, sdk_errors) == expected
+    assert outcomes(exc, known_errors) == expected
+
+
+@pytest.mark.parametrize("call", [by_stripe, by_sendgrid], ids=lambda call: call.__name__[3:])
+def test_retry_after_is_a_floor(call: Call, provider: HttpFaults) -> None:
+    provider.behave = answer(429, b'{"error": {"message": "no"}}', Retry_After="11")
+    assert sdk_errors()(raised(call, provider.url)) == Verdict(RETRYABLE, retry_after=11)
+
+
+def test_twilio_s_error_has_no_headers_and_so_no_floor(provider: HttpFaults) -> None:
+    provider.behave = answer(429, b"{}", Retry_After="11")
+    exc = raised(by_twilio, provider.url)
+    assert isinstance(exc, TwilioRestException)
+    assert sdk_errors()(exc) == Verdict(RETRYABLE)
+
+
+def test_stripe_wraps_a_connection_that_was_refused() -> None:
+    exc = raised(by_stripe, f"http://{nobody()}")
+    assert isinstance(exc, stripe.APIConnectionError)
+    assert outcomes(exc, sdk_errors) == (RETRYABLE, RETRYABLE)
+
+
+@pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
+def test_stripe_wraps_an_answer_that_did_not_come(
+    provider: HttpFaults, behaviour: Behaviour
+) -> None:
+    provider.behave = behaviour
+    exc = raised(by_stripe, provider.url)
+    assert isinstance(exc, stripe.APIConnectionError)
+    assert provider.seen == 1
+    assert outcomes(exc, sdk_errors) == (UNKNOWN, RETRYABLE)
+
+
+@pytest.mark.parametrize(
+    ("call", "errors"),
+    [(by_sendgrid, urllib_errors), (by_twilio, requests_errors)],
+    ids=["sendgrid", "twilio"],
+)
+def test_others_let_their_library_s_errors_through(
+    call: Call, errors: Callable[..., Classifier], provider: HttpFaults
+) -> None:
+    refused = raised(call, f"http://{nobody()}")
+    provider.behave = reset
+    cut = raised(call, provider.url)
+
+    assert outcomes(refused, sdk_errors) == outcomes(cut, sdk_errors) == (None, None)
+    assert outcomes(refused, errors) == (RETRYABLE, RETRYABLE)
+    assert outcomes(cut, errors) == (UNKNOWN, RETRYABLE)
+
+
+def test_an_error_of_our_own_around_a_library_s_is_not_ours() -> None:
+    """It may have been raised after the work was done; only the SDK's own wrapping counts."""
+
+    def call(url: str) -> None:
+        try:
+            by_twilio(url)
+        except OSError as exc:
+            raise RuntimeError("the second half failed") from exc
+
+    assert outcomes(raised(call, f"http://{nobody()}"), known_errors) == (None, None)

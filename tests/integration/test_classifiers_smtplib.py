@@ -1,0 +1,330 @@
+"""smtplib raises its real errors against a real server, and each is classified by its phase."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trustme
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult
+
+from celery_sqs_backoff.classifiers import known_errors, smtplib_errors
+from celery_sqs_backoff.outcomes import Outcome, Verdict
+from tests.support.http_faults import nobody, silent
+
+RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
+
+TIMEOUT_SECONDS = 0.25
+MAIL = "Subject: hello\r\n\r\nHello.\r\n"
+
+HANG = "hang"
+HANG_UP = "hang up"
+
+
+class Provider:
+    """Hooks of aiosmtpd: a reply per phase, or none at all."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, str] = {}
+        self.delivered = 0
+
+    async def _reply(self, phase: str, server: Any, usual: str) -> str:
+        reply = self.replies.get(phase, usual)
+        if reply == HANG:
+            await asyncio.sleep(4 * TIMEOUT_SECONDS)
+        if reply == HANG_UP:
+            server.transport.abort()
+        return reply
+
+    async def handle_EHLO(  # noqa: N802
+        self, server: Any, session: Any, envelope: Any, name: str, usual: list[str]
+    ) -> list[str]:
+        session.host_name = name
+        reply = await self._reply("EHLO", server, usual[-1])
+        return [*usual[:-1], reply] if reply == usual[-1] else [reply]
+
+    async def handle_HELO(self, server: Any, session: Any, envelope: Any, name: str) -> str:  # noqa: N802
+        return await self._reply("HELO", server, "250 hello")
+
+    async def handle_MAIL(  # noqa: N802
+        self, server: Any, session: Any, envelope: Any, address: str, options: list[str]
+    ) -> str:
+        envelope.mail_from = address
+        return await self._reply("MAIL", server, "250 OK")
+
+    async def handle_RCPT(  # noqa: N802
+        self, server: Any, session: Any, envelope: Any, address: str, options: list[str]
+    ) -> str:
+        reply = self.replies.get(address) or await self._reply("RCPT", server, "250 OK")
+        if reply.startswith("250"):
+            envelope.rcpt_tos.append(address)
+        return reply
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802
+        self.delivered += 1
+        return await self._reply("DATA", server, "250 accepted")
+
+    async def handle_QUIT(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802
+        return await self._reply("QUIT", server, "221 bye")
+
+    def authenticate(self, *args: object) -> AuthResult:
+        return AuthResult(success=False, handled=False, message=self.replies["AUTH"])
+
+
+class _Controller(Controller):
+    port: int
+
+    def _trigger_server(self) -> None:
+        # The port was chosen by the kernel; aiosmtpd asks itself at the one it was given.
+        assert self.server is not None
+        self.port = self.server.sockets[0].getsockname()[1]
+        super()._trigger_server()
+
+
+@contextmanager
+def running(provider: Provider, **options: Any) -> Iterator[int]:
+    controller = _Controller(
+        provider,
+        hostname="127.0.0.1",
+        port=0,
+        authenticator=provider.authenticate,
+        auth_require_tls=False,
+        **options,
+    )
+    controller.start()
+    try:
+        yield controller.port
+    finally:
+        controller.stop()
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[tuple[Provider, int]]:
+    provider = Provider()
+    with running(provider) as port:
+        yield provider, port
+
+
+@pytest.fixture
+def provider(_server: tuple[Provider, int]) -> Provider:
+    _server[0].replies.clear()
+    _server[0].delivered = 0
+    return _server[0]
+
+
+@pytest.fixture
+def port(_server: tuple[Provider, int]) -> int:
+    return _server[1]
+
+
+def send(
+    port: int,
+    *recipients: str,
+    login: bool = False,
+    starttls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+) -> Any:
+    with smtplib.SMTP(host, port, timeout=TIMEOUT_SECONDS) as server:
+        if starttls:
+            server.starttls(context=starttls)
+        if login:
+            server.login("user", "password")
+        return server.sendmail("shop@example.com", recipients or ("a@example.com",), MAIL)
+
+
+def raised(call: Callable[..., Any], *args: Any, **options: Any) -> Exception:
+    try:
+        call(*args, **options)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
+        return exc
+    pytest.fail("no error was raised")
+
+
+def outcomes(exc: Exception) -> tuple[Outcome | None, ...]:
+    """By default, and if the mail may be sent twice."""
+    found = tuple(smtplib_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
+    assert found == tuple(known_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
+    return tuple(v.outcome if isinstance(v, Verdict) else None for v in found)
+
+
+def test_a_refused_connection_is_retryable() -> None:
+    exc = raised(send, int(nobody().split(":")[1]))
+    assert isinstance(exc, ConnectionRefusedError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_a_name_that_does_not_resolve_is_retryable() -> None:
+    exc = raised(send, 25, host="smtp.invalid")
+    assert isinstance(exc, socket.gaierror)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_a_server_that_does_not_greet_is_retryable() -> None:
+    with silent() as address:
+        exc = raised(send, int(address.split(":")[1]))
+    assert isinstance(exc, smtplib.SMTPServerDisconnected)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "error", "expected"),
+    [
+        pytest.param(b"421 busy\r\n", smtplib.SMTPConnectError, RETRYABLE, id="421"),
+        pytest.param(b"554 no service\r\n", smtplib.SMTPConnectError, NOT_PROCESSED, id="554"),
+        pytest.param(b"nonsense\r\n", smtplib.SMTPConnectError, RETRYABLE, id="nonsense"),
+        pytest.param(b"", smtplib.SMTPServerDisconnected, RETRYABLE, id="hang up"),
+    ],
+)
+def test_a_greeting_says_whether_to_come_back(
+    greeting: bytes, error: type[Exception], expected: Outcome
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(greeting)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        exc = raised(send, listener.getsockname()[1])
+        thread.join()
+    assert isinstance(exc, error)
+    assert outcomes(exc) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("replies", "error", "expected"),
+    [
+        pytest.param(
+            {"EHLO": "500 no", "HELO": "421 busy"}, smtplib.SMTPHeloError, RETRYABLE, id="HELO busy"
+        ),
+        pytest.param(
+            {"EHLO": "500 no", "HELO": "550 no"},
+            smtplib.SMTPHeloError,
+            NOT_PROCESSED,
+            id="HELO 550",
+        ),
+        pytest.param({"MAIL": "451 busy"}, smtplib.SMTPSenderRefused, RETRYABLE, id="MAIL 451"),
+        pytest.param({"MAIL": "550 who"}, smtplib.SMTPSenderRefused, NOT_PROCESSED, id="MAIL 550"),
+        pytest.param({"RCPT": "450 full"}, smtplib.SMTPRecipientsRefused, RETRYABLE, id="RCPT 450"),
+        pytest.param({"RCPT": "421 bye"}, smtplib.SMTPRecipientsRefused, RETRYABLE, id="RCPT 421"),
+        pytest.param(
+            {"RCPT": "550 who"}, smtplib.SMTPRecipientsRefused, NOT_PROCESSED, id="RCPT 550"
+        ),
+        pytest.param({"DATA": "451 later"}, smtplib.SMTPDataError, RETRYABLE, id="DATA 451"),
+        pytest.param({"DATA": "554 spam"}, smtplib.SMTPDataError, NOT_PROCESSED, id="DATA 554"),
+    ],
+)
+def test_a_reply_decides(
+    provider: Provider,
+    port: int,
+    replies: dict[str, str],
+    error: type[Exception],
+    expected: Outcome,
+) -> None:
+    provider.replies = replies
+    exc = raised(send, port)
+    assert isinstance(exc, error)
+    assert outcomes(exc) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        pytest.param("454 Temporary authentication failure", RETRYABLE, id="454"),
+        pytest.param("535 Bad credentials", NOT_PROCESSED, id="535"),
+    ],
+)
+def test_refused_credentials_are_judged_by_their_reply(
+    provider: Provider, port: int, reply: str, expected: Outcome
+) -> None:
+    provider.replies = {"AUTH": reply}
+    exc = raised(send, port, login=True)
+    assert isinstance(exc, smtplib.SMTPAuthenticationError)
+    assert outcomes(exc) == (expected, expected)
+    assert provider.delivered == 0
+
+
+def test_no_common_way_to_log_in_is_not_processed() -> None:
+    silent_about_auth = Provider()
+    with running(silent_about_auth, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as port:
+        exc = raised(send, port, login=True)
+    assert isinstance(exc, smtplib.SMTPException)
+    assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
+
+
+def test_a_server_without_starttls_is_not_processed(provider: Provider, port: int) -> None:
+    exc = raised(send, port, starttls=ssl.create_default_context())
+    assert isinstance(exc, smtplib.SMTPNotSupportedError)
+    assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
+
+
+def test_a_certificate_that_is_not_trusted_is_retryable() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    secure = Provider()
+    with running(secure, tls_context=context) as port:
+        exc = raised(send, port, starttls=ssl.create_default_context())
+    assert isinstance(exc, ssl.SSLError)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+@pytest.mark.parametrize("silence", [HANG, HANG_UP])
+@pytest.mark.parametrize("phase", ["EHLO", "MAIL", "RCPT"])
+def test_silence_before_the_content_is_retryable(
+    provider: Provider, port: int, phase: str, silence: str
+) -> None:
+    provider.replies = {phase: silence}
+    exc = raised(send, port)
+    assert isinstance(exc, smtplib.SMTPServerDisconnected)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+    assert provider.delivered == 0
+
+
+@pytest.mark.parametrize("silence", [HANG, HANG_UP])
+def test_silence_after_the_content_is_in_doubt(provider: Provider, port: int, silence: str) -> None:
+    """The server has the mail, and perhaps delivers it; only its reply is lost."""
+    provider.replies = {"DATA": silence}
+    exc = raised(send, port)
+    assert isinstance(exc, smtplib.SMTPServerDisconnected)
+    assert provider.delivered == 1
+    assert outcomes(exc) == (UNKNOWN, RETRYABLE)
+
+
+def test_a_quarrel_at_quit_is_in_doubt(provider: Provider, port: int) -> None:
+    """The mail before it was accepted; to send it again because of a 421 would be a second one."""
+    provider.replies = {"QUIT": "421 shutting down"}
+    exc = raised(send, port)
+    assert isinstance(exc, smtplib.SMTPResponseException)
+    assert provider.delivered == 1
+    assert outcomes(exc) == (UNKNOWN, RETRYABLE)
+
+
+def test_all_recipients_refused_but_one_only_for_now_is_retryable(
+    provider: Provider, port: int
+) -> None:
+    provider.replies = {"a@example.com": "550 who", "b@example.com": "450 full"}
+    exc = raised(send, port, "a@example.com", "b@example.com")
+    assert isinstance(exc, smtplib.SMTPRecipientsRefused)
+    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+
+
+def test_some_recipients_refused_is_no_error(provider: Provider, port: int) -> None:
+    """smtplib returns them: the documentation warns, for no classifier can see it."""
+    provider.replies = {"a@example.com": "550 who"}
+    assert send(port, "a@example.com", "b@example.com") == {"a@example.com": (550, b"who")}
+    assert provider.delivered == 1
+
+
+def test_an_error_without_a_traceback_is_in_doubt() -> None:
+    """Nobody knows when it came: it was unpickled, or somebody made it."""
+    assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, RETRYABLE)

@@ -1,0 +1,167 @@
+"""A provider over HTTP that goes wrong in a chosen way, for clients to raise their real errors.
+
+::
+
+    with http_faults() as provider:
+        provider.behave = reset
+        requests.post(provider.url)      # requests.exceptions.ConnectionError
+        assert provider.seen == 1        # the request had arrived
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from .processes import free_port
+
+__all__ = [
+    "HttpFaults",
+    "answer",
+    "close",
+    "garbage",
+    "half",
+    "hang",
+    "http_faults",
+    "nobody",
+    "overflowing",
+    "reset",
+    "silent",
+]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        provider = self.server.provider
+        provider.seen += 1
+        self.close_connection = True
+        provider.behave(self)
+
+    do_GET = do_POST  # noqa: N815  # the name that http.server calls
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    provider: HttpFaults
+
+    def handle_error(self, *args: object) -> None:
+        pass  # a client that gives up, or a handshake that fails, is what the tests are about
+
+
+Behaviour = Callable[[BaseHTTPRequestHandler], None]
+
+
+class HttpFaults:
+    """A running provider. ``behave`` may be set at any time; ``seen`` counts whole requests."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.seen = 0
+        self.behave: Behaviour = answer(200)
+        self.over = threading.Event()
+
+
+def answer(status: int, body: bytes = b"{}", **headers: str) -> Behaviour:
+    """Answer with a status; ``Retry_After="7"`` is the header ``Retry-After: 7``."""
+
+    def behave(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content_Type": "application/json", **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return behave
+
+
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    """Send a TCP RST instead of an answer."""
+    linger_for_no_time = struct.pack("ii", 1, 0)
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_for_no_time)
+    handler.rfile.close()
+    handler.connection.close()
+
+
+def close(handler: BaseHTTPRequestHandler) -> None:
+    """Close the connection without an answer."""
+
+
+def hang(handler: BaseHTTPRequestHandler) -> None:
+    """Never answer."""
+    server = handler.server
+    assert isinstance(server, _Server)
+    server.provider.over.wait()
+
+
+def half(handler: BaseHTTPRequestHandler) -> None:
+    """Answer 200, promise 100 bytes, send 10 and close."""
+    handler.wfile.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+        b'{"id": "a1'
+    )
+
+
+def garbage(handler: BaseHTTPRequestHandler) -> None:
+    """Answer something that is not HTTP."""
+    handler.wfile.write(b"\x00\x01 nonsense\r\n\r\n")
+
+
+@contextmanager
+def http_faults(tls: ssl.SSLContext | None = None) -> Iterator[HttpFaults]:
+    """Run a provider on a free port of 127.0.0.1; with ``tls``, over HTTPS."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    if tls is not None:
+        # The handshake is left to the connection's own thread, so that a silent client blocks
+        # nobody else.
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    scheme = "http" if tls is None else "https"
+    provider = HttpFaults(f"{scheme}://127.0.0.1:{server.server_address[1]}")
+    server.provider = provider
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield provider
+    finally:
+        provider.over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def nobody() -> str:
+    """``host:port`` where connections are refused."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """``host:port`` where connections are accepted, by the kernel, and nothing ever comes back."""
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def overflowing() -> Iterator[str]:
+    """``host:port`` where no connection is made and none refused: the queue of them is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        yield f"127.0.0.1:{address[1]}"
