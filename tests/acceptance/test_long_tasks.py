@@ -15,23 +15,25 @@ from .stage import Stage, app_of_this_module
 app = app_of_this_module()
 
 
-@app.task(base=SQSBackoffTask, bind=True, name="lasts")
+@app.task(base=SQSBackoffTask, bind=True, name="long.lasts")
 def lasts(self: Any, seconds: float) -> None:
-    note(task="lasts", id=self.request.id, redelivered=self.request.delivery_info["redelivered"])
+    note(
+        task="long.lasts", id=self.request.id, redelivered=self.request.delivery_info["redelivered"]
+    )
     time.sleep(seconds)
 
 
 def test_a_task_longer_than_the_visibility_timeout_runs_once_even_after_waiting_for_another(
     make_stage: Callable[..., Stage],
 ) -> None:
-    """Visibility timeout 5 s: one task of 15 s, and another that waits behind it for 15 s."""
-    stage = make_stage(queues={"test": {"visibility_timeout_seconds": 5}})
+    """Visibility timeout 2 s: one task of 6 s, and another that waits behind it for 6 s."""
+    stage = make_stage(queues={"test": {"visibility_timeout_seconds": 2}})
     with stage.worker(concurrency=1, options=("--prefetch-multiplier", "4")):
-        first, second = stage.send("lasts", 15).id, stage.send("lasts", 1).id
+        first, second = stage.send("long.lasts", 6).id, stage.send("long.lasts", 1).id
         eventually(lambda: stage.messages() == (0, 2), timeout=10)
         assert stage.messages() == (0, 2)
         stage.wait_until_settled()
-    runs = stage.runs("lasts")
+    runs = stage.runs("long.lasts")
     assert [run["id"] for run in runs] == [first, second]
     assert not any(run["redelivered"] for run in runs)
     assert stage.proxy.counts()["ReceiveMessage"].messages == 2

@@ -16,7 +16,7 @@ from .stage import Stage, app_of_this_module
 
 app = app_of_this_module()
 
-VISIBILITY_TIMEOUT_SECONDS = 3
+VISIBILITY_TIMEOUT_SECONDS = 2
 
 
 class ProviderDown(Exception):
@@ -41,15 +41,15 @@ def retries(self: Any) -> None:
         raise ProviderDown
 
 
-@app.task(base=SQSBackoffTask, name="fails")
+@app.task(base=SQSBackoffTask, name="pools.fails")
 def fails() -> None:
-    note(task="fails")
+    note(task="pools.fails")
     raise ValueError
 
 
-@app.task(base=SQSBackoffTask, name="lasts")
+@app.task(base=SQSBackoffTask, name="pools.lasts")
 def lasts(seconds: float) -> None:
-    note(task="lasts")
+    note(task="pools.lasts")
     time.sleep(seconds)
 
 
@@ -57,14 +57,14 @@ def lasts(seconds: float) -> None:
 def test_each_message_ends_where_it_belongs(make_stage: Callable[..., Stage], pool: str) -> None:
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}})
     with stage.worker(pool=pool, concurrency=4):
-        stage.send("lasts", 3 * VISIBILITY_TIMEOUT_SECONDS)
+        stage.send("pools.lasts", 3 * VISIBILITY_TIMEOUT_SECONDS)
         stage.send("retries")
-        dead = [stage.send("fails").id for _ in range(2)]
+        dead = [stage.send("pools.fails").id for _ in range(2)]
         for _ in range(5):
             stage.send("succeeds")
         stage.wait_until_settled()
     runs = Counter(entry["task"] for entry in stage.record.entries())
-    assert runs == {"lasts": 1, "retries": 3, "fails": 2, "succeeds": 5}
+    assert runs == {"pools.lasts": 1, "retries": 3, "pools.fails": 2, "succeeds": 5}
     assert [run["retries"] for run in stage.runs("retries")] == [0, 1, 2]
     assert sorted(letter.record["id"] for letter in stage.dead_letters()) == sorted(dead)
     deleted = [entry["ReceiptHandle"] for entry in stage.asked("DeleteMessageBatch")]

@@ -18,11 +18,11 @@ from .stage import Stage, app_of_this_module
 app = app_of_this_module()
 
 
-@app.task(base=SQSBackoffTask, bind=True, name="lasts")
+@app.task(base=SQSBackoffTask, bind=True, name="shutdown.lasts")
 def lasts(self: Any, seconds: float) -> None:
-    note(task="lasts", id=self.request.id, what="start")
+    note(task="shutdown.lasts", id=self.request.id, what="start")
     time.sleep(seconds)
-    note(task="lasts", id=self.request.id, what="end")
+    note(task="shutdown.lasts", id=self.request.id, what="end")
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -33,7 +33,7 @@ def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": 3}})
     with stage.worker(pool=pool, concurrency=1, options=("--prefetch-multiplier", "4")) as worker:
         for _ in range(4):
-            stage.send("lasts", 6)
+            stage.send("shutdown.lasts", 6)
         eventually(lambda: stage.messages() == (0, 4), timeout=20)
         eventually(lambda: stage.record.entries(what="start"))
         worker.send(signal.SIGTERM)

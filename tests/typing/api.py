@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from celery_sqs_backoff import Exponential, FullJitter, Outcome, Schedule, Verdict
+from celery_sqs_backoff import (
+    Exponential,
+    FullJitter,
+    Outcome,
+    Schedule,
+    SQSBackoffTask,
+    Verdict,
+)
 from celery_sqs_backoff.policies import Policy
 
 policies: list[Policy] = [
@@ -20,3 +27,22 @@ def by_status(exc: BaseException) -> Outcome | Verdict | None:
     if isinstance(exc, TimeoutError):
         return Verdict(Outcome.RETRYABLE, retry_after=30)
     return None
+
+
+def unset(
+    task: SQSBackoffTask, exc: BaseException, args: tuple[object, ...], kwargs: object
+) -> None:
+    """What ``undo`` is given."""
+
+
+class MailTask(SQSBackoffTask):
+    abstract = True
+    backoff = FullJitter(base=2, cap=3600)
+    retry_for = timedelta(hours=36)
+    retry_on = (ConnectionRefusedError,)
+    classify = (by_status,)
+    undo = staticmethod(unset)
+    on_give_up = "fail"
+    crash_budget = 1
+    fifo_cap = timedelta(minutes=5)
+    park_above = None
