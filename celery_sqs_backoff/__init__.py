@@ -2,6 +2,7 @@
 
 from .outcomes import NonRetryable, Outcome, Retryable, Verdict
 from .policies import DecorrelatedJitter, EqualJitter, Exponential, FullJitter, Schedule
+from .redrive import redrive
 from .task import SQSBackoffTask
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "SQSBackoffTask",
     "Schedule",
     "Verdict",
+    "redrive",
 ]

@@ -1,0 +1,21 @@
+"""Replay a dead-letter queue: an engine that prints nothing.
+
+``from celery_sqs_backoff import redrive`` is the function; the rest is imported from here:
+``from celery_sqs_backoff.redrive import peek, RedriveReport``.
+"""
+
+from .api import redrive
+from .errors import RedriveError, RedriveRefused, RedriveUnreachable
+from .plan import Plan, peek
+from .report import Ended, RedriveReport
+
+__all__ = [
+    "Ended",
+    "Plan",
+    "RedriveError",
+    "RedriveRefused",
+    "RedriveReport",
+    "RedriveUnreachable",
+    "peek",
+    "redrive",
+]

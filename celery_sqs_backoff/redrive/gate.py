@@ -1,0 +1,124 @@
+"""Is it safe to go on? The provider is asked, and what comes back to the source is counted."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import TypeAlias
+
+from .pace import Pace
+
+__all__ = ["Gate", "Probe", "parse_probe"]
+
+#: Says that all is well by returning anything but ``False``; says no by ``False`` or raising.
+Probe: TypeAlias = Callable[[], object]
+
+_PROBE_TIMEOUT_SECONDS = 5.0
+_PROBE_INTERVAL_SECONDS = 5.0
+
+#: Failed probes in a row that stop the run.
+_FAILED_PROBES = 3
+
+#: Messages back in the source that stop the run: so many, and this share of those sent.
+_RETURNED = 10
+_RETURNED_SHARE = 0.1
+
+#: Between two halvings of the rate for messages that come back: they come in tens.
+_HALVING_INTERVAL_SECONDS = 5.0
+
+
+def parse_probe(value: str | Probe | None) -> Probe | None:
+    """Make a probe of a URL (2xx to a GET within 5 s is good), ``"module:callable"`` or a callable.
+
+    Raises:
+        ValueError: it is none of these, or the callable cannot be imported.
+    """
+    if value is None or callable(value):
+        return value
+    if value.startswith(("http://", "https://")):
+        return _UrlProbe(value)
+    module, colon, name = value.partition(":")
+    if not colon or not name:
+        raise ValueError(f"probe={value!r} is not legal: it must be a URL or 'module:callable'")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as exc:
+        raise ValueError(f"probe={value!r} cannot be imported: {exc}") from exc
+    if not callable(found):
+        raise ValueError(f"probe={value!r} is not callable")
+    probe: Probe = found
+    return probe
+
+
+class _UrlProbe:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __call__(self) -> object:
+        with urllib.request.urlopen(self._url, timeout=_PROBE_TIMEOUT_SECONDS) as answer:
+            return bool(200 <= answer.status < 300)
+
+
+class Gate:
+    """Slows the pace down at the first signs, and says when to stop.
+
+    Arguments:
+        pace: what is slowed down.
+        probe: ``None``: the provider is not asked.
+        changed: is told of each new factor of the rate, and why.
+        stop: is told why to stop.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        *,
+        probe: Probe | None,
+        changed: Callable[[float, str], None],
+        stop: Callable[[str], None],
+    ) -> None:
+        self._pace = pace
+        self._probe = probe
+        self._changed = changed
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._failed = 0
+        self._returned = 0
+        self._next_probe = 0.0
+        self._halved_at = -_HALVING_INTERVAL_SECONDS
+
+    def why_closed(self) -> str | None:
+        """Ask the provider; ``None`` if it is well (or nobody is to be asked)."""
+        if self._probe is None:
+            return None
+        try:
+            good = self._probe()
+        except Exception as exc:  # noqa: BLE001  # a user's probe: whatever it raises is a no
+            return f"the probe failed: {type(exc).__name__}: {exc}"
+        return "the probe said no" if good is False else None
+
+    def watch(self, now: float, sent_per_second: float) -> None:
+        """Ask the provider if it is time to. Called about once a second, by one thread."""
+        if self._probe is None or now < self._next_probe:
+            return
+        self._next_probe = now + _PROBE_INTERVAL_SECONDS
+        why = self.why_closed()
+        self._failed = self._failed + 1 if why else 0
+        if why and self._failed >= _FAILED_PROBES:
+            self._stop(f"{why} ({self._failed} times in a row)")
+        elif why:
+            self._changed(self._pace.slow_down(now, sent_per_second=sent_per_second), why)
+
+    def returned(self, messages: int, *, sent: int, now: float, sent_per_second: float) -> None:
+        """Messages sent in this run are back in the source."""
+        with self._lock:
+            self._returned += messages
+            why = f"{self._returned} of {sent} messages came back"
+            if self._returned >= max(_RETURNED, _RETURNED_SHARE * sent):
+                self._stop(why)
+            elif now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
+                self._halved_at = now
+                self._changed(self._pace.slow_down(now, sent_per_second=sent_per_second), why)

@@ -1,0 +1,120 @@
+"""When may the next messages be sent, so that the rate holds for every single one?
+
+A batch is not one message (the mistake of other tools: ten times the rate). Each message has a
+time slot, ``1/rate`` after the one before it, and a batch goes out at the slot of its last
+message. Slots that nobody was there to take are lost, but for half of one: what is kept is the
+rate, not a debt. So no second holds more than the rate and one message.
+"""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["Pace", "seconds_for"]
+
+#: A ramp starts at this share of the rate.
+RAMP_FROM = 0.1
+
+#: How much of a slot a sender may be late and still keep to the schedule.
+_TOLERANCE = 0.5
+
+#: From slowed down by half to full speed again.
+_RECOVERY_SECONDS = 60.0
+
+#: Messages of a batch may not be more than this share of a second's.
+_BATCH_SHARE = 20
+
+_LARGEST_BATCH = 10
+
+
+class Pace:
+    """Hands out slots. Safe for threads. Times are seconds of one monotonic clock.
+
+    Arguments:
+        rate: messages per second; ``None``: no limit.
+        ramp: seconds from a tenth of the rate to all of it; 0 = none.
+    """
+
+    def __init__(self, rate: float | None, *, ramp: float = 0.0) -> None:
+        self._rate = rate
+        self._ramp = ramp
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._next = 0.0
+        self._factor = 1.0
+        self._factor_since = 0.0
+
+    def batch_size(self, now: float) -> int:
+        """Most messages to send in one call: all ten if there is no limit.
+
+        Under a limit, a divisor of the rate and at most a twentieth of it (so 1 below 40/s):
+        otherwise the seconds into which one batch more falls would hold too many.
+        """
+        with self._lock:
+            if self._rate is None:
+                return _LARGEST_BATCH
+            most = min(_LARGEST_BATCH, int(self._rate_at(now) / _BATCH_SHARE))
+            return next((size for size in range(most, 1, -1) if self._rate % size == 0), 1)
+
+    def reserve(self, messages: int, now: float) -> float:
+        """Take the slots of some messages; return when they may be sent."""
+        with self._lock:
+            if self._began is None:
+                self._began = self._next = now
+            if self._rate is None:
+                return now
+            rate = self._rate_at(max(self._next, now))
+            slot = max(self._next, now - _TOLERANCE / rate)
+            for _ in range(messages - 1):
+                slot += 1 / self._rate_at(slot)
+            self._next = slot + 1 / self._rate_at(slot)
+            return slot
+
+    def rate_at(self, now: float) -> float | None:
+        """Messages per second at a time; ``None``: no limit."""
+        with self._lock:
+            return None if self._rate is None else self._rate_at(now)
+
+    def restart(self, now: float) -> None:
+        """Begin the ramp (again) now."""
+        with self._lock:
+            self._began = now
+            self._next = max(self._next, now)
+
+    def slow_down(self, now: float, *, sent_per_second: float) -> float:
+        """Halve the rate; it grows back within a minute or so. Returns its factor, 0 to 1.
+
+        ``sent_per_second``: what has been measured, from which a run without a limit gets one.
+        """
+        with self._lock:
+            if self._rate is None:
+                self._rate = max(1.0, sent_per_second // _LARGEST_BATCH * _LARGEST_BATCH)
+            self._factor = self._factor_at(now) / 2
+            self._factor_since = now
+            return self._factor
+
+    def _factor_at(self, now: float) -> float:
+        if self._factor == 1.0:
+            return 1.0
+        grown = max(0.0, now - self._factor_since) / _RECOVERY_SECONDS / 2
+        return min(1.0, self._factor + grown)
+
+    def _rate_at(self, now: float) -> float:
+        assert self._rate is not None
+        ramp = 1.0
+        if self._ramp:
+            share = min(1.0, max(0.0, now - (self._began or now)) / self._ramp)
+            ramp = RAMP_FROM + (1 - RAMP_FROM) * share
+        return self._rate * ramp * self._factor_at(now)
+
+
+def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:
+    """How long so many messages take at a rate (per second), with a ramp of so many seconds."""
+    if not ramp:
+        return messages / rate
+    during = rate * ramp * (1 + RAMP_FROM) / 2
+    if messages >= during:
+        return ramp + (messages - during) / rate
+    # rate * (from * t + (1 - from) * t**2 / (2 * ramp)) = messages, solved for t
+    a, b = (1 - RAMP_FROM) / (2 * ramp), RAMP_FROM
+    return float((-b + (b * b + 4 * a * messages / rate) ** 0.5) / (2 * a))

@@ -1,0 +1,115 @@
+"""What a redrive is asked to do, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal, get_args
+
+from ..limits import MAX_DELAY_SECONDS
+from .gate import Probe, parse_probe
+from .select import Selection
+from .units import parse_duration, parse_rate
+
+__all__ = ["Expired", "OnDoubt", "Settings"]
+
+Expired = Literal["leave", "drop", "extend"]
+OnDoubt = Literal["resend", "hold"]
+
+
+@dataclass(frozen=True, init=False)
+class Settings:
+    """The options of :func:`celery_sqs_backoff.redrive`, which documents them."""
+
+    rate: float | None
+    ramp: float
+    spread: float
+    selection: Selection
+    limit: int | None
+    max_replays: int
+    canary: int
+    canary_timeout: float
+    probe: Probe | None
+    expired: Expired
+    in_doubt: OnDoubt
+    delete: bool
+    dump: Path | None
+    journal: Path | None
+    force: bool
+    threads: int | None
+
+    def __init__(
+        self,
+        *,
+        rate: str | float | None = None,
+        ramp: str | float | timedelta | None = None,
+        spread: str | float | timedelta | None = None,
+        task: str | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older: str | float | timedelta | None = None,
+        newer: str | float | timedelta | None = None,
+        ids: Iterable[str] = (),
+        limit: int | None = None,
+        max_replays: int = 3,
+        canary: int = 0,
+        canary_timeout: str | float | timedelta = 600,
+        probe: str | Probe | None = None,
+        expired: Expired = "leave",
+        in_doubt: OnDoubt = "resend",
+        delete: bool = False,
+        dump: str | Path | None = None,
+        journal: str | Path | None = None,
+        force: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        values = {
+            "rate": parse_rate(rate),
+            "ramp": parse_duration(ramp, "ramp") or 0.0,
+            "spread": parse_duration(spread, "spread") or 0.0,
+            "selection": Selection(
+                task=task, reason=reason, error=error, older=older, newer=newer, ids=ids
+            ),
+            "limit": limit,
+            "max_replays": max_replays,
+            "canary": canary,
+            "canary_timeout": parse_duration(canary_timeout, "canary_timeout") or 0.0,
+            "probe": parse_probe(probe),
+            "expired": expired,
+            "in_doubt": in_doubt,
+            "delete": delete,
+            "dump": None if dump is None else Path(dump),
+            "journal": None if journal is None else Path(journal),
+            "force": force,
+            "threads": threads,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        if self.ramp and self.rate is None:
+            raise ValueError("ramp: give a rate, too: a ramp goes from a tenth of it up")
+        if self.spread > MAX_DELAY_SECONDS:
+            raise ValueError(
+                f"spread={self.spread:g} is not legal: it must be at most {MAX_DELAY_SECONDS} s,"
+                " SQS's longest delay"
+            )
+        for name, least in (("limit", 1), ("max_replays", 1), ("canary", 0), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, int) or isinstance(value, bool) or value < least
+            ):
+                raise ValueError(
+                    f"{name}={value!r} is not legal: it must be a whole number from {least} up"
+                )
+        for name, legal in (("expired", get_args(Expired)), ("in_doubt", get_args(OnDoubt))):
+            if getattr(self, name) not in legal:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not legal: it must be one of"
+                    f" {', '.join(legal)}"
+                )
+        if self.delete and self.dump is None:
+            raise ValueError("delete: give an archive (dump), too: there is no undo")
