@@ -38,6 +38,9 @@ fixture in ``conftest.py``::
         with on_local_sqs(app, sqs_server, sqs_queue):
             yield app
 
+A provider over HTTP that fails as you say is the fixture ``provider_proxy``; see
+``celery_sqs_backoff.provider_proxy``.
+
 The local SQS is `moto <https://docs.getmoto.org>`_, in this process. It is made for small queues
 (up to some hundred messages) and does not keep to all of SQS's rules: duplicates can happen under
 concurrency, a message older than 12 hours cannot be hidden again, and a FIFO queue's long poll
@@ -48,7 +51,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +66,7 @@ from celery.contrib.testing.app import setup_default_app
 from celery.contrib.testing.worker import start_worker
 
 from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS
+from .provider_proxy import ProviderProxy, running_provider_proxy
 
 if TYPE_CHECKING:
     from celery.worker import WorkController
@@ -75,6 +79,7 @@ __all__ = [
     "local_sqs_client",
     "local_sqs_settings",
     "on_local_sqs",
+    "provider_proxy",
     "running_worker",
     "sqs_celery_app",
     "sqs_client",
@@ -355,3 +360,10 @@ def sqs_celery_app(sqs_server: str, sqs_queue: LocalQueue) -> Iterator[Celery]:
 def sqs_worker(sqs_celery_app: Celery) -> Callable[..., AbstractContextManager[WorkController]]:
     """``with sqs_worker():`` runs a worker on ``sqs_celery_app``; see :func:`running_worker`."""
     return partial(running_worker, sqs_celery_app)
+
+
+@pytest.fixture
+def provider_proxy() -> Iterator[Callable[[str], ProviderProxy]]:
+    """``proxy = provider_proxy(upstream)``: a proxy that harms chosen requests, for this test."""
+    with ExitStack() as stack:
+        yield lambda upstream: stack.enter_context(running_provider_proxy(upstream))

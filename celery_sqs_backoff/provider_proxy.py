@@ -1,0 +1,297 @@
+"""How does my task behave when its provider fails? A small HTTP proxy that makes it fail.
+
+It stands before the provider, or a fake of it, and does harm only to the requests you choose::
+
+    with running_provider_proxy("http://127.0.0.1:8000") as proxy:
+        proxy.inject(
+            drop_answer(
+                when=lambda request: request.json()["amount"] == 666,
+                times=2,
+                per=lambda request: request.headers["Idempotency-Key"],
+            )
+        )
+        pay(proxy.url, amount=666)   # charged, and the answer is lost; twice per key
+
+In pytest, ``celery_sqs_backoff.testing`` has it as the fixture ``provider_proxy``. It needs nothing
+but the standard library. It is for tests: it keeps every request in memory.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.message import Message
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from .policies import to_seconds
+
+__all__ = [
+    "Exchange",
+    "Fault",
+    "ProviderProxy",
+    "ProviderRequest",
+    "delay",
+    "drop_answer",
+    "fail",
+    "running_provider_proxy",
+]
+
+#: Seconds that the provider may take to answer the proxy.
+_PROVIDER_TIMEOUT_SECONDS = 30
+
+#: They concern one connection, and there are two (RFC 9110, 7.6.1). ``Host`` is set anew.
+_NOT_PASSED_ON = {
+    *("connection", "content-length", "host", "keep-alive", "proxy-authenticate"),
+    *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+}
+
+
+@dataclass(frozen=True)
+class ProviderRequest:
+    """A request to the provider. ``path`` has the query; ``headers`` ignore case."""
+
+    method: str
+    path: str
+    headers: Message = field(repr=False)
+    body: bytes = field(repr=False)
+
+    def json(self) -> Any:
+        """The body as JSON. Raises ``ValueError`` if it is none."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What goes wrong, for which requests, how often; made by ``fail``, ``delay``, ``drop_answer``.
+
+    Arguments:
+        when: ``(request) -> bool``: which requests. ``None`` (default) = all.
+        times: how many requests it harms, from 1 up; later ones pass. ``None`` (default) = until
+            healed.
+        per: ``(request) -> id``: ``times`` is counted for each id of its own. ``None`` (default) =
+            one count for all.
+
+    Raises:
+        ValueError: ``times`` is below 1, or ``per`` is given without ``times``.
+    """
+
+    kind: Literal["fail", "delay", "drop-answer"]
+    status: int = 503
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    seconds: float = 0.0
+    when: Callable[[ProviderRequest], object] | None = None
+    times: int | None = None
+    per: Callable[[ProviderRequest], Hashable] | None = None
+
+    def __post_init__(self) -> None:
+        if not 200 <= self.status <= 599:
+            raise ValueError(f"status={self.status!r} is not legal: it must be 200 to 599")
+        if self.times is not None and self.times < 1:
+            raise ValueError(f"times={self.times!r} is not legal: it must be from 1 up, or None")
+        if self.per is not None and self.times is None:
+            raise ValueError("per: say how many times per id, with times=")
+
+
+def fail(
+    status: int = 503, *, headers: Mapping[str, str] | None = None, body: bytes = b"", **which: Any
+) -> Fault:
+    """Answer with a status, 200 to 599, default 503; the provider never sees the request.
+
+    ``headers`` and ``body`` are the answer's. ``which``: ``when``, ``times``, ``per`` of ``Fault``.
+    """
+    return Fault(kind="fail", status=status, headers=dict(headers or {}), body=body, **which)
+
+
+def delay(seconds: float, **which: Any) -> Fault:
+    """Hold the answer back for some seconds, from 0 up; the provider has acted at once.
+
+    ``which``: ``when``, ``times``, ``per`` of ``Fault``.
+    """
+    return Fault(kind="delay", seconds=to_seconds("seconds", seconds), **which)
+
+
+def drop_answer(**which: Any) -> Fault:
+    """Close the connection after the provider has acted: its answer is lost.
+
+    ``which``: ``when``, ``times``, ``per`` of ``Fault``.
+    """
+    return Fault(kind="drop-answer", **which)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What became of a request: was it passed on, and which status did the caller get?
+
+    ``status`` is ``None`` if the caller got no answer. ``fault`` is ``None`` if none was for it.
+    """
+
+    request: ProviderRequest
+    forwarded: bool
+    status: int | None
+    fault: Fault | None = None
+
+
+class ProviderProxy:
+    """A running proxy. Give ``url`` to your code in place of the provider's address."""
+
+    def __init__(self, url: str, upstream: SplitResult) -> None:
+        self.url = url
+        self._upstream = upstream
+        self._faults: list[Fault] = []
+        self._harmed: Counter[tuple[int, Hashable]] = Counter()
+        self._exchanges: list[Exchange] = []
+        self._lock = threading.RLock()  # a predicate may look at the exchanges
+        self._over = threading.Event()
+        self._broken: Exception | None = None
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """All that is over, oldest first. A copy."""
+        with self._lock:
+            return list(self._exchanges)
+
+    def inject(self, *faults: Fault) -> None:
+        """Add faults behind those there are; the first that is for a request decides about it."""
+        with self._lock:
+            self._faults += faults
+
+    def heal(self) -> None:
+        """Drop all faults, and their counts; requests pass from now on."""
+        with self._lock:
+            self._faults.clear()
+            self._harmed.clear()
+
+    def _fault_for(self, request: ProviderRequest) -> Fault | None:
+        with self._lock:
+            for position, fault in enumerate(self._faults):
+                if fault.when is not None and not fault.when(request):
+                    continue
+                counted = position, None if fault.per is None else fault.per(request)
+                if fault.times is None or self._harmed[counted] < fault.times:
+                    self._harmed[counted] += 1
+                    return fault
+        return None
+
+    def _serve(self, request: ProviderRequest, answer: _Answering) -> None:
+        try:
+            fault = self._fault_for(request)
+        except Exception as exc:  # noqa: BLE001  # the test's own mistake, raised when the proxy ends
+            self._broken = self._broken or exc
+            answer(HTTPStatus.INTERNAL_SERVER_ERROR, (), b"when= or per= of a fault has raised")
+            return
+        if fault is not None and fault.kind == "fail":
+            self._note(Exchange(request, False, fault.status, fault))
+            answer(fault.status, fault.headers.items(), fault.body)
+            return
+        try:
+            status, headers, body = _forward(self._upstream, request)
+        except (OSError, http.client.HTTPException) as exc:
+            self._note(Exchange(request, False, HTTPStatus.BAD_GATEWAY, fault))
+            answer(HTTPStatus.BAD_GATEWAY, (), f"no answer: {type(exc).__name__}".encode())
+            return
+        if fault is not None and fault.kind == "drop-answer":
+            self._note(Exchange(request, True, None, fault))
+            return
+        self._note(Exchange(request, True, status, fault))
+        if fault is not None:
+            self._over.wait(fault.seconds)
+        answer(status, headers, body)
+
+    def _note(self, exchange: Exchange) -> None:
+        # Before the caller has its answer, so that it finds its own call among the exchanges.
+        with self._lock:
+            self._exchanges.append(exchange)
+
+
+_Headers = Iterable[tuple[str, str]]
+_Answering = Callable[[int, _Headers, bytes], None]
+
+
+def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[int, _Headers, bytes]:
+    connect = (
+        http.client.HTTPSConnection if upstream.scheme == "https" else http.client.HTTPConnection
+    )
+    connection = connect(upstream.netloc, timeout=_PROVIDER_TIMEOUT_SECONDS)
+    try:
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _NOT_PASSED_ON}
+        path = upstream.path.rstrip("/") + request.path
+        connection.request(request.method, path, body=request.body or None, headers=headers)
+        response = connection.getresponse()
+        passed = [(k, v) for k, v in response.getheaders() if k.lower() not in _NOT_PASSED_ON]
+        return response.status, passed, response.read()
+    finally:
+        connection.close()
+
+
+class _Server(ThreadingHTTPServer):
+    proxy: ProviderProxy
+
+    def handle_error(self, *args: object) -> None:
+        """A caller that has hung up meanwhile is what a proxy of faults is for: say nothing."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def handle_any(self) -> None:
+        if "Transfer-Encoding" in self.headers:
+            self._answer(HTTPStatus.LENGTH_REQUIRED, (), b"the proxy takes no chunked requests")
+            return
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        request = ProviderRequest(self.command, self.path, self.headers, body)
+        self.server.proxy._serve(request, self._answer)
+
+    # Names that http.server calls.
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = handle_any  # noqa: N815
+
+    def _answer(self, status: int, headers: _Headers, body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Requests are the user's data: log nothing."""
+
+
+@contextmanager
+def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
+    """Run a proxy on a free port of 127.0.0.1, in threads of this process, until the block ends.
+
+    Arguments:
+        upstream: ``http://`` or ``https://`` URL of the provider; a path in it is put before those
+            of the requests.
+
+    Raises:
+        ValueError: ``upstream`` is no such URL.
+        RuntimeError: at the end of the block, if a fault's ``when`` or ``per`` has raised.
+    """
+    split = urlsplit(upstream)
+    if split.scheme not in ("http", "https") or not split.netloc:
+        raise ValueError(f"upstream={upstream!r} is not legal: it must be an http or https URL")
+    server = _Server(("127.0.0.1", 0), _Handler)
+    proxy = server.proxy = ProviderProxy(f"http://127.0.0.1:{server.server_address[1]}", split)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy._over.set()  # lets delayed answers go
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    if proxy._broken is not None:
+        raise RuntimeError("when= or per= of a fault has raised") from proxy._broken

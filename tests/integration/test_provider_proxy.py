@@ -1,0 +1,296 @@
+"""The proxy before a provider: each fault, for whom and how often; and a task behind it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import requests
+
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+from celery_sqs_backoff.classifiers import requests_errors
+from celery_sqs_backoff.provider_proxy import (
+    ProviderProxy,
+    ProviderRequest,
+    delay,
+    drop_answer,
+    fail,
+    running_provider_proxy,
+)
+from tests.support.http_faults import nobody
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class Payments:
+    """A provider that charges each idempotency key once, as the real ones do."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.calls: Counter[str] = Counter()
+        self.charged: dict[str, int] = {}
+
+
+@pytest.fixture
+def payments() -> Iterator[Payments]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            key = self.headers["Idempotency-Key"]
+            provider.calls[key] += 1
+            provider.charged.setdefault(key, body["amount"])
+            self.answer(201, json.dumps({"charged": key, "path": self.path}).encode())
+
+        def do_HEAD(self) -> None:
+            self.answer(200, b"")
+
+        def do_DELETE(self) -> None:
+            self.answer(204, b"")
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("X-Provider", "payments")
+            self.send_header("Set-Cookie", "a=1")
+            self.send_header("Set-Cookie", "b=2")
+            if status != 204:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    provider = Payments(f"http://127.0.0.1:{server.server_address[1]}")
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield provider
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def proxy(provider_proxy: Callable[[str], ProviderProxy], payments: Payments) -> ProviderProxy:
+    return provider_proxy(payments.url)
+
+
+def pay(proxy: ProviderProxy, key: str, amount: int = 10, **options: Any) -> requests.Response:
+    return requests.post(
+        f"{proxy.url}/charges?currency=eur",
+        json={"amount": amount},
+        headers={"Idempotency-Key": key},
+        **{"timeout": 5, **options},
+    )
+
+
+def key(request: ProviderRequest) -> str:
+    return str(request.headers["idempotency-key"])
+
+
+def test_without_a_fault_everything_passes(proxy: ProviderProxy, payments: Payments) -> None:
+    answer = pay(proxy, "a")
+
+    assert answer.status_code == 201
+    assert answer.headers["X-Provider"] == "payments"
+    assert answer.cookies == {"a": "1", "b": "2"}
+    assert answer.json() == {"charged": "a", "path": "/charges?currency=eur"}
+    assert payments.charged == {"a": 10}
+    [exchange] = proxy.exchanges
+    assert (exchange.forwarded, exchange.status, exchange.fault) == (True, 201, None)
+    assert (exchange.request.method, exchange.request.path) == ("POST", "/charges?currency=eur")
+    assert exchange.request.json() == {"amount": 10}
+
+
+def test_answers_without_a_body_pass(proxy: ProviderProxy) -> None:
+    assert requests.head(proxy.url, timeout=5).headers["X-Provider"] == "payments"
+    assert requests.delete(f"{proxy.url}/charges/a", timeout=5).status_code == 204
+
+
+def test_a_path_of_the_provider_is_put_before_the_request_s(payments: Payments) -> None:
+    with running_provider_proxy(f"{payments.url}/v1/") as proxy:
+        assert pay(proxy, "a").json()["path"] == "/v1/charges?currency=eur"
+
+
+def test_a_failed_request_never_reaches_the_provider(
+    proxy: ProviderProxy, payments: Payments
+) -> None:
+    fault = fail(429, headers={"Retry-After": "7"}, body=b"slow down")
+    proxy.inject(fault)
+    answer = pay(proxy, "a")
+
+    assert (answer.status_code, answer.headers["Retry-After"], answer.content) == (
+        429,
+        "7",
+        b"slow down",
+    )
+    assert payments.calls == {}
+    [exchange] = proxy.exchanges
+    assert (exchange.forwarded, exchange.status, exchange.fault) == (False, 429, fault)
+
+
+def test_a_dropped_answer_was_processed(proxy: ProviderProxy, payments: Payments) -> None:
+    proxy.inject(drop_answer())
+    with pytest.raises(requests.ConnectionError):
+        pay(proxy, "a")
+
+    assert payments.charged == {"a": 10}
+    [exchange] = proxy.exchanges
+    assert (exchange.forwarded, exchange.status) == (True, None)
+
+
+def test_a_delayed_answer_was_processed(proxy: ProviderProxy, payments: Payments) -> None:
+    proxy.inject(delay(60))
+    with pytest.raises(requests.ReadTimeout):
+        pay(proxy, "a", timeout=0.3)
+
+    assert payments.charged == {"a": 10}
+
+
+def test_a_delay_ends_with_the_proxy(payments: Payments) -> None:
+    answers: list[int] = []
+    with running_provider_proxy(payments.url) as proxy:
+        proxy.inject(delay(60))
+        caller = threading.Thread(target=lambda: answers.append(pay(proxy, "a").status_code))
+        caller.start()
+        while not proxy.exchanges:
+            caller.join(0.01)
+    caller.join(5)
+    assert answers == [201]
+
+
+def test_a_fault_is_for_chosen_requests_so_many_times_per_id(
+    proxy: ProviderProxy, payments: Payments
+) -> None:
+    proxy.inject(fail(503, when=lambda request: request.json()["amount"] == 666, times=2, per=key))
+
+    statuses = [
+        [pay(proxy, name, amount).status_code for _ in range(4)]
+        for name, amount in (("a", 666), ("b", 666), ("c", 10))
+    ]
+
+    assert statuses == [[503, 503, 201, 201], [503, 503, 201, 201], [201] * 4]
+
+
+def test_without_ids_one_count_is_for_all(proxy: ProviderProxy) -> None:
+    proxy.inject(fail(503, times=1))
+    assert [pay(proxy, name).status_code for name in "ab"] == [503, 201]
+
+
+def test_faults_follow_one_another(proxy: ProviderProxy) -> None:
+    proxy.inject(fail(500, times=1), fail(429, times=1))
+    assert [pay(proxy, "a").status_code for _ in range(3)] == [500, 429, 201]
+
+
+def test_healing_drops_the_faults_and_their_counts(proxy: ProviderProxy) -> None:
+    proxy.inject(fail(times=1))
+    assert pay(proxy, "a").status_code == 503
+    proxy.heal()
+    assert pay(proxy, "a").status_code == 201
+    proxy.inject(fail(times=1))
+    assert pay(proxy, "a").status_code == 503
+
+
+def test_a_provider_that_is_not_there_is_a_bad_gateway(
+    provider_proxy: Callable[[str], ProviderProxy],
+) -> None:
+    proxy = provider_proxy(f"http://{nobody()}")
+    assert pay(proxy, "a").status_code == 502
+    assert not proxy.exchanges[0].forwarded
+
+
+def test_a_chunked_request_is_refused_with_a_reason(proxy: ProviderProxy) -> None:
+    answer = httpx.post(proxy.url, content=iter([b"half", b"half"]), trust_env=False)
+    assert answer.status_code == 411
+
+
+def test_a_mistake_in_a_predicate_is_raised_when_the_proxy_ends(payments: Payments) -> None:
+    running = running_provider_proxy(payments.url)
+    proxy = running.__enter__()
+    proxy.inject(fail(when=lambda request: request.json()["price"] == 666))
+    assert pay(proxy, "a").status_code == 500
+    with pytest.raises(RuntimeError, match="when= or per=") as caught:
+        running.__exit__(None, None, None)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_predicate_may_look_at_what_has_happened(proxy: ProviderProxy) -> None:
+    proxy.inject(fail(when=lambda request: len(proxy.exchanges) == 1))
+    assert [pay(proxy, "a").status_code for _ in range(3)] == [201, 503, 201]
+
+
+def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
+    pay(proxy, "secret-key", 4711)
+    assert "secret-key" not in repr(proxy.exchanges)
+    assert "4711" not in repr(proxy.exchanges)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda: fail(99), "status=99", id="status"),
+        pytest.param(lambda: fail(times=0), "times=0", id="times"),
+        pytest.param(lambda: fail(per=key), "per", id="per without times"),
+        pytest.param(lambda: delay(-1), "seconds=-1", id="seconds"),
+        pytest.param(
+            lambda: running_provider_proxy("localhost:80").__enter__(), "upstream=", id="upstream"
+        ),
+    ],
+)
+def test_nonsense_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_payment_whose_answer_is_lost_twice_is_charged_once(
+    proxy: ProviderProxy, payments: Payments, sqs_celery_app: Celery, sqs_worker: Any
+) -> None:
+    """The amount of 666 is the tester's; the id is the same on every attempt."""
+    proxy.inject(
+        drop_answer(when=lambda request: request.json()["amount"] == 666, times=2, per=key)
+    )
+
+    @sqs_celery_app.task(
+        base=SQSBackoffTask,
+        bind=True,
+        backoff=Schedule([1]),
+        classify=requests_errors(idempotent=True),
+    )
+    def charge(self: Any, amount: int) -> str:
+        answer = pay(proxy, self.request.id, amount)
+        answer.raise_for_status()
+        return str(answer.json()["charged"])
+
+    with sqs_worker():
+        unlucky, lucky = charge.delay(666), charge.delay(10)
+        assert unlucky.get(timeout=20) == unlucky.id
+        assert lucky.get(timeout=20) == lucky.id
+
+    assert payments.calls == {unlucky.id: 3, lucky.id: 1}
+    assert payments.charged == {unlucky.id: 666, lucky.id: 10}
+
+
+def test_a_call_that_is_not_idempotent_is_not_made_again(
+    proxy: ProviderProxy, payments: Payments, sqs_celery_app: Celery, sqs_worker: Any
+) -> None:
+    proxy.inject(drop_answer())
+
+    @sqs_celery_app.task(
+        base=SQSBackoffTask, bind=True, backoff=Schedule([1]), classify=requests_errors()
+    )
+    def charge(self: Any, amount: int) -> None:
+        pay(proxy, self.request.id, amount)
+
+    with sqs_worker():
+        result = charge.delay(10)
+        with pytest.raises(Exception, match="Connection aborted"):
+            result.get(timeout=20)
+
+    assert payments.calls == {result.id: 1}
