@@ -16,7 +16,7 @@ from .broker import Broker, Endpoint
 from .errors import RedriveRefused
 from .letter import Letter
 
-__all__ = ["Archive", "ArchiveRoute", "ArchiveSource"]
+__all__ = ["Archive", "ArchiveRoute", "ArchiveSource", "dump"]
 
 
 class Archive:
@@ -42,7 +42,7 @@ class Archive:
         self._file.close()
 
     def write(self, letters: Sequence[Letter], destinations: Sequence[str | None]) -> None:
-        """Append letters, with the URL of the queue that each would go to."""
+        """Append letters, with the queue (URL or name) that each would go to."""
         lines = [
             json.dumps(
                 {**_jsonable(letter.message), "Destination": destination}, separators=(",", ":")
@@ -53,6 +53,12 @@ class Archive:
             self._file.write("".join(f"{line}\n" for line in lines).encode())
             self._file.flush()
             os.fsync(self._file.fileno())
+
+
+def dump(letters: Sequence[Letter], destinations: Sequence[str | None], path: Path) -> None:
+    """Append letters to an archive; they are on the disk when this returns."""
+    with Archive(path) as archive:
+        archive.write(letters, destinations)
 
 
 class ArchiveSource:

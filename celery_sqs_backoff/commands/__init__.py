@@ -1,0 +1,1 @@
+"""Command line programs: thin shells over engines that print nothing."""
