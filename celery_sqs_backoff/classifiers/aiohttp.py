@@ -49,10 +49,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "aiohttp",
         "ClientConnectorError ClientConnectorDNSError ClientProxyConnectionError ClientSSLError"
-        " ClientConnectorSSLError ClientConnectorCertificateError UnixClientConnectorError"
-        " ConnectionTimeoutError ServerFingerprintMismatch",
+        " ClientConnectorSSLError ClientConnectorCertificateError ConnectionTimeoutError"
+        " ServerFingerprintMismatch",
         Meaning.NOT_SENT,
         "DNS, a refused connection, none in time, the TLS handshake",
+    ),
+    Rule(
+        "aiohttp.client_exceptions",
+        "UnixClientConnectorError",
+        Meaning.NOT_SENT,
+        "no connection to a Unix socket",
     ),
     Rule(
         "aiohttp",

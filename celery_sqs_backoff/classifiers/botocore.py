@@ -59,25 +59,26 @@ def _answered(exc: Any) -> Finding | None:
     return answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
 
 
-def _not_now(exc: Any) -> Finding:
-    asked = asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
-    return Finding(Meaning.REFUSED_FOR_NOW, asked)
+def _asked(exc: Any) -> float | None:
+    return asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
         _MODULE,
         "ClientError",
-        _not_now,
-        "refused for now: a throttling code",
+        Meaning.REFUSED_FOR_NOW,
+        "the code of a throttled or late request",
         lambda exc: _code(exc) in THROTTLING_CODES,
+        _asked,
     ),
     Rule(
         _MODULE,
         "ClientError",
-        _not_now,
-        "refused for now: a code of expired credentials",
+        Meaning.REFUSED_FOR_NOW,
+        "the code of expired credentials, which are renewed",
         lambda exc: _code(exc) in EXPIRED_CODES,
+        _asked,
     ),
     Rule(_MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"),
     Rule(_MODULE, "ClientError", _answered, "its status decides"),

@@ -65,6 +65,8 @@ class Rule:
             that a wider rule below does not catch it.
         when: the condition, or what is read, in the documentation's words.
         applies: the condition. ``None`` (default) = always.
+        asked_seconds: reads how long the provider asked to be left alone, where ``means`` is a
+            meaning; ``None`` (default) = it cannot ask.
     """
 
     module: str
@@ -72,6 +74,7 @@ class Rule:
     means: Meaning | Reader | None
     when: str = ""
     applies: Callable[[Any], bool] | None = None
+    asked_seconds: Callable[[Any], float | None] | None = None
 
     def fits(self, exc: BaseException) -> bool:
         """Is the error of one of these classes, and does the condition hold?"""
@@ -93,7 +96,7 @@ def find(rules: tuple[Rule, ...], exc: BaseException) -> Finding | None:
     for rule in rules:
         if rule.fits(exc):
             if isinstance(rule.means, Meaning):
-                return Finding(rule.means)
+                return Finding(rule.means, rule.asked_seconds and rule.asked_seconds(exc))
             return None if rule.means is None else rule.means(exc)
     return None
 

@@ -29,9 +29,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         _MODULE,
-        "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError",
+        "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError RetryError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the request began to leave",
+        "reset, silence or half an answer after the request began to leave; retries of urllib3 that"
+        " ended with a status",
     ),
     Rule(_MODULE, "JSONDecodeError", None, "the answer came, but it is not JSON"),
     Rule(

@@ -31,13 +31,20 @@ def _cause(exc: BaseException) -> Finding | None:
     return None if exc.__cause__ is None else find(_HTTP_RULES, exc.__cause__)
 
 
+def _is_an_sdk_s(exc: BaseException) -> bool:
+    # An HTTP library's own error has more to say than its status.
+    return not any(rule.fits(exc) for rule in _HTTP_RULES)
+
+
 RULES: tuple[Rule, ...] = (
     Rule("stripe", "APIConnectionError", _cause, "as the error of the HTTP library it wraps"),
     Rule(
         "builtins",
         "Exception",
         _answered,
-        "any error with `http_status`, `status_code`, `status` or a `response`: its status decides",
+        "with `http_status`, `status_code`, `status` or a `response`, and not of a library above:"
+        " its status decides",
+        _is_an_sdk_s,
     ),
 )
 

@@ -84,7 +84,7 @@ RULES: tuple[Rule, ...] = (
         "one of these, a proxy's tunnel or the TLS handshake",
         nothing_was_sent,
     ),
-    Rule(_URLLIB3, "EmptyPoolError FullPoolError", Meaning.NOT_SENT, "no free connection"),
+    Rule(_URLLIB3, "EmptyPoolError", Meaning.NOT_SENT, "no free connection"),
     Rule(
         _URLLIB3,
         "LocationValueError LocationParseError URLSchemeUnknown ProxySchemeUnknown InvalidHeader",

@@ -371,6 +371,17 @@ def test_aiohttp_s_answer_of_another_type_keeps_its_status(provider: HttpFaults)
     assert outcomes(by_aiohttp, exc) == (RETRYABLE, RETRYABLE)
 
 
+def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider: HttpFaults) -> None:
+    provider.behave = answer(503)
+    retry = urllib3.Retry(1, status_forcelist=[503], allowed_methods=None)
+    with requests.Session() as session:
+        session.mount("http://", requests.adapters.HTTPAdapter(max_retries=retry))
+        exc = raised(lambda: session.post(provider.url, timeout=5))
+    assert isinstance(exc, requests.exceptions.RetryError)
+    assert provider.seen == 2
+    assert outcomes(by_requests, exc) == (UNKNOWN, RETRYABLE)
+
+
 def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider: HttpFaults) -> None:
     provider.behave = answer(200, b"<h1>welcome</h1>")
     exc = raised(lambda: requests.post(provider.url, timeout=5).json())
@@ -420,6 +431,14 @@ def test_a_timeout_of_somebody_else_is_not_ours() -> None:
     assert isinstance(exc, TimeoutError)
     for errors in (*ALL.values(), classifiers.known_errors):
         assert errors(idempotent=True)(exc) is None
+
+
+def test_an_http_library_s_error_is_not_judged_by_its_status_alone(provider: HttpFaults) -> None:
+    """aiohttp gives an answer that is not HTTP the status 400, which nobody has sent."""
+    provider.behave = garbage
+    exc = raised(by_aiohttp, provider.url)
+    assert getattr(exc, "status", None) == 400
+    assert classifiers.sdk_errors()(exc) is None
 
 
 def test_a_broken_body_of_our_own_is_not_processed(provider: HttpFaults) -> None:

@@ -1,0 +1,219 @@
+"""The tables: complete, in the documentation, and harmless where a library is absent."""
+
+from __future__ import annotations
+
+import smtplib
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
+
+import aiohttp
+import botocore.discovery  # has errors of its own
+import botocore.exceptions
+import httpx
+import pytest
+import requests
+import stripe
+import urllib3.exceptions
+
+from celery_sqs_backoff import classifiers
+from celery_sqs_backoff.classifiers.__main__ import LIBRARIES, written_into
+from celery_sqs_backoff.outcomes import Outcome, Verdict
+
+PAGE = Path(__file__).parents[2] / "docs" / "classifiers.md"
+
+FACTORIES = [getattr(classifiers, name) for name in classifiers.__all__]
+
+#: Roots of each library's errors.
+ROOTS: dict[str, tuple[type[BaseException], ...]] = {
+    "requests": (requests.RequestException,),
+    "httpx": (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict),
+    "urllib": (URLError, HTTPException, urllib3.exceptions.HTTPError),
+    "aiohttp": (aiohttp.ClientError,),
+    "botocore": (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError),
+    "smtplib": (smtplib.SMTPException,),
+}
+
+#: Deliberately in no table: bases that are never raised themselves, warnings, mistakes in the
+#: calling code, and what is raised after an answer has come.
+NOT_CLASSIFIED: dict[str, str] = {
+    "requests": """
+        RequestException
+        ContentDecodingError StreamConsumedError TooManyRedirects UnrewindableBodyError
+        """,
+    "httpx": """
+        HTTPError RequestError TransportError ProtocolError StreamError
+        LocalProtocolError CookieConflict RequestNotRead ResponseNotRead StreamClosed StreamConsumed
+        DecodingError TooManyRedirects
+        """,
+    "urllib": """
+        HTTPException HTTPError PoolError RequestError
+        CannotSendHeader CannotSendRequest ImproperConnectionState NotConnected ResponseNotReady
+        UnimplementedFileMode
+        BodyNotHttplibCompatible ClosedPoolError FullPoolError HostChangedError TimeoutStateError
+        UnrewindableBodyError
+        DecodeError HeaderParsingError ResponseError
+        """,
+    "aiohttp": "ClientError RedirectClientError",
+    "botocore": """
+        BotoCoreError BaseEndpointResolverError DataNotFoundError EndpointProviderError
+        InvalidConfigError InvalidRetryConfigurationError StubResponseError ValidationError
+
+        ApiVersionNotFoundError ConfigNotFound ConfigParseError EndpointResolutionError
+        EndpointVariantError InfiniteLoopConfigError InvalidChecksumConfigError
+        InvalidDNSNameError InvalidDefaultsMode InvalidEndpointConfigurationError
+        InvalidEndpointDiscoveryConfigurationError InvalidIMDSEndpointError
+        InvalidIMDSEndpointModeError InvalidMaxRetryAttemptsError InvalidProxiesConfigError
+        InvalidRegionError InvalidRetryModeError InvalidS3AddressingStyleError
+        InvalidS3UsEast1RegionalEndpointConfigError InvalidSTSRegionalEndpointsConfigError
+        MissingDependencyException NoRegionError ProfileNotFound RefreshWithMFAUnsupportedError
+        ServiceNotInRegionError UnknownCredentialError UnknownEndpointError
+        UnknownEndpointResolutionBuiltInName UnknownFIPSEndpointError UnknownRegionError
+        UnknownServiceError UnknownServiceStyle UnknownSignatureVersionError
+        UnknownTokenProviderError UnsupportedServiceProtocolsError
+        UnsupportedSignatureVersionError
+
+        AliasConflictParameterError CapacityNotAvailableError InvalidExpressionError
+        InvalidHostLabelError MD5UnavailableError MissingParametersError OperationNotPageableError
+        RangeError UnknownClientMethodError UnknownKeyError UnknownParameterError
+        UnseekableStreamError UnsupportedOutpostResourceError
+        UnsupportedS3AccesspointConfigurationError UnsupportedS3ArnError
+        UnsupportedS3ConfigurationError UnsupportedS3ControlArnError
+        UnsupportedS3ControlConfigurationError WaiterConfigError
+        StubAssertionError UnStubbedResponseError
+
+        EndpointDiscoveryException EndpointDiscoveryRefreshFailed EndpointDiscoveryRequired
+
+        AwsChunkedWrapperError ChecksumError FlexibleChecksumError PaginationError WaiterError
+        """,
+    "smtplib": "",
+}
+
+
+def tree(root: type[BaseException]) -> Iterator[type[BaseException]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from tree(child)
+
+
+@pytest.mark.parametrize("library", ROOTS)
+def test_every_error_of_a_library_is_in_its_table_or_left_out_on_purpose(library: str) -> None:
+    """An error that a new version adds, or removes, is noticed here."""
+    packages = {"urllib": ("urllib", "urllib3", "http")}.get(library, (library,))
+    there = {
+        error
+        for root in ROOTS[library]
+        for error in tree(root)
+        if error.__module__.partition(".")[0] in packages and not issubclass(error, Warning)
+    }
+    in_the_table = {error for rule in LIBRARIES[library] for error in rule.classes()}
+    left_out = set(NOT_CLASSIFIED[library].split())
+
+    forgotten = {error.__name__ for error in there - in_the_table} - left_out
+    assert forgotten == set()
+    assert left_out - {error.__name__ for error in there} == set()
+    # urllib has an HTTPError that is in the table, and urllib3 one that is not.
+    assert left_out & {error.__name__ for error in in_the_table} <= {"HTTPError"}
+
+
+@pytest.mark.parametrize("library", [*ROOTS, "sdk"])
+def test_every_name_of_a_table_is_a_class_of_the_newest_version(library: str) -> None:
+    assert stripe  # loaded for the table of SDKs
+    for rule in LIBRARIES[library]:
+        assert len(list(rule.classes())) == len(rule.names.split()), rule
+
+
+def test_the_tables_in_the_documentation_are_those_of_the_code() -> None:
+    """Write them with ``python -m celery_sqs_backoff.classifiers docs/classifiers.md``."""
+    page = PAGE.read_text()
+    assert written_into(page) == page
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="the page has no"):
+        written_into("# Classifiers\n")
+
+
+def test_the_tables_are_printed_and_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text().replace("| 503 |", "| 999 |"))
+    command = [sys.executable, "-m", "celery_sqs_backoff.classifiers"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    subprocess.run([*command, str(page)], check=True)
+    assert printed in page.read_text()
+    assert page.read_text() == PAGE.read_text()
+
+
+def test_no_library_is_imported_nor_needed() -> None:
+    """In a fresh interpreter that cannot import them."""
+    program = """
+import sys
+import celery_sqs_backoff
+absent = "requests httpx urllib3 aiohttp botocore stripe".split()
+sys.modules.update(dict.fromkeys(absent))  # importing them raises ImportError from now on
+from celery_sqs_backoff.classifiers import known_errors
+class Refused(Exception):
+    status_code = 503
+print(known_errors()(ConnectionRefusedError()), known_errors()(Refused()).outcome.name)
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert answer.stdout == "None RETRYABLE\n"
+
+
+@pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
+def test_idempotent_is_a_yes_or_no(factory: object) -> None:
+    assert callable(factory)
+    for nonsense in ("yes", 1, None):
+        with pytest.raises(TypeError, match="idempotent="):
+            factory(idempotent=nonsense)
+
+
+@pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize(
+    "exc",
+    [ValueError("no"), OSError(), TimeoutError(), ConnectionResetError(), KeyboardInterrupt()],
+)
+def test_an_error_of_nobody_is_not_classified(factory: object, exc: BaseException) -> None:
+    assert callable(factory)
+    assert factory(idempotent=True)(exc) is None
+
+
+def test_a_classifier_says_what_it_is() -> None:
+    assert repr(classifiers.httpx_errors(idempotent=True)) == "httpx_errors(idempotent=True)"
+
+
+class SDKError(Exception):
+    def __init__(self, **attributes: object) -> None:
+        super().__init__("no")
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        pytest.param({"http_status": 503}, Outcome.RETRYABLE, id="http_status"),
+        pytest.param({"status_code": 401}, Outcome.NOT_PROCESSED, id="status_code"),
+        pytest.param({"status": 500}, Outcome.UNKNOWN, id="status"),
+        pytest.param(
+            {"response": SimpleNamespace(status_code=429)}, Outcome.RETRYABLE, id="a response"
+        ),
+        pytest.param(
+            {"response": SimpleNamespace(status=404)}, Outcome.NOT_PROCESSED, id="its status"
+        ),
+        pytest.param({"http_status": None}, None, id="no status"),
+        pytest.param({"status": "failed"}, None, id="a status that is a word"),
+        pytest.param({"code": 503}, None, id="a code may be anything"),
+        pytest.param({"response": {"status": 503}}, None, id="a dict is no response"),
+    ],
+)
+def test_an_sdk_s_error_is_known_by_its_status(
+    attributes: dict[str, object], expected: Outcome | None
+) -> None:
+    verdict = classifiers.sdk_errors()(SDKError(**attributes))
+    assert (verdict.outcome if isinstance(verdict, Verdict) else None) is expected

@@ -1,0 +1,151 @@
+"""What an HTTP answer says: its status, and how long to wait. Pure, with the time passed in."""
+
+from __future__ import annotations
+
+from email.message import Message
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.classifiers.answers import answer, asked_seconds
+from celery_sqs_backoff.classifiers.exchange import Finding, Meaning
+from celery_sqs_backoff.outcomes import Outcome, Verdict
+
+#: 1994-11-06 08:49:37 GMT, the example of RFC 9110.
+NOW = 784111777.0
+
+
+@pytest.mark.parametrize(
+    ("status", "meaning"),
+    [
+        *((status, Meaning.REFUSED) for status in (400, 401, 402, 403, 404, 405, 410, 422, 499)),
+        *((status, Meaning.REFUSED_FOR_NOW) for status in (408, 421, 423, 425, 429, 503)),
+        *((status, Meaning.IN_DOUBT) for status in (409, 500, 502, 504, 507, 520, 522, 524, 599)),
+        *((status, Meaning.REFUSED) for status in (501, 505)),
+        *((status, Meaning.NOT_SENT) for status in (521, 523, 525, 526)),
+    ],
+)
+def test_a_status_has_a_meaning(status: int, meaning: Meaning) -> None:
+    assert answer(status, now=NOW) == Finding(meaning)
+
+
+@pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
+def test_what_is_no_error_has_none(status: object) -> None:
+    assert answer(status, {"Retry-After": "1"}, now=NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        pytest.param({"Retry-After": "120"}, 120, id="seconds"),
+        pytest.param({"retry-after": " 120 "}, 120, id="any case, spaces"),
+        pytest.param({"Retry-After": "0"}, 0, id="zero is not absent"),
+        pytest.param({"Retry-After": "1.5"}, 1.5, id="a fraction"),
+        pytest.param({"Retry-After": "Sun, 06 Nov 1994 08:50:37 GMT"}, 60, id="date"),
+        pytest.param({"Retry-After": "Sunday, 06-Nov-94 08:50:37 GMT"}, 60, id="RFC 850 date"),
+        pytest.param({"Retry-After": "Sun Nov  6 08:50:37 1994"}, 60, id="asctime date"),
+        pytest.param({"Retry-After": "Sun, 06 Nov 1994 08:49:07 GMT"}, 0, id="date in the past"),
+        pytest.param({"Retry-After": "-5"}, None, id="negative"),
+        pytest.param({"Retry-After": "9" * 400}, None, id="beyond a float"),
+        pytest.param({"Retry-After": "soon"}, None, id="words"),
+        pytest.param({"Retry-After": ""}, None, id="empty"),
+        pytest.param({"Retry-After": "Sun, 06 Nov 99999 08:50:37 GMT"}, None, id="no such year"),
+        pytest.param({}, None, id="nothing"),
+        pytest.param(None, None, id="no headers"),
+        pytest.param("Retry-After: 5", None, id="headers that are none"),
+        pytest.param({"RateLimit-Remaining": "0", "RateLimit-Reset": "30"}, 30, id="nothing left"),
+        pytest.param({"RateLimit-Remaining": "7", "RateLimit-Reset": "30"}, None, id="some left"),
+        pytest.param({"RateLimit-Reset": "30"}, None, id="a reset alone"),
+        pytest.param(
+            {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "784111807"},
+            None,
+            id="a point in time before 2001 is not told from a delay",
+        ),
+        pytest.param(
+            {"Retry-After": "5", "RateLimit-Remaining": "0", "RateLimit-Reset": "30"},
+            5,
+            id="Retry-After comes first",
+        ),
+        pytest.param({"RateLimit": '"default";r=0;t=50'}, 50, id="structured"),
+        pytest.param({"RateLimit": '"default";r=7;t=50'}, None, id="structured, some left"),
+        pytest.param(
+            {"RateLimit": '"burst";r=0;t=5, "day";r=0; t=3600, "month";r=9;t=99999'},
+            3600,
+            id="the longest of what is used up",
+        ),
+    ],
+)
+def test_how_long_to_wait(headers: object, seconds: float | None) -> None:
+    if seconds is None and isinstance(headers, dict) and "X-RateLimit-Reset" in headers:
+        seconds = 784111807  # as a delay
+    assert asked_seconds(headers, now=NOW) == seconds
+
+
+@pytest.mark.parametrize("reset", ["1700000060", "1700000060000"], ids=["seconds", "milliseconds"])
+def test_a_reset_may_be_a_point_in_time(reset: str) -> None:
+    headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
+    assert asked_seconds(headers, now=1_700_000_000.0) == 60
+
+
+def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
+    headers = {"RateLimit-Reset": "30"}
+    assert answer(429, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 30)
+    assert answer(503, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "60"},
+        {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "60"},
+    ],
+)
+def test_a_refusal_that_asks_to_wait_is_for_now(headers: dict[str, str]) -> None:
+    """GitHub's 403 for its rate limits, and 413 by RFC 9110, 15.5.14."""
+    for status in (403, 413):
+        assert answer(status, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 60)
+    assert answer(409, headers, now=NOW) == Finding(Meaning.IN_DOUBT, 60)
+
+
+def test_headers_of_the_standard_library_are_read() -> None:
+    headers = Message()
+    headers["Retry-After"] = "3"
+    assert asked_seconds(headers, now=NOW) == 3
+
+
+@given(
+    status=st.integers(-10, 1000),
+    name=st.sampled_from(
+        ["Retry-After", "RateLimit", "RateLimit-Reset", "X-RateLimit-Reset", "RateLimit-Remaining"]
+    ),
+    value=st.one_of(st.text(max_size=40), st.integers().map(str), st.floats().map(str)),
+)
+def test_no_header_breaks_it(status: int, name: str, value: str) -> None:
+    """Whatever a provider sends, there is a verdict, or none; never an error."""
+    finding = answer(status, {name: value, "RateLimit-Remaining": "0"}, now=NOW)
+    if finding is not None:
+        assert isinstance(finding.verdict(idempotent=False), Verdict)
+        assert finding.retry_after_seconds is None or finding.retry_after_seconds >= 0
+
+
+@pytest.mark.parametrize(
+    ("meaning", "outcome", "if_idempotent"),
+    [
+        (Meaning.NOT_SENT, Outcome.RETRYABLE, Outcome.RETRYABLE),
+        (Meaning.REFUSED_FOR_NOW, Outcome.RETRYABLE, Outcome.RETRYABLE),
+        (Meaning.REFUSED, Outcome.NOT_PROCESSED, Outcome.NOT_PROCESSED),
+        (Meaning.IN_DOUBT, Outcome.UNKNOWN, Outcome.RETRYABLE),
+    ],
+)
+def test_only_doubt_depends_on_what_the_task_says(
+    meaning: Meaning, outcome: Outcome, if_idempotent: Outcome
+) -> None:
+    def floor(of: Outcome) -> Any:
+        return 9 if of is Outcome.RETRYABLE else None
+
+    assert Finding(meaning, 9).verdict(idempotent=False) == Verdict(outcome, floor(outcome))
+    assert Finding(meaning, 9).verdict(idempotent=True) == Verdict(
+        if_idempotent, floor(if_idempotent)
+    )
