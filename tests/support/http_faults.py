@@ -80,6 +80,7 @@ def answer(status: int, body: bytes = b"{}", **headers: str) -> Behaviour:
         for name, value in {"Content_Type": "application/json", **headers}.items():
             handler.send_header(name.replace("_", "-"), value)
         handler.send_header("Content-Length", str(len(body)))
+        handler.send_header("Connection", "close")  # else a client tries the next call on it
         handler.end_headers()
         handler.wfile.write(body)
 
