@@ -100,12 +100,13 @@ class Endpoint:
     def sources(self) -> list[str]:
         """URLs of the queues that have this one as their dead-letter queue.
 
-        Empty also when SQS does not say (denied, or a local server that does not know the call).
+        Where SQS does not say (denied, or a local server that does not know the call): of the
+        app's predefined queues.
         """
         try:
             answer = self.client.list_dead_letter_source_queues(QueueUrl=self.url)
         except (ClientError, BotoCoreError):
-            return []
+            return [queue.url for queue in self._broker.predefined_with_dlq(self.name)]
         return list(answer.get("queueUrls", ()))
 
     def _attributes(self) -> dict[str, str]:
@@ -149,14 +150,19 @@ class Broker:
                 return Endpoint(self, queue["url"], key)
         if "://" in wanted:
             return self._existing(Endpoint(self, wanted, None))
-        for key, queue in predefined.items():  # the dead-letter queue of one that the app knows
-            endpoint = Endpoint(self, queue["url"], key)
-            if (dlq := endpoint.read().dlq_arn) and dlq.rpartition(":")[2] == wanted:
-                return endpoint.sibling(wanted)
+        for endpoint in self.predefined_with_dlq(wanted):  # its credentials serve both
+            return endpoint.sibling(wanted)
         for candidate in dict.fromkeys((self._channel.canonical_queue_name(wanted), wanted)):
             if url := self._url(candidate):
                 return Endpoint(self, url, None)
         raise _no_such_queue(name)
+
+    def predefined_with_dlq(self, name: str) -> Iterator[Endpoint]:
+        """The app's predefined queues that have the dead-letter queue of this name."""
+        for key, queue in self._channel.predefined_queues.items():
+            endpoint = Endpoint(self, queue["url"], key)
+            if (dlq := endpoint.read().dlq_arn) and dlq.rpartition(":")[2] == name:
+                yield endpoint
 
     def _existing(self, endpoint: Endpoint) -> Endpoint:
         endpoint.read()

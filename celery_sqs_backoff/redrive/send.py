@@ -27,7 +27,6 @@ _THROTTLED = {
     "RequestThrottled",
     "TooManyRequestsException",
     "SlowDown",
-    "ServiceUnavailable",
     "OverLimit",
 }
 

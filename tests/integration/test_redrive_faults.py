@@ -1,0 +1,304 @@
+"""Nothing is lost, and nothing is sent twice unsaid, whatever SQS answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+from celery_sqs_backoff import redrive
+from celery_sqs_backoff.redrive import Ended, RedriveRefused
+from celery_sqs_backoff.redrive.events import InDoubt, NotDeleted, Poison, Sent, Started
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+from tests.support.fault_proxy import (
+    FaultProxy,
+    drop_after,
+    drop_before,
+    failed_entries,
+    http_error,
+    throttled,
+    unavailable,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+SEND, DELETE, RECEIVE = "SendMessageBatch", "DeleteMessageBatch", "ReceiveMessage"
+
+
+@pytest.fixture
+def app(proxy: FaultProxy, queue: LocalQueue) -> Celery:
+    app = Celery("redrive", set_as_current=False)
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    return app
+
+
+@pytest.fixture
+def fill(sqs: SQSClient, queue: LocalQueue) -> Callable[[int], list[str]]:
+    """Put numbered messages on the dead-letter queue."""
+
+    def fill(count: int) -> list[str]:
+        bodies = [json.dumps({"n": n}) for n in range(count)]
+        for start in range(0, count, 10):
+            sqs.send_message_batch(
+                QueueUrl=queue.dlq.url,
+                Entries=[
+                    {"Id": str(i), "MessageBody": body}
+                    for i, body in enumerate(bodies[start : start + 10])
+                ],
+            )
+        return bodies
+
+    return fill
+
+
+@pytest.fixture
+def drain(sqs: SQSClient) -> Callable[[str], Counter[str]]:
+    """Take all visible messages off a queue; how often each body was there."""
+
+    def drain(url: str) -> Counter[str]:
+        found: Counter[str] = Counter()
+        while batch := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
+            found.update(message["Body"] for message in batch)
+            sqs.delete_message_batch(
+                QueueUrl=url,
+                Entries=[
+                    {"Id": str(i), "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(batch)
+                ],
+            )
+        return found
+
+    return drain
+
+
+def ids(events: list[Any], kind: type[Any]) -> set[str]:
+    return {id_ for event in events if isinstance(event, kind) for id_ in event.ids}
+
+
+def test_every_message_moves_once(app, queue, fill, drain):
+    bodies = fill(250)
+    report = redrive(app, queue.dlq.name)
+    assert (report.sent, report.deleted, report.remaining) == (250, 250, 0)
+    assert report.ended is Ended.DONE
+    assert drain(queue.url) == Counter(bodies)
+
+
+def test_a_message_costs_three_tenths_of_a_call(app, queue, fill, proxy):
+    fill(500)
+    proxy.reset()
+    redrive(app, queue.dlq.name)
+    counts = proxy.counts()
+    assert counts[RECEIVE].calls + counts[SEND].calls + counts[DELETE].calls == 150
+    assert sum(count.calls for count in counts.values()) <= 150 + 8
+
+
+def test_entries_that_sqs_fails_are_sent_again_and_nothing_else_is(app, queue, fill, drain, proxy):
+    """One entry in ten fails: what other tools delete unsent, or send twice."""
+    bodies = fill(200)
+    proxy.inject(failed_entries(actions=(SEND,), probability=0.1, seed=1))
+    report = redrive(app, queue.dlq.name)
+    assert proxy.counts()[SEND].faults > 0
+    assert (report.sent, report.deleted, report.failed) == (200, 200, 0)
+    assert drain(queue.url) == Counter(bodies)
+
+
+def test_entries_that_always_fail_stay_and_are_counted(app, queue, fill, drain, proxy):
+    bodies = fill(10)
+    proxy.inject(
+        failed_entries(0, 1, actions=(SEND,), code="InvalidMessageContents", sender_fault=True)
+    )
+    report = redrive(app, queue.dlq.name, threads=1)
+    assert report.failed == 10 - report.sent > 0
+    assert report.remaining == report.failed
+    assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        unavailable(actions=(RECEIVE,), probability=0.2, seed=2),
+        throttled(actions=(SEND,), probability=0.2, seed=3),
+        throttled(actions=(DELETE,), probability=0.2, seed=4),
+        failed_entries(actions=(DELETE,), probability=0.3, seed=5),
+    ],
+    ids=["receive-503", "send-throttled", "delete-throttled", "delete-entries"],
+)
+def test_errors_in_passing_leave_no_trace(app, queue, fill, drain, proxy, fault):
+    bodies = fill(100)
+    proxy.inject(fault)
+    report = redrive(app, queue.dlq.name)
+    assert (report.sent, report.deleted, report.in_doubt) == (100, 100, 0)
+    assert drain(queue.url) == Counter(bodies)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [drop_after, drop_before, unavailable],
+    ids=["answer-lost", "request-lost", "503"],
+)
+def test_what_is_sent_twice_was_named_as_in_doubt(app, queue, fill, drain, proxy, fault):
+    bodies = fill(100)
+    events: list[Any] = []
+    proxy.inject(fault(actions=(SEND,), times=2))
+    report = redrive(app, queue.dlq.name, on_event=events.append)
+    found = drain(queue.url)
+    assert set(found) == set(bodies)
+    assert report.in_doubt == len(ids(events, InDoubt)) == 20
+    assert sum(found.values()) - len(bodies) == (20 if fault is drop_after else 0)
+
+
+def test_doubtful_messages_can_be_held(app, queue, fill, drain, proxy):
+    bodies = fill(50)
+    proxy.inject(drop_after(actions=(SEND,), times=1))
+    report = redrive(app, queue.dlq.name, in_doubt="hold")
+    assert (report.sent, report.in_doubt, report.remaining) == (40, 10, 10)
+    assert drain(queue.url) == Counter(bodies)  # they had been sent: no duplicate was made
+
+
+def test_messages_that_cannot_be_deleted_are_named_and_not_sent_twice(
+    app, queue, fill, drain, proxy
+):
+    bodies = fill(20)
+    events: list[Any] = []
+    proxy.inject(http_error(400, "ReceiptHandleIsInvalid", actions=(DELETE,), sender_fault=True))
+    report = redrive(app, queue.dlq.name, on_event=events.append)
+    assert (report.sent, report.deleted, report.not_deleted) == (20, 0, 20)
+    assert ids(events, NotDeleted) == ids(events, Sent)
+    assert drain(queue.url) == Counter(bodies)
+
+
+def test_a_journal_deletes_what_an_earlier_run_had_sent(
+    app, queue, fill, drain, proxy, tmp_path: Path
+):
+    bodies = fill(20)
+    journal = tmp_path / "journal"
+    proxy.inject(http_error(400, "ReceiptHandleIsInvalid", actions=(DELETE,), sender_fault=True))
+    redrive(app, queue.dlq.name, journal=journal)
+    proxy.heal()
+    report = redrive(app, queue.dlq.name, journal=journal)
+    assert (report.sent, report.deleted, report.remaining) == (0, 20, 0)
+    assert drain(queue.url) == Counter(bodies)
+
+
+def bounce(sqs: SQSClient, queue: LocalQueue) -> None:
+    """Dead-letter all messages of the main queue, as a worker does whose provider is down."""
+    while batch := sqs.receive_message(
+        QueueUrl=queue.url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
+    ).get("Messages"):
+        for message in batch:
+            sqs.send_message(
+                QueueUrl=queue.dlq.url,
+                MessageBody=message["Body"],
+                MessageAttributes=message["MessageAttributes"],
+            )
+            sqs.delete_message(QueueUrl=queue.url, ReceiptHandle=message["ReceiptHandle"])
+
+
+def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sqs):
+    """The provider is still down. The run sees its own messages again, and does not loop."""
+    bodies = fill(60)
+    events: list[Any] = []
+    gone: Counter[str] = Counter()
+
+    def on_event(event: object) -> None:
+        events.append(event)
+        if isinstance(event, Started):  # 60 are counted; with 40 gone, what comes back has room
+            for _ in range(4):
+                batch = sqs.receive_message(QueueUrl=queue.dlq.url, MaxNumberOfMessages=10)
+                for message in batch["Messages"]:
+                    gone[message["Body"]] += 1
+                    sqs.delete_message(
+                        QueueUrl=queue.dlq.url, ReceiptHandle=message["ReceiptHandle"]
+                    )
+        elif isinstance(event, Sent):
+            bounce(sqs, queue)
+
+    report = redrive(app, queue.dlq.name, threads=1, on_event=on_event)
+    assert report.sent == 20
+    assert report.returned == report.poison == len(ids(events, Poison)) >= 10
+    assert report.ended is Ended.GATE
+    assert drain(queue.dlq.url) + gone == Counter(bodies)  # given back, visible at once
+
+
+def test_everything_bouncing_back_ends_at_the_count_at_the_start(app, queue, fill, drain, sqs):
+    bodies = fill(50)
+    report = redrive(
+        app,
+        queue.dlq.name,
+        on_event=lambda event: bounce(sqs, queue) if isinstance(event, Sent) else None,
+    )
+    assert report.sent + report.poison <= 50
+    assert drain(queue.dlq.url) + drain(queue.url) == Counter(bodies)
+
+
+def test_a_message_replayed_too_often_stays(app, queue, fill, sqs, drain):
+    sqs.send_message(
+        QueueUrl=queue.dlq.url,
+        MessageBody="{}",
+        MessageAttributes={
+            "celery-sqs-backoff-replay": {
+                "DataType": "String",
+                "StringValue": '{"replays":3,"run":"x"}',
+            }
+        },
+    )
+    fill(2)
+    report = redrive(app, queue.dlq.name, max_replays=3)
+    assert (report.sent, report.poison, report.returned, report.remaining) == (2, 1, 0, 1)
+    assert drain(queue.dlq.url) == Counter(["{}"])  # given back, visible at once
+
+
+def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
+    bodies = fill(300)
+    reports: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: reports.append(redrive(app, queue.dlq.name, threads=4)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(report.sent for report in reports) == 300
+    assert drain(queue.url) == Counter(bodies)
+
+
+def test_a_denied_destination_stops_the_run_and_loses_nothing(app, queue, fill, drain, proxy):
+    bodies = fill(30)
+    proxy.inject(http_error(403, "AccessDenied", actions=(SEND,), sender_fault=True))
+    report = redrive(app, queue.dlq.name)
+    assert report.ended is Ended.UNREACHABLE
+    assert "AccessDenied" in report.detail
+    assert (report.sent, report.remaining) == (0, 30)
+    assert drain(queue.dlq.url) == Counter(bodies)
+
+
+def test_a_stopped_run_gives_the_rest_back_at_once(app, queue, fill, drain):
+    bodies = fill(100)
+    stop = threading.Event()
+
+    def on_event(event: object) -> None:
+        if isinstance(event, Sent):
+            stop.set()
+
+    report = redrive(app, queue.dlq.name, rate="20/s", on_event=on_event, stop=stop)
+    assert report.ended is Ended.INTERRUPTED
+    assert 0 < report.sent == report.deleted < 100
+    assert report.remaining == 100 - report.sent
+    assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
+
+
+def test_a_rate_that_retention_would_outrun_is_refused(app, sqs, make_queue, proxy):
+    queue = make_queue(attributes={"MessageRetentionPeriod": "3600"})
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    for n in range(3):
+        sqs.send_message(QueueUrl=queue.dlq.url, MessageBody=str(n))
+    with pytest.raises(RedriveRefused, match="oldest message in 59 min"):
+        redrive(app, queue.dlq.name, rate="1/h")
+    assert redrive(app, queue.dlq.name, rate="1000/s").sent == 3
