@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from ..policies import EqualJitter
 from ..queues import error_code
 from . import upstream
 from .keeper import Keeper
+from .pace import Pace
 
 __all__ = ["LeaseQoS", "install"]
 
@@ -30,6 +32,10 @@ _SAFETY_NET_SECONDS = 1.0
 
 #: Between receives that fail: SQS is unreachable, or the credentials have expired.
 _AFTER_FAILURE = EqualJitter(base=1, cap=10)
+
+#: Windows that may be asked for because they will be free in time. If tasks suddenly take longer,
+#: so many more messages wait, under their leases.
+_MAX_AHEAD = 2
 
 #: Places, where the user wants no limit (prefetch multiplier 0).
 _NO_WINDOW = 1_000_000
@@ -46,8 +52,10 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
     waits for each answer before it asks again. This one asks when the messages waiting for a
     process have all gone (the window less one per process is free, or ten places are), a moment
     later if that makes it a full batch; it looks again when a message is settled; and while
-    batches come back full it has several calls under way. It never asks for more than there is
-    room for.
+    batches come back full it has several calls under way. It asks for no more than there will be
+    room for when the answer is here, as far as the last messages tell: with tasks shorter than a
+    call, whose pool would be idle otherwise, up to two more windows. With a multiplier of 1 it
+    counts on nothing.
 
     A closing channel gives its messages back to SQS; those under a lease are the keeper's.
     """
@@ -66,11 +74,14 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
         self._processes = processes
         self._only_when_idle = only_when_idle
         self._thirsty: set[str] = set()
-        self._in_the_air: Counter[str] = Counter()
+        self._in_the_air: Counter[str] = Counter()  # calls
+        self._asked_for: Counter[str] = Counter()  # messages that they may bring
+        self._pace = Pace()
         self._will_look = False
         self._has_safety_net = False
         self._allowance: int | None = None
         self._failures = 0
+        self._came_full = False
         upstream.survive_failed_receives(channel, self._on_receive)
 
     def can_consume(self) -> bool:
@@ -80,13 +91,19 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
         """How many messages the next call may ask for (kombu makes it 1 to 10)."""
         return max(0, self._room() if self._allowance is None else self._allowance)
 
+    def _held(self) -> int:
+        return len(self._delivered) - len(self._dirty)
+
     def _room(self, queue: str | None = None) -> int:
-        """Places free, less those that answers under way for ``queue`` may take."""
+        """Places free; with a queue, as it will be when the answer to a call for it is here."""
         if self._keeper.is_behind:
             return 0
-        held = len(self._delivered) - len(self._dirty)
-        under_way = self._in_the_air[queue] if queue else 0
-        return self._window() - held - under_way * MAX_BATCH_ENTRIES
+        room = self._window() - self._held()
+        if queue is not None:
+            room -= self._asked_for[queue]
+            if self._window() > self._processes:  # else the user wants none to wait
+                room += min(_MAX_AHEAD * self._window(), self._pace.settled_during_a_call())
+        return room
 
     def _window(self) -> int:
         return int(self.prefetch_count) or _NO_WINDOW
@@ -107,13 +124,14 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
 
     def ack(self, delivery_tag: str) -> None:
         super().ack(delivery_tag)
+        self._pace.settled(more=self._held() > 0)
         if self._thirsty and not self._will_look and self.can_consume():
             self._will_look = True
             self.channel.hub.call_soon(self._look)  # this may be a pool's thread
 
     def _look(self) -> None:
         self._will_look = False
-        if self._room() >= self._batch():
+        if any(self._room(queue) >= self._batch() for queue in self._thirsty):
             self._poll_thirsty()
         else:
             self.channel.hub.call_later(_LINGER_SECONDS, self._poll_thirsty)
@@ -153,7 +171,7 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
             pause = _AFTER_FAILURE.delay(self._failures)
             self.channel.hub.call_later(pause, self.schedule_queue, queue)
             return
-        if messages == MAX_BATCH_ENTRIES:
+        if self._came_full:
             self._poll_backlog(queue)
         self.channel._loop1(queue, messages)
 
@@ -161,23 +179,30 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
         """Beside kombu's one call at a time, one more, as long as they come back full."""
         if (
             self._in_the_air[queue] < _MAX_IN_THE_AIR - 1  # less the one that goes on
-            and self._room(queue) >= 2 * MAX_BATCH_ENTRIES
+            and self._room(queue) >= 2 * self._batch()
         ):
             self._ask(queue, self._after_backlog)
 
     def _after_backlog(self, queue: str, messages: int) -> None:
-        if messages == MAX_BATCH_ENTRIES and not self._failures:
+        if self._came_full and not self._failures:
             self._poll_backlog(queue)
         if queue in self._thirsty:
             self._look()
 
     def _ask(self, queue: str, then: Callable[[str, int], None]) -> None:
+        asked_for = max(1, min(MAX_BATCH_ENTRIES, self._room(queue)))
+        asked_at = time.monotonic()
+
         def on_answer(messages: int) -> None:
             self._in_the_air[queue] -= 1
+            self._asked_for[queue] -= asked_for
+            self._came_full = messages >= asked_for
+            self._pace.answered(time.monotonic() - asked_at, full=self._came_full)
             then(queue, messages)
 
-        self._allowance = self._room(queue)
+        self._allowance = asked_for
         self._in_the_air[queue] += 1
+        self._asked_for[queue] += asked_for
         try:
             self.channel._get_bulk_async(queue, callback=promise(on_answer))
         except (BotoCoreError, ClientError) as exc:  # no credentials, or no role to assume
