@@ -40,9 +40,15 @@ class MessageGroups:
     def take_turn(self, lease: Lease, start: Callable[[], object]) -> None:
         """Call ``start`` now, or when all earlier messages of the lease's group are settled.
 
-        Not at all if the lease is settled by then.
+        Not at all if the lease is settled by then. A lease that has its turn keeps it.
         """
         group = (lease.queue.url, lease.group_id or "")
+        with self._lock:
+            turns = self._waiting.get(group)
+            has_turn = turns is not None and turns[0][0] is lease
+        if has_turn:
+            start()
+            return
 
         def start_if_held() -> None:
             if lease.state is State.HELD:

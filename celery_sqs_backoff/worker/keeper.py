@@ -128,7 +128,7 @@ class Keeper:
         self._said: set[tuple[str, str, str]] = set()
         self._threads: list[threading.Thread] = []
         self._stopping = False
-        self._jobs = 0  # settlements under way
+        self._under_way = 0  # settlements that SQS is being told of
 
     # What the worker's other threads call. Nothing here blocks on SQS.
 
@@ -161,7 +161,7 @@ class Keeper:
     def waiting(self) -> int:
         """Settlements that SQS has not been told of."""
         with self._cond:
-            return sum(len(lane.leases) for lane in self._lanes.values())
+            return self._under_way + sum(len(lane.leases) for lane in self._lanes.values())
 
     def recognise(self, lease: Lease) -> bool:
         """Whether this worker has the message in hand, or is done with it; then see to it.
@@ -237,7 +237,7 @@ class Keeper:
                 now = self.clock()
                 if job := self._next_job(now, actions):
                     return job
-                if self._stopping and not self._lanes_in_use(_ALL) and not self._jobs:
+                if self._stopping and not self._lanes_in_use(_ALL) and not self._under_way:
                     self._cond.notify_all()
                     return None
                 self._cond.wait(self._idle_seconds(now, actions))
@@ -262,8 +262,9 @@ class Keeper:
         if not ready:
             return None
         _, key = min(ready, key=lambda item: item[0])
-        self._jobs += 1
-        return functools.partial(self._send, key[1], self._lanes[key], self._take(key, now))
+        batch = self._take(key, now)
+        self._under_way += len(batch)
+        return functools.partial(self._send, key[1], self._lanes[key], batch)
 
     def _lanes_in_use(self, actions: frozenset[_Action]) -> list[tuple[tuple[str, _Action], _Lane]]:
         return [
@@ -303,7 +304,7 @@ class Keeper:
             self._send_batch(action, lane, batch)
         finally:
             with self._cond:
-                self._jobs -= 1
+                self._under_way -= len(batch)
                 self._cond.notify_all()
 
     def _send_batch(self, action: _Action, lane: _Lane, batch: list[Lease]) -> None:

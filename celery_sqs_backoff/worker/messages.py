@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kombu.asynchronous.aws.sqs.message import AsyncMessage
-
 from ..delivery import Delivery
 from ..eta import parse_eta
 from ..queues import Queue, read_queue, settling_client
@@ -15,6 +13,7 @@ from .groups import MessageGroups
 from .keeper import Keeper
 from .lease import Lease
 from .lost import LostFlags
+from .upstream import ORIGINAL_BODY
 
 __all__ = ["WANTED_ATTRIBUTES", "Receiver", "held_seconds"]
 
@@ -78,7 +77,7 @@ class Receiver:
             client=self._client(url, kombu_client),
             queue=queue,
             message=sqs_message,
-            body=_body_on_the_queue(sqs_message["Body"], channel),
+            body=sqs_message.get(ORIGINAL_BODY, sqs_message["Body"]),
             delivery=Delivery.from_sqs(
                 sqs_message,
                 queue_url=url,
@@ -126,10 +125,3 @@ def _kombu_client(channel: Any, url: str) -> Any:
         if queue["url"] == url:
             return channel.sqs(queue=name)
     return channel.sqs()
-
-
-def _body_on_the_queue(body: str, channel: Any) -> str:
-    """Undo the decoding that kombu's blocking receive (no event loop) does on the body."""
-    if channel.hub is None and channel.sqs_base64_encoding:
-        return str(AsyncMessage().encode(body))
-    return body

@@ -32,6 +32,7 @@ from ..outcomes import Outcome
 from ..signals import lease_lost
 from .lease import Lease, State
 from .lost import LostFlags
+from .upstream import ORIGINAL_BODY
 
 __all__ = ["BackoffRequest", "SettledBeforeRun"]
 
@@ -91,7 +92,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._delivery_info["redelivered"] = delivery.earlier_runs > 0
         properties = dict(request["properties"])
         info = dict(properties["delivery_info"])
-        info["sqs_message"] = {k: v for k, v in info["sqs_message"].items() if k != "Body"}
+        bodies = {"Body", ORIGINAL_BODY}
+        info["sqs_message"] = {k: v for k, v in info["sqs_message"].items() if k not in bodies}
         info[DELIVERY_KEY] = delivery
         properties["delivery_info"] = info
         request["properties"] = properties

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.strategy import default as celery_default
-from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.exceptions import DecodeError
 
 from ..budget import wire_delay
 from ..eta import parse_eta
@@ -51,13 +50,17 @@ def default(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
 
 
 def _contained(start: Callable[[], None], consumer: Any, message: Any) -> None:
-    """Start a task; what is wrong with its message goes where Celery's consumer sends it."""
+    """Start a task; what is wrong with its message goes where Celery's consumer sends it.
+
+    Celery sends there only what it thought of. Headers of the wrong type, or a missing id, raise
+    whatever they happen to, and would end one worker after the other.
+    """
     try:
         start()
-    except (InvalidTaskError, ContentDisallowed) as exc:
-        consumer.on_invalid_task(None, message, exc)
     except DecodeError as exc:
         consumer.on_decode_error(message, exc)
+    except Exception as exc:  # noqa: BLE001
+        consumer.on_invalid_task(None, message, exc)
 
 
 def _defer_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from queue import Empty
 from typing import Any
 from weakref import WeakSet
@@ -19,12 +20,17 @@ from kombu.asynchronous import get_event_loop, set_event_loop
 from ..queues import error_code
 
 __all__ = [
+    "ORIGINAL_BODY",
     "ask_for_attributes",
     "declare_without_leave_to_look",
     "keep_event_loop",
     "run_after_receiving",
     "survive_failed_receives",
 ]
+
+
+#: Where :func:`ask_for_attributes` keeps the body of a message that kombu decodes in its place.
+ORIGINAL_BODY = "OriginalBody"
 
 
 def keep_event_loop(consumer: Any) -> None:
@@ -116,7 +122,8 @@ def ask_for_attributes(channel: Any, wanted: Mapping[str, Sequence[str]]) -> Non
     """Ask for these attributes in every ReceiveMessage, beside those that kombu asks for.
 
     kombu has ``fetch_message_attributes`` for it, but before 5.6 that is a list of another form,
-    cannot name message attributes, and is not heeded without an event loop.
+    cannot name message attributes, and is not heeded without an event loop. There, all versions
+    also decode the body in its place if it is base64, so that it cannot be sent on as it was.
 
     Arguments:
         channel: kombu's channel.
@@ -128,14 +135,19 @@ def ask_for_attributes(channel: Any, wanted: Mapping[str, Sequence[str]]) -> Non
         asked = {name: list(params.get(name) or ()) for name in wanted}
         return params | {name: [*{*asked[name], *wanted[name]}] for name in wanted}
 
+    def receive(receive_message: Callable[..., Any], **params: Any) -> Any:
+        answer = receive_message(**merge(params))
+        for message in answer.get("Messages", ()):
+            message[ORIGINAL_BODY] = message["Body"]
+        return answer
+
     if channel.hub is None:
         make_client = channel.sqs
 
         def sqs(*args: Any, **kwargs: Any) -> Any:
             client = make_client(*args, **kwargs)
             if "receive_message" not in vars(client):
-                receive = client.receive_message
-                client.receive_message = lambda **params: receive(**merge(params))
+                client.receive_message = partial(receive, client.receive_message)
             return client
 
         channel.sqs = sqs

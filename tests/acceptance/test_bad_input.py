@@ -58,18 +58,7 @@ HALF_A_TASK: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        "prefork",
-        pytest.param(
-            "gevent",
-            marks=pytest.mark.xfail(
-                strict=True, reason="a body that was not base64 is dead-lettered as base64"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_bad_input_is_a_dead_letter_at_its_last_receive_and_work_goes_on(
     make_stage: Callable[..., Stage], pool: str
 ) -> None:
@@ -103,7 +92,6 @@ def test_before_its_last_receive_bad_input_is_hidden_for_a_while(
     assert stage.dead_letters() == []
 
 
-@pytest.mark.xfail(strict=True, reason="KeyError('id') ends the worker")
 def test_half_a_task_does_not_end_the_worker(make_stage: Callable[..., Stage]) -> None:
     """It would end every worker that receives it, one after the other."""
     stage = make_stage(queues={"test": {"max_receive_count": 1}})

@@ -106,3 +106,12 @@ def test_one_that_was_given_back_on_its_way_to_the_loop_does_not_start(worker):
     assert worker.started == ["1"]
     worker.receive("3")
     assert worker.started == ["1", "3"]
+
+
+def test_one_that_has_its_turn_need_not_wait_for_itself(worker):
+    """Its task could not be made: what is done with such a message is done in turn, too."""
+    first, _ = worker.receive("1"), worker.receive("2")
+    worker.groups.take_turn(first, lambda: worker.started.append("1 again"))
+    assert worker.started == ["1", "1 again"]
+    first.defer(5)
+    assert worker.freed == ["1", "2"]
