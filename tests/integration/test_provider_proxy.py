@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -294,3 +296,17 @@ def test_a_call_that_is_not_idempotent_is_not_made_again(
             result.get(timeout=20)
 
     assert payments.calls == {result.id: 1}
+
+
+def test_the_example_of_the_documentation_works(
+    provider_proxy: Any, sqs_celery_app: Celery, sqs_worker: Any
+) -> None:
+    """Its blocks run with the other pages; the test in it needs fixtures, and runs here."""
+    page = Path(__file__).parents[2] / "docs" / "testing-providers.md"
+    *blocks, last = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    test = names["test_a_payment_whose_answer_is_lost_is_charged_once"]
+    test(provider_proxy, sqs_celery_app, sqs_worker)
+    exec(last, names)
