@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -33,7 +33,8 @@ class Envelope:
     content_type: str | None
     eta: float | None
     expires: float | None
-    headers: Mapping[str, Any]
+    #: All of Celery's headers. Among them is a text of the arguments (``argsrepr``): never log it.
+    headers: Mapping[str, Any] = field(repr=False)
 
     @property
     def is_json(self) -> bool:

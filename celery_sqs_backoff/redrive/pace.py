@@ -21,8 +21,8 @@ _TOLERANCE = 0.5
 #: From slowed down by half to full speed again.
 _RECOVERY_SECONDS = 60.0
 
-#: Messages of a batch may not be more than this share of a second's.
-_BATCH_SHARE = 20
+#: How much of the rate batches may cost.
+_BATCH_COST = 0.015
 
 _LARGEST_BATCH = 10
 
@@ -47,14 +47,12 @@ class Pace:
     def batch_size(self, now: float) -> int:
         """Most messages to send in one call: all ten if there is no limit.
 
-        Under a limit, a divisor of the rate and at most a twentieth of it (so 1 below 40/s):
-        otherwise the seconds into which one batch more falls would hold too many.
+        Under a limit, what costs no more than a hundredth and a half of the rate (so 1 below
+        67/s): a window of a second that begins with a batch holds it whole, so the rate has to
+        give way by as many as it has messages beyond the first.
         """
         with self._lock:
-            if self._rate is None:
-                return _LARGEST_BATCH
-            most = min(_LARGEST_BATCH, int(self._rate_at(now) / _BATCH_SHARE))
-            return next((size for size in range(most, 1, -1) if self._rate % size == 0), 1)
+            return _LARGEST_BATCH if self._rate is None else _batch_size(self._rate_at(now))
 
     def reserve(self, messages: int, now: float) -> float:
         """Take the slots of some messages; return when they may be sent."""
@@ -63,11 +61,10 @@ class Pace:
                 self._began = self._next = now
             if self._rate is None:
                 return now
-            rate = self._rate_at(max(self._next, now))
-            slot = max(self._next, now - _TOLERANCE / rate)
+            slot = max(self._next, now - _TOLERANCE * self._gap(max(self._next, now)))
             for _ in range(messages - 1):
-                slot += 1 / self._rate_at(slot)
-            self._next = slot + 1 / self._rate_at(slot)
+                slot += self._gap(slot)
+            self._next = slot + self._gap(slot)
             return slot
 
     def rate_at(self, now: float) -> float | None:
@@ -99,13 +96,22 @@ class Pace:
         grown = max(0.0, now - self._factor_since) / _RECOVERY_SECONDS / 2
         return min(1.0, self._factor + grown)
 
+    def _gap(self, now: float) -> float:
+        rate = self._rate_at(now)
+        return 1 / (rate - (_batch_size(rate) - 1))
+
     def _rate_at(self, now: float) -> float:
         assert self._rate is not None
         ramp = 1.0
         if self._ramp:
-            share = min(1.0, max(0.0, now - (self._began or now)) / self._ramp)
+            elapsed = 0.0 if self._began is None else max(0.0, now - self._began)
+            share = min(1.0, elapsed / self._ramp)
             ramp = RAMP_FROM + (1 - RAMP_FROM) * share
         return self._rate * ramp * self._factor_at(now)
+
+
+def _batch_size(rate: float) -> int:
+    return min(_LARGEST_BATCH, 1 + int(_BATCH_COST * rate))
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:

@@ -1,0 +1,88 @@
+"""What can be told of a task without its arguments."""
+
+import base64
+import json
+import pickle
+
+import pytest
+from celery import Celery
+from kombu.serialization import dumps
+
+from celery_sqs_backoff.envelope import arguments, iso_time, read_envelope, with_headers
+
+
+def message(*, encode=True, serializer="json", **options):
+    """A message's body, as Celery and kombu write it."""
+    app = Celery("envelope", set_as_current=False, broker="memory://")
+    amqp = app.amqp.as_task_v2("42", "mails.send", args=[7], kwargs={"x": "secret"}, **options)
+    content_type, content_encoding, body = dumps(amqp.body, serializer=serializer)
+    with app.connection() as connection:
+        channel = connection.default_channel
+        envelope = channel.prepare_message(
+            body, 0, content_type, content_encoding, dict(amqp.headers), dict(amqp.properties)
+        )
+        envelope["body"], encoding = channel.encode_body(envelope["body"], channel.body_encoding)
+        envelope["properties"]["body_encoding"] = encoding
+    text = json.dumps(envelope)
+    return base64.b64encode(text.encode()).decode() if encode else text
+
+
+@pytest.mark.parametrize("encode", [True, False], ids=["base64", "plain"])
+def test_a_celery_message_says_its_task_id_and_expiry(encode):
+    envelope = read_envelope(message(encode=encode, expires=3600))
+    assert (envelope.task, envelope.id, envelope.is_json) == ("mails.send", "42", True)
+    assert envelope.expires is not None
+    assert envelope.eta is None
+
+
+def test_a_pickled_task_is_shown_as_such_and_never_unpickled(monkeypatch):
+    body = message(serializer="pickle")
+    monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("unpickled"))
+    envelope = read_envelope(body)
+    assert (envelope.task, envelope.content_type) == (
+        "mails.send",
+        "application/x-python-serialize",
+    )
+    assert not envelope.is_json
+    assert arguments(body) is None
+
+
+def test_arguments_are_decoded_when_they_are_json():
+    assert arguments(message()) == ([7], {"x": "secret"})
+
+
+def test_an_envelope_does_not_show_arguments():
+    assert "secret" not in repr(read_envelope(message()))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "hello",
+        "{}",
+        "[]",
+        "null",
+        '{"headers": {"task": 1}, "body": ""}',
+        "aGVsbG8=",
+        "{" * 9999,
+    ],
+)
+def test_anything_else_is_no_celery_message(body):
+    assert read_envelope(body) is None
+    assert arguments(body) is None
+
+
+@pytest.mark.parametrize("encode", [True, False], ids=["base64", "plain"])
+def test_headers_are_replaced_and_all_else_stays(encode):
+    body = message(encode=encode, expires=3600)
+    changed = with_headers(body, expires=iso_time(1_000_000_000))
+    assert changed.startswith("{") is not encode
+    assert read_envelope(changed).expires == 1_000_000_000
+    assert read_envelope(changed).id == "42"
+    assert arguments(changed) == arguments(body)
+
+
+def test_what_is_no_celery_message_has_no_headers_to_replace():
+    with pytest.raises(ValueError, match="not a Celery message"):
+        with_headers("hello", expires=None)

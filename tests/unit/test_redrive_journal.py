@@ -1,0 +1,96 @@
+"""What a killed run has left on the disk."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.redrive.errors import RedriveRefused
+from celery_sqs_backoff.redrive.journal import Journal
+
+URL = "http://sqs/1/dlq"
+
+
+def opened(path, run_id="r1", source=URL):
+    return Journal(path, source=source, run_id=run_id)
+
+
+def test_a_new_journal_knows_of_nothing(tmp_path):
+    with opened(tmp_path / "j") as journal:
+        assert journal.past.is_settled
+        assert journal.run_id == "r1"
+
+
+def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_path):
+    with opened(tmp_path / "j") as journal:
+        journal.sending(["a", "b", "c", "d"], 7.0)
+        journal.sent(["a", "b"])
+        journal.unsent(["c"])
+        journal.deleted(["a"])
+    with opened(tmp_path / "j", "r2") as journal:
+        assert journal.past.in_doubt == {"d": 7.0}
+        assert journal.past.sent == {"b"}
+        assert journal.run_id == "r1"  # killed: the same run goes on
+
+
+def test_a_run_that_ended_is_followed_by_a_new_one(tmp_path):
+    with opened(tmp_path / "j") as journal:
+        journal.sending(["a"], 7.0)
+        journal.ended()
+    with opened(tmp_path / "j", "r2") as journal:
+        assert journal.run_id == "r2"
+        assert set(journal.past.in_doubt) == {"a"}
+
+
+def test_lines_are_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
+    synced = []
+    with opened(tmp_path / "j") as journal:
+        monkeypatch.setattr(
+            "os.fsync", lambda fd: synced.append((tmp_path / "j").read_bytes().count(b"\n"))
+        )
+        journal.sending(["a"], 7.0)
+        journal.sent(["a"])
+    assert synced == [2, 3]
+
+
+@given(cut=st.integers(0, 400))
+def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("journal") / "j"
+    with opened(path) as journal:
+        for n in range(5):
+            journal.sending([f"m{n}"], float(n))
+            journal.sent([f"m{n}"])
+    whole = path.read_bytes()[:cut]
+    path.write_bytes(whole)
+    lines = whole.decode().split("\n")[:-1]
+    with opened(path, "r2") as journal:
+
+        def whose(kind):
+            return {
+                f"m{n}" for n in range(5) if any(f'"{kind}","ids":["m{n}"]' in x for x in lines)
+            }
+
+        sent, begun = whose("sent"), whose("sending")
+        assert journal.past.sent == sent
+        assert set(journal.past.in_doubt) == begun - sent
+        journal.sending(["new"], 1.0)
+    with opened(path) as journal:  # what was appended after the cut is read
+        assert "new" in journal.past.in_doubt
+
+
+def test_a_journal_of_another_queue_is_refused(tmp_path):
+    with opened(tmp_path / "j"):
+        pass
+    with pytest.raises(RedriveRefused, match=r"is of http://sqs/1/dlq, not of http://other"):
+        opened(tmp_path / "j", source="http://other")
+
+
+def test_a_journal_in_use_is_refused(tmp_path):
+    with opened(tmp_path / "j"), pytest.raises(RedriveRefused, match="in use"):
+        opened(tmp_path / "j")
+
+
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "j").write_text("dear diary\n")
+    with pytest.raises(RedriveRefused, match="no journal"):
+        opened(tmp_path / "j")
+    assert (tmp_path / "j").read_text() == "dear diary\n"

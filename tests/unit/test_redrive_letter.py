@@ -1,0 +1,215 @@
+"""What a replay keeps of a dead letter, and what it adds."""
+
+import json
+
+import pytest
+
+from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
+from celery_sqs_backoff.envelope import read_envelope
+from celery_sqs_backoff.limits import MAX_MESSAGE_BYTES
+from celery_sqs_backoff.redrive.letter import REPLAY_ATTRIBUTE, Letter
+from celery_sqs_backoff.redrive.pack import packed
+from celery_sqs_backoff.redrive.select import Selection
+
+TEXT = {"DataType": "String", "StringValue": "x"}
+OWN = {
+    "text": TEXT,
+    "number": {"DataType": "Number.int", "StringValue": "12"},
+    "raw": {"DataType": "Binary.gzip", "BinaryValue": b"\0\xff"},
+}
+TEN = {f"a{i}": TEXT for i in range(9)} | {"raw": OWN["raw"]}
+
+
+def body(**headers):
+    return json.dumps(
+        {
+            "body": "W1tdLHt9LHt9XQ==",
+            "content-type": "application/json",
+            "headers": {"task": "mails.send", "id": "42", **headers},
+        }
+    )
+
+
+def letter(attributes=None, *, text=None, **system):
+    return Letter(
+        {
+            "MessageId": "m1",
+            "ReceiptHandle": "h",
+            "Body": body() if text is None else text,
+            "MessageAttributes": attributes or {},
+            "Attributes": system,
+        }
+    )
+
+
+def dead(attributes, text=None, **facts):
+    """A letter that our worker has dead-lettered."""
+    record = DeadLetterRecord(
+        **{
+            "task": "mails.send",
+            "id": "42",
+            "reason": "retry_for is over",
+            "outcome": "RETRYABLE",
+            "exception_type": "requests.ConnectionError",
+            "exception_message": "refused",
+            "attempts": 7,
+            "first_received_at": 1.0,
+            "failed_at": 2.0,
+            "origin": "arn:aws:sqs:eu-west-1:1:mails",
+            "worker": "celery@host",
+        }
+        | facts
+    )
+    text = body() if text is None else text
+    return letter(with_record(text, attributes, record), text=text)
+
+
+def entry(found, **options):
+    return found.entry(**{"run_id": "r1", "now": 100.0, **options})
+
+
+def replays(attributes):
+    return json.loads(attributes[REPLAY_ATTRIBUTE]["StringValue"])
+
+
+def test_body_and_attributes_of_all_types_are_kept():
+    sent = entry(dead(OWN))
+    assert sent["MessageBody"] == body()
+    kept = {k: v for k, v in sent["MessageAttributes"].items() if k != REPLAY_ATTRIBUTE}
+    assert kept == OWN
+
+
+def test_the_record_of_the_life_that_ended_does_not_travel():
+    assert ATTRIBUTE_NAME not in entry(dead(OWN))["MessageAttributes"]
+
+
+def test_the_replay_counter_survives_the_next_dead_lettering():
+    attributes = OWN
+    for number in (1, 2, 3):
+        sent = entry(dead(attributes))["MessageAttributes"]
+        assert replays(sent) == {"replays": number, "run": "r1"}
+        attributes = sent
+    assert dead(attributes).replayed.replays == 3
+
+
+def test_the_replay_counter_survives_sqs_moving_the_message_itself():
+    sent = entry(letter(OWN))["MessageAttributes"]
+    assert letter(sent).replayed.replays == 1
+
+
+def test_ten_attributes_come_back_whole_and_the_counter_goes_into_the_headers():
+    sent = entry(dead(TEN))
+    assert sent["MessageAttributes"] == TEN
+    again = dead(sent["MessageAttributes"], text=sent["MessageBody"])
+    assert (again.replayed.replays, again.replayed.run_id) == (1, "r1")
+    twice = entry(again, run_id="r2")
+    assert twice["MessageAttributes"] == TEN
+    assert dead(TEN, text=twice["MessageBody"]).replayed.replays == 2
+
+
+def test_ten_attributes_on_a_message_that_is_not_celerys_are_left_alone():
+    sent = entry(letter(TEN, text="hello"))
+    assert (sent["MessageBody"], sent["MessageAttributes"]) == ("hello", TEN)
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", '{"replays": null}', '{"run": 1}'])
+def test_a_counter_that_is_nonsense_counts_nothing(text):
+    attribute = {"DataType": "String", "StringValue": text}
+    assert letter({REPLAY_ATTRIBUTE: attribute}).replayed.replays == 0
+
+
+def test_the_trace_header_is_sent_back():
+    sent = entry(letter(AWSTraceHeader="Root=1-2-3"))
+    assert sent["MessageSystemAttributes"]["AWSTraceHeader"]["StringValue"] == "Root=1-2-3"
+
+
+def test_an_expired_task_gets_as_long_again_as_it_had():
+    """Sent at 1970-01-01 00:00:10, expired two hours later."""
+    found = letter(text=body(expires="1970-01-01T02:00:10+00:00"), SentTimestamp="10000")
+    assert found.is_expired(7_210.0)
+    assert not found.is_expired(7_209.0)
+    sent = entry(found, now=50_000.0, extend=True)
+    assert read_envelope(sent["MessageBody"]).expires == 50_000 + 7_200
+    assert entry(found, now=50_000.0)["MessageBody"] == found.body
+
+
+def test_a_parked_message_waits_for_what_is_left_of_its_backoff():
+    assert dead({}, due_at=160.0, reason="parked").due_in(100.0) == 60
+    assert dead({}, due_at=160.0, reason="parked").due_in(200.0) == 0
+    assert letter().due_in(0.0) == 0
+
+
+# Selection
+
+
+@pytest.mark.parametrize(
+    ("selection", "matches"),
+    [
+        ({}, True),
+        ({"task": "mails.*"}, True),
+        ({"task": "sms.*"}, False),
+        ({"reason": "retry_for*"}, True),
+        ({"reason": "parked"}, False),
+        ({"error": "requests.*"}, True),
+        ({"error": "*refused"}, True),
+        ({"error": "*timeout*"}, False),
+        ({"ids": ["42"]}, True),
+        ({"ids": ["m1"]}, True),
+        ({"ids": ["other"]}, False),
+        ({"task": "mails.*", "reason": "parked"}, False),
+        ({"older": "1h"}, False),  # no SentTimestamp
+    ],
+)
+def test_what_is_selected(selection, matches):
+    assert Selection(**selection).matches(dead({}), 100.0) is matches
+
+
+@pytest.mark.parametrize(
+    ("selection", "matches"),
+    [
+        ({"older": "1h"}, True),
+        ({"older": "3h"}, False),
+        ({"newer": "3h"}, True),
+        ({"newer": "1h"}, False),
+        ({"older": "1h", "newer": "3h"}, True),
+    ],
+)
+def test_age_is_counted_from_the_first_send(selection, matches):
+    assert Selection(**selection).matches(letter(SentTimestamp="0"), 7_200.0) is matches
+
+
+def test_a_glob_does_not_match_a_letter_without_a_record():
+    assert not Selection(reason="*").matches(letter(), 0.0)
+
+
+# Packing
+
+
+def sized(id_, size, group=None):
+    found = letter(text="b" * size, **({"MessageGroupId": group} if group else {}))
+    found.id = id_
+    return found, {"MessageBody": found.body}
+
+
+def test_batches_hold_ten_entries_at_most():
+    batches = list(packed([sized(str(i), 1) for i in range(25)], size=10))
+    assert [len(batch) for batch in batches] == [10, 10, 5]
+
+
+def test_batches_hold_one_mebibyte_at_most():
+    """Ten messages of 256 KiB are not one call (the error that other tools end with)."""
+    batches = list(packed([sized(str(i), 256 * 1024) for i in range(10)], size=10))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    full = list(packed([sized("1", MAX_MESSAGE_BYTES), sized("2", 1)], size=10))
+    assert [len(batch) for batch in full] == [1, 1]
+
+
+def test_a_fifo_batch_holds_one_message_of_a_group_in_order():
+    letters = [sized(str(i), 1, group) for i, group in enumerate("aabbc")]
+    batches = packed(letters, size=10, one_per_group=True)
+    ids = [[found.id for found, _ in batch] for batch in batches]
+    assert ids == [
+        ["0"],
+        ["1", "2"],
+        ["3", "4"],
+    ]

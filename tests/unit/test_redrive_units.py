@@ -1,0 +1,54 @@
+"""Rates and durations as people write them."""
+
+from datetime import timedelta
+
+import pytest
+
+from celery_sqs_backoff.redrive.units import parse_duration, parse_rate, spell_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "per_second"),
+    [("10/s", 10), ("300/m", 5), ("7200/h", 2), ("10", 10), (2.5, 2.5), (None, None)],
+)
+def test_rates_are_read_as_celery_does(text, per_second):
+    assert parse_rate(text) == per_second
+
+
+@pytest.mark.parametrize("text", ["0/s", "-1/s", "10/d", "fast", "", "/s", float("inf"), 0, "nan"])
+def test_other_rates_are_refused_with_what_is_legal(text):
+    with pytest.raises(ValueError, match=r"rate=.* is not legal: .*10/s"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("90s", 90),
+        ("10m", 600),
+        ("36h", 129_600),
+        ("2d", 172_800),
+        ("1h30m", 5_400),
+        ("1.5h", 5_400),
+        ("45", 45),
+        (45, 45),
+        (timedelta(minutes=1), 60),
+        (None, None),
+    ],
+)
+def test_durations(value, seconds):
+    assert parse_duration(value, "ramp") == seconds
+
+
+@pytest.mark.parametrize("value", ["", "m", "10 minutes", "10x", "-5m", "5m!"])
+def test_other_durations_are_refused_by_name(value):
+    with pytest.raises(ValueError, match="ramp="):
+        parse_duration(value, "ramp")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (61, "1 min 1 s"), (183_600, "2 d 3 h"), (3600, "1 h"), (-5, "0 s")],
+)
+def test_durations_are_spelled_in_two_units(seconds, text):
+    assert spell_duration(seconds) == text
