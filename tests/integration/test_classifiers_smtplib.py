@@ -6,6 +6,8 @@ import asyncio
 import smtplib
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -328,3 +330,26 @@ def test_some_recipients_refused_is_no_error(provider: Provider, port: int) -> N
 def test_an_error_without_a_traceback_is_in_doubt() -> None:
     """Nobody knows when it came: it was unpickled, or somebody made it."""
     assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, RETRYABLE)
+
+
+DJANGO = """
+import sys
+from django.conf import settings
+settings.configure(EMAIL_HOST="127.0.0.1", EMAIL_PORT=int(sys.argv[1]), EMAIL_TIMEOUT=5)
+from django.core.mail import send_mail
+from celery_sqs_backoff.classifiers import smtplib_errors
+try:
+    send_mail("hello", "Hello.", "shop@example.com", ["a@example.com"])
+except Exception as exc:
+    print(smtplib_errors()(exc).outcome.name)
+"""
+
+
+def test_django_s_send_mail_lets_the_errors_through(provider: Provider, port: int) -> None:
+    """In a process of its own, for Django's settings are one per process."""
+    found = []
+    for phase in ("MAIL", "DATA"):
+        provider.replies = {phase: HANG_UP}
+        command = [sys.executable, "-c", DJANGO, str(port)]
+        found.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found == ["RETRYABLE\n", "UNKNOWN\n"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import requests
+import trustme
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from celery_sqs_backoff.classifiers import requests_errors
@@ -25,7 +27,7 @@ from celery_sqs_backoff.provider_proxy import (
     fail,
     running_provider_proxy,
 )
-from tests.support.http_faults import nobody
+from tests.support.http_faults import http_faults, nobody
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -206,6 +208,23 @@ def test_a_provider_that_is_not_there_is_a_bad_gateway(
     proxy = provider_proxy(f"http://{nobody()}")
     assert pay(proxy, "a").status_code == 502
     assert not proxy.exchanges[0].forwarded
+
+
+def test_a_provider_over_tls_is_reached_if_it_is_trusted(
+    provider_proxy: Callable[[str], ProviderProxy],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with http_faults(context) as provider:
+        proxy = provider_proxy(provider.url)
+        assert pay(proxy, "a").status_code == 502
+        assert provider.seen == 0
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert pay(proxy, "a").status_code == 200
+        assert provider.seen == 1
 
 
 def test_a_chunked_request_is_refused_with_a_reason(proxy: ProviderProxy) -> None:
