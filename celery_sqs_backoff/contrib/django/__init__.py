@@ -1,0 +1,1 @@
+"""The Django app: the table of the store ``"django"``."""

@@ -1,0 +1,16 @@
+"""The app's place in a project: ``"celery_sqs_backoff.contrib.django"`` in ``INSTALLED_APPS``."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig  # type: ignore[import-untyped]
+
+__all__ = ["CelerySQSBackoffConfig"]
+
+
+class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
+    """The app; its label, in names of tables and migrations, is ``celery_sqs_backoff``."""
+
+    name = "celery_sqs_backoff.contrib.django"
+    label = "celery_sqs_backoff"
+    verbose_name = "Celery on SQS"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,152 @@
+"""Records in a DynamoDB table: each change one conditional write.
+
+DynamoDB has no clock that a condition could ask, so the caller's decides when a record ends. A
+record is taken over only ``clock_skew_seconds`` after that: as long as clocks differ by less,
+nobody loses a lease early. DynamoDB's own TTL removes expired items within days, not at once
+(https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html), so it is never relied
+on; every condition looks at the end itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import StoreUnavailable
+
+__all__ = ["DynamoDBStore"]
+
+_KEY, _VALUE, _EXPIRES_AT = "key", "value", "expires_at"
+_NAMES = {"#value": _VALUE, "#expires_at": _EXPIRES_AT}
+
+
+class DynamoDBStore:
+    """Records in one table, whose partition key is ``key`` (String), with no sort key.
+
+    Switch on TTL for the attribute ``expires_at`` (epoch seconds). Permissions needed:
+    ``dynamodb:GetItem``, ``PutItem``, ``UpdateItem``, ``DeleteItem`` on the table.
+
+    Arguments:
+        table: its name.
+        region, endpoint_url: as for boto3; ``None`` = what boto3 finds.
+        clock_skew_seconds: by how much the workers' clocks may differ, from 0 up.
+        clock: seconds since the epoch.
+        client: a boto3 client, in place of one made here.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        clock_skew_seconds: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        client: Any = None,
+    ) -> None:
+        if not clock_skew_seconds >= 0:
+            raise ValueError(
+                f"clock_skew_seconds={clock_skew_seconds!r} is not legal: it must be 0 or more"
+            )
+        self._table = table
+        self._skew = clock_skew_seconds
+        self._clock = clock
+        self._client = client or _client(region, endpoint_url)
+
+    def add(self, key: str, value: str, ttl: float) -> str | None:
+        there: dict[str, Any] | None = {}
+        with self._boundary():
+            there = self._unless_refused(
+                self._client.put_item,
+                Item={_KEY: {"S": key}, _VALUE: {"S": value}, _EXPIRES_AT: self._end(ttl)},
+                ConditionExpression="attribute_not_exists(#value) OR #expires_at <= :now",
+                ExpressionAttributeNames=_NAMES,
+                ExpressionAttributeValues={":now": self._now()},
+                ReturnValuesOnConditionCheckFailure="ALL_OLD",
+            )
+        return None if there is None else str(there[_VALUE]["S"])
+
+    def get(self, key: str) -> str | None:
+        item: dict[str, Any] | None = None
+        with self._boundary():
+            item = self._client.get_item(
+                TableName=self._table, Key={_KEY: {"S": key}}, ConsistentRead=True
+            ).get("Item")
+        if item is None or int(item[_EXPIRES_AT]["N"]) <= int(self._now()["N"]):
+            return None
+        return str(item[_VALUE]["S"])
+
+    def replace(self, key: str, old: str, new: str, ttl: float) -> bool:
+        with self._boundary():
+            return None is self._unless_refused(
+                self._client.update_item,
+                Key={_KEY: {"S": key}},
+                UpdateExpression="SET #value = :new, #expires_at = :end",
+                ConditionExpression="#value = :old AND #expires_at > :now",
+                ExpressionAttributeNames=_NAMES,
+                ExpressionAttributeValues={
+                    ":old": {"S": old},
+                    ":new": {"S": new},
+                    ":now": self._now(),
+                    ":end": self._end(ttl),
+                },
+            )
+        raise AssertionError("unreachable")
+
+    def delete(self, key: str, old: str) -> bool:
+        with self._boundary():
+            return None is self._unless_refused(
+                self._client.delete_item,
+                Key={_KEY: {"S": key}},
+                ConditionExpression="#value = :old AND #expires_at > :now",
+                ExpressionAttributeNames=_NAMES,
+                ExpressionAttributeValues={":old": {"S": old}, ":now": self._now()},
+            )
+        raise AssertionError("unreachable")
+
+    def _unless_refused(
+        self, call: Callable[..., object], **arguments: Any
+    ) -> dict[str, Any] | None:
+        """Make a conditional call: ``None`` if it took effect, else the item as far as told."""
+        from botocore.exceptions import ClientError
+
+        try:
+            call(TableName=self._table, **arguments)
+        except ClientError as exc:
+            if exc.response["Error"]["Code"] != "ConditionalCheckFailedException":
+                raise
+            item: dict[str, Any] = exc.response.get("Item", {})  # type: ignore[assignment]
+            return item
+        return None
+
+    @contextmanager
+    def _boundary(self) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except ClientError as exc:
+            raise StoreUnavailable(f"DynamoDB: {exc.response['Error']['Code']}") from exc
+        except BotoCoreError as exc:
+            raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
+
+    # TTL wants whole seconds. Rounded so that no record ends before its time.
+
+    def _now(self) -> dict[str, str]:
+        return {"N": str(math.floor(self._clock()))}
+
+    def _end(self, ttl: float) -> dict[str, str]:
+        return {"N": str(math.ceil(self._clock() + ttl + self._skew))}
+
+
+def _client(region: str | None, endpoint_url: str | None) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=5, read_timeout=5, retries={"total_max_attempts": 3})
+    # A session of its own: boto3's default session is not for use by several threads.
+    session: Any = boto3.Session(region_name=region)
+    return session.client("dynamodb", endpoint_url=endpoint_url, config=config)

@@ -1,0 +1,61 @@
+"""Records in this process alone: for tests, and for pools in one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["MemoryStore"]
+
+#: Expired records are looked for when this many have been added since the last time.
+_SWEEP_EVERY = 1000
+
+
+class MemoryStore:
+    """A dict with a lock. Lost with its process, and not shared with any other.
+
+    Arguments:
+        clock: seconds; the machine's monotonic clock unless a test says otherwise.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._records: dict[str, tuple[str, float]] = {}
+        self._added = 0
+
+    def add(self, key: str, value: str, ttl: float) -> str | None:
+        with self._lock:
+            if (there := self._get(key)) is None:
+                self._records[key] = (value, self._clock() + ttl)
+                self._sweep()
+            return there
+
+    def get(self, key: str) -> str | None:
+        with self._lock:
+            return self._get(key)
+
+    def replace(self, key: str, old: str, new: str, ttl: float) -> bool:
+        with self._lock:
+            is_there = self._get(key) == old
+            if is_there:
+                self._records[key] = (new, self._clock() + ttl)
+            return is_there
+
+    def delete(self, key: str, old: str) -> bool:
+        with self._lock:
+            is_there = self._get(key) == old
+            if is_there:
+                del self._records[key]
+            return is_there
+
+    def _get(self, key: str) -> str | None:
+        value, expires_at = self._records.get(key, (None, 0.0))
+        return value if self._clock() < expires_at else None
+
+    def _sweep(self) -> None:
+        self._added += 1
+        if self._added >= _SWEEP_EVERY:
+            self._added, now = 0, self._clock()
+            self._records = {k: r for k, r in self._records.items() if now < r[1]}

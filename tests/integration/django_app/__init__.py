@@ -1,0 +1,1 @@
+"""A Django project of the fewest settings, for tests of what is Django's."""

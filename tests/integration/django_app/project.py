@@ -1,0 +1,59 @@
+"""Set Django up once per process, with the databases that a test names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_database", "postgresql", "set_up", "sqlite"]
+
+APPS = ["celery_sqs_backoff.contrib.django"]
+
+
+def set_up() -> None:
+    """Configure Django, unless another test has."""
+    import django
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(INSTALLED_APPS=APPS, DATABASES={}, USE_TZ=True, SECRET_KEY="test")
+        django.setup()
+
+
+def add_database(alias: str, database: dict[str, Any]) -> None:
+    """Add an alias; its connections are this process's own."""
+    from django.db import connections
+
+    set_up()
+    connections.settings[alias] = connections.configure_settings(
+        {"default": database, alias: database}
+    )[alias]
+
+
+def migrate(alias: str) -> None:
+    from django.core.management import call_command
+
+    call_command("migrate", "celery_sqs_backoff", database=alias, verbosity=0)
+
+
+def close(alias: str) -> None:
+    from django.db import connections
+
+    connections[alias].close()
+
+
+def sqlite(path: Path) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(path),
+        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
+    }
+
+
+def postgresql(name: str) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name,
+        "HOST": "127.0.0.1",
+        "USER": "postgres",
+    }

@@ -1,0 +1,99 @@
+"""A process of its own that uses a store, as the test on its standard input says.
+
+``python -m tests.integration.safe_peer URL DATABASE``: the store, and Django's database for it
+(JSON; ``null`` = none). One JSON list in per line, ``[function, *arguments]``; one value out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from celery_sqs_backoff.safe.store import increment
+from celery_sqs_backoff.safe.stores import open_store
+
+from .django_app import project
+
+
+class Peer:
+    """The test's side: ``ask`` sends, ``answer`` waits."""
+
+    def __init__(
+        self, url: str, database: dict[str, Any] | None, *, time_shift: str | None = None
+    ) -> None:
+        env = os.environ | ({"TIME_SHIFT": time_shift} if time_shift else {})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, url, json.dumps(database)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        self.ask("ready")
+
+    def ask(self, function: str, *arguments: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([function, *arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the peer has ended"
+        return json.loads(line)
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        self.ask(function, *arguments)
+        return self.answer()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _serve(url: str, database: dict[str, Any] | None) -> None:
+    if shift := os.environ.get("TIME_SHIFT"):
+        _shift_clocks(float(shift))
+    if database is not None:
+        project.add_database("peer", database)
+        url = "django://peer"
+    store = open_store(url)
+    for line in sys.stdin:
+        function, *arguments = json.loads(line)
+        if function == "ready":
+            answer: Any = True
+        elif function == "increments":
+            key, count = arguments
+            answer = [increment(store, key) for _ in range(count)]
+        elif function == "exclusive":
+            answer = _exclusive(store, *arguments)
+        else:
+            answer = getattr(store, function)(*arguments)
+        print(json.dumps(answer), flush=True)  # noqa: T201
+
+
+def _exclusive(store: Any, key: str, lease: float) -> int | None:
+    """Take a lock for good; return its token, ``None`` if it is busy."""
+    from celery_sqs_backoff.safe.lock import Lock
+
+    from celery_sqs_backoff.safe.errors import Busy
+
+    try:
+        return Lock(store, key, lease=lease).acquire().token
+    except Busy:
+        return None
+
+
+def _shift_clocks(seconds: float) -> None:
+    """Let this process's clock be wrong by so much."""
+    import time
+
+    right = time.time
+    time.time = lambda: right() + seconds
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,121 @@
+"""The stores that the tests of ``safe`` run on: each empty, on a server that is really there."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pytest
+import redis
+
+from celery_sqs_backoff.safe.store import Store
+from celery_sqs_backoff.safe.stores import open_store
+
+from .django_app import project
+from .safe_peer import Peer
+
+#: Not the databases that other tests use.
+REDIS_URL = "redis://127.0.0.1:6379/12"
+
+NAMES = ("memory", "sqlite", "postgresql", "redis", "dynamodb")
+SHARED = NAMES[1:]
+
+_PORTS = {"redis": 6379, "postgresql": 5432}
+
+
+@dataclass
+class Served:
+    """A store, and how another process reaches it."""
+
+    name: str
+    store: Store
+    url: str
+    database: dict[str, Any] | None = None
+
+    def peer(self, **options: Any) -> Peer:
+        return Peer(self.url, self.database, **options)
+
+
+@contextmanager
+def served(name: str, directory: Path, aws_endpoint: Callable[[], str]) -> Iterator[Served]:
+    if name in _PORTS and not _listens(_PORTS[name]):
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"needs {name} on 127.0.0.1:{_PORTS[name]}")
+    makers = {"sqlite": _sqlite, "postgresql": _postgresql, "redis": _redis, "memory": _memory}
+    maker = makers.get(name) or (lambda _: _dynamodb(aws_endpoint()))
+    yield from maker(directory)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _memory(_: Path) -> Iterator[Served]:
+    url = f"memory://{uuid4().hex}"
+    yield Served("memory", open_store(url), url)
+
+
+def _redis(_: Path) -> Iterator[Served]:
+    database = redis.Redis.from_url(REDIS_URL)
+    database.flushdb()
+    yield Served("redis", open_store(REDIS_URL), REDIS_URL)
+    database.flushdb()
+
+
+def _sqlite(directory: Path) -> Iterator[Served]:
+    yield from _django("sqlite", project.sqlite(directory / "records.sqlite3"))
+
+
+def _postgresql(_: Path) -> Iterator[Served]:
+    with postgresql_database() as name:
+        yield from _django("postgresql", project.postgresql(name))
+
+
+@contextmanager
+def postgresql_database() -> Iterator[str]:
+    """The name of an empty database, dropped afterwards."""
+    import psycopg
+
+    name = f"safe_{uuid4().hex[:12]}"
+    with psycopg.connect(
+        "host=127.0.0.1 user=postgres dbname=postgres", autocommit=True
+    ) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        try:
+            yield name
+        finally:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _django(name: str, database: dict[str, Any]) -> Iterator[Served]:
+    alias = f"{name}_{uuid4().hex[:8]}"
+    project.add_database(alias, database)
+    project.migrate(alias)
+    yield Served(name, open_store(f"django://{alias}"), f"django://{alias}", database)
+    project.close(alias)
+
+
+def _dynamodb(endpoint: str) -> Iterator[Served]:
+    table = f"records-{uuid4().hex[:8]}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        client = boto3.client("dynamodb", endpoint_url=endpoint, region_name="us-east-1")
+        client.create_table(
+            TableName=table,
+            KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        url = f"dynamodb://{table}?region=us-east-1&endpoint_url={endpoint}&clock_skew_seconds=0"
+        yield Served("dynamodb", open_store(url), url)
+        client.delete_table(TableName=table)

@@ -1,0 +1,320 @@
+"""What every store promises, on each of them, and what a race between processes makes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from celery_sqs_backoff.safe.errors import StoreInTransaction, StoreUnavailable
+from celery_sqs_backoff.safe.store import Store, increment, key_of, number
+from celery_sqs_backoff.safe.stores import open_store
+from tests.support.processes import eventually, free_port
+
+from .django_app import project
+from .safe_peer import Peer
+from .safe_stores import NAMES, SHARED, Served, served
+
+PEERS = 6
+RACES = 15
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def any_store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp(request.param)
+    with served(request.param, directory, lambda: request.getfixturevalue("sqs_server")) as there:
+        yield there
+
+
+@pytest.fixture
+def store(any_store: Served) -> Store:
+    return any_store.store
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return key_of("test", request.node.name)
+
+
+def test_the_first_to_add_a_record_wins(store: Store, key: str) -> None:
+    assert store.add(key, "mine", 60) is None
+    assert store.add(key, "theirs", 60) == "mine"
+    assert store.get(key) == "mine"
+
+
+def test_adding_the_same_value_again_says_so_and_changes_nothing(store: Store, key: str) -> None:
+    store.add(key, "mine", 60)
+    assert store.add(key, "mine", 60) == "mine"
+
+
+def test_there_is_no_record_that_nobody_has_added(store: Store, key: str) -> None:
+    assert store.get(key) is None
+    assert not store.replace(key, "", "new", 60)
+    assert not store.delete(key, "")
+    assert store.get(key) is None
+
+
+def test_only_who_knows_the_value_replaces_it(store: Store, key: str) -> None:
+    store.add(key, "a", 60)
+    assert not store.replace(key, "b", "c", 60)
+    assert store.get(key) == "a"
+    assert store.replace(key, "a", "c", 60)
+    assert store.get(key) == "c"
+
+
+def test_only_who_knows_the_value_deletes_it(store: Store, key: str) -> None:
+    store.add(key, "a", 60)
+    assert not store.delete(key, "b")
+    assert store.get(key) == "a"
+    assert store.delete(key, "a")
+    assert store.get(key) is None
+    assert store.add(key, "again", 60) is None
+
+
+def test_a_record_ends_for_all_four(store: Store, key: str) -> None:
+    store.add(key, "old", 1)
+    eventually(lambda: store.get(key) is None, timeout=5)
+    assert not store.replace(key, "old", "new", 60)
+    assert not store.delete(key, "old")
+    assert store.add(key, "new", 60) is None
+    assert store.get(key) == "new"
+
+
+def test_replacing_gives_a_record_a_new_end(store: Store, key: str) -> None:
+    store.add(key, "a", 60)
+    assert store.replace(key, "a", "b", 1)
+    eventually(lambda: store.get(key) is None, timeout=5)
+
+
+def test_a_short_record_lives_as_long_as_it_should(store: Store, key: str) -> None:
+    """No rounding, and no time zone, may end it early."""
+    started = time.monotonic()
+    store.add(key, "a", 0.8)
+    while time.monotonic() - started < 0.6:
+        assert store.get(key) == "a" or time.monotonic() - started > 0.7
+
+
+@pytest.mark.parametrize("text", ["", "é\n\0"[:2], '{"a": "ü"}', "x" * 50_000])
+def test_values_are_kept_as_they_are(store: Store, key: str, text: str) -> None:
+    store.add(key, text, 60)
+    assert store.get(key) == text
+    assert store.replace(key, text, text + "!", 60)
+    assert store.delete(key, text + "!")
+
+
+def test_the_longest_key_fits(store: Store) -> None:
+    long_key = key_of("test", "k" * 150)
+    assert store.add(long_key, "a", 60) is None
+    assert store.add(key_of("test", "k" * 149 + "x"), "b", 60) is None
+    assert store.get(long_key) == "a"
+
+
+def test_a_counter_counts(store: Store, key: str) -> None:
+    assert number(store, key, start=1) == 1
+    assert [increment(store, key, start=1) for _ in range(3)] == [2, 3, 4]
+    assert number(store, key, start=1) == 4
+
+
+def test_of_many_threads_one_adds(any_store: Served, key: str) -> None:
+    store, barrier = any_store.store, threading.Barrier(8)
+
+    def add(value: int) -> str | None:
+        barrier.wait()
+        try:
+            return store.add(key, str(value), 60)
+        finally:
+            if any_store.database:  # Django's connections are each thread's own
+                project.close(any_store.url.removeprefix("django://"))
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(add, range(8)))
+    assert answers.count(None) == 1
+    assert set(answers) - {None} == {str(answers.index(None))}
+
+
+# Between processes
+
+
+@pytest.fixture(scope="module")
+def peers(any_store: Served) -> Iterator[list[Peer]]:
+    if any_store.name not in SHARED:
+        pytest.skip("not shared between processes")
+    peers = [any_store.peer() for _ in range(PEERS)]
+    for peer in peers:
+        assert peer.answer()
+    yield peers
+    for peer in peers:
+        peer.kill()
+
+
+def _all(peers: list[Peer], function: str, *arguments: list[object]) -> list[object]:
+    """Ask all at once; ``arguments`` are per peer."""
+    for peer, own in zip(peers, zip(*arguments, strict=True), strict=True):
+        peer.ask(function, *own)
+    return [peer.answer() for peer in peers]
+
+
+def test_of_many_processes_one_adds(peers: list[Peer], key: str) -> None:
+    for race in range(RACES):
+        names = [f"peer {n}" for n in range(PEERS)]
+        answers = _all(peers, "add", [f"{key}{race}"] * PEERS, names, [60] * PEERS)
+        assert answers.count(None) == 1, answers
+        assert set(answers) - {None} == {names[answers.index(None)]}
+
+
+def test_of_many_processes_one_takes_over_what_has_ended(
+    any_store: Served, peers: list[Peer], key: str
+) -> None:
+    for race in range(3):
+        any_store.store.add(f"{key}{race}", "old", 0.05)
+    eventually(lambda: any_store.store.get(f"{key}2") is None)
+    for race in range(3):
+        names = [f"peer {n}" for n in range(PEERS)]
+        answers = _all(peers, "add", [f"{key}{race}"] * PEERS, names, [60] * PEERS)
+        assert answers.count(None) == 1, answers
+
+
+def test_of_many_processes_one_replaces(any_store: Served, peers: list[Peer], key: str) -> None:
+    for race in range(RACES):
+        any_store.store.add(f"{key}{race}", "old", 60)
+        names = [f"peer {n}" for n in range(PEERS)]
+        answers = _all(
+            peers, "replace", [f"{key}{race}"] * PEERS, ["old"] * PEERS, names, [60] * PEERS
+        )
+        assert answers.count(True) == 1, answers
+        assert any_store.store.get(f"{key}{race}") == names[answers.index(True)]
+
+
+def test_no_two_processes_count_the_same(peers: list[Peer], key: str) -> None:
+    answers = _all(peers, "increments", [key] * PEERS, [10] * PEERS)
+    counted = sorted(n for answer in answers for n in answer)  # type: ignore[attr-defined]
+    assert counted == list(range(1, 10 * PEERS + 1))
+
+
+def test_what_a_killed_process_recorded_is_there(any_store: Served, key: str) -> None:
+    if any_store.name not in SHARED:
+        pytest.skip("not shared between processes")
+    peer = any_store.peer()
+    peer.answer()
+    assert peer.call("add", key, "its last word", 60) is None
+    peer.kill()
+    assert any_store.store.get(key) == "its last word"
+
+
+@pytest.mark.parametrize("shift", ["-3600", "3600"])
+def test_a_process_with_a_wrong_clock_ends_no_record_early(
+    any_store: Served, key: str, shift: str
+) -> None:
+    """The server's clock decides. DynamoDB has none to ask: see below."""
+    if any_store.name not in ("postgresql", "redis"):
+        pytest.skip("its clock is the machine's")
+    with closing_peer(any_store.peer(time_shift=shift)) as peer:
+        any_store.store.add(key, "held", 60)
+        assert peer.call("add", key, "stolen", 60) == "held"
+        assert peer.call("add", f"{key}2", "theirs", 60) is None
+        assert any_store.store.get(f"{key}2") == "theirs"
+        peer.call("add", f"{key}3", "short", 0.2)
+        eventually(lambda: any_store.store.get(f"{key}3") is None, timeout=3)
+
+
+def closing_peer(peer: Peer) -> closing[Peer]:
+    peer.answer()
+    peer.close = peer.kill  # type: ignore[attr-defined]
+    return closing(peer)  # type: ignore[type-var]
+
+
+# What is one store's own
+
+
+def test_dynamodb_allows_for_clocks_that_differ(sqs_server: str, tmp_path: Path) -> None:
+    """A worker whose clock is 4 s ahead does not take over a lease that has 3 s left."""
+    from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
+
+    with served("dynamodb", tmp_path, lambda: sqs_server) as there:
+        table = there.url.removeprefix("dynamodb://").partition("?")[0]
+        now = time.time()
+        times = {"right": now, "ahead": now + 4}
+
+        def store(whose: str) -> DynamoDBStore:
+            return DynamoDBStore(
+                table,
+                region="us-east-1",
+                endpoint_url=sqs_server,
+                clock_skew_seconds=5,
+                clock=lambda: times[whose],
+            )
+
+        assert store("right").add("lease", "held", 3) is None
+        assert store("ahead").add("lease", "stolen", 3) == "held"
+        times["ahead"] += 6
+        assert store("ahead").add("lease", "taken over", 3) is None
+
+
+@pytest.mark.parametrize("name", ["sqlite", "postgresql"])
+def test_a_record_is_not_written_inside_a_transaction(name: str, tmp_path: Path) -> None:
+    """It would go with a rollback. A connection of its own writes it for good."""
+    from django.db import transaction
+
+    with served(name, tmp_path, str) as there:
+        alias = there.url.removeprefix("django://")
+        with pytest.raises(StoreInTransaction, match="own"), transaction.atomic(using=alias):
+            there.store.add("key", "value", 60)
+        if name == "postgresql":
+            project.add_database("records", there.database or {})
+            with transaction.atomic(using=alias):
+                open_store("django://records").add("key", "value", 60)
+                transaction.set_rollback(True, using=alias)
+            project.close("records")
+            assert there.store.get("key") == "value"
+
+
+@pytest.mark.parametrize("name", ["sqlite", "postgresql"])
+def test_what_has_ended_is_removed_from_the_table(name: str, tmp_path: Path) -> None:
+    from django.core.management import call_command
+
+    from celery_sqs_backoff.contrib.django.models import Record
+
+    with served(name, tmp_path, str) as there:
+        alias = there.url.removeprefix("django://")
+        there.store.add("old", "value", 0.01)
+        there.store.add("new", "value", 60)
+        eventually(lambda: there.store.get("old") is None)
+        call_command("sqs_backoff_clear_expired", database=alias, stdout=(tmp_path / "o").open("w"))
+        assert list(Record.objects.using(alias).values_list("key", flat=True)) == ["new"]
+
+
+def test_no_migration_is_missing(tmp_path: Path) -> None:
+    from django.core.management import call_command
+
+    with served("sqlite", tmp_path, str):
+        call_command("makemigrations", "celery_sqs_backoff", check=True, dry_run=True, verbosity=0)
+
+
+def _away() -> dict[str, str]:
+    port = free_port()
+    project.add_database("away", project.postgresql("none") | {"PORT": str(port)})
+    return {
+        "redis": f"redis://127.0.0.1:{port}/0",
+        "django": "django://away",
+        "dynamodb": f"dynamodb://t?region=us-east-1&endpoint_url=http://127.0.0.1:{port}",
+    }
+
+
+@pytest.mark.parametrize("name", ["redis", "django", "dynamodb"])
+def test_a_store_that_is_away_says_so_in_our_words(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "testing")
+    store = open_store(_away()[name])
+    with pytest.raises(StoreUnavailable):
+        store.get("key")
+    with pytest.raises(StoreUnavailable):
+        store.add("key", "value", 60)
