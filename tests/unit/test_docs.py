@@ -1,0 +1,491 @@
+"""Is the documentation true? Its code runs, its links lead somewhere, its tables are right."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import os
+import re
+import shlex
+import smtplib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore import xform_name
+from botocore.session import get_session
+from celery import signals
+from celery.bin.celery import celery as celery_command
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+import celery_sqs_backoff
+from celery_sqs_backoff.budget import GiveUpReason
+from celery_sqs_backoff.deadletter import DeadLetterRecord, with_record
+from celery_sqs_backoff.options import Options
+from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
+from tests.support.fault_proxy import fault_proxy
+from tests.support.processes import eventually
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(celery_sqs_backoff.__path__[0])
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *DOCS]
+
+
+# Reading a page
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. ``line`` is that of its first line of code, from 0."""
+
+    language: str
+    file: str
+    line: int
+    code: str
+
+
+def tokens(page: Path) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(page.read_text())
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    found = []
+    for token in tokens(page):
+        if token.type == "fence":
+            assert token.map is not None
+            words = [*token.info.split(), "", ""]
+            found.append(Block(words[0], words[1], token.map[0] + 1, token.content))
+    return [block for block in found if block.language == language]
+
+
+def tables(page: Path) -> Iterator[list[list[str]]]:
+    """Each table as rows of cells, its heading first."""
+    rows: list[list[str]] = []
+    cell = False
+    for token in tokens(page):
+        if token.type == "table_open":
+            rows = []
+        elif token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline" and cell:
+            rows[-1].append(token.content)
+        elif token.type == "table_close":
+            yield rows
+        cell = token.type in ("th_open", "td_open")
+
+
+def table(name: str, *, heading: str) -> list[list[str]]:
+    """The rows below a heading of the one table of a page whose first heading is this."""
+    [rows] = [rows for rows in tables(ROOT / name) if rows[0][0] == heading]
+    return rows[1:]
+
+
+def code_spans(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def by_name(pages: Iterable[Path]) -> Any:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+# Code
+
+#: Runs a page's code with nothing but this machine to talk to, and binds the tasks it defines.
+RUN = """
+import socket, sys
+connect = socket.socket.connect
+def connect_to_this_machine(self, address):
+    if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1"):
+        raise AssertionError(f"the documentation uses the network: {address}")
+    return connect(self, address)
+socket.socket.connect = connect_to_this_machine
+names = {"__name__": "__main__"}
+exec(compile(sys.stdin.read(), sys.argv[1], "exec"), names)
+for app in [value for value in names.values() if type(value).__name__ == "Celery"]:
+    app.finalize()
+    [task.name for task in app.tasks.values()]
+"""
+
+
+def python_of(page: Path) -> str:
+    """A page's code, on the lines where it stands: a traceback names those of the page."""
+    lines: list[str] = []
+    for block in blocks(page, "python"):
+        if not block.file:
+            lines += [""] * (block.line - len(lines)) + block.code.splitlines()
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def a_dead_letter(sqs_queue_factory: LocalQueueFactory, sqs_client: SQSClient) -> None:
+    queue = sqs_queue_factory(name="mail")
+    assert queue.dlq is not None
+    record = DeadLetterRecord(
+        task="shop.send_email",
+        id="7",
+        reason=GiveUpReason.RETRY_FOR.value,
+        outcome="RETRYABLE",
+        exception_message="the provider is down",
+        attempts=80,
+        first_received_at=0.0,
+        failed_at=1.0,
+        origin=queue.arn,
+        worker="test",
+    )
+    sqs_client.send_message(
+        QueueUrl=queue.dlq.url,
+        MessageBody="{}",
+        MessageAttributes=with_record("{}", {}, record),  # type: ignore[arg-type]
+    )
+
+
+@by_name([page for page in PAGES if blocks(page, "python")])
+def test_the_code_of_a_page_runs(
+    page: Path, sqs_server: str, a_dead_letter: None, tmp_path: Path
+) -> None:
+    """In a process of its own: what it defines, as a current Celery app, must not outlive it."""
+    home = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CELERY_"))}
+    here = {
+        "AWS_ENDPOINT_URL": sqs_server,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(page)],
+        input=python_of(page),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=home | here,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_of_a_page_pass(pytester: pytest.Pytester) -> None:
+    files = {
+        block.file: block.code for page in PAGES for block in blocks(page, "python") if block.file
+    }
+    assert any(name.startswith("test_") for name in files)
+    for name, code in files.items():
+        pytester.path.joinpath(name).write_text(code)
+    expected = sum(len(re.findall(r"^def test_", code, re.M)) for code in files.values())
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", timeout=60)
+    result.assert_outcomes(passed=expected)
+
+
+@by_name(PAGES)
+def test_a_block_says_what_it_is(page: Path) -> None:
+    known = {"python", "console", "json"}
+    unknown = [t.info for t in tokens(page) if t.type == "fence" and t.info.split()[:1] == []]
+    assert not unknown
+    assert {t.info.split()[0] for t in tokens(page) if t.type == "fence"} <= known
+
+
+def test_the_json_of_the_documentation_is_json() -> None:
+    for page in PAGES:
+        for block in blocks(page, "json"):
+            json.loads(block.code)
+
+
+# The README's promise, and the policy that it needs
+
+
+def test_the_mail_of_the_readme_survives_a_refused_connection_with_the_actions_of_the_policy(
+    sqs_server: str, sqs_queue_factory: LocalQueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its example, as it stands there, on a worker; the server takes the second connection."""
+    mails: dict[str, Any] = {"__name__": "mails"}
+    exec(compile(python_of(ROOT / "README.md"), str(ROOT / "README.md"), "exec"), mails)
+    connections: list[int] = []
+    sent: list[tuple[Any, ...]] = []
+    retried: list[Any] = []
+
+    class Server:
+        def __enter__(self) -> Server:
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+        def sendmail(self, *mail: Any) -> None:
+            sent.append(mail)
+
+    real = smtplib.SMTP
+
+    def connect(host: str, timeout: float) -> Any:
+        connections.append(1)
+        return Server() if len(connections) > 1 else real("127.0.0.1", closed_port(), timeout=1)
+
+    def note(reason: Any, **_: Any) -> None:
+        retried.append(reason)
+
+    monkeypatch.setattr(smtplib, "SMTP", connect)
+    signals.task_retry.connect(note)
+    queue = sqs_queue_factory()
+    with fault_proxy(sqs_server) as proxy, on_local_sqs(mails["app"], proxy.endpoint, queue) as app:
+        app.finalize()
+        with running_worker(app):
+            mails["send_email"].delay("customer@example.com", "Hello")
+            eventually(lambda: sent, timeout=15)
+        asked = {
+            action for action, count in proxy.counts().items() if count.calls and action.isalpha()
+        }
+    assert sent == [("shop@example.com", "customer@example.com", "Hello")]
+    assert len(connections) == 2
+    assert len(retried) == 1
+    assert {"ReceiveMessage", "SendMessage"} <= asked
+    assert {iam_action(action) for action in asked} <= worker_policy()
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# Links
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    found: list[str] = []
+    stream = tokens(page)
+    for opening, inline in pairwise(stream):
+        if opening.type == "heading_open":
+            text = "".join(child.content for child in inline.children or ())
+            slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return set(found)
+
+
+def links(page: Path) -> list[str]:
+    return [
+        str(child.attrs["href"])
+        for token in tokens(page)
+        for child in token.children or ()
+        if child.type == "link_open"
+    ]
+
+
+@by_name(PAGES)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    readme = ROOT / "README.md"
+    linked = {(readme.parent / link.partition("#")[0]).resolve() for link in links(readme)}
+    assert set(DOCS) <= linked
+
+
+# Commands
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.code.splitlines():
+                assert line.startswith("$ "), f"{page.name}: {line}"
+                yield line[2:], shlex.split(line[2:])
+
+
+def ids(case: object) -> str:
+    return case if isinstance(case, str) else ""
+
+
+@pytest.mark.parametrize(("line", "words"), [*dict(commands()).items()], ids=ids)
+def test_a_command_exists(line: str, words: list[str]) -> None:
+    program, arguments = Path(words[0]).name, words[1:]
+    check = {
+        "make": check_make,
+        "celery": check_celery,
+        "pip": check_pip,
+        "python": check_python,
+        "tox": check_tox,
+        "aws": check_aws,
+    }[program]
+    check(arguments)
+
+
+def check_make(targets: list[str]) -> None:
+    known = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    assert targets
+    assert set(targets) <= set(known)
+
+
+def check_celery(arguments: list[str]) -> None:
+    assert arguments[0] == "-A"
+    command = celery_command.commands[arguments[2]]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in arguments[3:] if word.startswith("-")} <= known
+
+
+def check_pip(arguments: list[str]) -> None:
+    install, requirement = arguments
+    name, _, extra = requirement.rstrip("]").partition("[")
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert (install, name) == ("install", setup["metadata"]["name"])
+    assert not extra or extra in setup["options.extras_require"]
+
+
+def check_python(arguments: list[str]) -> None:
+    assert arguments[0] == "-m"
+    assert arguments[1] == "pytest" or find_spec(arguments[1])
+    for word in arguments[2:]:
+        assert not word.startswith("tests/") or (ROOT / word).exists(), word
+
+
+def check_tox(arguments: list[str]) -> None:
+    assert arguments[0] == "-e"
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    known = tox["tox"]["env_list"].split()
+    [matrix] = [names for names in known if "{" in names]
+    pattern = re.sub(r"\{([^}]*)\}", lambda m: f"({m[1].replace(',', '|')})", matrix)
+    assert arguments[1] in known or re.fullmatch(pattern, arguments[1])
+
+
+def check_aws(arguments: list[str]) -> None:
+    assert arguments[0] == "sqs"
+    assert arguments[1].replace("-", "_") in OPERATIONS
+
+
+# Tables
+
+
+def test_the_options_and_their_defaults() -> None:
+    shown = {
+        code_spans(row[0])[0]: code_spans(row[1])[0]
+        for row in table("docs/options.md", heading="option")
+    }
+    assert tuple(shown) == Options.names()
+    names = vars(celery_sqs_backoff) | {"timedelta": timedelta}
+    defaults = {name: eval(code, names) for name, code in shown.items()}
+    assert Options(**defaults) == Options()
+
+
+def log_events() -> set[tuple[str, str, str]]:
+    """Event, logger and level of each event in the package's source."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="logger"), attr=level),
+                    args=[ast.Constant(value=str(text)), *_],
+                ) if text.startswith("sqs_backoff."):
+                    event = re.match(r"[\w.]+", text)
+                    assert event
+                    logger = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+                    severity = "ERROR" if level == "exception" else level.upper()
+                    found.add((event[0], logger, severity))
+    return found
+
+
+def test_the_log_events() -> None:
+    shown = {
+        (code_spans(row[0])[0], code_spans(row[1])[0], row[2])
+        for row in table("docs/log-events.md", heading="event")
+    }
+    assert shown == log_events()
+
+
+def test_the_words_of_the_other_lines_are_in_the_source() -> None:
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    for row in table("docs/log-events.md", heading="words"):
+        assert code_spans(row[0])[0] in source
+
+
+def test_the_fields_and_reasons_of_a_dead_letter() -> None:
+    shown = [
+        name
+        for row in table("docs/dead-letters.md", heading="field")
+        for name in code_spans(row[0])
+    ]
+    assert sorted(shown) == sorted(field.name for field in fields(DeadLetterRecord))
+    reasons = [
+        name
+        for row in table("docs/dead-letters.md", heading="`reason`")
+        for name in code_spans(row[0])
+    ]
+    assert sorted(reasons) == sorted(reason.value for reason in GiveUpReason)
+
+
+#: Method of a boto3 client to SQS's name of the call.
+OPERATIONS = {
+    xform_name(name): name for name in get_session().get_service_model("sqs").operation_names
+}
+
+
+def iam_action(operation: str) -> str:
+    """A batch call needs the permission of the single one."""
+    return f"sqs:{operation.removesuffix('Batch')}"
+
+
+def actions_called_by(files: Iterable[Path]) -> set[str]:
+    return {
+        iam_action(OPERATIONS[node.attr])
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in OPERATIONS
+    }
+
+
+def worker_policy() -> set[str]:
+    [block] = blocks(ROOT / "docs/iam.md", "json")
+    return {
+        action
+        for statement in json.loads(block.code)["Statement"]
+        for action in statement["Action"]
+    }
+
+
+def shown_actions(heading_row: int) -> set[str]:
+    rows = list(tables(ROOT / "docs/iam.md"))[heading_row][1:]
+    return {name for row in rows for name in code_spans(row[0])}
+
+
+def test_the_iam_actions_are_those_of_the_calls() -> None:
+    redrive = set((PACKAGE / "redrive").rglob("*.py"))
+    worker = set(PACKAGE.rglob("*.py")) - redrive - {PACKAGE / "testing.py"}
+    assert actions_called_by(worker) == worker_policy() == shown_actions(0)
+    assert actions_called_by(redrive) == shown_actions(1)
+    readme = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"sqs:\w+", readme)) == worker_policy()
+
+
+#: Those that this version has an answer to.
+EXISTING_STORIES = (
+    *("M1", "M2", "M3", "M4", "M5", "B1", "B2", "B3", "B4", "B5"),
+    *("R1", "R2", "R3", "R5", "Q1", "Q2", "Q3", "Q4"),
+)
+
+
+def test_every_story_has_its_place() -> None:
+    shown = [row[0] for rows in tables(ROOT / "docs/field-stories.md") for row in rows[1:]]
+    assert len(set(shown)) == len(shown)
+    assert set(EXISTING_STORIES) <= set(shown)
