@@ -1,0 +1,206 @@
+"""How fast is a redrive, what does it cost in calls, how exact is its rate, and how much memory?
+
+    python -m benchmarks.redrive
+
+Each measurement moves messages of a new queue on a local SQS (ministack) behind a proxy that adds
+a latency to each call. The plain loop is what one writes with boto3: receive ten, send a batch,
+delete a batch, one thread. Both run in turns, and in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+from celery import Celery
+
+from celery_sqs_backoff import redrive
+from celery_sqs_backoff.redrive.events import Sent
+from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
+from tests.support.fault_proxy import FaultProxy, fault_proxy
+from tests.support.servers import ministack, sqs_client
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+__all__ = ["main"]
+
+LATENCY_MS = 20
+OUTPUT = Path("demo-output", "bench-redrive.json")
+
+
+def plain_loop(client: SQSClient, queue: LocalQueue) -> int:
+    """The loop to compare with."""
+    assert queue.dlq is not None
+    moved = 0
+    while batch := client.receive_message(QueueUrl=queue.dlq.url, MaxNumberOfMessages=10).get(
+        "Messages"
+    ):
+        client.send_message_batch(
+            QueueUrl=queue.url,
+            Entries=[{"Id": str(i), "MessageBody": m["Body"]} for i, m in enumerate(batch)],
+        )
+        client.delete_message_batch(
+            QueueUrl=queue.dlq.url,
+            Entries=[
+                {"Id": str(i), "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(batch)
+            ],
+        )
+        moved += len(batch)
+    return moved
+
+
+def child(kind: str, endpoint: str, name: str, url: str, dlq: str, rate: str) -> None:
+    """In a process of its own: move everything, and print what it took."""
+    queue = LocalQueue(name=name, url=url, arn="", dlq=LocalQueue(name=dlq, url=dlq, arn=""))
+    times: list[tuple[float, int]] = []
+    before = resident_kib()
+    began = time.perf_counter()
+    if kind == "plain":
+        moved = plain_loop(sqs_client(endpoint), queue)
+    else:
+        app = Celery("bench", set_as_current=False)
+        app.conf.update(local_sqs_settings(endpoint, queue))
+
+        def on_event(event: object) -> None:
+            if rate and isinstance(event, Sent):
+                times.append((time.monotonic(), len(event.ids)))
+
+        moved = redrive(app, name, rate=rate or None, on_event=on_event).sent
+    seconds = time.perf_counter() - began
+    print(
+        json.dumps(
+            {
+                "moved": moved,
+                "seconds": seconds,
+                "times": times,
+                "peak_kib": peak_kib(),
+                "grown_kib": peak_kib() - before,
+            }
+        )
+    )
+
+
+def peak_kib() -> int:
+    return _status("VmHWM")
+
+
+def resident_kib() -> int:
+    return _status("VmRSS")
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    return 0
+
+
+class Bench:
+    """A server with a proxy in front of it."""
+
+    def __init__(self, client: SQSClient, proxy: FaultProxy) -> None:
+        self._client = client
+        self._proxy = proxy
+
+    def run(self, kind: str, messages: int, *, rate: str = "") -> dict[str, Any]:
+        """Fill a new dead-letter queue, let a child empty it; what it took, and its calls."""
+        queue = create_local_queue(self._client)
+        assert queue.dlq is not None
+        for start in range(0, messages, 10):
+            self._client.send_message_batch(
+                QueueUrl=queue.dlq.url,
+                Entries=[
+                    {"Id": str(i), "MessageBody": json.dumps({"n": start + i}) + "x" * 300}
+                    for i in range(min(10, messages - start))
+                ],
+            )
+        self._proxy.reset()
+        arguments = [kind, self._proxy.endpoint, queue.name, queue.url, queue.dlq.url, rate]
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.redrive", "child", *arguments],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert found["moved"] == messages, found["moved"]
+        found["calls"] = {name: count.calls for name, count in self._proxy.counts().items()}
+        for url in (queue.url, queue.dlq.url):
+            self._client.delete_queue(QueueUrl=url)
+        return found
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    return f"{median(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+@click.command()
+@click.option("--rounds", default=3, show_default=True, help="Of plain loop and redrive, in turns.")
+@click.option("--messages", default=3_000, show_default=True, help="In each round.")
+@click.option("--seconds", default=30, show_default=True, help="Of the measurement of the rate.")
+@click.option("--large", default=100_000, show_default=True, help="0: no measurement of memory.")
+def main(rounds: int, messages: int, seconds: int, large: int) -> None:
+    """Measure, print, and write the figures to demo-output/bench-redrive.json."""
+    found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
+    with ministack() as endpoint, fault_proxy(endpoint, latency_ms=LATENCY_MS) as proxy:
+        bench = Bench(sqs_client(endpoint), proxy)
+        speeds: dict[str, list[float]] = {"plain": [], "redrive": []}
+        calls: list[float] = []
+        for _ in range(rounds):
+            for kind, size in (("plain", messages // 3), ("redrive", messages)):
+                run = bench.run(kind, size)
+                speeds[kind].append(size / run["seconds"])
+                if kind == "redrive":
+                    calls.append(sum(run["calls"].values()) / size)
+        ratio = median(speeds["redrive"]) / median(speeds["plain"])
+        print(f"at {LATENCY_MS} ms per call, {rounds} rounds, median [least, most]:")
+        print(f"  plain loop   {spread(speeds['plain'])} messages/s")
+        print(f"  redrive      {spread(speeds['redrive'])} messages/s, {ratio:.1f} times as fast")
+        print(f"  calls        {spread(calls, 4)} per message, of {messages}; the floor is 0.30")
+        found |= {"speeds": speeds, "ratio": ratio, "calls_per_message": calls}
+        if seconds:
+            found["rates"] = [rate_kept(bench, per_second, seconds) for per_second in (10, 200)]
+        if large:
+            proxy.set_latency(0)
+            found["memory"] = {
+                str(size): bench.run("redrive", size)["peak_kib"] for size in (1_000, large)
+            }
+            for size, kib in found["memory"].items():
+                print(f"  memory       {kib / 1024:.1f} MiB at the most, with {size} messages")
+    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.write_text(json.dumps(found, indent=1))
+    print(f"written to {OUTPUT}")
+
+
+def rate_kept(bench: Bench, per_second: int, seconds: int) -> dict[str, float]:
+    """How near the rate is to what was asked for, and the most messages of any one second."""
+    run = bench.run("redrive", per_second * seconds, rate=f"{per_second}/s")
+    times = sorted(t for t, count in run["times"] for _ in range(count))
+    rate = (len(times) - 1) / (times[-1] - times[0])
+    most, first = 0, 0
+    for last, t in enumerate(times):
+        while times[first] <= t - 1:
+            first += 1
+        most = max(most, last - first + 1)
+    print(
+        f"  rate         {rate:.2f}/s of {per_second}/s asked ({rate / per_second - 1:+.1%}) over"
+        f" {seconds} s; the fullest second held {most}"
+    )
+    return {"asked": per_second, "kept": rate, "most_in_a_second": most}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(*sys.argv[2:])
+    else:
+        main()

@@ -1,0 +1,36 @@
+"""A redrive in a process of its own, to be killed: ``python -m tests.acceptance.redrive_child``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from celery import Celery
+
+from celery_sqs_backoff.redrive import api, redrive
+from celery_sqs_backoff.redrive.events import as_dict
+
+#: Messages that a killed run had received are back after so long, instead of half a minute.
+HOLD_SECONDS = 4
+
+
+def main(settings: str, source: str, journal: str, output: str) -> None:
+    """Redrive, noting each event in a file."""
+    api._HOLD_SECONDS = HOLD_SECONDS
+    app = Celery("child", set_as_current=False)
+    app.conf.update(json.loads(settings))
+    with open(output, "a", buffering=1) as events:
+        redrive(
+            app,
+            source,
+            journal=journal,
+            threads=4,
+            max_replays=1_000,
+            on_event=lambda event: print(  # to the file
+                json.dumps(as_dict(event), default=str), file=events
+            ),
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

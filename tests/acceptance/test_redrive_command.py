@@ -1,0 +1,277 @@
+"""``celery sqs-redrive`` and ``sqs-peek``, as a person or a script runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery.bin.celery import celery
+from click.testing import CliRunner, Result
+
+from celery_sqs_backoff.commands import exit_codes
+from celery_sqs_backoff.redrive import Ended, RedriveReport
+from celery_sqs_backoff.testing import LocalQueue
+from tests.integration.redrive_stage import RedriveStage, record, task
+from tests.support.fault_proxy import FaultProxy, failed_entries
+from tests.support.processes import eventually
+
+from .stage import app_of_this_module
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+app = app_of_this_module()
+
+
+@pytest.fixture
+def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+    return RedriveStage(sqs, proxy.endpoint, queue)
+
+
+@pytest.fixture
+def run(stage: RedriveStage) -> Callable[..., Result]:
+    """Run ``celery -A <the stage's app> ...`` in this process."""
+
+    def run(*arguments: str, answer: str | None = None) -> Result:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
+            return CliRunner().invoke(celery, ["-A", "stage", *arguments], input=answer)
+
+    return run
+
+
+# Looking
+
+
+def test_peek_shows_histograms_and_no_arguments(stage, run):
+    stage.fill(task("mails.send"), MessageAttributes=record())
+    result = run("sqs-peek", stage.dlq.name)
+    assert result.exit_code == 0
+    for text in ("1 messages", "mails.send", "retry_for is over", "under 1 h", "expires in 3 d"):
+        assert text in result.stdout
+    assert "given back" in result.stderr
+    assert "W1td" not in result.output
+
+
+def test_peek_shows_arguments_and_bodies_only_when_asked(stage, run):
+    body = stage.fill(task())[0]
+    result = run("sqs-peek", stage.dlq.name, "--arguments", "--bodies")
+    assert "[[], {}]" in result.stdout
+    assert body in result.stdout
+
+
+def test_peek_shows_a_pickled_body_as_such(stage, run):
+    stage.fill(task().replace("application/json", "application/x-python-serialize"))
+    result = run("sqs-peek", stage.dlq.name, "--arguments")
+    assert "(application/x-python-serialize: not decoded)" in result.stdout
+
+
+def test_peek_json_is_one_object(stage, run):
+    stage.fill(task("mails.send"), task("sms.send"))
+    result = run("sqs-peek", stage.dlq.name, "--json", "--task", "mails.*")
+    plan = json.loads(result.stdout)
+    assert (plan["messages"], plan["matching"], len(plan["letters"])) == (2, 1, 1)
+    assert "body" not in plan["letters"][0]
+
+
+def test_a_dry_run_changes_nothing_and_says_how_long_it_takes(stage, run):
+    stage.fill_numbered(12)
+    result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "2/s")
+    assert result.exit_code == exit_codes.DONE
+    assert "takes about 6 s" in result.stdout
+    assert sum(stage.bodies(stage.dlq).values()) == 12
+    assert not stage.bodies(stage.queue)
+
+
+def test_a_dry_run_with_an_archive_copies(stage, run, tmp_path):
+    stage.fill_numbered(12)
+    archive = tmp_path / "a.jsonl"
+    result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--dump", str(archive))
+    assert result.exit_code == exit_codes.DONE
+    assert len(archive.read_text().splitlines()) == 12
+    assert run("sqs-redrive", "--load", str(archive), "--yes").exit_code == exit_codes.DONE
+    assert len(stage.bodies(stage.queue)) == 12
+
+
+# Asking
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "left"), [("y\n", exit_codes.DONE, 0), ("n\n", exit_codes.INTERRUPTED, 3)]
+)
+def test_it_looks_and_asks_first(stage, run, answer, code, left):
+    stage.fill_numbered(3)
+    result = run("sqs-redrive", stage.queue.name, answer=answer)
+    assert result.exit_code == code
+    assert "Send 3 messages, as fast as SQS takes them? There is no undo." in result.stderr
+    assert sum(stage.bodies(stage.dlq).values()) == left
+
+
+def test_deleting_asks_in_capitals(stage, run, tmp_path):
+    stage.fill_numbered(3)
+    archive = str(tmp_path / "a")
+    result = run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, answer="y\n")
+    assert result.exit_code == exit_codes.DONE
+    assert "DELETE, without sending, 3 messages?" in result.stderr
+    assert not stage.bodies(stage.queue)
+
+
+# Exit codes
+
+
+def test_done(stage, run):
+    stage.fill_numbered(3)
+    result = run("sqs-redrive", stage.dlq.name, "--yes")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (exit_codes.DONE, "done")
+    assert "sent 3  deleted 3" in result.stdout
+
+
+def test_some_failed(stage, run, proxy):
+    stage.fill_numbered(3)
+    proxy.inject(
+        failed_entries(0, actions=("SendMessageBatch",), code="InvalidMessageContents",
+                       sender_fault=True, times=1)
+    )  # fmt: skip
+    result = run("sqs-redrive", stage.dlq.name, "--yes")
+    assert result.exit_code == exit_codes.SOME_FAILED
+    assert "failed 1" in result.stdout
+
+
+def test_gate(stage, run):
+    stage.fill_numbered(3)
+    probe = f"{__name__}:provider_is_down"
+    assert (
+        run("sqs-redrive", stage.dlq.name, "--yes", "--probe", probe).exit_code == exit_codes.GATE
+    )
+
+
+def provider_is_down() -> bool:
+    return False
+
+
+def test_poison(stage, run):
+    mark = {"DataType": "String", "StringValue": '{"replays":3,"run":"x"}'}
+    stage.fill("x", MessageAttributes={"celery-sqs-backoff-replay": mark})
+    assert run("sqs-redrive", stage.dlq.name, "--yes").exit_code == exit_codes.POISON
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["QUEUE", "--rate", "fast"],
+        ["QUEUE", "--ramp", "10m"],
+        ["QUEUE", "--spread", "16m"],
+        ["QUEUE", "--delete"],
+        ["no-such-queue"],
+        ["QUEUE", "--no-such-option"],
+        ["QUEUE", "--engine", "native", "--task", "x"],
+        [],
+    ],
+    ids=lambda arguments: " ".join(arguments) or "nothing",
+)
+def test_usage(stage, run, arguments):
+    stage.fill_numbered(1)
+    arguments = [stage.dlq.name if a == "QUEUE" else a for a in arguments]
+    result = run("sqs-redrive", "--yes", *arguments)
+    assert result.exit_code == exit_codes.USAGE
+    assert "Error:" in result.stderr
+    assert sum(stage.bodies(stage.dlq).values()) == 1
+
+
+def test_unreachable(stage, run, proxy):
+    proxy.unreachable()
+    for command in (["sqs-redrive", "--yes"], ["sqs-peek"]):
+        assert run(*command, stage.dlq.name).exit_code == exit_codes.UNREACHABLE
+
+
+def test_a_rate_that_retention_would_outrun_is_refused_unless_forced(stage, run):
+    stage.fill_numbered(10)
+    slow = ["sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "1/h", "--force"]
+    assert run(*slow).exit_code == exit_codes.DONE
+    stage.sqs.set_queue_attributes(
+        QueueUrl=stage.dlq.url, Attributes={"MessageRetentionPeriod": "7200"}
+    )
+    refused = run(*slow[:-1])
+    assert refused.exit_code == exit_codes.USAGE
+    assert "(--force)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        ({}, exit_codes.DONE),
+        ({"poison": 1}, exit_codes.POISON),
+        ({"poison": 1, "failed": 1}, exit_codes.SOME_FAILED),
+        ({"not_deleted": 1}, exit_codes.SOME_FAILED),
+        ({"failed": 1, "ended": Ended.GATE}, exit_codes.GATE),
+        ({"ended": Ended.INTERRUPTED}, exit_codes.INTERRUPTED),
+        ({"ended": Ended.UNREACHABLE}, exit_codes.UNREACHABLE),
+    ],
+)
+def test_the_gravest_code_counts(report, code):
+    assert exit_codes.exit_code(RedriveReport(**report)) == code
+
+
+def test_messages_held_in_doubt_are_a_failure_and_those_sent_again_are_not():
+    report = RedriveReport(in_doubt=1)
+    assert exit_codes.exit_code(report) == exit_codes.DONE
+    assert exit_codes.exit_code(report, in_doubt_is_held=True) == exit_codes.SOME_FAILED
+
+
+def test_the_help_lists_every_exit_code(run):
+    text = run("sqs-redrive", "--help").stdout
+    for name in exit_codes.__all__:
+        code = getattr(exit_codes, name)
+        assert callable(code) or f"\n    {code} " in text
+
+
+# For scripts
+
+
+def test_json_events_end_with_the_report(stage, run):
+    stage.fill_numbered(3)
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--json")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert events[0]["event"] == "Started"
+    assert events[-1]["event"] == "Finished"
+    assert events[-1]["report"]["sent"] == 3
+    assert events[-1]["report"]["ended"] == "done"
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_the_rest_given_back(stage, tmp_path: Path, sig):
+    bodies = stage.fill_numbered(100)
+    output = tmp_path / "out"
+    conf: dict[str, Any] = {
+        name: stage.app.conf[name]
+        for name in ("broker_url", "broker_transport_options", "task_default_queue")
+    }
+    with output.open("wb") as file:
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", __name__),
+                *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "20/s"),
+            ],
+            env=os.environ | {"TEST_APP_SETTINGS": json.dumps(conf)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        eventually(lambda: '"Sent"' in output.read_text() or child.poll() is not None, timeout=20)
+        child.send_signal(sig)
+        code = child.wait(20)
+    finally:
+        child.kill()
+        child.wait()
+    assert code == exit_codes.INTERRUPTED, output.read_text()
+    left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
+    assert left + moved == Counter(bodies)
+    assert 0 < sum(moved.values()) < 100

@@ -1,0 +1,472 @@
+"""A redrive of real queues: where messages go, which, how fast, and what they keep."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import celery_sqs_backoff
+from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, peek
+from celery_sqs_backoff.redrive.events import (
+    CanaryPassed,
+    Failed,
+    Poison,
+    Progress,
+    RateChanged,
+    Sent,
+    Skipped,
+)
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+from tests.support.fault_proxy import FaultProxy
+
+from .redrive_stage import RedriveStage, record, task
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+
+@pytest.fixture
+def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+    return RedriveStage(sqs, proxy.endpoint, queue)
+
+
+@pytest.fixture
+def fifo(sqs: SQSClient, proxy: FaultProxy, make_queue: Callable[..., LocalQueue]) -> RedriveStage:
+    return RedriveStage(sqs, proxy.endpoint, make_queue(fifo=True))
+
+
+def test_the_function_and_the_engine_have_the_same_name():
+    """``from celery_sqs_backoff import redrive`` is the function, whatever was imported before."""
+    from celery_sqs_backoff.redrive import redrive
+
+    assert celery_sqs_backoff.redrive is redrive
+    assert callable(redrive)
+
+
+# Where from, where to
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda s: s.queue.name,
+        lambda s: s.queue.url,
+        lambda s: s.queue.arn,
+        lambda s: s.dlq.name,
+        lambda s: s.dlq.url,
+        lambda s: s.dlq.arn,
+    ],
+    ids=["name", "url", "arn", "dlq-name", "dlq-url", "dlq-arn"],
+)
+def test_the_source_can_be_named_in_six_ways(stage, source):
+    stage.fill("hello")
+    assert stage.redrive(source(stage)).sent == 1
+    assert stage.bodies(stage.queue) == Counter(["hello"])
+
+
+def test_queues_need_not_be_predefined(stage):
+    stage.app.conf.broker_transport_options = {
+        name: value
+        for name, value in stage.app.conf.broker_transport_options.items()
+        if name != "predefined_queues"
+    }
+    stage.fill("hello")
+    assert stage.redrive(stage.queue.name).sent == 1
+
+
+def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue):
+    other = make_queue()
+    stage.fill("to other", MessageAttributes=record(origin=other.arn))
+    stage.fill("to main")
+    assert stage.redrive().sent == 2
+    assert stage.bodies(other) == Counter(["to other"])
+    assert stage.bodies(stage.queue) == Counter(["to main"])
+
+
+def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, proxy):
+    other = make_queue()
+    stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
+    stage.fill("hello", MessageAttributes=record(origin=stage.queue.arn))
+    assert stage.redrive(to=other.name).sent == 1
+    assert stage.bodies(other) == Counter(["hello"])
+
+
+def test_a_dead_letter_queue_of_two_queues_is_ambiguous(stage, make_queue, sqs, proxy):
+    """Its messages are not sent to both, nor to either: they stay, and are counted."""
+    other = make_queue(dead_letter_queue=False)
+    policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
+    sqs.set_queue_attributes(QueueUrl=other.url, Attributes={"RedrivePolicy": json.dumps(policy)})
+    stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
+    stage.fill("whose?")
+    report = stage.redrive()
+    assert (report.sent, report.failed, report.remaining) == (0, 1, 1)
+    assert len(stage.ids(Failed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "word"),
+    [
+        ("no-such-queue", {}, "There is no queue 'no-such-queue'"),
+        ("", {"to": "no-such-queue"}, "There is no queue 'no-such-queue'"),
+        ("", {"to": "SOURCE"}, "same queue"),
+    ],
+)
+def test_what_cannot_be_is_refused(stage, source, options, word):
+    options = {k: stage.dlq.name if v == "SOURCE" else v for k, v in options.items()}
+    with pytest.raises(RedriveRefused, match=word):
+        stage.redrive(source, **options)
+
+
+def test_fifo_and_standard_do_not_mix(stage, fifo, proxy):
+    stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, fifo.queue))
+    with pytest.raises(RedriveRefused, match="not of the same type"):
+        stage.redrive(to=fifo.queue.name)
+
+
+def test_another_broker_is_refused(stage):
+    stage.app.conf.update(
+        broker_url="memory://", broker_read_url="memory://", broker_write_url="memory://"
+    )
+    with pytest.raises(RedriveRefused, match="memory, not SQS"):
+        stage.redrive()
+
+
+def test_an_sqs_that_does_not_answer_is_unreachable(stage, proxy):
+    proxy.unreachable()
+    with pytest.raises(RedriveUnreachable):
+        stage.redrive()
+
+
+def test_a_dead_letter_queue_with_one_of_its_own_is_refused(stage, make_queue, sqs):
+    last = make_queue(dead_letter_queue=False)
+    policy = {"deadLetterTargetArn": last.arn, "maxReceiveCount": "3"}
+    sqs.set_queue_attributes(
+        QueueUrl=stage.dlq.url, Attributes={"RedrivePolicy": json.dumps(policy)}
+    )
+    stage.fill("hello")
+    with pytest.raises(RedriveRefused, match="has a dead-letter queue itself") as refused:
+        stage.redrive(stage.queue.name)
+    assert refused.value.overridable
+    assert stage.redrive(stage.queue.name, force=True).sent == 1
+
+
+# What a message keeps
+
+
+def test_all_attributes_and_the_fair_queue_group_are_kept(stage):
+    own = {
+        "text": {"DataType": "String", "StringValue": "é"},
+        "number": {"DataType": "Number", "StringValue": "12"},
+        "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
+    }
+    stage.fill("hello", MessageAttributes=own, MessageGroupId="tenant-1")
+    stage.redrive()
+    [message] = stage.take(stage.queue)
+    kept = {
+        name: {k: v for k, v in value.items() if k in ("DataType", "StringValue", "BinaryValue")}
+        for name, value in message["MessageAttributes"].items()
+        if name != "celery-sqs-backoff-replay"
+    }
+    assert kept == own
+    assert message["Attributes"].get("MessageGroupId") == "tenant-1"
+
+
+def test_messages_that_fill_a_call_are_sent_in_several(stage, proxy):
+    bodies = [str(n) * 200_000 for n in range(6)]
+    for body in bodies:
+        stage.fill(body)
+    proxy.reset()
+    assert stage.redrive().sent == 6
+    assert proxy.counts()["SendMessageBatch"].calls == 2
+    assert stage.bodies(stage.queue) == Counter(bodies)
+
+
+# Which messages
+
+
+def test_what_is_not_selected_is_given_back_and_looked_at_once(stage, proxy):
+    mine = stage.fill(*(task("mails.send") for _ in range(12)))
+    others = stage.fill(*(task("sms.send") for _ in range(25)))
+    proxy.reset()
+    report = stage.redrive(task="mails.*")
+    assert (report.sent, report.skipped, report.remaining) == (12, 25, 25)
+    assert proxy.counts()["ReceiveMessage"].messages == 37
+    assert len(stage.ids(Skipped)) == 25
+    assert stage.bodies(stage.dlq) == Counter(others)  # visible at once
+    assert stage.bodies(stage.queue) == Counter(mine)
+
+
+def test_a_limit_is_exact(stage):
+    stage.fill_numbered(50)
+    report = stage.redrive(limit=17)
+    assert (report.sent, report.deleted, report.remaining) == (17, 17, 33)
+    assert sum(stage.bodies(stage.dlq).values()) == 33
+
+
+# Expired tasks
+
+
+@pytest.mark.parametrize(
+    ("expired", "sent", "skipped", "dropped"),
+    [("leave", 1, 1, 0), ("drop", 1, 0, 1), ("extend", 2, 0, 0)],
+)
+def test_expired_tasks(stage, expired, sent, skipped, dropped):
+    """A worker would throw them away: sent as they are, they would be lost."""
+    stage.fill(task(), task(expires="2020-01-01T00:00:00+00:00"))
+    report = stage.redrive(expired=expired)
+    assert (report.sent, report.skipped, report.dropped) == (sent, skipped, dropped)
+    for message in stage.take(stage.queue):
+        expires = json.loads(message["Body"])["headers"].get("expires", "9999")
+        assert expires > "2026"
+
+
+# How fast
+
+
+def test_the_rate_holds_in_every_second(stage, sqs):
+    stage.fill_numbered(90)
+    times: list[float] = []
+    stage.redrive(
+        rate="30/s",
+        on_event=lambda e: (
+            times.extend([time.monotonic()] * len(e.ids)) if isinstance(e, Sent) else None
+        ),
+    )
+    times.sort()
+    assert 89 / (times[-1] - times[0]) == pytest.approx(30, rel=0.03)
+    most = max(sum(1 for other in times if t <= other < t + 1) for t in times)
+    assert most <= 30 + 1 + 1  # the event is noted a little later than the message is sent
+
+
+def test_spread_gives_each_message_a_delay_of_its_own(stage, proxy):
+    proxy.record("SendMessageBatch")
+    stage.fill_numbered(60)
+    stage.redrive(spread="10m")
+    delays = [
+        entry.get("DelaySeconds", 0)
+        for request in proxy.requests("SendMessageBatch")
+        for entry in request["Entries"]
+    ]
+    assert max(delays) <= 600
+    assert len(set(delays)) > 30
+    assert max(delays) > 450
+
+
+def test_a_parked_message_waits_for_the_rest_of_its_backoff(stage, proxy):
+    proxy.record("SendMessageBatch")
+    stage.fill(
+        "x",
+        MessageAttributes=record(reason="parked", due_at=time.time() + 200, origin=stage.queue.arn),
+    )
+    stage.redrive()
+    [request] = proxy.requests("SendMessageBatch")
+    assert 190 <= request["Entries"][0]["DelaySeconds"] <= 200
+
+
+# The gate
+
+
+def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
+    stage.fill_numbered(5)
+    proxy.reset()
+    report = stage.redrive(probe=lambda: False)
+    assert (report.sent, report.remaining, report.ended) == (0, 5, Ended.GATE)
+    assert "ReceiveMessage" not in proxy.counts()
+
+
+def test_a_canary_that_leaves_the_main_queue_lets_the_others_follow(stage):
+    stage.fill_numbered(40)
+
+    def consume(event: object) -> None:
+        if isinstance(event, Sent):
+            stage.take(stage.queue)
+
+    report = stage.redrive(canary=5, on_event=consume)
+    assert report.sent == 40
+    passed = [i for i, event in enumerate(stage.events) if isinstance(event, CanaryPassed)]
+    assert len(passed) == 1
+    before = [e for e in stage.events[: passed[0]] if isinstance(e, Sent)]
+    assert sum(len(event.ids) for event in before) == 5
+
+
+def test_a_canary_that_stays_stops_the_redrive(stage):
+    stage.fill_numbered(40)
+    report = stage.redrive(canary=5, canary_timeout=1)
+    assert (report.sent, report.ended) == (5, Ended.GATE)
+    assert "has not left" in report.detail
+    assert sum(stage.bodies(stage.dlq).values()) == 35
+
+
+def test_a_canary_that_comes_back_stops_the_redrive(stage):
+    stage.fill_numbered(40)
+
+    def bounce(event: object) -> None:
+        if isinstance(event, Sent):
+            stage.fill(*(message["Body"] for message in stage.take(stage.queue)))
+
+    report = stage.redrive(canary=5, on_event=bounce)
+    assert (report.sent, report.ended, report.returned) == (5, Ended.GATE, 5)
+
+
+def test_progress_is_told_while_it_runs(stage):
+    stage.fill_numbered(30)
+    stage.redrive(rate="20/s")
+    progress = [event for event in stage.events if isinstance(event, Progress)]
+    assert len(progress) >= 2
+    assert progress[-1].looked_at == progress[-1].messages == 30
+    assert not [event for event in stage.events if isinstance(event, RateChanged | Poison)]
+
+
+# Holding
+
+
+def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch):
+    """At 2/s ten messages are held for five seconds, longer than the three they are hidden for."""
+    from celery_sqs_backoff.redrive import api
+
+    monkeypatch.setattr(api, "_HOLD_SECONDS", 4)
+    bodies = stage.fill_numbered(14)
+    report = stage.redrive(rate="2/s", threads=1)
+    assert (report.sent, report.deleted) == (14, 14)
+    assert stage.bodies(stage.queue) == Counter(bodies)
+    assert proxy.counts()["ChangeMessageVisibilityBatch"].calls > 0
+
+
+# FIFO
+
+
+def test_fifo_keeps_order_and_groups_and_asks_with_a_new_deduplication_id(fifo, proxy):
+    proxy.record("SendMessageBatch")
+    for n in range(6):
+        fifo.sqs.send_message(
+            QueueUrl=fifo.dlq.url,
+            MessageBody=str(n),
+            MessageGroupId="ab"[n % 2],
+            MessageDeduplicationId=f"first-{n}",
+        )
+    assert fifo.redrive().sent == 6
+    found = fifo.take(fifo.queue)
+    for group in "ab":
+        order = [m["Body"] for m in found if m["Attributes"]["MessageGroupId"] == group]
+        assert order == sorted(order)
+    assert len(found) == 6
+    asked = [
+        e["MessageDeduplicationId"]
+        for r in proxy.requests("SendMessageBatch")
+        for e in r["Entries"]
+    ]
+    assert all(id_.startswith("redrive-") for id_ in asked)
+
+
+def test_a_lost_answer_on_fifo_is_settled_by_the_deduplication_id(fifo, proxy):
+    from tests.support.fault_proxy import drop_after
+
+    for n in range(5):
+        fifo.sqs.send_message(
+            QueueUrl=fifo.dlq.url,
+            MessageBody=str(n),
+            MessageGroupId=str(n),
+            MessageDeduplicationId=str(n),
+        )
+    proxy.inject(drop_after(actions=("SendMessageBatch",), times=1))
+    report = fifo.redrive()
+    assert (report.sent, report.in_doubt) == (5, 0)
+    assert fifo.bodies(fifo.queue) == Counter("01234")
+
+
+def test_fifo_takes_no_spread(fifo):
+    with pytest.raises(RedriveRefused, match="FIFO"):
+        fifo.redrive(spread="1m")
+
+
+# Archive
+
+
+def test_letters_are_archived_whole_deleted_and_loaded_again(stage, tmp_path: Path):
+    archive = tmp_path / "old.jsonl"
+    own = {"raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"}}
+    stage.fill("hello", "world", MessageAttributes=own)
+    report = stage.redrive(delete=True, dump=archive)
+    assert (report.sent, report.dropped, report.deleted, report.remaining) == (0, 2, 2, 0)
+    assert archive.stat().st_mode & 0o077 == 0
+    report = stage.redrive(None, load=archive)
+    assert (report.sent, report.deleted) == (2, 0)
+    found = stage.take(stage.queue)
+    assert Counter(m["Body"] for m in found) == Counter(["hello", "world"])
+    assert all(m["MessageAttributes"]["raw"]["BinaryValue"] == b"\0\xff" for m in found)
+
+
+def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path: Path, proxy):
+    archive, seen = tmp_path / "a.jsonl", []
+    stage.fill_numbered(30)
+
+    def look(event: object) -> None:
+        if type(event).__name__ == "Deleted":
+            lines = {json.loads(x)["MessageId"] for x in archive.read_text().splitlines()}
+            seen.append(set(event.ids) <= lines)
+
+    stage.redrive(delete=True, dump=archive, on_event=look)
+    assert seen
+    assert all(seen)
+
+
+def test_delete_without_an_archive_is_refused(stage):
+    with pytest.raises(ValueError, match="archive"):
+        stage.redrive(delete=True)
+
+
+def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path):
+    archive = tmp_path / "a.jsonl"
+    stage.fill_numbered(30)
+    stage.redrive(delete=True, dump=archive)
+    first = stage.redrive(None, load=archive, limit=10, journal=tmp_path / "j", threads=1)
+    second = stage.redrive(None, load=archive, journal=tmp_path / "j", threads=1)
+    assert (first.sent, second.sent, second.skipped) == (10, 20, 10)
+    assert set(stage.bodies(stage.queue).values()) == {1}
+
+
+def test_a_file_that_is_no_archive_is_refused(stage, tmp_path: Path):
+    (tmp_path / "a").write_text('{"MessageId": "x"}\n')
+    with pytest.raises(RedriveRefused, match="Line 1"):
+        stage.redrive(None, load=tmp_path / "a")
+
+
+# Looking
+
+
+def test_a_look_tells_what_is_there_and_gives_it_back(stage):
+    stage.fill(task("mails.send"), MessageAttributes=record(origin=stage.queue.arn))
+    stage.fill(task("sms.send"), "not celery's", task(expires="2020-01-01T00:00:00+00:00"))
+    plan = peek(stage.app, stage.dlq.name, rate="1/s", ramp="10s")
+    assert (plan.messages, plan.looked_at, plan.matching, plan.expired) == (4, 4, 4, 1)
+    assert plan.by_task == {"mails.send": 2, "sms.send": 1, "(no Celery message)": 1}
+    assert plan.by_reason["retry_for is over"] == 1
+    assert plan.by_age == {"under 1 h": 4}
+    assert plan.by_destination == {stage.queue.name: 4}
+    assert 345_000 < plan.oldest_expires_in_seconds <= 345_600
+    assert 4 < plan.duration_seconds < 10
+    assert plan.raw == ()
+    assert sum(stage.bodies(stage.dlq).values()) == 4  # visible at once
+
+
+def test_a_look_at_part_estimates_the_whole(stage):
+    stage.fill_numbered(40)
+    plan = peek(stage.app, stage.dlq.name, sample=10, rate="10/s")
+    assert (plan.looked_at, plan.to_send) == (10, 40)
+    assert plan.duration_seconds == pytest.approx(4)
+
+
+def test_two_looks_at_once_do_not_disturb_a_redrive(stage):
+    bodies = stage.fill_numbered(40)
+    looking = threading.Thread(target=lambda: peek(stage.app, stage.dlq.name, sample=20))
+    looking.start()
+    looking.join()
+    assert stage.redrive().sent == 40
+    assert stage.bodies(stage.queue) == Counter(bodies)

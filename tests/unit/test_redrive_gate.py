@@ -1,0 +1,113 @@
+"""When the gate slows a redrive down, and when it stops it."""
+
+import http.server
+import threading
+
+import pytest
+
+from celery_sqs_backoff.redrive.gate import Gate, parse_probe
+from celery_sqs_backoff.redrive.pace import Pace
+
+
+class Bench:
+    def __init__(self, probe=None):
+        self.pace = Pace(10)
+        self.pace.reserve(1, 0.0)
+        self.changes, self.stops = [], []
+        self.gate = Gate(
+            self.pace,
+            probe=probe,
+            changed=lambda factor, why: self.changes.append((factor, why)),
+            stop=self.stops.append,
+        )
+
+    def returned(self, messages, *, sent, now):
+        self.gate.returned(messages, sent=sent, now=now, sent_per_second=10)
+
+
+def failing():
+    raise RuntimeError("down")
+
+
+def test_without_a_probe_the_gate_is_open():
+    assert Bench().gate.why_closed() is None
+
+
+@pytest.mark.parametrize(
+    ("probe", "why"),
+    [
+        (lambda: True, None),
+        (lambda: None, None),
+        (lambda: False, "the probe said no"),
+        (failing, "the probe failed: RuntimeError: down"),
+    ],
+)
+def test_a_probe_says_no_by_false_or_by_raising(probe, why):
+    assert Bench(probe).gate.why_closed() == why
+
+
+def test_a_failing_probe_halves_the_rate_and_the_third_in_a_row_stops():
+    bench = Bench(failing)
+    bench.gate.watch(0.0, 10)
+    assert bench.pace.rate_at(0.0) == 5
+    bench.gate.watch(1.0, 10)  # not asked again so soon
+    assert len(bench.changes) == 1
+    bench.gate.watch(5.0, 10)
+    assert not bench.stops
+    bench.gate.watch(10.0, 10)
+    assert bench.stops == ["the probe failed: RuntimeError: down (3 times in a row)"]
+
+
+def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
+    answers = iter([False, False, True, False, False])
+    bench = Bench(lambda: next(answers))
+    for now in range(0, 25, 5):
+        bench.gate.watch(float(now), 10)
+    assert not bench.stops
+    assert len(bench.changes) == 4
+
+
+def test_messages_that_come_back_halve_the_rate_once_in_five_seconds():
+    bench = Bench()
+    bench.returned(1, sent=100, now=0.0)
+    bench.returned(1, sent=100, now=1.0)
+    assert [factor for factor, _ in bench.changes] == [0.5]
+    bench.returned(1, sent=100, now=6.0)
+    assert len(bench.changes) == 2
+
+
+@pytest.mark.parametrize(("sent", "enough"), [(20, 10), (1_000, 100)])
+def test_a_tenth_of_what_was_sent_and_ten_at_least_stop_it(sent, enough):
+    bench = Bench()
+    for number in range(1, enough + 1):
+        assert not bench.stops
+        bench.returned(1, sent=sent, now=float(number))
+    assert bench.stops == [f"{enough} of {sent} messages came back"]
+
+
+@pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True)])
+def test_a_url_is_asked_for_2xx(status, closed):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        probe = parse_probe(f"http://127.0.0.1:{server.server_port}/health")
+        assert (Bench(probe).gate.why_closed() is not None) is closed
+        thread.join()
+
+
+def test_a_callable_is_found_by_its_name():
+    assert parse_probe("tests.unit.test_redrive_gate:failing").__name__ == "failing"
+
+
+@pytest.mark.parametrize("text", ["nonsense", "no.such.module:x", "os:nothing", "os:name", "os:"])
+def test_other_probes_are_refused(text):
+    with pytest.raises(ValueError, match="probe="):
+        parse_probe(text)
