@@ -16,19 +16,17 @@ from .traces import entered
 
 __all__ = ["RULES", "smtplib_errors"]
 
-# Functions of smtplib, by phase.
+# Functions of smtplib, by phase; DATA itself is `data`.
 _BEFORE_DATA = {
     *("__init__", "connect", "_get_socket"),
     *("helo", "ehlo", "ehlo_or_helo_if_needed", "starttls", "login", "auth"),
     *("mail", "rcpt"),
 }
-_DATA = {"data"}
 _AFTER_DATA = {"quit", "__exit__"}
 
 
 def _before_data(exc: BaseException) -> bool:
-    phases = entered(exc, "smtplib")
-    return bool(phases & _BEFORE_DATA) and not phases & (_DATA | _AFTER_DATA)
+    return bool(entered(exc, "smtplib") & _BEFORE_DATA)
 
 
 def _in_smtplib(exc: BaseException) -> bool:

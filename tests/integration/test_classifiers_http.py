@@ -339,6 +339,19 @@ def test_a_status_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults)
     assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
 
 
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_aiohttp], ids=name)
+@pytest.mark.parametrize("status", [307, 308])
+def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(
+    call: Call, provider: HttpFaults, status: int
+) -> None:
+    with http_faults() as second:
+        second.behave = answer(503)
+        provider.behave = answer(status, Location=second.url)
+        exc = raised(call, provider.url)
+        assert second.seen == 1
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+
+
 # What only one library does
 
 
