@@ -12,13 +12,15 @@ from celery.exceptions import ImproperlyConfigured
 
 from ..store import Store
 
-__all__ = ["has_store", "open_store", "store_of"]
+__all__ = ["check_store", "has_store", "open_store", "store_of"]
 
 _FORMS = (
     "'redis://host:6379/0' (or 'rediss://', 'unix://'), 'django' or 'django://alias',"
     " 'dynamodb://table' (with '?region=', '?endpoint_url=', '?clock_skew_seconds='),"
     " 'memory://' (this process alone), or an object with the methods of Store"
 )
+
+_KINDS = ("redis", "rediss", "unix", "django", "dynamodb", "memory")
 
 _lock = threading.Lock()
 #: By process too: clients and their connections do not survive a fork.
@@ -45,16 +47,34 @@ def store_of(app: Any) -> Store:
     return open_store(named)
 
 
+def check_store(named: object) -> None:
+    """Refuse what :func:`open_store` would, as far as that can be told without opening it.
+
+    Raises:
+        ImproperlyConfigured: it is neither a URL of a known kind nor a store.
+    """
+    if isinstance(named, Store):
+        return
+    if not isinstance(named, str):
+        raise ImproperlyConfigured(
+            f"store: a {type(named).__name__} is not legal: it must be {_FORMS}"
+        )
+    kind = named.partition(":")[0]
+    if kind not in _KINDS:
+        # Not the URL itself, which may hold a password.
+        raise ImproperlyConfigured(f"store: {kind!r} is not known; known are {_FORMS}")
+
+
 def open_store(named: object) -> Store:
     """Return the store of a URL: the same one for the same URL, once per process. It connects late.
 
     Raises:
         ImproperlyConfigured: the URL is none of those known, or its library is not installed.
     """
+    check_store(named)
     if isinstance(named, Store):
         return named
-    if not isinstance(named, str):
-        raise ImproperlyConfigured(f"store={named!r} is not legal: it must be {_FORMS}")
+    assert isinstance(named, str)
     with _lock:
         at = (os.getpid(), named)
         if at not in _opened:
@@ -89,8 +109,7 @@ def _open(url: str) -> Store:
         raise ImproperlyConfigured(
             f"store: {exc.name} is not installed: pip install 'celery-sqs-backoff[{extra}]'"
         ) from exc
-    # Not the URL itself, which may hold a password.
-    raise ImproperlyConfigured(f"store: {scheme.split(':')[0]!r} is not known; known are {_FORMS}")
+    raise ImproperlyConfigured("store: 'dynamodb://' names no table: 'dynamodb://table'")
 
 
 def _dynamodb_options(query: str) -> dict[str, Any]:

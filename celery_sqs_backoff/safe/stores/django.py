@@ -97,8 +97,8 @@ class DjangoStore:
                 raise StoreInTransaction(
                     f"The store's database alias {self._using!r} is inside a transaction, whose"
                     " rollback would take back what has been recorded: leave the atomic block"
-                    " first, or give the store a connection of its own: a copy of the alias in DATABASES,"
-                    " say 'records', and the store 'django://records'"
+                    " first, or give the store a connection of its own: a copy of the alias in"
+                    " DATABASES, say 'records', and the store 'django://records'"
                 )
             yield Record.objects.using(self._using), Now()
         except (DatabaseError, InterfaceError) as exc:

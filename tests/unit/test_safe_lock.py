@@ -1,0 +1,139 @@
+"""One holder at a time, until its lease ends; and a token that only grows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.safe.errors import Busy, LockLost, StoreUnavailable
+from celery_sqs_backoff.safe.lock import Lock
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+def test_one_holder_at_a_time(store: MemoryStore) -> None:
+    with Lock(store, "a"):
+        with pytest.raises(Busy):
+            Lock(store, "a").acquire()
+        with Lock(store, "b"):
+            pass
+    with Lock(store, "a"):
+        pass
+
+
+def test_the_lock_is_free_after_a_failure_too(store: MemoryStore) -> None:
+    with pytest.raises(ZeroDivisionError), Lock(store, "a"):
+        raise ZeroDivisionError
+    Lock(store, "a").acquire()
+
+
+def test_a_holder_that_was_killed_holds_it_for_its_lease(store: MemoryStore, clock: Clock) -> None:
+    Lock(store, "a", lease=10).acquire()
+    clock.now = 9.9
+    with pytest.raises(Busy):
+        Lock(store, "a").acquire()
+    clock.now = 10
+    Lock(store, "a").acquire()
+
+
+def test_renewing_begins_the_lease_anew(store: MemoryStore, clock: Clock) -> None:
+    lock = Lock(store, "a", lease=10).acquire()
+    clock.now = 9
+    lock.renew()
+    clock.now = 18
+    with pytest.raises(Busy):
+        Lock(store, "a").acquire()
+
+
+def test_a_lease_that_is_over_is_not_renewed(store: MemoryStore, clock: Clock) -> None:
+    lock = Lock(store, "a", lease=10).acquire()
+    clock.now = 10
+    with pytest.raises(LockLost):
+        lock.renew()
+    Lock(store, "a").acquire()
+    with pytest.raises(LockLost):
+        lock.renew()
+
+
+def test_a_late_holder_does_not_free_the_next_ones_lock(
+    store: MemoryStore, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = Lock(store, "a", lease=10).acquire()
+    clock.now = 10
+    Lock(store, "a", lease=10).acquire()
+    with caplog.at_level(logging.WARNING):
+        late.release()
+    assert "lock_outlived" in caplog.text
+    with pytest.raises(Busy):
+        Lock(store, "a").acquire()
+
+
+def test_tokens_grow_with_every_holder(store: MemoryStore, clock: Clock) -> None:
+    tokens = []
+    for _ in range(3):
+        with Lock(store, "a", lease=10) as lock:
+            tokens.append(lock.token)
+    Lock(store, "a", lease=10).acquire()
+    clock.now += 10
+    tokens.append(Lock(store, "a").acquire().token)
+    assert tokens == [1, 2, 3, 5]
+
+
+def test_a_holder_that_pauses_before_its_token_does_not_get_a_higher_one(
+    store: MemoryStore, clock: Clock
+) -> None:
+    """Else what it writes late would be taken for newer than the next holder's."""
+
+    class Pausing:
+        paused = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def add(self, key: str, value: str, ttl: float) -> str | None:
+            if "token" in key and not self.paused:
+                self.paused = True
+                clock.now += 11
+                assert Lock(store, "a", lease=60).acquire().token == 1
+            return store.add(key, value, ttl)
+
+    with pytest.raises(Busy):
+        Lock(Pausing(), "a", lease=10).acquire()
+
+
+def test_a_store_that_is_away_at_the_end_does_not_fail_the_body(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> bool:
+        raise StoreUnavailable("away")
+
+    with Lock(store, "a") as lock:
+        monkeypatch.setattr(store, "delete", away)
+        monkeypatch.setattr(store, "replace", away)
+        with pytest.raises(LockLost):
+            lock.renew()
+    assert "lock_not_released" in caplog.text
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan")])
+def test_a_lease_must_be_above_0(store: MemoryStore, lease: float) -> None:
+    with pytest.raises(ValueError, match="lease"):
+        Lock(store, "a", lease=lease)

@@ -1,0 +1,414 @@
+"""The methods of a task that make its retry safe, on Celery's own task class."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured, Retry
+
+from celery_sqs_backoff import NonRetryable, Retryable
+from celery_sqs_backoff.outcomes import judge
+from celery_sqs_backoff.safe import (
+    Busy,
+    Compensated,
+    Guard,
+    NotDispatched,
+    Refused,
+    SafeTask,
+    StepNotRecorded,
+    StoreUnavailable,
+)
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+
+
+class Host(SafeTask, Task):  # type: ignore[misc]
+    abstract = True
+
+    def _judge(self, exc: Exception) -> Any:
+        return judge(exc)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def app(store: MemoryStore) -> Iterator[Celery]:
+    app = Celery("safe", broker="memory://", set_as_current=False)
+    app.conf.sqs_backoff = {"store": store}
+    yield app
+    app.close()
+
+
+class Workflow:
+    """A task that is inside a run of a message; each ``run`` is another delivery of it."""
+
+    def __init__(self, app: Celery) -> None:
+        self.sent: list[tuple[str, tuple[Any, ...], str]] = []
+        self.broker_is_down = False
+
+        @app.task(shared=False, base=Host, bind=True, name="workflow")
+        def workflow(task: Any) -> None: ...
+
+        @app.task(shared=False, base=Host, name="confirm")
+        def confirm(*args: Any) -> None: ...
+
+        @app.task(shared=False, base=Host, name="undo")
+        def undo(*args: Any) -> None: ...
+
+        self.task, self.confirm, self.undo = workflow, confirm, undo
+        for other in (confirm, undo):
+            type(other).apply_async = self._sending(other.name)
+
+    def _sending(self, name: str) -> Any:
+        def apply_async(_: Any, args: Any = (), kwargs: Any = None, **options: Any) -> None:
+            if self.broker_is_down:
+                raise ConnectionError
+            self.sent.append((name, tuple(args), options["task_id"]))
+
+        return apply_async
+
+    def deliver(self, task_id: str = "message 1") -> Any:
+        self.task.request_stack.pop() if self.task.request_stack.top else None
+        self.task.push_request(id=task_id, called_directly=False)
+        return self.task
+
+    def names(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [(name, args) for name, args, _ in self.sent]
+
+
+@pytest.fixture
+def workflow(app: Celery) -> Workflow:
+    app.finalize()
+    return Workflow(app)
+
+
+# Steps
+
+
+def test_a_step_is_done_once_and_gives_the_same_result_again(workflow: Workflow) -> None:
+    done: list[int] = []
+
+    def open_account(customer_id: int) -> dict[str, int]:
+        done.append(customer_id)
+        return {"account": 12}
+
+    for _ in range(3):
+        assert workflow.deliver().step("account", open_account, 7) == {"account": 12}
+    assert done == [7]
+    workflow.deliver("message 2").step("account", open_account, 8)
+    assert done == [7, 8], "another message's steps are its own"
+
+
+def test_messages_that_name_the_same_scope_share_its_steps(workflow: Workflow) -> None:
+    done: list[int] = []
+    for message in ("message 1", "message 2"):
+        workflow.deliver(message).step("account", lambda: done.append(1), scope="customer:7")
+    assert done == [1]
+
+
+def test_a_step_that_fails_is_not_recorded(workflow: Workflow) -> None:
+    with pytest.raises(ZeroDivisionError):
+        workflow.deliver().step("a", lambda: 1 / 0)
+    assert workflow.deliver().step("a", lambda: "done") == "done"
+
+
+def test_a_step_without_a_result_is_recorded_too(workflow: Workflow) -> None:
+    done: list[int] = []
+    for _ in range(2):
+        assert workflow.deliver().step("a", lambda: done.append(1)) is None
+    assert done == [1]
+
+
+def test_the_first_run_gets_what_a_rerun_will_get(workflow: Workflow) -> None:
+    """Else a difference would show only after a crash."""
+    results = [
+        workflow.deliver().step(
+            "a", lambda: (1, Decimal("1.10"), datetime.date(2026, 1, 1), "é"), scope="s"
+        )
+        for _ in range(2)
+    ]
+    assert results[0] == results[1]
+    assert results[0][:2] == [1, Decimal("1.10")]
+
+
+def test_a_result_that_is_not_json_is_said_at_once(workflow: Workflow) -> None:
+    with pytest.raises(StepNotRecorded, match="not JSON"):
+        workflow.deliver().step("a", object)
+
+
+def test_a_step_that_could_not_be_recorded_is_not_taken_for_undone(
+    workflow: Workflow, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "add", away)
+    with pytest.raises(StepNotRecorded):
+        workflow.deliver().step("a", lambda: 1)
+    monkeypatch.setattr(store, "get", away)
+    with pytest.raises(StoreUnavailable):
+        workflow.deliver().step("b", lambda: pytest.fail("nothing may be done"))
+
+
+def test_a_step_is_confirmed_by_a_task_that_gets_its_result(workflow: Workflow) -> None:
+    for _ in range(2):
+        workflow.deliver().step("a", lambda: 12, confirm=workflow.confirm.s("posted"))
+    assert workflow.names() == [("confirm", (12, "posted"))]
+
+
+def test_an_immutable_signature_stays_as_it_is(workflow: Workflow) -> None:
+    workflow.deliver().step("a", lambda: 12, confirm=workflow.confirm.si("posted"))
+    assert workflow.names() == [("confirm", ("posted",))]
+
+
+def test_a_confirmation_that_could_not_be_sent_is_sent_by_the_next_run(workflow: Workflow) -> None:
+    """W6."""
+    done: list[int] = []
+    workflow.broker_is_down = True
+    for _ in range(2):
+        with pytest.raises(NotDispatched):
+            workflow.deliver().step("a", lambda: done.append(1), confirm=workflow.confirm.s())
+    workflow.broker_is_down = False
+    for _ in range(2):
+        workflow.deliver().step("a", lambda: done.append(1), confirm=workflow.confirm.s())
+    assert done == [1]
+    assert workflow.names() == [("confirm", (None,))]
+
+
+def test_what_is_sent_twice_is_sent_under_one_id(
+    workflow: Workflow, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends after the sending, before that is recorded."""
+
+    def run() -> None:
+        workflow.deliver().step("a", lambda: 12, confirm=workflow.confirm.s())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "replace", lambda *_: False)
+        run()
+    run()
+    run()
+    [first, second] = workflow.sent
+    assert first == second
+
+
+def test_what_is_no_signature_is_refused_before_the_step_is_done(workflow: Workflow) -> None:
+    with pytest.raises(TypeError, match="confirm"):
+        workflow.deliver().step("a", pytest.fail, confirm=print)
+
+
+# Compensation
+
+
+def test_steps_are_taken_back_the_last_first_and_once(workflow: Workflow) -> None:
+    task = workflow.deliver()
+    task.step("account", lambda: 12, undo=workflow.undo.s("close"))
+    task.step("note", lambda: 13)
+    task.step("funding", lambda: 14, undo=workflow.undo.s("take back"))
+    with pytest.raises(ZeroDivisionError):
+        task.step("fails", lambda: 1 / 0, undo=workflow.undo.s("never"))
+    for _ in range(2):
+        workflow.deliver().compensate()
+    assert workflow.names() == [("undo", (14, "take back")), ("undo", (12, "close"))]
+
+
+def test_what_was_taken_back_is_not_done_again(workflow: Workflow) -> None:
+    task = workflow.deliver()
+    task.step("account", lambda: 12, undo=workflow.undo.s())
+    task.compensate()
+    with pytest.raises(Compensated):
+        workflow.deliver().step("account", pytest.fail, undo=workflow.undo.s())
+    assert len(workflow.sent) == 1
+
+
+def test_an_undoing_task_that_could_not_be_sent_is_sent_by_the_next_run(workflow: Workflow) -> None:
+    task = workflow.deliver()
+    task.step("account", lambda: 12, undo=workflow.undo.s())
+    task.step("funding", lambda: 14, undo=workflow.undo.s())
+    workflow.broker_is_down = True
+    with pytest.raises(NotDispatched):
+        task.compensate()
+    workflow.broker_is_down = False
+    task = workflow.deliver()
+    assert task.step("account", pytest.fail, undo=workflow.undo.s()) == 12
+    with pytest.raises(Compensated):
+        task.step("funding", pytest.fail, undo=workflow.undo.s())
+    assert workflow.names() == [("undo", (14,)), ("undo", (12,))]
+
+
+def test_a_step_that_was_to_be_confirmed_is_taken_back_instead(workflow: Workflow) -> None:
+    workflow.broker_is_down = True
+    signatures = {"undo": workflow.undo.s(), "confirm": workflow.confirm.s()}
+    with pytest.raises(NotDispatched):
+        workflow.deliver().step("a", lambda: 1, **signatures)
+    workflow.broker_is_down = False
+    workflow.deliver().compensate()
+    assert workflow.names() == [("undo", (1,))]
+
+
+# Keys
+
+
+def test_a_key_is_the_same_on_every_attempt_and_another_for_all_else(workflow: Workflow) -> None:
+    key = workflow.deliver().idempotency_key("charge")
+    assert workflow.deliver().idempotency_key("charge") == key
+    assert workflow.deliver().idempotency_key("refund") != key
+    assert workflow.deliver("message 2").idempotency_key("charge") != key
+
+
+def test_a_renewed_key_stays_renewed(workflow: Workflow) -> None:
+    task = workflow.deliver()
+    old = task.idempotency_key("charge")
+    new = task.renew_idempotency_key("charge")
+    assert new != old
+    assert workflow.deliver().idempotency_key("charge") == new
+    assert workflow.deliver().renew_idempotency_key("charge") not in (old, new)
+
+
+def test_a_scope_shares_keys_between_messages(workflow: Workflow) -> None:
+    key = workflow.deliver().renew_idempotency_key("charge", scope="order:7")
+    assert workflow.deliver("message 2").idempotency_key("charge", scope="order:7") == key
+
+
+def test_a_key_needs_no_store_but_renewing_it_does(app: Celery, workflow: Workflow) -> None:
+    key = workflow.deliver().idempotency_key("charge")
+    app.conf.sqs_backoff = {}
+    assert workflow.deliver().idempotency_key("charge") == key
+    with pytest.raises(ImproperlyConfigured, match="store"):
+        workflow.deliver().renew_idempotency_key("charge")
+
+
+def test_a_direct_call_has_one_key_of_its_own(app: Celery) -> None:
+    @app.task(shared=False, base=Host, bind=True, name="direct")
+    def direct(task: Any) -> list[str]:
+        return [task.idempotency_key(), task.idempotency_key()]
+
+    first, second = direct(), direct()
+    assert first[0] == first[1] != second[0]
+
+
+# Lock
+
+
+def test_two_runs_do_not_hold_the_same_lock(workflow: Workflow) -> None:
+    """Not even two of the same message: SQS may hand it out while it runs."""
+    with workflow.deliver().exclusive("account:7") as lock:
+        assert lock.token == 1
+        lock.renew()
+        with pytest.raises(Busy), workflow.deliver().exclusive("account:7"):
+            pass
+
+
+# Guard
+
+
+def test_a_guarded_block_passes_its_own_message_only(workflow: Workflow) -> None:
+    for _ in range(2):
+        with workflow.deliver().guarded("mail:7", window=3600):
+            pass
+    with (
+        pytest.raises(Refused),
+        workflow.deliver("message 2").guarded("mail:7", window=3600),
+    ):
+        pytest.fail("it must not run")
+
+
+@pytest.mark.parametrize(
+    ("failure", "passes"),
+    [
+        (Retryable(), True),
+        (NonRetryable(safe_to_undo=True), True),
+        (Retry(), True),
+        (NonRetryable(), False),
+        (ValueError(), False),
+        (Busy(), False),
+        (SystemExit(), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_another_message_passes_only_if_nothing_was_processed(
+    workflow: Workflow, failure: BaseException, passes: bool
+) -> None:
+    with (
+        pytest.raises(type(failure)),
+        workflow.deliver().guarded("mail:7", window=3600),
+    ):
+        raise failure
+    second = workflow.deliver("message 2").guarded("mail:7", window=3600)
+    if passes:
+        with second:
+            pass
+    else:
+        with pytest.raises(Refused), second:
+            pytest.fail("it must not run")
+
+
+def test_the_option_guards_by_the_arguments_of_bound_and_unbound_tasks(app: Celery) -> None:
+    guard = Guard(key="mail:{customer_id}", window=3600)
+
+    @app.task(shared=False, base=Host, name="unbound", guard=guard)
+    def unbound(customer_id: int, template: str) -> None: ...
+
+    @app.task(shared=False, base=Host, name="bound", bind=True, guard=guard)
+    def bound(task: Any, customer_id: int, template: str) -> None: ...
+
+    class Written(Host):  # type: ignore[misc, valid-type]
+        name = "written"
+        guard = Guard(key="mail:{customer_id}", window=3600)
+
+        def run(self, customer_id: int, template: str) -> None: ...
+
+    written = app.register_task(Written())
+    for task in (unbound, bound, written):
+        task._check_guard()
+        task.push_request(id=str(uuid4()), called_directly=False)
+    unbound._pass_guard((7, "welcome"), {})
+    unbound._pass_guard((7, "welcome"), {})
+    for task in (bound, written):
+        with pytest.raises(Refused):
+            task._pass_guard((), {"customer_id": 7, "template": "bill"})
+        task._unset_guard((7, "bill"), {})
+        with pytest.raises(Refused):
+            task._pass_guard((7, "bill"), {})
+    unbound._unset_guard((7, "welcome"), {})
+    bound._pass_guard((7, "bill"), {})
+
+
+def test_a_guard_with_an_argument_that_the_task_does_not_have_is_refused(app: Celery) -> None:
+    @app.task(shared=False, base=Host, name="misspelt", guard=Guard(key="{costumer_id}", window=1))
+    def misspelt(customer_id: int) -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="costumer_id"):
+        misspelt._check_guard()
+
+
+def test_a_store_that_is_away_does_not_hide_why_the_task_failed(
+    app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(shared=False, base=Host, name="guarded", guard=Guard(key="a", window=1))
+    def guarded() -> None: ...
+
+    def away(*_: object) -> bool:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "delete", away)
+    guarded.push_request(id="message 1", called_directly=False)
+    guarded._unset_guard((), {})
+
+
+def test_a_direct_call_is_not_guarded(app: Celery) -> None:
+    @app.task(shared=False, base=Host, name="free", guard=Guard(key="a", window=1))
+    def free() -> None: ...
+
+    free.push_request(id=None, called_directly=True)
+    free._pass_guard((), {})
+    assert SimpleNamespace(**vars(free.request)).id is None
