@@ -84,7 +84,9 @@ def move(
     tell = on_event or (lambda event: None)
     started_at, messages = clock(), route.source.depth().total
     request: dict[str, Any] = {"SourceArn": route.queue.arn}
-    if route.fixed and route.default is not None:
+    if route.default is not None:
+        # SQS itself only knows where a message came from if it has moved the message here; those
+        # that our worker has dead-lettered were sent, and the move would fail at the first.
         request["DestinationArn"] = route.default.read().arn
     if settings.rate is not None:
         request["MaxNumberOfMessagesPerSecond"] = int(settings.rate)
