@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ import click
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive.events import Sent
 from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, fault_proxy
 from tests.support.servers import ministack, sqs_client
@@ -62,40 +61,23 @@ def plain_loop(client: SQSClient, queue: LocalQueue) -> int:
 def child(kind: str, endpoint: str, name: str, url: str, dlq: str, rate: str) -> None:
     """In a process of its own: move everything, and print what it took."""
     queue = LocalQueue(name=name, url=url, arn="", dlq=LocalQueue(name=dlq, url=dlq, arn=""))
-    times: list[tuple[float, int]] = []
-    before = resident_kib()
     began = time.perf_counter()
     if kind == "plain":
         moved = plain_loop(sqs_client(endpoint), queue)
     else:
         app = Celery("bench", set_as_current=False)
         app.conf.update(local_sqs_settings(endpoint, queue))
-
-        def on_event(event: object) -> None:
-            if rate and isinstance(event, Sent):
-                times.append((time.monotonic(), len(event.ids)))
-
-        moved = redrive(app, name, rate=rate or None, on_event=on_event).sent
+        moved = redrive(app, name, rate=rate or None).sent
     seconds = time.perf_counter() - began
     print(
         json.dumps(
             {
                 "moved": moved,
                 "seconds": seconds,
-                "times": times,
-                "peak_kib": peak_kib(),
-                "grown_kib": peak_kib() - before,
+                "peak_kib": _status("VmHWM"),
             }
         )
     )
-
-
-def peak_kib() -> int:
-    return _status("VmHWM")
-
-
-def resident_kib() -> int:
-    return _status("VmRSS")
 
 
 def _status(field: str) -> int:
@@ -135,9 +117,21 @@ class Bench:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         assert found["moved"] == messages, found["moved"]
         found["calls"] = {name: count.calls for name, count in self._proxy.counts().items()}
+        found["sent_at"] = sorted(self._sent_at(queue)) if rate else []
         for url in (queue.url, queue.dlq.url):
             self._client.delete_queue(QueueUrl=url)
         return found
+
+    def _sent_at(self, queue: LocalQueue) -> Iterator[float]:
+        """When the server got each message, seconds."""
+        while batch := self._client.receive_message(
+            QueueUrl=queue.url,
+            MaxNumberOfMessages=10,
+            VisibilityTimeout=600,
+            MessageSystemAttributeNames=["SentTimestamp"],
+        ).get("Messages"):
+            for message in batch:
+                yield int(message["Attributes"]["SentTimestamp"]) / 1000
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
@@ -185,7 +179,7 @@ def main(rounds: int, messages: int, seconds: int, large: int) -> None:
 def rate_kept(bench: Bench, per_second: int, seconds: int) -> dict[str, float]:
     """How near the rate is to what was asked for, and the most messages of any one second."""
     run = bench.run("redrive", per_second * seconds, rate=f"{per_second}/s")
-    times = sorted(t for t, count in run["times"] for _ in range(count))
+    times = run["sent_at"]
     rate = (len(times) - 1) / (times[-1] - times[0])
     most, first = 0, 0
     for last, t in enumerate(times):

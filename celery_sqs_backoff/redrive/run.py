@@ -93,7 +93,8 @@ class Run:
         run_id: goes on the messages.
         on_event: is told of everything.
         stop: set from outside, ends the run as soon as what is in the air has its answer.
-        clock: monotonic seconds; ``now``: seconds since the epoch; ``rng``: for jitter.
+        clock: monotonic seconds; ``now``: seconds since the epoch; ``sleep``: between two tries of a
+            call; ``rng``: for jitter.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Run:
         stop: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
         self._source = source
@@ -124,6 +126,7 @@ class Run:
         self._stop = stop or threading.Event()
         self._clock = clock
         self._now = now
+        self._sleep = sleep
         self._rng = rng or random.Random()
         self._tally = Tally(on_event, clock)
         self._pace = Pace(settings.rate, ramp=settings.ramp)
@@ -588,7 +591,7 @@ class Run:
 
     def _pause(self, attempt: int) -> None:
         """Between two tries. Not cut short by a halt: it is short, and tries are few."""
-        time.sleep(_BETWEEN_TRIES.delay(attempt, self._rng))
+        self._sleep(_BETWEEN_TRIES.delay(attempt, self._rng))
 
     def _settle(self) -> None:
         """Delete what is sent, give back all else."""

@@ -275,3 +275,12 @@ def test_a_signal_ends_it_with_the_rest_given_back(stage, tmp_path: Path, sig):
     left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
     assert left + moved == Counter(bodies)
     assert 0 < sum(moved.values()) < 100
+
+
+def test_ids_come_from_a_file(stage, run, tmp_path):
+    stage.fill(task("a", id="first"), task("b", id="second"), task("c", id="third"))
+    (tmp_path / "ids").write_text("first\nthird\n")
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--ids", str(tmp_path / "ids"))
+    assert result.exit_code == exit_codes.DONE
+    assert "sent 2" in result.stdout
+    assert "skipped 1" in result.stdout
