@@ -7,7 +7,11 @@ from pathlib import Path
 from celery_sqs_backoff import Exponential, FullJitter
 
 SECRET_KEY = "an example has nothing to hide"
-INSTALLED_APPS = ["example_project.mails"]
+INSTALLED_APPS = [
+    "example_project.mails",
+    "example_project.payments",
+    "celery_sqs_backoff.contrib.django",
+]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
@@ -42,3 +46,4 @@ CELERY_SQS_BACKOFF = {
 }
 
 MAIL_PROVIDER_URL = os.environ.get("MAIL_PROVIDER_URL", "http://127.0.0.1:8025")
+BANK_URL = os.environ.get("BANK_URL", "http://127.0.0.1:8026")

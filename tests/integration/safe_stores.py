@@ -45,12 +45,17 @@ class Served:
 
 @contextmanager
 def served(name: str, directory: Path, aws_endpoint: Callable[[], str]) -> Iterator[Served]:
-    if name in _PORTS and not _listens(_PORTS[name]):
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up(f"needs {name} on 127.0.0.1:{_PORTS[name]}")
+    require(name)
     makers = {"sqlite": _sqlite, "postgresql": _postgresql, "redis": _redis, "memory": _memory}
     maker = makers.get(name) or (lambda _: _dynamodb(aws_endpoint()))
     yield from maker(directory)
+
+
+def require(name: str) -> None:
+    """A missing server skips on a laptop and fails in CI."""
+    if name in _PORTS and not _listens(_PORTS[name]):
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"needs {name} on 127.0.0.1:{_PORTS[name]}")
 
 
 def _listens(port: int) -> bool:

@@ -1,0 +1,54 @@
+"""The bank, over HTTP: somebody else's system, which no transaction of ours rolls back.
+
+It does a request once per idempotency key, and answers a repeated one as it did the first.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from django.conf import settings
+
+from celery_sqs_backoff import Retryable
+
+TIMEOUT_SECONDS = 5
+
+
+class BankSaysNo(Exception):
+    """It has understood the request, and will not do it."""
+
+
+def open_account(customer: str, key: str) -> str:
+    """Return the number of the new account."""
+    return str(_ask("accounts", key, customer=customer)["account"])
+
+
+def release(account: str, amount: str, key: str) -> str:
+    """Return the bank's reference."""
+    return str(_ask("releases", key, account=account, amount=amount)["reference"])
+
+
+def take_back(reference: str, key: str) -> None:
+    _ask("returns", key, reference=reference)
+
+
+def _ask(what: str, key: str, **body: Any) -> dict[str, Any]:
+    request = Request(
+        f"{settings.BANK_URL}/{what}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "Idempotency-Key": key},
+    )
+    try:
+        with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except HTTPError as exc:
+        if exc.code == 422:
+            raise BankSaysNo(what) from exc
+        raise Retryable(f"the bank answered {exc.code}") from exc
+    except OSError as exc:
+        # Whether it was done is not known; with the same key it is safe to ask again.
+        raise Retryable("no answer from the bank") from exc

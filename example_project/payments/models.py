@@ -1,0 +1,25 @@
+"""What is asked for, and what the books say of it."""
+
+from django.db import models
+
+
+class Application(models.Model):
+    """A customer wants an account, and fundings on it."""
+
+    customer = models.CharField(max_length=200)
+    account = models.CharField(max_length=64, blank=True)  # the bank's number of it
+
+
+class Funding(models.Model):
+    application = models.ForeignKey(Application, models.CASCADE, related_name="fundings")
+    amount = models.DecimalField(max_digits=12, decimal_places=2)
+
+
+class LedgerEntry(models.Model):
+    """Pending before the bank is asked, posted when it has released, cancelled if taken back."""
+
+    PENDING, POSTED, CANCELLED = "pending", "posted", "cancelled"
+
+    funding = models.OneToOneField(Funding, models.CASCADE, related_name="entry")
+    state = models.CharField(max_length=10, default=PENDING)
+    reference = models.CharField(max_length=64, blank=True)  # the bank's
