@@ -161,7 +161,11 @@ class Broker:
         """The app's predefined queues that have the dead-letter queue of this name."""
         for key, queue in self._channel.predefined_queues.items():
             endpoint = Endpoint(self, queue["url"], key)
-            if (dlq := endpoint.read().dlq_arn) and dlq.rpartition(":")[2] == name:
+            try:
+                dlq_arn = endpoint.read().dlq_arn
+            except RedriveError:
+                continue  # one of many, and not the one that was asked for
+            if dlq_arn and dlq_arn.rpartition(":")[2] == name:
                 yield endpoint
 
     def _existing(self, endpoint: Endpoint) -> Endpoint:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..deadletter import ATTRIBUTE_NAME, message_bytes
 from ..envelope import Envelope, iso_time, read_envelope, with_headers
-from ..limits import MAX_MESSAGE_ATTRIBUTES
+from ..limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 
 __all__ = ["REPLAY_ATTRIBUTE", "REPLAY_HEADER", "Letter", "Replayed", "entry_bytes"]
 
@@ -102,7 +102,11 @@ class Letter:
         packed = self.record.get("attributes")
         every: dict[str, Any] = {**self._attributes}
         if isinstance(packed, dict):
-            every |= {name: _unpacked(value) for name, value in packed.items()}
+            every |= {
+                name: found
+                for name, value in packed.items()
+                if (found := _unpacked(value)) is not None
+            }
         return {
             name: {
                 key: value[key]
@@ -175,6 +179,9 @@ class Letter:
             entry["MessageSystemAttributes"] = {
                 "AWSTraceHeader": {"DataType": "String", "StringValue": trace}
             }
+        if headers.pop(REPLAY_HEADER, None) is None and entry_bytes(entry) > MAX_MESSAGE_BYTES:
+            # A message of the full 1 MiB: better replayed uncounted than not at all.
+            del attributes[REPLAY_ATTRIBUTE]
         return entry
 
     def _lifetime(self) -> float:
@@ -189,10 +196,14 @@ def entry_bytes(entry: Mapping[str, Any]) -> int:
     return message_bytes(entry["MessageBody"], entry.get("MessageAttributes", {}))
 
 
-def _unpacked(attribute: Mapping[str, str]) -> dict[str, Any]:
-    value: dict[str, Any] = {**attribute}
-    if "BinaryValue" in value:
-        value["BinaryValue"] = base64.b64decode(value["BinaryValue"])
+def _unpacked(attribute: object) -> dict[str, Any] | None:
+    """An attribute from a record; ``None`` if it is not one that we have packed."""
+    try:
+        value: dict[str, Any] = {**attribute}  # type: ignore[dict-item]
+        if "BinaryValue" in value:
+            value["BinaryValue"] = base64.b64decode(value["BinaryValue"], validate=True)
+    except (TypeError, ValueError):
+        return None
     return value
 
 

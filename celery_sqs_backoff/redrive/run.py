@@ -93,8 +93,8 @@ class Run:
         run_id: goes on the messages.
         on_event: is told of everything.
         stop: set from outside, ends the run as soon as what is in the air has its answer.
-        clock: monotonic seconds; ``now``: seconds since the epoch; ``sleep``: between two tries of a
-            call; ``rng``: for jitter.
+        clock: monotonic seconds. ``now``: seconds since the epoch. ``sleep``: between two tries of
+            a call. ``rng``: for jitter.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Run:
         self._claimed = 0  # of them, looked at or asked for
         self._admitted = 0  # of them, sent or about to be
         self._empty_polls = 0
-        self._patient_until = 0.0
+        self._patient_until = self._lost_until = clock()
         self._to_delete: dict[str, Letter] = {}  # sent, and SQS would not delete them
         self._past = journal.past
         self._destinations: dict[str, Endpoint] = {}
@@ -207,11 +207,16 @@ class Run:
         ]
         for worker in workers:
             worker.start()
-        for worker in workers:
-            while worker.is_alive():  # with a timeout, so that signals get through
-                worker.join(0.05)
-                if self._stop.is_set():
-                    self._halt(Ended.INTERRUPTED, "stopped from outside")
+        try:
+            for worker in workers:
+                while worker.is_alive():  # with a timeout, so that signals get through
+                    worker.join(0.05)
+                    self._interrupted()
+        except BaseException:  # KeyboardInterrupt: what is in the air gets its answer
+            self._halted.set()
+            for worker in workers:
+                worker.join()
+            raise
 
     def _work(self, limit: int | None) -> None:
         try:
@@ -227,10 +232,14 @@ class Run:
                     continue
                 self._refund(claim - len(letters))
                 self._handle(letters, limit)
-        except BaseException as exc:  # noqa: BLE001  # it is raised by __call__, in the caller's thread
-            with self._lock:
-                self._error = self._error or exc
-            self._halted.set()
+        except BaseException as exc:  # noqa: BLE001
+            self._fail(exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        """End the run; ``__call__`` raises the exception, in the caller's thread."""
+        with self._lock:
+            self._error = self._error or exc
+        self._halted.set()
 
     def _claim(self, limit: int | None) -> int:
         """How many messages to ask for now; 0: the run has asked for all it may."""
@@ -255,6 +264,8 @@ class Run:
             try:
                 letters = self._source.receive(messages)
             except (ClientError, BotoCoreError) as exc:
+                if not isinstance(exc, ClientError):  # SQS may have hidden some for us all the same
+                    self._lost_until = self._clock() + self._hold_seconds + 1
                 if attempt == _TRIES or not is_in_passing(exc):
                     self._halt(Ended.UNREACHABLE, f"ReceiveMessage: {error_code(exc)}")
                     return []
@@ -268,10 +279,13 @@ class Run:
         return []
 
     def _is_dry(self) -> bool:
-        """Whether to believe that nothing is left. A killed run's messages are hidden for a while;
-        its journal knows that they are there."""
-        return self._empty_polls >= _EMPTY_POLLS and (
-            self._past.is_settled or self._clock() >= self._patient_until
+        """Whether to believe that nothing is left. The messages of a killed run are hidden for a
+        while (its journal knows that they are there), as are those of an answer that was lost."""
+        now = self._clock()
+        return (
+            self._empty_polls >= _EMPTY_POLLS
+            and now >= self._lost_until
+            and (self._past.is_settled or now >= self._patient_until)
         )
 
     # One receive
@@ -313,7 +327,10 @@ class Run:
             replayed = letter.replayed
             if letter.id in self._past.sent and self._source.is_archive:
                 aside[Skipped, "sent by an earlier run"].append(letter)
-            elif letter.id in self._to_delete or letter.id in self._past.sent:
+            elif letter.id in self._to_delete:
+                self._refund(1)  # it was looked at before
+                sent_before.append(letter)
+            elif letter.id in self._past.sent:
                 sent_before.append(letter)
             elif self._source.is_aside(letter):
                 self._refund(1)
@@ -455,8 +472,10 @@ class Run:
     def _sent(self, to: Endpoint, letters: Sequence[Letter]) -> None:
         ids = tuple(letter.id for letter in letters)
         self._journal.sent(ids)
-        self._tally.tell(Sent(ids, to.name), sent=len(ids))
-        self._delete(letters, count=None)
+        try:
+            self._tally.tell(Sent(ids, to.name), sent=len(ids))
+        finally:  # whatever a user's on_event may raise
+            self._delete(letters, count=None)
 
     def _refused(
         self, to: Endpoint, refused: Sequence[tuple[Packed, str]], *, alone: bool
@@ -568,10 +587,13 @@ class Run:
 
     def _keep(self) -> None:
         """Once a second: renew what is held, ask the provider, tell of progress."""
-        while not self._halted.wait(1.0):
-            self._source.renew()
-            self._gate.watch(self._clock(), self._tally.per_second)
-            self._tell_progress()
+        try:
+            while not self._halted.wait(1.0):
+                self._source.renew()
+                self._gate.watch(self._clock(), self._tally.per_second)
+                self._tell_progress()
+        except BaseException as exc:  # noqa: BLE001
+            self._fail(exc)
 
     def _tell_progress(self) -> None:
         messages = min(self._messages, self._settings.limit or self._messages)

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive import Ended, RedriveRefused
+from celery_sqs_backoff.redrive import Ended, RedriveRefused, api
 from celery_sqs_backoff.redrive.events import InDoubt, NotDeleted, Poison, Sent, Started
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.fault_proxy import (
@@ -267,6 +267,30 @@ def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
         thread.join(60)
     assert sum(report.sent for report in reports) == 300
     assert drain(queue.url) == Counter(bodies)
+
+
+def test_messages_of_a_lost_receive_are_waited_for(
+    app, queue, fill, drain, proxy, monkeypatch: pytest.MonkeyPatch
+):
+    """SQS has hidden them for us, and we do not know them."""
+    monkeypatch.setattr(api, "_HOLD_SECONDS", 4)
+    bodies = fill(30)
+    proxy.inject(drop_after(actions=(RECEIVE,), times=1))
+    report = redrive(app, queue.dlq.name)
+    assert (report.sent, report.remaining) == (30, 0)
+    assert drain(queue.url) == Counter(bodies)
+
+
+def test_an_error_in_a_users_callback_ends_the_run_with_all_given_back(app, queue, fill, drain):
+    bodies = fill(50)
+
+    def on_event(event: object) -> None:
+        if isinstance(event, Sent):
+            raise RuntimeError("user's")
+
+    with pytest.raises(RuntimeError, match="user's"):
+        redrive(app, queue.dlq.name, on_event=on_event)
+    assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
 
 
 def test_a_denied_destination_stops_the_run_and_loses_nothing(app, queue, fill, drain, proxy):

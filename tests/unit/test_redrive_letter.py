@@ -7,7 +7,7 @@ import pytest
 from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
 from celery_sqs_backoff.envelope import read_envelope
 from celery_sqs_backoff.limits import MAX_MESSAGE_BYTES
-from celery_sqs_backoff.redrive.letter import REPLAY_ATTRIBUTE, Letter
+from celery_sqs_backoff.redrive.letter import REPLAY_ATTRIBUTE, Letter, entry_bytes
 from celery_sqs_backoff.redrive.pack import packed
 from celery_sqs_backoff.redrive.select import Selection
 
@@ -213,3 +213,18 @@ def test_a_fifo_batch_holds_one_message_of_a_group_in_order():
         ["1", "2"],
         ["3", "4"],
     ]
+
+
+def test_a_message_of_the_full_mebibyte_is_replayed_uncounted():
+    text = "b" * (MAX_MESSAGE_BYTES - 10)
+    sent = entry(letter(text=text))
+    assert entry_bytes(sent) <= MAX_MESSAGE_BYTES
+    assert sent["MessageBody"] == text
+
+
+@pytest.mark.parametrize("packed", ["x", {"a": 1}, {"a": {"BinaryValue": "%"}}, {"a": None}])
+def test_a_record_that_is_not_ours_does_no_harm(packed):
+    text = json.dumps({"attributes": packed})
+    found = letter({ATTRIBUTE_NAME: {"DataType": "String", "StringValue": text}, "own": TEXT})
+    assert {k: v for k, v in found.attributes.items() if k != "a"} == {"own": TEXT}
+    entry(found)
