@@ -1,0 +1,93 @@
+"""Nothing is sent before the commit, on a real database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+
+from celery_sqs_backoff.safe import SafeTask
+from celery_sqs_backoff.safe.commit import after_commit
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+
+from .django_app import project
+from .safe_stores import postgresql_database, require
+
+
+@pytest.fixture(scope="module")
+def aliases() -> Iterator[tuple[str, str]]:
+    require("postgresql")
+    with postgresql_database() as name:
+        for alias in ("commits", "commits_too"):
+            project.add_database(alias, project.postgresql(name))
+        yield "commits", "commits_too"
+        project.close("commits")
+        project.close("commits_too")
+
+
+def test_without_a_transaction_it_is_sent_at_once() -> None:
+    sent: list[int] = []
+    after_commit(lambda: sent.append(1))
+    assert sent == [1]
+
+
+def test_it_is_sent_after_the_commit_and_never_after_a_rollback(aliases: tuple[str, str]) -> None:
+    from django.db import transaction
+
+    sent: list[str] = []
+    with transaction.atomic(using=aliases[0]):
+        after_commit(lambda: sent.append("committed"))
+        assert sent == []
+    assert sent == ["committed"]
+    with transaction.atomic(using=aliases[0]):
+        after_commit(lambda: sent.append("rolled back"))
+        transaction.set_rollback(True, using=aliases[0])
+    assert sent == ["committed"]
+
+
+def test_it_waits_for_the_transactions_of_all_databases(aliases: tuple[str, str]) -> None:
+    from django.db import transaction
+
+    sent: list[int] = []
+    with transaction.atomic(using=aliases[0]):
+        with transaction.atomic(using=aliases[1]):
+            after_commit(lambda: sent.append(1))
+        assert sent == []
+    assert sent == [1]
+
+
+class Host(SafeTask, Task):  # type: ignore[misc]
+    abstract = True
+
+
+def test_tasks_and_the_confirmation_of_a_step_wait_for_the_commit(
+    aliases: tuple[str, str],
+) -> None:
+    from django.db import transaction
+
+    app = Celery("commits", broker="memory://", set_as_current=False)
+    app.conf.update(task_always_eager=True, sqs_backoff={"store": MemoryStore()})
+    ran: list[Any] = []
+
+    @app.task(shared=False, base=Host, name="ran")
+    def note(*args: Any) -> None:
+        ran.append(args[0])
+
+    @app.task(shared=False, base=Host, bind=True, name="workflow")
+    def workflow(task: Any) -> None: ...
+
+    workflow.push_request(id="message", called_directly=False)
+    with transaction.atomic(using=aliases[0]):
+        note.delay_on_commit("delayed")
+        note.apply_async_on_commit(("applied",))
+        workflow.step("a", lambda: "confirmed", confirm=note.s())
+        assert ran == []
+    assert ran == ["delayed", "applied", "confirmed"]
+    with transaction.atomic(using=aliases[0]):
+        workflow.step("b", lambda: "lost with the rollback?", confirm=note.s())
+        transaction.set_rollback(True, using=aliases[0])
+    assert len(ran) == 3
+    workflow.step("b", pytest.fail, confirm=note.s())
+    assert ran[3:] == ["lost with the rollback?"]

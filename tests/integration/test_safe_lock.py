@@ -1,0 +1,69 @@
+"""The lock between processes: one holder, and what becomes of it when the holder is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.processes import eventually
+
+from .safe_peer import Peer
+from .safe_stores import SHARED, Served, served
+
+PEERS = 4
+
+
+@pytest.fixture(scope="module", params=SHARED)
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp(request.param)
+    with served(request.param, directory, lambda: request.getfixturevalue("sqs_server")) as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def peers(shared: Served) -> Iterator[list[Peer]]:
+    peers = [shared.peer() for _ in range(PEERS)]
+    for peer in peers:
+        assert peer.answer()
+    yield peers
+    for peer in peers:
+        peer.kill()
+
+
+def test_of_many_processes_one_holds_the_lock(peers: list[Peer]) -> None:
+    for race in range(10):
+        for peer in peers:
+            peer.ask("exclusive", f"race {race}", 60)
+        tokens = [peer.answer() for peer in peers]
+        assert sorted(tokens, key=bool) == [None] * (PEERS - 1) + [1]
+
+
+def test_a_killed_holders_lock_is_free_when_its_lease_ends(
+    shared: Served, peers: list[Peer]
+) -> None:
+    holder = shared.peer()
+    assert holder.answer()
+    assert holder.call("exclusive", "killed", 2) == 1
+    holder.kill()
+    assert peers[0].call("exclusive", "killed", 60) is None
+    token = eventually(lambda: peers[0].call("exclusive", "killed", 60), timeout=6)
+    assert token > 1
+    assert peers[1].call("exclusive", "killed", 60) is None
+
+
+def test_a_fast_clock_does_not_take_a_lock_away(shared: Served) -> None:
+    """Where the server's clock decides."""
+    if shared.name not in ("postgresql", "redis"):
+        pytest.skip("its clock is the machine's")
+    holder, fast = shared.peer(), shared.peer(time_shift="3600")
+    try:
+        assert holder.answer()
+        assert fast.answer()
+        assert holder.call("exclusive", "skewed", 60) == 1
+        assert fast.call("exclusive", "skewed", 60) is None
+    finally:
+        holder.kill()
+        fast.kill()
