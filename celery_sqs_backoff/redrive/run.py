@@ -158,9 +158,7 @@ class Run:
             RedriveUnreachable: SQS did not answer at the very start.
         """
         if why := self._gate.why_closed():
-            return self._tally.report(
-                remaining=self._source.count(), ended=Ended.GATE, detail=f"not started: {why}"
-            )
+            return self._told(self._source.count(), Ended.GATE, f"not started: {why}")
         self._messages = self._source.count()
         resumed = not self._past.is_settled
         if resumed:
@@ -174,7 +172,8 @@ class Run:
             if self._settings.canary and self._messages:
                 if (main := self._route.default) is not None:
                     self._usual_depth[main.url] = main.depth().total
-                self._phase(1, limit=self._settings.canary)
+                canary = self._settings.canary
+                self._phase(1, limit=min(canary, self._settings.limit or canary))
                 self._watch_canary()
             self._phase(threads, limit=self._settings.limit)
         finally:
@@ -524,7 +523,9 @@ class Run:
             if not left or not self._is_worth_another(failed.values()) or attempt == _TRIES:
                 break
             self._pause(attempt)
-        if left and count is None:
+        if left and count is not None:
+            self._put_aside(Failed, "SQS did not delete it", left)
+        elif left:
             with self._lock:
                 self._to_delete.update((letter.id, letter) for letter in left)
 
@@ -635,6 +636,9 @@ class Run:
         if self._ended is not Ended.UNREACHABLE:
             self._journal.ended()
         self._tell_progress()
-        report = self._tally.report(remaining=remaining, ended=self._ended, detail=self._detail)
+        return self._told(remaining, self._ended, self._detail)
+
+    def _told(self, remaining: int, ended: Ended, detail: str) -> RedriveReport:
+        report = self._tally.report(remaining=remaining, ended=ended, detail=detail)
         self._tally.tell(Finished(report))
         return report

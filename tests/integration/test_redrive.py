@@ -24,7 +24,7 @@ from celery_sqs_backoff.redrive.events import (
     Skipped,
 )
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import FaultProxy, drop_after, failed_entries
 
 from .redrive_stage import RedriveStage, record, task
 
@@ -279,6 +279,12 @@ def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
     report = stage.redrive(probe=lambda: False)
     assert (report.sent, report.remaining, report.ended) == (0, 5, Ended.GATE)
     assert "ReceiveMessage" not in proxy.counts()
+    assert stage.events[-1].report == report  # scripts learn of it as of any other end
+
+
+def test_a_canary_is_no_larger_than_the_limit(stage):
+    stage.fill_numbered(20)
+    assert stage.redrive(canary=10, limit=3, canary_timeout=1).sent == 3
 
 
 def test_a_canary_that_leaves_the_main_queue_lets_the_others_follow(stage):
@@ -366,8 +372,6 @@ def test_fifo_keeps_order_and_groups_and_asks_with_a_new_deduplication_id(fifo, 
 
 
 def test_a_lost_answer_on_fifo_is_settled_by_the_deduplication_id(fifo, proxy):
-    from tests.support.fault_proxy import drop_after
-
     for n in range(5):
         fifo.sqs.send_message(
             QueueUrl=fifo.dlq.url,
@@ -415,6 +419,14 @@ def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path: P
     stage.redrive(delete=True, dump=archive, on_event=look)
     assert seen
     assert all(seen)
+
+
+def test_what_cannot_be_deleted_has_failed(stage, tmp_path: Path, proxy):
+    bodies = stage.fill_numbered(5)
+    proxy.inject(failed_entries(0, actions=("DeleteMessageBatch",), code="ReceiptHandleIsInvalid"))
+    report = stage.redrive(delete=True, dump=tmp_path / "a")
+    assert (report.dropped, report.failed, report.remaining) == (4, 1, 1)
+    assert set(stage.bodies(stage.dlq)) < set(bodies)
 
 
 def test_delete_without_an_archive_is_refused(stage):
