@@ -235,8 +235,12 @@ def test_the_mail_of_the_readme_survives_a_refused_connection_with_the_actions_o
     def note(reason: Any, **_: Any) -> None:
         retried.append(reason)
 
+    def leave_logging_as_it_is(**_: Any) -> None:
+        """A worker in this process would raise the level of the root logger, for all tests."""
+
     monkeypatch.setattr(smtplib, "SMTP", connect)
     signals.task_retry.connect(note)
+    signals.setup_logging.connect(leave_logging_as_it_is)
     with on_local_sqs(mails["app"], proxy.endpoint, queue) as app:
         app.finalize()
         with running_worker(app):
