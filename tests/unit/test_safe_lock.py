@@ -125,7 +125,7 @@ def test_a_store_that_is_away_at_the_end_does_not_fail_the_body(
     def away(*_: object) -> bool:
         raise StoreUnavailable("away")
 
-    with Lock(store, "a") as lock:
+    with caplog.at_level(logging.WARNING), Lock(store, "a") as lock:
         monkeypatch.setattr(store, "delete", away)
         monkeypatch.setattr(store, "replace", away)
         with pytest.raises(LockLost):
