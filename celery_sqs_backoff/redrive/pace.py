@@ -21,8 +21,12 @@ _TOLERANCE = 0.5
 #: From slowed down by half to full speed again.
 _RECOVERY_SECONDS = 60.0
 
-#: How much of the rate batches may cost.
-_BATCH_COST = 0.015
+#: The share of a second's messages that may go in one batch.
+_BATCH_SHARE = 1 / 80
+
+#: From this rate on a slot is so short that calls which take now longer, now shorter, bring more
+#: messages into a second than were sent in it. So the rate gives way by a batch.
+_FAST = 100.0
 
 _LARGEST_BATCH = 10
 
@@ -47,9 +51,8 @@ class Pace:
     def batch_size(self, now: float) -> int:
         """Most messages to send in one call: all ten if there is no limit.
 
-        Under a limit, what costs no more than a hundredth and a half of the rate (so 1 below
-        67/s): a window of a second that begins with a batch holds it whole, so the rate has to
-        give way by as many as it has messages beyond the first.
+        Under a limit, an eightieth of the rate (so 1 below 160/s). A second that begins with a
+        batch holds it whole, so the rate has to give way by as many messages.
         """
         with self._lock:
             return _LARGEST_BATCH if self._rate is None else _batch_size(self._rate_at(now))
@@ -98,7 +101,7 @@ class Pace:
 
     def _gap(self, now: float) -> float:
         rate = self._rate_at(now)
-        return 1 / (rate - (_batch_size(rate) - 1))
+        return 1 / (rate - _batch_size(rate) if rate >= _FAST else rate)
 
     def _rate_at(self, now: float) -> float:
         assert self._rate is not None
@@ -111,7 +114,7 @@ class Pace:
 
 
 def _batch_size(rate: float) -> int:
-    return min(_LARGEST_BATCH, 1 + int(_BATCH_COST * rate))
+    return max(1, min(_LARGEST_BATCH, int(_BATCH_SHARE * rate)))
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:

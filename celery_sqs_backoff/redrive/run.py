@@ -54,7 +54,7 @@ __all__ = ["Run"]
 MAX_THREADS = 16
 
 #: A thread sends about so many messages per second, one at a time; with room to spare.
-_PER_THREAD = 20
+_PER_THREAD = 12
 
 #: Of a throttled rate, so many seconds' worth is held at a time.
 _AHEAD_SECONDS = 5.0
