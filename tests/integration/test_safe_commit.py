@@ -68,6 +68,7 @@ def test_tasks_and_the_confirmation_of_a_step_wait_for_the_commit(
     from django.db import transaction
 
     app = Celery("commits", broker="memory://", set_as_current=False)
+    app.finalize()
     app.conf.update(task_always_eager=True, sqs_backoff={"store": MemoryStore()})
     ran: list[Any] = []
 

@@ -43,6 +43,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def app(store: MemoryStore) -> Iterator[Celery]:
     app = Celery("safe", broker="memory://", set_as_current=False)
+    app.finalize()  # other tests' shared tasks are bound to it too, with options of their own
     app.conf.sqs_backoff = {"store": store}
     yield app
     app.close()
@@ -87,7 +88,6 @@ class Workflow:
 
 @pytest.fixture
 def workflow(app: Celery) -> Workflow:
-    app.finalize()
     return Workflow(app)
 
 
