@@ -64,6 +64,7 @@ from botocore.config import Config
 from celery import Celery
 from celery.contrib.testing.app import setup_default_app
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 from .provider_proxy import ProviderProxy, running_provider_proxy
@@ -286,15 +287,23 @@ def running_worker(
     if pool not in ("solo", "threads"):
         raise ValueError(f"pool={pool!r} is not legal: it must be 'solo' or 'threads'")
     options.setdefault("queues", list(app.conf.broker_transport_options["predefined_queues"]))
-    with start_worker(
-        app,
-        pool=pool,
-        concurrency=concurrency,
-        perform_ping_check=False,
-        shutdown_timeout=shutdown_timeout_seconds,
-        **options,
-    ) as worker:
-        yield worker
+    setup_logging.connect(_leave_logging_alone)
+    try:
+        with start_worker(
+            app,
+            pool=pool,
+            concurrency=concurrency,
+            perform_ping_check=False,
+            shutdown_timeout=shutdown_timeout_seconds,
+            **options,
+        ) as worker:
+            yield worker
+    finally:
+        setup_logging.disconnect(_leave_logging_alone)
+
+
+def _leave_logging_alone(**_: object) -> None:
+    """Be there: Celery then does not set up logging, which would outlive the worker."""
 
 
 @pytest.fixture(scope="session")

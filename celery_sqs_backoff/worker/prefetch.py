@@ -193,7 +193,8 @@ class LeaseQoS(SQS.QoS):  # type: ignore[misc]  # kombu is not typed
         asked_for = max(1, min(MAX_BATCH_ENTRIES, self._room(queue)))
         asked_at = time.monotonic()
 
-        def on_answer(messages: int) -> None:
+        def on_answer(messages: int | None) -> None:  # kombu 5.5 says None for none
+            messages = messages or 0
             self._in_the_air[queue] -= 1
             self._asked_for[queue] -= asked_for
             self._came_full = messages >= asked_for

@@ -289,9 +289,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             retry_for=options.retry_for,
             now=time.time(),
         )
-        if crashes >= options.crash_budget or reason:
+        if crashes >= options.crash_budget:
             limit = isinstance(exc, TimeLimitExceeded)
             reason = GiveUpReason.TIME_LIMIT if limit else GiveUpReason.WORKER_LOST
+        if reason is not None:
             self._note(GiveUp.because_of(exc, reason, Outcome.UNKNOWN), exc_info)
             return False
         state.task_ready(self)
