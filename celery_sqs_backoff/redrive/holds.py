@@ -23,8 +23,8 @@ __all__ = ["Holds"]
 #: What is put aside until the end is hidden for longer at a time: it can be many.
 _ASIDE_SECONDS = 600
 
-#: A message is not sent when its time is so nearly over.
-_MARGIN_SECONDS = 2.0
+#: A message is not sent when so little of its time is left: 2 s of 30.
+_MARGIN_SHARE = 1 / 15
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Holds:
         """Whether nobody else can have received the message meanwhile."""
         with self._lock:
             hold = self._held.get(letter.id)
-            return hold is not None and now < hold.until - _MARGIN_SECONDS
+            return hold is not None and now < hold.until - hold.seconds * _MARGIN_SHARE
 
     def renew(self, now: float) -> None:
         """Renew what is half over; forget what is over."""

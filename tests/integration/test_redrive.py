@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import celery_sqs_backoff
-from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, peek
+from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api, peek
 from celery_sqs_backoff.redrive.events import (
     CanaryPassed,
     Failed,
@@ -239,10 +239,10 @@ def test_the_rate_holds_in_every_second(stage, sqs):
             times.extend([time.monotonic()] * len(e.ids)) if isinstance(e, Sent) else None
         ),
     )
+    # With some room for this machine's load; tests/unit/test_redrive_pace.py leaves none.
     times.sort()
-    assert 89 / (times[-1] - times[0]) == pytest.approx(30, rel=0.03)
-    most = max(sum(1 for other in times if t <= other < t + 1) for t in times)
-    assert most <= 30 + 1 + 1  # the event is noted a little later than the message is sent
+    assert 89 / (times[-1] - times[0]) == pytest.approx(30, rel=0.1)
+    assert max(sum(1 for other in times if t <= other < t + 1) for t in times) <= 36
 
 
 def test_spread_gives_each_message_a_delay_of_its_own(stage, proxy):
@@ -334,15 +334,15 @@ def test_progress_is_told_while_it_runs(stage):
 
 
 def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch):
-    """At 2/s ten messages are held for five seconds, longer than the three they are hidden for."""
-    from celery_sqs_backoff.redrive import api
-
+    """At 2/s ten messages are held for five seconds, longer than the four they are hidden for."""
     monkeypatch.setattr(api, "_HOLD_SECONDS", 4)
-    bodies = stage.fill_numbered(14)
+    bodies = stage.fill_numbered(11)
     report = stage.redrive(rate="2/s", threads=1)
-    assert (report.sent, report.deleted) == (14, 14)
+    assert (report.sent, report.deleted) == (11, 11)
     assert stage.bodies(stage.queue) == Counter(bodies)
-    assert proxy.counts()["ChangeMessageVisibilityBatch"].calls > 0
+    counts = proxy.counts()
+    assert counts["ChangeMessageVisibilityBatch"].calls > 0
+    assert counts["ReceiveMessage"].messages == 11  # none came back meanwhile
 
 
 # FIFO

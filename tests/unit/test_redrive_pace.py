@@ -55,7 +55,7 @@ def test_a_batch_goes_at_the_slot_of_its_last_message():
 
 @pytest.mark.parametrize(
     ("rate", "size"),
-    [(None, 10), (5, 1), (10, 1), (66, 1), (67, 2), (200, 4), (600, 10), (9e9, 10)],
+    [(None, 10), (5, 1), (159, 1), (160, 2), (400, 5), (800, 10), (9e9, 10)],
 )
 def test_batches_are_small_enough_for_the_rate(rate, size):
     assert Pace(rate).batch_size(0.0) == size
