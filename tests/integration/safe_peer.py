@@ -77,9 +77,8 @@ def _serve(url: str, database: dict[str, Any] | None) -> None:
 
 def _exclusive(store: Any, key: str, lease: float) -> int | None:
     """Take a lock for good; return its token, ``None`` if it is busy."""
-    from celery_sqs_backoff.safe.lock import Lock
-
     from celery_sqs_backoff.safe.errors import Busy
+    from celery_sqs_backoff.safe.lock import Lock
 
     try:
         return Lock(store, key, lease=lease).acquire().token
