@@ -9,12 +9,12 @@ import pytest
 from tests.support.processes import eventually
 
 from .safe_peer import Peer
-from .safe_stores import SHARED, Served, served
+from .safe_stores import Served, served
 
 PEERS = 4
 
 
-@pytest.fixture(scope="module", params=SHARED)
+@pytest.fixture(scope="module", params=["postgresql", "redis"])
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -55,9 +55,7 @@ def test_a_killed_holders_lock_is_free_when_its_lease_ends(
 
 
 def test_a_fast_clock_does_not_take_a_lock_away(shared: Served) -> None:
-    """Where the server's clock decides."""
-    if shared.name not in ("postgresql", "redis"):
-        pytest.skip("its clock is the machine's")
+    """The server's clock decides."""
     holder, fast = shared.peer(), shared.peer(time_shift="3600")
     try:
         assert holder.answer()
