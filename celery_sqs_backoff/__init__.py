@@ -3,6 +3,7 @@
 from .outcomes import NonRetryable, Outcome, Retryable, Verdict
 from .policies import DecorrelatedJitter, EqualJitter, Exponential, FullJitter, Schedule
 from .redrive import redrive
+from .safe import Guard
 from .task import SQSBackoffTask
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "EqualJitter",
     "Exponential",
     "FullJitter",
+    "Guard",
     "NonRetryable",
     "Outcome",
     "Retryable",

@@ -53,6 +53,7 @@ def spent(
     retries: int,
     max_retries: int | None,
     retry_for: float | None,
+    delay: float,
     now: float,
 ) -> GiveUpReason | None:
     """Say which budget leaves no further retry, or ``None`` if all do.
@@ -61,12 +62,14 @@ def spent(
         delivery: the receive that has just failed.
         retries: retries before this run (0 at the first run).
         max_retries: most retries; ``None`` = no limit.
-        retry_for: seconds since SQS first handed the message out; ``None`` = no limit.
+        retry_for: seconds since SQS first handed the message out; ``None`` = no limit. A retry that
+            would begin after that is not waited for: it would not be run.
+        delay: seconds until the retry would begin.
         now: seconds since the epoch.
     """
     if max_retries is not None and retries >= max_retries:
         return GiveUpReason.MAX_RETRIES
-    if retry_for is not None and now - _first_received_at(delivery) >= retry_for:
+    if retry_for is not None and now + delay - _first_received_at(delivery) >= retry_for:
         return GiveUpReason.RETRY_FOR
     if delivery.is_last_before_sqs_moves_it:
         return GiveUpReason.MAX_RECEIVE_COUNT

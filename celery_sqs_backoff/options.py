@@ -14,7 +14,10 @@ from .budget import receives_needed
 from .outcomes import Classifier
 from .policies import FullJitter, Policy, to_seconds
 
-__all__ = ["DEAD_LETTER", "FAIL", "Options"]
+__all__ = ["DEAD_LETTER", "FAIL", "STORE", "Options"]
+
+#: The setting beside the options in ``app.conf.sqs_backoff``: see ``safe.stores``.
+STORE = "store"
 
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"
@@ -77,6 +80,7 @@ class Options:
             raise ImproperlyConfigured(
                 f"sqs_backoff must be a dict of {', '.join(cls.names())}, not {app_wide!r}"
             )
+        app_wide = {name: value for name, value in app_wide.items() if name != STORE}
         for name in app_wide:
             if name not in cls.names():
                 raise ImproperlyConfigured(

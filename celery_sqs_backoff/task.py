@@ -33,17 +33,24 @@ from .handover import BackoffRetry, GiveUp, delivery_of, note_give_up
 from .options import DEAD_LETTER, Options
 from .outcomes import Classifier, Outcome, Verdict, judge
 from .policies import FullJitter, Policy
+from .safe.errors import Busy, Refused, TryLater
+from .safe.shared import busy_receives, count_busy
+from .safe.stores import check_store_of
+from .safe.task import SafeTask
 
 __all__ = ["SQSBackoffTask"]
 
 logger = get_task_logger(__name__)
+
+#: Delays of a run that found a lock held: the holder is at work, not down.
+_BUSY = FullJitter(base=2, cap=30)
 
 #: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
 #: failure. There is nothing else by which ``retry_for`` could be kept there.
 FIRST_FAILED_AT = "sqs_backoff_first_failed_at"
 
 
-class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
+class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that fails well on Amazon SQS.
 
     When it raises an error classified as retryable, the message stays on the queue, hidden by
@@ -68,6 +75,8 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: runs that may end in a lost worker process or a hard time limit; with the
       last of them the message is given up. Default 3.
+    * ``guard``: a ``Guard(key=..., window=...)``: at most one message per key and window gets to
+      run. Default none. Needs a store (``app.conf.sqs_backoff["store"]``).
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
     * ``park_above``: from which share of SQS's 120,000 messages in flight on a message that would
@@ -128,6 +137,8 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
                 app_wide=app.conf.get("sqs_backoff") or {},
                 own={**options_from_autoretry(cls), **own},
             )
+            check_store_of(app, is_needed=cls.guard is not None)
+            cls._check_guard()
         except ImproperlyConfigured as exc:
             raise ImproperlyConfigured(f"{cls.name}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries
@@ -197,7 +208,7 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
                 args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
         limit = self.max_retries if max_retries is None else max_retries
-        if reason := self._spent(delivery, request, limit, now):
+        if reason := self._spent(delivery, request, limit, delay, now):
             failure = exc or self.MaxRetriesExceededError(
                 f"Can't retry {self.name}[{request.id}]: {reason.value}"
             )
@@ -252,15 +263,19 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     def _on_error(self, exc: Exception, args: Any, kwargs: Any) -> Retry | None:
         """Return the retry, or ``None`` if the task has failed; then the request notes why."""
-        verdict = self._judge(exc)
-        if verdict.outcome is not Outcome.UNKNOWN:
-            self._undo(exc, args, kwargs)
         retry: Retry | GiveUpReason = GiveUpReason.NOT_RETRYABLE
-        if verdict.outcome is Outcome.RETRYABLE:
-            retry = self._retry_or_why_not(exc, verdict)
+        if isinstance(exc, TryLater):
+            outcome, retry = Outcome.RETRYABLE, self._try_later(exc)
+        else:
+            verdict = self._judge(exc)
+            outcome = verdict.outcome
+            if outcome is not Outcome.UNKNOWN:
+                self._undo(exc, args, kwargs)
+            if outcome is Outcome.RETRYABLE:
+                retry = self._retry_or_why_not(exc, verdict)
         if not isinstance(retry, GiveUpReason):
             return retry
-        self.request.sqs_give_up = GiveUp.because_of(exc, retry, verdict.outcome)
+        self.request.sqs_give_up = GiveUp.because_of(exc, retry, outcome)
         return None
 
     def _judge(self, exc: Exception) -> Verdict:
@@ -287,7 +302,17 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         delivery = delivery_of(request)
         if delivery is None:
             return self._retry_by_publishing(exc, delay, now)
-        if reason := self._spent(delivery, request, self.max_retries, now):
+        if reason := self._spent(delivery, request, self.max_retries, delay, now):
+            return reason
+        return BackoffRetry(exc=exc, when=wire_delay(delay, delivery, now=now))
+
+    def _try_later(self, exc: TryLater) -> Retry | GiveUpReason:
+        """Retry a run that was cut short. One that found a lock held is not counted as a retry."""
+        delivery, now = delivery_of(self.request), time.time()
+        if delivery is None or not isinstance(exc, Busy):
+            return self._retry_or_why_not(exc, Verdict(Outcome.RETRYABLE))
+        delay = _BUSY.delay(max(1, count_busy(self.app, delivery.message_id)), random)
+        if reason := self._spent(delivery, self.request, None, delay, now):
             return reason
         return BackoffRetry(exc=exc, when=wire_delay(delay, delivery, now=now))
 
@@ -301,25 +326,38 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             return GiveUpReason.MAX_RETRIES
         headers = dict(request.headers or {})
         first_failed_at = headers.setdefault(FIRST_FAILED_AT, now)
-        if retry_for is not None and now - first_failed_at >= retry_for:
+        if retry_for is not None and now + delay - first_failed_at >= retry_for:
             return GiveUpReason.RETRY_FOR
         return super().retry(exc=exc, countdown=delay, headers=headers, throw=False)
 
     def _spent(
-        self, delivery: Delivery, request: Any, max_retries: int | None, now: float
+        self,
+        delivery: Delivery,
+        request: Any,
+        max_retries: int | None,
+        delay: float,
+        now: float,
     ) -> GiveUpReason | None:
         return spent(
             delivery,
-            retries=request.retries,
+            retries=self._retries(request),
             max_retries=max_retries,
             retry_for=self.backoff_options.retry_for,
+            delay=delay,
             now=now,
         )
+
+    def _retries(self, request: Any) -> int:
+        """Retries before this run, without those that found a lock held."""
+        delivery, retries = delivery_of(request), int(request.retries)
+        if delivery is None or not retries:
+            return retries
+        return max(0, retries - busy_receives(self.app, delivery.message_id))
 
     def _draw_delay(self, request: Any) -> float:
         delivery = delivery_of(request)
         message_id = request.id if delivery is None else delivery.message_id
-        options, attempt = self.backoff_options, request.retries + 1
+        options, attempt = self.backoff_options, self._retries(request) + 1
         delay = options.backoff.delay_for(message_id, attempt, random)
         if delivery is not None and delivery.is_fifo:
             return capped(delay, options.backoff.ceiling(attempt), options.fifo_cap)
@@ -327,14 +365,14 @@ class SQSBackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     def _undo(self, exc: Exception, args: Any, kwargs: Any) -> None:
         undo = self.backoff_options.undo
-        if undo is None:
-            return
-        try:
-            undo(self, exc, args, kwargs)
-        except Exception:
-            # The failure that is being handled decides what becomes of the message; an undo
-            # that fails too must not turn a retry into a loss.
-            logger.exception("sqs_backoff.undo_failed", extra={"task_name": self.name})
+        if undo is not None:
+            try:
+                undo(self, exc, args, kwargs)
+            except Exception:
+                # The failure that is being handled decides what becomes of the message; an undo
+                # that fails too must not turn a retry into a loss.
+                logger.exception("sqs_backoff.undo_failed", extra={"task_name": self.name})
+        self._unset_guard(args, kwargs)
 
     def _seconds_until(self, eta: datetime | None, now: float) -> float:
         return 0.0 if eta is None else maybe_make_aware(eta, self.app.timezone).timestamp() - now
@@ -360,7 +398,13 @@ def _failing_well(run: Callable[..., Any], *, takes_self: bool) -> Callable[...,
     @wraps(run)
     def wrapped(self: SQSBackoffTask, /, *args: Any, **kwargs: Any) -> Any:
         try:
+            if self.guard is not None:
+                self._pass_guard(args, kwargs)
             return run(self, *args, **kwargs) if takes_self else run(*args, **kwargs)
+        except Refused as refused:
+            if self.request.called_directly:
+                raise
+            return refused.result
         except BaseException as exc:
             instead = self._instead_of(exc, args, kwargs)
             if instead is None:

@@ -29,6 +29,7 @@ from ..delivery import Delivery
 from ..handover import DELIVERY_KEY, BackoffRetry, GiveUp, give_up_of, note_give_up
 from ..options import DEAD_LETTER
 from ..outcomes import Outcome
+from ..safe.shared import busy_receives, count_crash
 from ..signals import lease_lost
 from .lease import Lease, State
 from .lost import LostFlags
@@ -103,9 +104,12 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self._is_expired_or_revoked():
             return
         options, message_id = self.task.backoff_options, lease.delivery.message_id
+        retries = self._request_dict["retries"]
+        if options.max_retries is not None and retries > options.max_retries:
+            retries -= busy_receives(self.app, message_id)
         reason = spent_before_run(
             lease.delivery,
-            retries=self._request_dict["retries"],
+            retries=retries,
             max_retries=options.max_retries,
             retry_for=options.retry_for,
             crashes=lease.keeper.memory.crashes(message_id),
@@ -281,12 +285,17 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if _success_was_stored(self, exc):
             return False
         delivery, options = self.lease.delivery, self.task.backoff_options
-        crashes = self.lease.keeper.memory.count_crash(delivery.message_id)
+        crashes = max(
+            self.lease.keeper.memory.count_crash(delivery.message_id),
+            count_crash(self.app, delivery.message_id),
+        )
+        drawn = max(_MIN_CRASH_DELAY_SECONDS, self._draw_delay())
         reason = spent(
             delivery,
             retries=self._request_dict["retries"],
             max_retries=options.max_retries,
             retry_for=options.retry_for,
+            delay=drawn,
             now=time.time(),
         )
         if crashes >= options.crash_budget:
@@ -297,7 +306,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return False
         state.task_ready(self)
         self.acknowledged = True
-        delay = self._defer(max(_MIN_CRASH_DELAY_SECONDS, self._draw_delay()), exc)
+        delay = self._defer(drawn, exc)
         self._announce_retry(exc, exc_info, delay)
         return True
 

@@ -25,9 +25,14 @@ def delivery(**facts):
     return Delivery(message_id="m", queue_url="https://sqs.example/1/q", **facts)
 
 
-def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, now=NOW):
+def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, now=NOW):
     return spent(
-        delivery(**facts), retries=retries, max_retries=max_retries, retry_for=retry_for, now=now
+        delivery(**facts),
+        retries=retries,
+        max_retries=max_retries,
+        retry_for=retry_for,
+        delay=delay,
+        now=now,
     )
 
 
@@ -44,6 +49,10 @@ def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, now=NOW):
         pytest.param({"first_received_at": NOW - 36 * HOUR + 1}, {}, None, id="a second before"),
         pytest.param(
             {"first_received_at": NOW - 36 * HOUR}, {}, GiveUpReason.RETRY_FOR, id="36 h are over"
+        ),
+        pytest.param({}, {"retry_for": 60, "delay": 59}, None, id="back a second before"),
+        pytest.param(
+            {}, {"retry_for": 60, "delay": 60}, GiveUpReason.RETRY_FOR, id="back when it is over"
         ),
         pytest.param(
             {"first_received_at": NOW - 900 * HOUR}, {"retry_for": None}, None, id="None = for ever"

@@ -383,6 +383,8 @@ def test_the_options_and_their_defaults() -> None:
         code_spans(row[0])[0]: code_spans(row[1])[0]
         for row in table("docs/options.md", heading="option")
     }
+    # Each task's own, never app-wide:
+    assert shown.pop("guard") == repr(celery_sqs_backoff.SQSBackoffTask.guard)
     assert tuple(shown) == Options.names()
     names = vars(celery_sqs_backoff) | {"timedelta": timedelta}
     defaults = {name: eval(code, names) for name, code in shown.items()}

@@ -12,12 +12,17 @@ from celery.exceptions import ImproperlyConfigured
 
 from ..store import Store
 
-__all__ = ["check_store", "has_store", "open_store", "store_of"]
+__all__ = ["check_store", "check_store_of", "has_store", "open_store", "store_of"]
 
 _FORMS = (
     "'redis://host:6379/0' (or 'rediss://', 'unix://'), 'django' or 'django://alias',"
     " 'dynamodb://table' (with '?region=', '?endpoint_url=', '?clock_skew_seconds='),"
     " 'memory://' (this process alone), or an object with the methods of Store"
+)
+
+_NO_STORE = (
+    "Guards, steps, locks and renewed keys need a store: set"
+    f" app.conf.sqs_backoff['store'] to {_FORMS}"
 )
 
 _KINDS = ("redis", "rediss", "unix", "django", "dynamodb", "memory")
@@ -40,11 +45,20 @@ def store_of(app: Any) -> Store:
     """
     named = _named(app)
     if named is None:
-        raise ImproperlyConfigured(
-            "Guards, steps, locks and renewed keys need a store: set"
-            f" app.conf.sqs_backoff['store'] to {_FORMS}"
-        )
+        raise ImproperlyConfigured(_NO_STORE)
     return open_store(named)
+
+
+def check_store_of(app: Any, *, is_needed: bool) -> None:
+    """Refuse a store that is none, and, if one is needed, an app without.
+
+    Raises:
+        ImproperlyConfigured: of that kind.
+    """
+    if (named := _named(app)) is not None:
+        check_store(named)
+    elif is_needed:
+        raise ImproperlyConfigured(_NO_STORE)
 
 
 def check_store(named: object) -> None:
