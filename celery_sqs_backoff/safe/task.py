@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery.canvas import Signature
-from celery.exceptions import Retry
+from celery.exceptions import ImproperlyConfigured, Retry
 from celery.utils.log import get_task_logger
 
 from ..outcomes import Outcome
@@ -164,8 +164,14 @@ class SafeTask:
     @classmethod
     def _check_guard(cls) -> None:
         """When the task is bound to its app: refuse a guard that could not work."""
-        if cls.guard is not None:
-            cls.guard.check(_signature_of(cls))
+        guard: object = cls.guard
+        if guard is None:
+            return
+        if not isinstance(guard, Guard):
+            raise ImproperlyConfigured(
+                f"guard={guard!r} is not legal: it must be a Guard(key=..., window=...), or None"
+            )
+        guard.check(_signature_of(cls))
 
     def _pass_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Before the run. Raises Refused, or StoreUnavailable."""

@@ -391,6 +391,14 @@ def test_a_guard_with_an_argument_that_the_task_does_not_have_is_refused(app: Ce
         misspelt._check_guard()
 
 
+def test_what_is_no_guard_is_refused(app: Celery) -> None:
+    @app.task(shared=False, base=Host, name="none", guard="mail:{customer_id}")
+    def none(customer_id: int) -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="Guard"):
+        none._check_guard()
+
+
 def test_a_store_that_is_away_does_not_hide_why_the_task_failed(
     app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
