@@ -1,0 +1,76 @@
+"""``manage.py sqs_redrive`` and ``sqs_peek``: the same engine, options and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from celery_sqs_backoff.commands import exit_codes
+from celery_sqs_backoff.testing import LocalQueue
+from tests.integration.redrive_stage import RedriveStage, record, task
+from tests.support.workers import ROOT
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+Manage = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def stage(sqs: SQSClient, sqs_endpoint: str, queue: LocalQueue) -> RedriveStage:
+    return RedriveStage(sqs, sqs_endpoint, queue)
+
+
+@pytest.fixture
+def manage(stage: RedriveStage, sqs_endpoint: str) -> Manage:
+    """Run the example project's ``manage.py``, its queue being the stage's."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        env = {
+            "BROKER_URL": f"sqs://testing:testing@{urlsplit(sqs_endpoint).netloc}",
+            "MAILS_QUEUE_URL": stage.queue.url,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "example_project.manage", *arguments],
+            cwd=ROOT,
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_it_replays_a_dead_letter_queue(stage: RedriveStage, manage: Manage) -> None:
+    bodies = stage.fill(task("mails.send"), task("mails.send"), MessageAttributes=record())
+    peeked = manage("sqs_peek", stage.dlq.url, "--json")
+    assert peeked.returncode == exit_codes.DONE, peeked.stderr
+    assert json.loads(peeked.stdout)["by_reason"]
+    replayed = manage("sqs_redrive", stage.dlq.url, "--to", stage.queue.url, "--yes")
+    assert replayed.returncode == exit_codes.DONE, replayed.stderr
+    assert sorted(stage.bodies(stage.queue).elements()) == sorted(bodies)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(["--rate", "many"], exit_codes.USAGE, id="no rate"),
+        pytest.param(["--no-such-option"], exit_codes.USAGE, id="no option"),
+        pytest.param(["--help"], exit_codes.DONE, id="help"),
+    ],
+)
+def test_its_exit_codes_are_those_of_celery(
+    stage: RedriveStage, manage: Manage, arguments: list[str], code: int
+) -> None:
+    ended = manage("sqs_redrive", stage.dlq.url, "--yes", *arguments)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
