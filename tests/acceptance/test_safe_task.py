@@ -34,7 +34,8 @@ def empty_store() -> Iterator[None]:
 
 
 app.conf.setdefault("sqs_backoff", {"store": STORE})
-OPTIONS = {"base": SQSBackoffTask, "bind": True, "backoff": Schedule([1])}
+#: Not shared: on the app of another test, which names no store, a guard is refused.
+OPTIONS = {"base": SQSBackoffTask, "bind": True, "shared": False, "backoff": Schedule([1])}
 
 
 @app.task(name="safe.mail", guard=Guard(key="mail:{customer}", window=3600), **OPTIONS)
