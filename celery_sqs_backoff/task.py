@@ -309,12 +309,25 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
     def _try_later(self, exc: TryLater) -> Retry | GiveUpReason:
         """Retry a run that was cut short. One that found a lock held is not counted as a retry."""
         delivery, now = delivery_of(self.request), time.time()
-        if delivery is None or not isinstance(exc, Busy):
+        if not isinstance(exc, Busy):
             return self._retry_or_why_not(exc, Verdict(Outcome.RETRYABLE))
+        if delivery is None:
+            return self._try_later_by_publishing(exc)
         delay = _BUSY.delay(max(1, count_busy(self.app, delivery.message_id)), random)
         if reason := self._spent(delivery, self.request, None, delay, now):
             return reason
         return BackoffRetry(exc=exc, when=wire_delay(delay, delivery, now=now))
+
+    def _try_later_by_publishing(self, exc: Busy) -> Retry | GiveUpReason:
+        """On a broker other than SQS. Eagerly no time passes: it would be busy for ever."""
+        request = self.request
+        if request.is_eager:
+            return GiveUpReason.MAX_RETRIES
+        request.retries -= 1  # Celery adds one to what it publishes
+        try:
+            return super().retry(exc=exc, countdown=_BUSY.delay(1, random), throw=False)
+        finally:
+            request.retries += 1
 
     def _retry_by_publishing(
         self, exc: Exception, delay: float, now: float
@@ -352,7 +365,9 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         delivery, retries = delivery_of(request), int(request.retries)
         if delivery is None or not retries:
             return retries
-        return max(0, retries - busy_receives(self.app, delivery.message_id))
+        if not hasattr(request, "sqs_busy_receives"):
+            request.sqs_busy_receives = busy_receives(self.app, delivery.message_id)
+        return max(0, retries - int(request.sqs_busy_receives))
 
     def _draw_delay(self, request: Any) -> float:
         delivery = delivery_of(request)

@@ -43,6 +43,7 @@ POLICIES = {
 CELERY_SQS_BACKOFF = {
     "backoff": POLICIES[os.environ.get("MAILS_BACKOFF", "full-jitter")],
     "retry_for": timedelta(hours=24),
+    "store": "django",  # where guards, steps, locks and renewed keys are recorded
 }
 
 MAIL_PROVIDER_URL = os.environ.get("MAIL_PROVIDER_URL", "http://127.0.0.1:8025")

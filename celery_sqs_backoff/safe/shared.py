@@ -11,7 +11,7 @@ from typing import Any
 from celery.utils.log import get_task_logger
 
 from . import counts
-from .errors import StoreUnavailable
+from .errors import SafeError
 from .store import Store
 from .stores import has_store, store_of
 
@@ -40,6 +40,6 @@ def _ask(app: Any, count: Callable[[Store, str], int], message_id: str) -> int:
         return 0
     try:
         return count(store_of(app), message_id)
-    except StoreUnavailable:
+    except SafeError:  # it is away, or the task has left a transaction open
         logger.exception("sqs_backoff.not_counted")
         return 0

@@ -214,7 +214,10 @@ from example_project.mails.tasks import send_mail
 print(sorted(celery_app.conf.sqs_backoff), send_mail.backoff_options.retry_for)
 print(send_mail.backoff_options.backoff is django.conf.settings.CELERY_SQS_BACKOFF["backoff"])
 """)
-    assert done.stdout.splitlines() == ["['backoff', 'retry_for'] 86400.0", "True"], done.stderr
+    assert done.stdout.splitlines() == [
+        "['backoff', 'retry_for', 'store'] 86400.0",
+        "True",
+    ], done.stderr
 
 
 def test_no_migration_of_the_example_is_missing(tmp_path: Path) -> None:

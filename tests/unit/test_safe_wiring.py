@@ -87,6 +87,30 @@ def _delivered(task: Any, **request: Any) -> Any:
     return task
 
 
+def test_a_busy_lock_is_not_counted_as_a_retry(app: Celery) -> None:
+    undone: list[object] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        name="exclusive",
+        bind=True,
+        max_retries=2,
+        undo=lambda *_: undone.append(1),
+    )
+    def exclusive(self: Any) -> str:
+        with self.exclusive("account:7"):
+            return "done"
+
+    task = _delivered(exclusive, retries=2)
+    with task.exclusive("account:7"), pytest.raises(Retry) as retried:
+        task.run()
+    assert retried.value.when <= 2
+    assert retried.value.sig.options["retries"] == 2
+    assert undone == []
+    assert task.run() == "done"
+
+
 def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app: Celery) -> None:
     undone: list[object] = []
 
