@@ -26,6 +26,7 @@ test: lint types
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.worker
+	$(BIN)/python -m benchmarks.redrive
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from .support.fault_proxy import FaultProxy, fault_proxy
 from .support.processes import children, eventually
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from celery_sqs_backoff.testing import LocalQueue
 
 pytest_plugins = ["celery_sqs_backoff.testing", "pytester"]
+
+# The same examples each time, so that a red run is the change's fault. To look for others:
+# HYPOTHESIS_PROFILE=explore
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, max_examples=2_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 
