@@ -47,9 +47,16 @@ RECORDED = (
 _SETTINGS_VARIABLE = "TEST_APP_SETTINGS"
 
 
+class _AppWithTasksOfItsOwn(Celery):  # type: ignore[misc]
+    """Celery defines the tasks of an app on all later apps too: those of other test modules."""
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        return super().task(*args, **({"shared": False} | options))
+
+
 def app_of_this_module() -> Celery:
     """In a worker: an app on the stage that has started it. In the test: one to define tasks on."""
-    app = Celery("acceptance", set_as_current=False)
+    app = _AppWithTasksOfItsOwn("acceptance", set_as_current=False)
     app.conf.update(json.loads(os.environ.get(_SETTINGS_VARIABLE, "{}")))
     return app
 

@@ -20,7 +20,7 @@ from .processes import eventually, free_port, stop
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-__all__ = ["ministack", "sqs_client", "sqs_server"]
+__all__ = ["SERVERS", "localstack", "ministack", "moto", "server_name", "sqs_client", "sqs_server"]
 
 
 def sqs_client(endpoint: str, **config: Any) -> SQSClient:
@@ -31,13 +31,18 @@ def sqs_client(endpoint: str, **config: Any) -> SQSClient:
     return session.client("sqs", endpoint_url=endpoint, config=Config(**config))
 
 
+def server_name() -> str:
+    """Which server the tests speak to: ``SQS_SERVER``, by default ministack."""
+    return os.environ.get("SQS_SERVER", "ministack")
+
+
 @contextmanager
 def sqs_server() -> Iterator[str]:
-    """The endpoint that the tests use: ``SQS_ENDPOINT`` if it is set, else a ministack."""
+    """The endpoint that the tests use: ``SQS_ENDPOINT`` if it is set, else one started here."""
     if endpoint := os.environ.get("SQS_ENDPOINT"):
         yield endpoint
         return
-    with ministack() as endpoint:
+    with SERVERS[server_name()]() as endpoint:
         yield endpoint
 
 
@@ -45,37 +50,83 @@ def sqs_server() -> Iterator[str]:
 def ministack(*, start_timeout: float = 20.0) -> Iterator[str]:
     """Run ministack, SQS only, and yield its endpoint URL."""
     with tempfile.TemporaryDirectory(prefix="ministack-") as directory:
-        log = Path(directory) / "log"
         port = free_port()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ministack"],
-                env=os.environ
-                | {
-                    "BIND_HOST": "127.0.0.1",
-                    "GATEWAY_PORT": str(port),
-                    "SERVICES": "sqs",
-                    "LOG_LEVEL": "WARNING",
-                    "TMPDIR": directory,  # its pid file
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        endpoint = f"http://127.0.0.1:{port}"
-        try:
-            eventually(
-                lambda: process.poll() is not None or _answers(endpoint),
-                timeout=start_timeout,
-                message=lambda: f"ministack did not answer:\n{log.read_text()}",
-            )
-            if process.poll() is not None:
-                raise RuntimeError(
-                    f"ministack exited with {process.returncode}:\n{log.read_text()}"
-                )
+        env = {
+            "BIND_HOST": "127.0.0.1",
+            "GATEWAY_PORT": str(port),
+            "SERVICES": "sqs",
+            "LOG_LEVEL": "WARNING",
+            "TMPDIR": directory,  # its pid file
+        }
+        with _running(["ministack"], env, port, Path(directory), start_timeout) as endpoint:
             yield endpoint
-        finally:
-            stop(process)
+
+
+@contextmanager
+def moto(*, start_timeout: float = 20.0) -> Iterator[str]:
+    """Run moto's server, and yield its endpoint URL."""
+    with tempfile.TemporaryDirectory(prefix="moto-") as directory:
+        port = free_port()
+        module = ["moto.server", "--host", "127.0.0.1", "--port", str(port)]
+        with _running(module, {}, port, Path(directory), start_timeout) as endpoint:
+            yield endpoint
+
+
+@contextmanager
+def localstack(*, start_timeout: float = 60.0) -> Iterator[str]:
+    """Run LocalStack in host mode, SQS only, and yield its endpoint URL.
+
+    Its own web server is hypercorn here, because with the default one it listens on all addresses,
+    whatever ``GATEWAY_LISTEN`` says.
+    """
+    with tempfile.TemporaryDirectory(prefix="localstack-") as directory:
+        port = free_port()
+        env = {
+            "GATEWAY_SERVER": "hypercorn",
+            "GATEWAY_LISTEN": f"127.0.0.1:{port}",
+            "LOCALSTACK_HOST": f"127.0.0.1:{port}",
+            "LOCALSTACK_VOLUME_DIR": directory,
+            "SERVICES": "sqs",
+            "DNS_ADDRESS": "0",
+            "DISABLE_EVENTS": "1",
+            "SKIP_SSL_CERT_DOWNLOAD": "1",
+            "SQS_ENDPOINT_STRATEGY": "path",
+            "SQS_ENABLE_MESSAGE_RETENTION_PERIOD": "1",
+        }
+        module = ["localstack.runtime.main"]
+        with _running(module, env, port, Path(directory), start_timeout) as endpoint:
+            yield endpoint
+
+
+SERVERS = {"ministack": ministack, "moto": moto, "localstack": localstack}
+
+
+@contextmanager
+def _running(
+    module: list[str], env: dict[str, str], port: int, directory: Path, start_timeout: float
+) -> Iterator[str]:
+    """``python -m module`` with its arguments, until the block ends; yield its endpoint URL."""
+    log = directory / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            env=os.environ | env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    endpoint = f"http://127.0.0.1:{port}"
+    try:
+        eventually(
+            lambda: process.poll() is not None or _answers(endpoint),
+            timeout=start_timeout,
+            message=lambda: f"{module[0]} did not answer:\n{log.read_text()}",
+        )
+        if process.poll() is not None:
+            raise RuntimeError(f"{module[0]} exited, {process.returncode}:\n{log.read_text()}")
+        yield endpoint
+    finally:
+        stop(process)
 
 
 def _answers(endpoint: str) -> bool:
