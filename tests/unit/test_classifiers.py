@@ -95,6 +95,9 @@ NOT_CLASSIFIED: dict[str, str] = {
 
 
 def tree(root: type[BaseException]) -> Iterator[type[BaseException]]:
+    """The error and its subclasses, but for those that botocore makes for each client it has."""
+    if root.__module__ == "botocore.errorfactory":
+        return
     yield root
     for child in root.__subclasses__():
         yield from tree(child)
