@@ -1,0 +1,147 @@
+"""A run that takes its process along: the message backs off, and after some crashes is given up."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chord
+from celery.signals import task_failure
+
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+from tests.support.fault_proxy import fault_proxy
+from tests.support.processes import eventually
+from tests.support.record import note
+
+from .stage import REDIS, Stage, app_of_this_module, stage
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+pytestmark = pytest.mark.redis
+
+app = app_of_this_module()
+
+CRASH_BUDGET = 2
+
+#: What it does to its process, and how the dead-letter record calls that.
+CRASHES = {
+    "killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), "worker lost"),  # as the OOM killer
+    "exits": (lambda: os._exit(1), "worker lost"),
+    "segfaults": (lambda: ctypes.string_at(0), "worker lost"),
+    "hangs": (lambda: time.sleep(60), "hard time limit"),
+}
+
+
+@app.task(
+    base=SQSBackoffTask,
+    bind=True,
+    name="crashes.crash",
+    crash_budget=CRASH_BUDGET,
+    backoff=Schedule([1]),
+    time_limit=2,
+)
+def crash(self: Any, how: str, times: int) -> str:
+    note(task="crashes.crash", how=how, id=self.request.id, times=times)
+    if self.request.retries < times:
+        CRASHES[how][0]()
+    return "alive"
+
+
+@app.task(base=SQSBackoffTask, name="crashes.collect")
+def collect(results: list[str]) -> list[str]:
+    return results
+
+
+@task_failure.connect(weak=False)
+def note_failure(task_id: str, **_: Any) -> None:
+    note(signal="task_failure", id=task_id)
+
+
+class Wreckage:
+    """What one worker has left of tasks that crash too often, once, and inside a chord."""
+
+    def __init__(self, stage: Stage) -> None:
+        assert stage.proxy is not None
+        self.stage = stage
+        main = stage.queues[0].name
+        with stage.worker(concurrency=5):
+            self.hopeless = {how: stage.send("crashes.crash", how, 99) for how in CRASHES}
+            self.once = stage.send("crashes.crash", "exits", 1)
+            header = [
+                stage.app.signature("crashes.crash", ("killed", times), queue=main)
+                for times in (0, 98)
+            ]
+            body = stage.app.signature("crashes.collect", queue=main)
+            self.chord = chord(header, app=stage.app)(body)
+            stage.wait_until_settled(timeout=60)
+            eventually(self.chord.ready, timeout=10)
+            self.asked_to_hide = stage.delays_asked()
+        self.letters = {d.record["id"]: d.record for d in stage.dead_letters() if d.record}
+
+    def runs_of(self, task_id: str) -> list[dict[str, Any]]:
+        return self.stage.record.entries(task="crashes.crash", id=task_id)
+
+
+@pytest.fixture(scope="module")
+def wreckage(
+    sqs: SQSClient, sqs_endpoint: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Wreckage]:
+    with (
+        fault_proxy(sqs_endpoint) as proxy,
+        stage(
+            module=__name__,
+            sqs=sqs,
+            endpoint=sqs_endpoint,
+            directory=tmp_path_factory.mktemp("crashes"),
+            proxy=proxy,
+            conf={"result_backend": REDIS},
+        ) as made,
+    ):
+        yield Wreckage(made)
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_message_that_crashes_too_often_is_a_dead_letter_with_the_reason(
+    wreckage: Wreckage, how: str
+) -> None:
+    result = wreckage.hopeless[how]
+    record = wreckage.letters[result.id]
+    assert (record["reason"], record["attempts"]) == (CRASHES[how][1], CRASH_BUDGET)
+    assert len(wreckage.runs_of(result.id)) == CRASH_BUDGET
+    assert result.state == "FAILURE"
+    assert len(wreckage.stage.record.entries(signal="task_failure", id=result.id)) == 1
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_message_does_not_come_back_at_once_after_a_crash(wreckage: Wreckage, how: str) -> None:
+    first, second = wreckage.runs_of(wreckage.hopeless[how].id)
+    assert second["at"] - first["at"] >= 2
+
+
+def test_no_message_is_given_back_without_a_delay(wreckage: Wreckage) -> None:
+    """The loop that ``task_reject_on_worker_lost`` is."""
+    assert wreckage.asked_to_hide
+    assert 0 not in wreckage.asked_to_hide
+
+
+def test_a_message_that_crashes_less_often_ends_well(wreckage: Wreckage) -> None:
+    assert wreckage.once.get(timeout=5) == "alive"
+    assert len(wreckage.runs_of(wreckage.once.id)) == 2
+    assert wreckage.once.id not in wreckage.letters
+
+
+def test_a_chord_ends_when_a_part_of_it_crashes_too_often(wreckage: Wreckage) -> None:
+    """Those who wait for it learn of it; with the message alone in the queue they would not."""
+    assert wreckage.chord.state == "FAILURE"
+    [letter] = [r for task_id, r in wreckage.letters.items() if not_sent_alone(wreckage, task_id)]
+    assert letter["reason"] == "worker lost"
+
+
+def not_sent_alone(wreckage: Wreckage, task_id: str) -> bool:
+    return all(run["times"] == 98 for run in wreckage.runs_of(task_id))
