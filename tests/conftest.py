@@ -34,6 +34,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "sqs_endpoint" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.server)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A missing service skips on a laptop and fails in CI, where nobody reads skips."""
     for marker, port in _SERVICES.items():
