@@ -23,7 +23,9 @@ class MessageGroups:
     """Starts the messages of a group in order, each when the one before it is settled.
 
     A message that backs off, is given back, or is lost, sends those waiting behind it back to SQS,
-    which delivers them after it. That costs each of them a receive.
+    which delivers them after it. That costs each of them a receive. Behind one that backs off they
+    are hidden for as long: AWS says that a hidden message blocks its group, but LocalStack, which
+    follows recorded answers of AWS, hands out a later message that was made visible before it.
 
     Order is kept as far as at-least-once delivery can: a message that is done, but whose delete
     never reaches SQS, comes back behind its successors.
@@ -83,7 +85,8 @@ class MessageGroups:
             start = turns[0][1] if turns else None
             if start is None:
                 del self._waiting[group]
+        until = lease.due_at if lease.state is State.DEFERRED else None
         for later in give_back:
-            later.give_back_unrun()
+            later.give_back_unrun(until=until)
         if start is not None:
             self._soon(start)

@@ -146,10 +146,14 @@ class Lease:
         """Give the message back, to be received again at once."""
         return self._settle(State.RELEASED)
 
-    def give_back_unrun(self) -> bool:
-        """Release a message whose task has not been started: this receive was no attempt."""
+    def give_back_unrun(self, *, until: float | None = None) -> bool:
+        """Give back a message whose task has not been started: this receive was no attempt.
+
+        Arguments:
+            until: hide it until then, by the monotonic clock. ``None``: show it at once.
+        """
         self.keeper.memory.count_unrun(self.delivery.message_id)
-        return self.release()
+        return self.release() if until is None else self._settle(State.DEFERRED, due_at=until)
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue."""

@@ -70,9 +70,7 @@ def test_a_group_starts_again_from_nothing(worker):
     assert worker.started == ["1", "2"]
 
 
-@pytest.mark.parametrize(
-    "end", [lambda x: x.defer(5), Lease.release, Lease.lose], ids=["backs off", "given", "lost"]
-)
+@pytest.mark.parametrize("end", [Lease.release, Lease.lose], ids=["given back", "lost"])
 def test_those_behind_a_message_that_comes_back_are_given_back_unrun(worker, end):
     first, *behind = (worker.receive(name) for name in "123")
     end(first)
@@ -80,6 +78,15 @@ def test_those_behind_a_message_that_comes_back_are_given_back_unrun(worker, end
     assert worker.started == ["1"]
     assert [lease.state for lease in behind] == [State.RELEASED, State.RELEASED]
     assert worker.freed == ["1", "2", "3"]
+    assert [worker.keeper.memory.unrun(name) for name in "123"] == [0, 1, 1]
+
+
+def test_those_behind_a_message_that_backs_off_come_back_with_it(worker):
+    first, *behind = (worker.receive(name) for name in "123")
+    first.defer(5)
+    worker.turn_loop()
+    assert worker.started == ["1"]
+    assert {(lease.state, lease.due_at) for lease in behind} == {(State.DEFERRED, first.due_at)}
     assert [worker.keeper.memory.unrun(name) for name in "123"] == [0, 1, 1]
 
 
