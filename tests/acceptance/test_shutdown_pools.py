@@ -1,0 +1,112 @@
+"""How a worker can be told to stop: warm, soft, cold. No way costs a message its delay."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+from tests.support.fault_proxy import unavailable
+from tests.support.processes import eventually
+from tests.support.record import note
+
+from .stage import Stage, app_of_this_module
+
+app = app_of_this_module()
+
+VISIBILITY_TIMEOUT_SECONDS = 2
+
+#: Twice the visibility timeout: without a lease that is renewed the message would come back.
+RUN_SECONDS = 4
+
+
+class ProviderDown(Exception):
+    pass
+
+
+@app.task(
+    base=SQSBackoffTask,
+    name="shutdown_pools.mail",
+    retry_on=(ProviderDown,),
+    backoff=Schedule([600]),
+)
+def mail(what: str) -> None:
+    note(task="shutdown_pools.mail", what=what)
+    if what == "backs off":
+        raise ProviderDown
+    if what == "runs":
+        time.sleep(RUN_SECONDS)
+        note(task="shutdown_pools.mail", what="has run")
+
+
+#: Signal, ``worker_soft_shutdown_timeout``, and whether the running task may end.
+WARM = (signal.SIGTERM, 0.0, True)
+SOFT = (signal.SIGQUIT, RUN_SECONDS + 4.0, True)
+SOFT_TOO_SHORT = (signal.SIGQUIT, 1.0, False)
+COLD = (signal.SIGQUIT, 0.0, False)
+
+BLOCKED = pytest.mark.xfail(
+    strict=True, reason="a full gevent pool blocks the consumer: what waits is run, not given back"
+)
+ASLEEP = pytest.mark.xfail(
+    strict=True, reason="Celery sleeps before it stops anything: what waits is given back too late"
+)
+
+
+@pytest.mark.parametrize(
+    ("pool", "how"),
+    [
+        pytest.param("gevent", WARM, id="gevent-warm", marks=BLOCKED),
+        pytest.param("prefork", WARM, id="prefork-warm"),
+        pytest.param("prefork", SOFT, id="prefork-soft", marks=ASLEEP),
+        pytest.param("prefork", SOFT_TOO_SHORT, id="prefork-soft-too-short"),
+        pytest.param("prefork", COLD, id="prefork-cold"),
+    ],
+)
+def test_every_message_is_where_it_belongs_after_a_stop(
+    make_stage: Callable[..., Stage], pool: str, how: tuple[signal.Signals, float, bool]
+) -> None:
+    """One has succeeded, but SQS does not know yet; one is hidden; one runs; two have not begun."""
+    sig, soft_timeout, may_end = how
+    stage = make_stage(queues={"test": {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}})
+    assert stage.proxy is not None
+    with stage.worker(
+        pool=pool,
+        concurrency=1,
+        options=("--prefetch-multiplier", "4"),
+        conf={"worker_soft_shutdown_timeout": soft_timeout},
+        stop_timeout=1,
+    ) as worker:
+        stage.proxy.inject(unavailable(actions=("DeleteMessageBatch",)))
+        stage.send("shutdown_pools.mail", "backs off")
+        eventually(lambda: 600 in stage.delays_asked(), timeout=20)
+        stage.send("shutdown_pools.mail", "succeeds")
+        eventually(lambda: stage.asked("DeleteMessageBatch"), timeout=20)
+        for what in ("runs", "waits", "waits"):
+            stage.send("shutdown_pools.mail", what)
+        eventually(lambda: stage.record.entries(what="runs"), timeout=20)
+        eventually(lambda: received(stage) >= 5, timeout=20)
+        worker.send(sig)
+        at_once = 2.0 if may_end else 5.0  # the end of tasks that are cut short takes its time
+        eventually(lambda: stage.delays_asked().count(0) >= 2, timeout=at_once, message="none yet")
+        stage.proxy.heal()
+        assert worker.stop(sig=signal.SIGCONT, timeout=30) == 0
+    given_back = 2 if may_end else 3
+    assert stage.delays_asked().count(0) == given_back
+    eventually(
+        lambda: stage.messages() == (given_back, 1),
+        timeout=2,
+        message=lambda: str(stage.messages()),
+    )
+    assert len(stage.record.entries(what="has run")) == int(may_end)
+    assert len(stage.record.entries(what="waits")) == 0
+    assert [delay for delay in stage.delays_asked() if delay > 10] == [600]
+    assert stage.dead_letters() == []
+
+
+def received(stage: Stage) -> int:
+    assert stage.proxy is not None
+    return stage.proxy.counts()["ReceiveMessage"].messages
