@@ -35,6 +35,10 @@ logger = get_logger(__name__)
 #: The handle is void: the message is deleted, or somebody else has received it.
 _STALE = {"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"}
 
+#: Ours: the visibility timeout has run out, so the message is back already, perhaps with somebody
+#: else, for whom a change would be meant.
+_TOO_LATE = "VisibilityTimeoutOver"
+
 #: A person has to act; said once per queue.
 _DENIED = {
     "AccessDenied",
@@ -333,9 +337,15 @@ class Keeper:
 
     def _hide(self, batch: list[Lease]) -> calls.Results:
         now = self.clock()
-        parked = [lease for lease in batch if self._park(lease, now)]
-        hidden = [lease for lease in batch if lease not in parked]
-        results: calls.Results = [(lease, None) for lease in parked]
+        results: calls.Results = []
+        hidden = []
+        for lease in batch:
+            if lease.may_be_lost or now >= lease.visible_at:
+                results.append((lease, _TOO_LATE))
+            elif self._park(lease, now):
+                results.append((lease, None))
+            else:
+                hidden.append(lease)
         if hidden:
             results += calls.change_visibility(
                 [(lease, lease.receipt_handle, _seconds_to_hide(lease, now)) for lease in hidden]
@@ -372,7 +382,7 @@ class Keeper:
         """Whether a settlement that failed is worth another call; say so where it is not."""
         if action is _Action.DEAD_LETTER:
             return self._keep_hidden(lease, code)
-        if code in _STALE:
+        if code in _STALE or code == _TOO_LATE:
             logger.warning(
                 "sqs_backoff.lease_gone: %s of message %s on %s: %s",
                 action.value,
@@ -438,6 +448,8 @@ class Keeper:
             if lease.receipt_handle != handle:
                 continue  # it has a newer one by now, which has just been received
             if code is None:
+                if asked_at >= lease.visible_at:
+                    lease.tell_of_loss()
                 lease.renewed(asked_at, seconds)
             elif code in _STALE:
                 if lease.lose():

@@ -69,6 +69,7 @@ class Lease:
         "group_id",
         "handed_to_pool",
         "keeper",
+        "may_be_lost",
         "on_lost",
         "park",
         "park_above",
@@ -114,6 +115,9 @@ class Lease:
         #: but made a dead letter (``None``: never), and the record for that.
         self.park_above: float | None = None
         self.park: Callable[[float], DeadLetterRecord] | None = None
+        #: Its visibility timeout has run out unrenewed: a standard queue still takes the receipt
+        #: handle then, and applies it to whoever has the message by now.
+        self.may_be_lost = False
         #: Told, once, that somebody else may have the message. Must not block.
         self.on_lost: Callable[[], None] | None = None
         self._lock = threading.Lock()
@@ -167,7 +171,11 @@ class Lease:
         return is_lost
 
     def tell_of_loss(self) -> None:
-        """Tell the task that somebody else may have the message; it may still be settled."""
+        """Tell the task that somebody else may have the message.
+
+        If it succeeds, the message is still deleted: whoever has it need not do it again.
+        """
+        self.may_be_lost = True
         told, self.on_lost = self.on_lost, None
         if told is not None:
             told()
@@ -180,6 +188,7 @@ class Lease:
             earlier.receipt_handle = self.receipt_handle
             earlier.received_at = self.received_at
             earlier.visible_at, earlier.renew_at = self.visible_at, self.renew_at
+            earlier.may_be_lost = False
         return self._settle(State.MERGED)
 
     def _settle(self, state: State, **facts: Any) -> bool:

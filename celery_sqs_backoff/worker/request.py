@@ -190,7 +190,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             super().acknowledge()
         elif not self.acknowledged:
             self.acknowledged = True
-            if self._cancelling:  # gevent and eventlet report a greenlet they killed as a success
+            if self._cancelling and self.worker_pid == os.getpid():
+                # gevent and eventlet report a greenlet they killed as a success. (What a child
+                # process reports after that it has done while a soft shutdown was slept through.)
                 self.lease.release()
                 return
             give_up, self._give_up = self._give_up, None

@@ -39,8 +39,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._keeper = Keeper()
         upstream.declare_without_leave_to_look(c)
         c.sqs_receiver = Receiver(self._keeper, soon=_soon(c))
+        upstream.give_back_before_soft_shutdown(c, self._give_back_unstarted)
         self._blocks_loop = isinstance(c.pool, solo.TaskPool)
-        if self._blocks_loop:
+        if self._blocks_loop or c.pool.is_green:
             upstream.run_after_receiving(c)
 
     def start(self, c: Any) -> None:
@@ -65,9 +66,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         Those messages are given back at once; the running ones keep their leases.
         """
         upstream.keep_event_loop(c)
-        for lease in self._keeper.held():
-            if not lease.handed_to_pool():
-                lease.give_back_unrun()
+        self._give_back_unstarted()
 
     def terminate(self, c: Any) -> None:
         self.stop(c)
@@ -77,6 +76,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         atexit.unregister(self.shutdown)
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
         c.sqs_receiver.lost_flags.clear()
+
+    def _give_back_unstarted(self) -> None:
+        for lease in self._keeper.held():
+            if not lease.handed_to_pool():
+                lease.give_back_unrun()
 
     def _check_queues(self, c: Any, channel: Any) -> None:
         tasks = [task for task in c.app.tasks.values() if isinstance(task, SQSBackoffTask)]

@@ -6,6 +6,7 @@ Each says which versions it is for; on others it changes nothing that works.
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,11 +19,13 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop, set_event_loop
 
 from ..queues import error_code
+from .lease import State
 
 __all__ = [
     "ORIGINAL_BODY",
     "ask_for_attributes",
     "declare_without_leave_to_look",
+    "give_back_before_soft_shutdown",
     "keep_event_loop",
     "run_after_receiving",
     "survive_failed_receives",
@@ -190,24 +193,73 @@ def _code(response: Any) -> str:
 
 
 def run_after_receiving(consumer: Any) -> None:
-    """On the solo pool: run a task only when the whole batch it came in has been taken in.
+    """On solo, gevent and eventlet: run a task only when the batch it came in has been taken in.
 
-    All versions: there a task runs in the callback that receives its message, so the messages
-    behind it in the batch stay unknown, and unrenewed, until it ends.
+    All versions: there the callback that receives a message does not return before its task has
+    ended (solo) or has a greenlet (gevent, eventlet, whose pools block while they are full). So the
+    messages behind it in the batch would stay unknown, and unrenewed.
     """
     handle, hub = consumer.on_task_request, consumer.hub
     waiting: deque[Any] = deque()
 
+    running = False
+
     def run_waiting() -> None:
-        while waiting and not _is_stopping():
-            handle(waiting.popleft())
+        nonlocal running
+        try:
+            while waiting:
+                if hub is None:
+                    _wait_for_room(consumer.pool._pool)
+                request = waiting.popleft()
+                if not _is_stopping() and _is_ours(request):
+                    handle(request)
+        finally:
+            running = False
 
     def on_task_request(request: Any) -> None:
+        nonlocal running
         waiting.append(request)
-        if len(waiting) == 1:
+        if running:
+            return
+        running = True
+        if hub is None:
+            consumer.timer.call_after(0, run_waiting)  # in a greenlet of its own
+        else:
             hub.call_soon(run_waiting)
 
     consumer.on_task_request = on_task_request
+
+
+def _is_ours(request: Any) -> bool:
+    """Whether the request's message is still to be run here."""
+    lease = getattr(request, "lease", None)  # other tasks' requests have none
+    return lease is None or lease.state is State.HELD
+
+
+def _wait_for_room(green_pool: Any) -> None:
+    """Wait until a greenlet is free, without taking it."""
+    if hasattr(green_pool, "wait_available"):  # gevent
+        green_pool.wait_available()
+    else:  # eventlet
+        with green_pool.sem:
+            pass
+
+
+def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
+    """Give back what has not begun before a soft shutdown, not after it.
+
+    Celery 5.5 and later: ``worker_soft_shutdown_timeout`` is slept through in the signal handler,
+    before any step of the worker is told to stop.
+    """
+    controller = consumer.controller
+    wait = controller.wait_for_soft_shutdown
+
+    def give_back_and_wait() -> None:
+        # In a thread: the code that the signal has interrupted may hold a lease's lock.
+        threading.Thread(target=give_back, daemon=True).start()
+        wait()
+
+    controller.wait_for_soft_shutdown = give_back_and_wait
 
 
 def _is_stopping() -> bool:

@@ -365,9 +365,8 @@ def check_tox(arguments: list[str]) -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     known = tox["tox"]["env_list"].split()
-    [matrix] = [names for names in known if "{" in names]
-    pattern = re.sub(r"\{([^}]*)\}", lambda m: f"({m[1].replace(',', '|')})", matrix)
-    assert arguments[1] in known or re.fullmatch(pattern, arguments[1])
+    patterns = [re.sub(r"\{([^}]*)\}", lambda m: f"({m[1].replace(',', '|')})", n) for n in known]
+    assert any(re.fullmatch(pattern, arguments[1]) for pattern in patterns)
 
 
 def check_aws(arguments: list[str]) -> None:
