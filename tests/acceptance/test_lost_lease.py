@@ -10,6 +10,7 @@ import pytest
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.signals import lease_lost
+from tests.support.differences import STALE_HANDLE_IS_REFUSED, differs
 from tests.support.fault_proxy import unavailable
 from tests.support.processes import eventually
 from tests.support.record import note
@@ -58,7 +59,11 @@ def test_a_task_learns_that_its_message_is_gone_and_leaves_it_alone(
     assert signal["id"] == result.id
     assert signal["message_id"] == theirs["MessageId"]
     assert signal["queue"] == stage.queues[0].name
-    assert stage.messages() == (0, 1), "it is the other's, and still hidden"
+    if differs(STALE_HANDLE_IS_REFUSED):
+        assert stage.messages() == (0, 1), "it is the other's, and still hidden"
+    else:
+        assert stage.messages() in ((0, 1), (0, 0)), "what is done may be deleted for both"
+    assert 0 not in stage.delays_asked(), "nobody's hold is cut short"
 
 
 def test_a_message_that_comes_back_to_the_worker_that_runs_it_is_not_run_twice(
