@@ -13,7 +13,7 @@ import pytest
 from celery.signals import worker_ready
 
 from celery_sqs_backoff import SQSBackoffTask
-from tests.support.fault_proxy import expired_token
+from tests.support.fault_proxy import expired_token, unavailable
 from tests.support.processes import eventually
 from tests.support.record import note
 
@@ -31,6 +31,11 @@ def lasts(name: str, seconds: float) -> None:
     note(task="reconnect.lasts", name=name, what="start")
     time.sleep(seconds)
     note(task="reconnect.lasts", name=name, what="end")
+
+
+@app.task(base=SQSBackoffTask, name="reconnect.fails")
+def fails() -> None:
+    raise ValueError("for good")
 
 
 @worker_ready.connect(weak=False)
@@ -97,6 +102,24 @@ def test_a_consumer_that_restarts_leaves_running_tasks_their_messages(
     deleted = [entry["ReceiptHandle"] for entry in stage.asked("DeleteMessageBatch")]
     assert len(deleted) == len(set(deleted)) == 4
     assert stage.dead_letters() == []
+
+
+@pytest.mark.xfail(strict=True, reason="one failed look at the queue is believed for good")
+def test_a_worker_that_starts_while_sqs_is_away_does_not_take_the_dead_letter_queue_for_none(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """Without one, the message of a task that is given up would be deleted."""
+    stage = make_stage()
+    assert stage.proxy is not None
+    stage.proxy.inject(unavailable(actions=("GetQueueAttributes",)))
+    with stage.worker(pool="solo", concurrency=1):
+        assert stage.proxy.counts()["GetQueueAttributes"].faults > 0
+        stage.proxy.heal()
+        task_id = stage.send("reconnect.fails").id
+        stage.wait_until_settled()
+    [letter] = stage.dead_letters()
+    assert letter.record is not None
+    assert letter.record["id"] == task_id
 
 
 def runs_that(stage: Stage, what: str) -> Counter[str]:
