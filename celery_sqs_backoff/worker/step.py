@@ -41,7 +41,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         c.sqs_receiver = Receiver(self._keeper, soon=_soon(c))
         upstream.give_back_before_soft_shutdown(c, self._give_back_unstarted)
         self._blocks_loop = isinstance(c.pool, solo.TaskPool)
-        if self._blocks_loop or c.pool.is_green:
+        if self._blocks_loop or type(c.pool).__module__ == "celery.concurrency.gevent":
             upstream.run_after_receiving(c)
 
     def start(self, c: Any) -> None:

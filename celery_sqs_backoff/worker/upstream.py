@@ -193,11 +193,12 @@ def _code(response: Any) -> str:
 
 
 def run_after_receiving(consumer: Any) -> None:
-    """On solo, gevent and eventlet: run a task only when the batch it came in has been taken in.
+    """On solo and gevent: run a task only when the whole batch it came in has been taken in.
 
     All versions: there the callback that receives a message does not return before its task has
-    ended (solo) or has a greenlet (gevent, eventlet, whose pools block while they are full). So the
-    messages behind it in the batch would stay unknown, and unrenewed.
+    ended (solo) or has a greenlet (gevent, whose pool blocks while it is full). So the messages
+    behind it in the batch would stay unknown, and unrenewed. (It is so on eventlet, too, which
+    Celery advises against; there this guard kept a worker from ending.)
     """
     handle, hub = consumer.on_task_request, consumer.hub
     waiting: deque[Any] = deque()
@@ -209,7 +210,7 @@ def run_after_receiving(consumer: Any) -> None:
         try:
             while waiting:
                 if hub is None:
-                    _wait_for_room(consumer.pool._pool)
+                    consumer.pool._pool.wait_available()  # gevent: until a greenlet is free
                 request = waiting.popleft()
                 if not _is_stopping() and _is_ours(request):
                     handle(request)
@@ -234,15 +235,6 @@ def _is_ours(request: Any) -> bool:
     """Whether the request's message is still to be run here."""
     lease = getattr(request, "lease", None)  # other tasks' requests have none
     return lease is None or lease.state is State.HELD
-
-
-def _wait_for_room(green_pool: Any) -> None:
-    """Wait until a greenlet is free, without taking it."""
-    if hasattr(green_pool, "wait_available"):  # gevent
-        green_pool.wait_available()
-    else:  # eventlet
-        with green_pool.sem:
-            pass
 
 
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
