@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench lint types clean
+.PHONY: help demo test bench chaos lint types clean
 
 help:
 	@echo "make demo   an outage of a mail provider, and how 300 mails survive it"
 	@echo "make test   lint, types and all tests"
 	@echo "make bench  our worker beside stock Celery, in one run"
+	@echo "make chaos  2,500 tasks, spoiled calls to SQS and killed workers: nothing lost"
 
 $(STAMP): setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; try make PYTHON=python3.11")'
@@ -27,6 +28,9 @@ test: lint types
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.worker
 	$(BIN)/python -m benchmarks.redrive
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,113 @@
+"""Several workers at a time; one that has ended is replaced, until the fleet is told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from tests.acceptance.stage import Stage
+from tests.support.workers import Worker
+
+__all__ = ["Berth", "Fleet", "fleet"]
+
+#: Pool and concurrency of each worker.
+CREW = (("prefork", 2), ("prefork", 2), ("threads", 4))
+
+_LOOK_SECONDS = 0.05
+_STOP_TIMEOUT_SECONDS = 25.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manned:
+    """A worker that was there, and how its calls to SQS can be told from those of others."""
+
+    pid: int
+    access_key: str
+
+
+class Berth:
+    """A place for one worker at a time."""
+
+    def __init__(self, stage: Stage, pool: str, concurrency: int, stopping: threading.Event):
+        self.pool = pool
+        self.worker: Worker | None = None
+        self.manned: list[Manned] = []
+        #: Workers that ended although nobody had told them to, with what they said.
+        self.deserted: list[str] = []
+        self.told_to_end: set[int] = set()
+        self._stage = stage
+        self._concurrency = concurrency
+        self._stopping = stopping
+        self._thread = threading.Thread(target=self._run, name=f"berth-{pool}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            key = f"{self.pool}{id(self) % 1000}n{len(self.manned)}"
+            try:
+                with self._stage.worker(
+                    pool=self.pool,
+                    concurrency=self._concurrency,
+                    conf=_with_access_key(self._stage.worker_settings, key),
+                    stop_timeout=_STOP_TIMEOUT_SECONDS,
+                ) as worker:
+                    self._watch(worker, key)
+            except AssertionError as exc:  # it did not start
+                self.deserted.append(str(exc))
+
+    def _watch(self, worker: Worker, key: str) -> None:
+        self.manned.append(Manned(pid=worker.pid, access_key=key))
+        self.worker = worker
+        while worker.is_running and not self._stopping.is_set():
+            time.sleep(_LOOK_SECONDS)
+        self.worker = None
+        if not self._stopping.is_set() and worker.pid not in self.told_to_end:
+            self.deserted.append(worker.log())
+
+
+class Fleet:
+    """All berths."""
+
+    def __init__(self, berths: list[Berth]) -> None:
+        self.berths = berths
+
+    def pid_of(self, access_key: str) -> int | None:
+        """Whose key this is; ``None``: a worker's that has not come to be ready."""
+        manned = (m for berth in self.berths for m in berth.manned)
+        return next((m.pid for m in manned if m.access_key == access_key), None)
+
+    @property
+    def deserted(self) -> list[str]:
+        return [log for berth in self.berths for log in berth.deserted]
+
+
+@contextmanager
+def fleet(stage: Stage) -> Iterator[Fleet]:
+    """Keep a crew running; at the end all workers get SIGTERM at once, and are waited for."""
+    stopping = threading.Event()
+    berths = [Berth(stage, pool, concurrency, stopping) for pool, concurrency in CREW]
+    for berth in berths:
+        berth.start()
+    try:
+        yield Fleet(berths)
+    finally:
+        stopping.set()
+        for berth in berths:
+            berth.join()
+
+
+def _with_access_key(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+    options = deepcopy(settings["broker_transport_options"])
+    for queue in options["predefined_queues"].values():
+        queue["access_key_id"] = key
+    return {"broker_transport_options": options}

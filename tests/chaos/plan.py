@@ -1,0 +1,45 @@
+"""What each task of a run is to do, drawn from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+__all__ = ["Behaviour", "Plan", "draw_plan"]
+
+Behaviour = Literal["succeed", "retry", "fail", "crash"]
+
+#: How many of a hundred tasks: behaviour, how often at the most before it succeeds.
+_SHARES: dict[tuple[Behaviour, int], int] = {
+    ("succeed", 0): 62,
+    ("retry", 1): 10,
+    ("retry", 2): 6,
+    ("retry", 3): 4,
+    ("fail", 0): 8,
+    ("crash", 1): 8,
+    ("crash", 1_000_000): 2,  # until it is given up
+}
+
+#: How many of a hundred tasks last between so many seconds.
+_SECONDS = {(0.0, 0.05): 84, (0.3, 1.0): 14, (3.0, 7.0): 2}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One task: it does as its behaviour says at its first ``times`` runs, then succeeds."""
+
+    task_id: str
+    behaviour: Behaviour
+    times: int
+    seconds: float
+
+
+def draw_plan(tasks: int, rng: Random) -> list[Plan]:
+    """Draw the plans of so many tasks; the same rng, the same plans."""
+    kinds = rng.choices(list(_SHARES), list(_SHARES.values()), k=tasks)
+    ranges = rng.choices(list(_SECONDS), list(_SECONDS.values()), k=tasks)
+    return [
+        Plan(f"chaos-{n:05}", behaviour, times, round(rng.uniform(*seconds), 3))
+        for n, ((behaviour, times), seconds) in enumerate(zip(kinds, ranges, strict=True))
+    ]

@@ -1,0 +1,89 @@
+"""What a run of chaos has come to, as a table, and whether it is good."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+__all__ = ["Extra", "Report"]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A run after the one that had settled its message; without a ``why`` it is a bug."""
+
+    task_id: str
+    why: str | None
+    timeline: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The outcome of one run. ``letters``: reasons of the dead letters of each task id."""
+
+    seed: int
+    sent: Sequence[str]
+    done: Set[str]
+    letters: Mapping[str, Sequence[str | None]]
+    runs: int
+    extras: Sequence[Extra]
+    faults: Mapping[str, int]
+    deeds: Mapping[str, int]
+    workers: int
+    #: Output of workers that ended although nobody had told them to.
+    deserted: Sequence[str]
+    #: Messages left on the queue, visible and hidden; empty: none.
+    left: Sequence[int]
+
+    @property
+    def lost(self) -> list[str]:
+        """Neither done nor a dead letter."""
+        return [task_id for task_id in self.sent if task_id not in self.done | self.letters.keys()]
+
+    @property
+    def without_reason(self) -> list[str]:
+        return [task_id for task_id, reasons in self.letters.items() if not all(reasons)]
+
+    @property
+    def unexplained(self) -> list[Extra]:
+        return [extra for extra in self.extras if extra.why is None]
+
+    @property
+    def is_good(self) -> bool:
+        return not (
+            self.lost or self.left or self.without_reason or self.unexplained or self.deserted
+        )
+
+    def lines(self) -> Iterator[str]:
+        """The table; then, if it is not good, what a person needs to find out why."""
+        reasons = Counter(reasons[0] for reasons in self.letters.values())
+        copies = sum(len(reasons) - 1 for reasons in self.letters.values())
+        rows: list[tuple[str, object]] = [
+            ("seed", self.seed),
+            ("sent", len(self.sent)),
+            ("done", len(self.done)),
+            ("dead-lettered", len(self.letters)),
+            *((f"  {reason}", n) for reason, n in sorted(reasons.items(), key=str)),
+            ("  copies of the same", copies),
+            ("lost", len(self.lost)),
+            ("left on the queue", sum(self.left)),
+            ("runs", self.runs),
+            ("runs beyond the first success", len(self.extras)),
+            *((f"  {why}", n) for why, n in Counter(e.why for e in self.extras if e.why).items()),
+            ("  unexplained", len(self.unexplained)),
+            ("workers", self.workers),
+            ("  that ended by themselves", len(self.deserted)),
+            *((f"  {deed}", n) for deed, n in sorted(self.deeds.items())),
+            ("calls spoiled", sum(self.faults.values())),
+            *((f"  {kind}", n) for kind, n in sorted(self.faults.items())),
+        ]
+        for name, value in rows:
+            yield f"{name:<64}{value:>8}"
+        for task_id in self.lost:
+            yield f"LOST {task_id}"
+        for extra in self.unexplained:
+            yield f"UNEXPLAINED {extra.task_id}"
+            yield from (f"    {line}" for line in extra.timeline)
+        for log in self.deserted:
+            yield f"ENDED BY ITSELF\n{log}"

@@ -1,0 +1,145 @@
+"""A fault proxy that writes down what it did to each message: one JSON object per call, in a file.
+
+Which worker has called is told by its access key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME
+from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy_server import _Proxy
+from tests.support.faults import Count, Fault
+from tests.support.processes import eventually, stop
+
+__all__ = ["ACTIONS", "witness"]
+
+#: The calls that decide what becomes of a message.
+ACTIONS = (
+    "ChangeMessageVisibilityBatch",
+    "DeleteMessageBatch",
+    "ReceiveMessage",
+    "SendMessageBatch",
+)
+
+_ACCESS_KEY = re.compile(r"Credential=([^/]+)/")
+
+_call: ContextVar[dict[str, Any]] = ContextVar("call")
+
+
+class _Witness(_Proxy):
+    def __init__(self, upstream: str, log: Path) -> None:
+        super().__init__(upstream, latency_ms=0)
+        self._log = log.open("a")
+        self._message_ids: dict[str, str] = {}  # by receipt handle
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        key = _ACCESS_KEY.search(request.headers.get("Authorization", ""))
+        call: dict[str, Any] = {
+            "at": time.monotonic(),
+            "worker": key[1] if key else None,
+            "action": "",
+            "fault": None,
+            "reached_at": None,
+            "entries": [],
+            "spoiled": [],  # positions, of the entries that a fault was for
+            "succeeded": [],  # positions, of the entries that SQS has acted on
+            "received": {},  # message ids by receipt handle
+        }
+        _call.set(call)
+        try:
+            return await super()._handle(request)
+        finally:
+            call["answered_at"] = time.monotonic()
+            call.pop("positions", None)
+            self._log.write(json.dumps(call) + "\n")
+            self._log.flush()
+
+    def _fault_for(
+        self, action: str, entries: Sequence[Mapping[str, Any]]
+    ) -> tuple[Fault | None, set[int]]:
+        fault, failing = super()._fault_for(action, entries)
+        call = _call.get()
+        call["action"] = action
+        call["entries"] = [self._entry(entry) for entry in entries]
+        if fault is not None:
+            call["fault"] = fault.kind
+            call["spoiled"] = sorted(failing) or list(range(len(entries)))
+        call["positions"] = {entry["Id"]: n for n, entry in enumerate(entries)}
+        return fault, failing
+
+    def _entry(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        record = entry.get("MessageAttributes", {}).get(ATTRIBUTE_NAME, {}).get("StringValue")
+        return {
+            "message_id": self._message_ids.get(entry.get("ReceiptHandle", "")),
+            "task_id": json.loads(record).get("id") if record else None,
+            "seconds": entry.get("VisibilityTimeout"),
+        }
+
+    async def _forward(self, request: web.BaseRequest, body: bytes, count: Count) -> web.Response:
+        answer = await super()._forward(request, body, count)
+        call = _call.get()
+        if answer.status == 200 and call["action"] in ACTIONS:
+            assert isinstance(answer.body, bytes)
+            said = json.loads(answer.body)
+            call["reached_at"] = time.monotonic()
+            call["succeeded"] = [
+                call["positions"][entry["Id"]] for entry in said.get("Successful") or []
+            ]
+            for message in said.get("Messages") or []:
+                handle, message_id = message["ReceiptHandle"], message["MessageId"]
+                self._message_ids[handle] = call["received"][handle] = message_id
+        return answer
+
+
+@contextmanager
+def witness(upstream: str, log: Path) -> Iterator[FaultProxy]:
+    """Run a proxy in front of ``upstream`` that writes its calls to ``log``."""
+    output = log.with_suffix(".output")
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, "--upstream", upstream, "--log", str(log)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        eventually(
+            lambda: process.poll() is not None or output.read_text().endswith("}\n"),
+            message=lambda: f"the proxy did not start:\n{output.read_text()}",
+        )
+        if process.poll() is not None:
+            raise RuntimeError(f"the proxy ended:\n{output.read_text()}")
+        yield FaultProxy(**json.loads(output.read_text()))
+    finally:
+        stop(process)
+
+
+def main() -> None:
+    """Run the proxy until it is told to stop."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--upstream", required=True, help="SQS endpoint URL to forward to")
+    parser.add_argument("--log", required=True, type=Path, help="file that calls are appended to")
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_Witness(options.upstream.rstrip("/"), options.log).serve())
+
+
+if __name__ == "__main__":
+    main()

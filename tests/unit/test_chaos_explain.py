@@ -1,0 +1,179 @@
+"""Of a run that came too many, the chaos test says which injected fault it was, if any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.chaos.explain import Call, History, Kill, Run, explain, extra_runs
+from tests.chaos.plan import draw_plan
+from tests.chaos.report import Extra, Report
+
+DELETE, HIDE, DEAD_LETTER = "DeleteMessageBatch", "ChangeMessageVisibilityBatch", "SendMessageBatch"
+
+WORKER, CHILD, OTHER = 100, 101, 200
+
+
+def run(**facts: Any) -> Run:
+    return Run(**{"message_id": "m", "worker": WORKER, "pid": CHILD, "outcome": "success"} | facts)
+
+
+#: Received at 10, ran from 11 to 12; received by another worker at 20.
+SETTLED = run(received_at=10.0, started_at=11.0, ended_at=12.0)
+EXTRA = run(received_at=20.0, started_at=20.5, ended_at=21.0, worker=OTHER, pid=OTHER)
+
+
+def call(action: str, at: float, **facts: Any) -> Call:
+    return Call(**{"action": action, "worker": WORKER, "at": at, "answered_at": at + 0.1} | facts)
+
+
+def why(
+    *,
+    calls: Sequence[Call] = (),
+    slow_calls: Sequence[Call] = (),
+    kills: Sequence[Kill] = (),
+    outages: Sequence[tuple[float, float]] = (),
+    received_at: Sequence[float] = (10.0, 20.0),
+) -> str | None:
+    history = History(
+        visibility_timeout_seconds=6,
+        received_at=received_at,
+        calls=calls,
+        slow_calls=slow_calls,
+        kills=kills,
+        outages=outages,
+    )
+    return explain(EXTRA, SETTLED, history)
+
+
+def kill(pid: int, at: float) -> Kill:
+    return Kill(at=at, signal="SIGKILL", pid=pid)
+
+
+@pytest.mark.parametrize(
+    ("found", "facts"),
+    [
+        pytest.param(
+            "SIGKILL before the delete", {"kills": [kill(WORKER, 12.05)]}, id="worker-killed"
+        ),
+        pytest.param(
+            "SIGKILL before the delete", {"kills": [kill(CHILD, 12.05)]}, id="child-killed"
+        ),
+        pytest.param(
+            "delete or dead letter spoiled",
+            {"calls": [call(DELETE, 12.1, fault="error", reached=False)]},
+            id="delete-spoiled",
+        ),
+        pytest.param(
+            "delete or dead letter spoiled",
+            {"calls": [call(DEAD_LETTER, 12.1, fault="drop-after")]},
+            id="answer-to-dead-letter-lost",
+        ),
+        pytest.param(
+            "delete held up by a slow answer",
+            {"slow_calls": [call(DELETE, 9, answered_at=21)]},
+            id="delete-held-up",
+        ),
+        pytest.param(
+            "SQS was unreachable at the delete", {"outages": [(11.5, 12.5)]}, id="unreachable"
+        ),
+        pytest.param(
+            "renewal spoiled for longer than the visibility timeout",
+            {"calls": [call(HIDE, 11.9, seconds=10, fault="error", reached=False)]},
+            id="renewal-spoiled",
+        ),
+    ],
+)
+def test_an_injected_fault_explains_it(found: str, facts: dict[str, Any]) -> None:
+    assert why(**facts) == found
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({}, id="nothing-happened"),
+        pytest.param({"kills": [kill(OTHER, 12.05)]}, id="another-was-killed"),
+        pytest.param({"kills": [kill(WORKER, 20.1)]}, id="killed-too-late"),
+        pytest.param({"kills": [kill(WORKER, 18)]}, id="killed-long-after-it-could-have-deleted"),
+        pytest.param({"kills": [kill(CHILD, 10.5)]}, id="killed-before-it-ran"),
+        pytest.param({"calls": [call(DELETE, 21, fault="error", reached=False)]}, id="later-fault"),
+        pytest.param({"calls": [call(DELETE, 12.1)], "kills": [kill(WORKER, 13)]}, id="deleted"),
+        pytest.param({"outages": [(2, 3), (21, 22)]}, id="unreachable-at-another-time"),
+        pytest.param(
+            {"slow_calls": [call(DELETE, 9, answered_at=21, worker=OTHER)]},
+            id="another-worker-was-held-up",
+        ),
+        pytest.param(
+            {
+                "calls": [
+                    call(HIDE, 11.9, seconds=10, fault="error", reached=False),
+                    call(HIDE, 12.0, seconds=10),
+                ],
+            },
+            id="hidden-all-the-time",
+        ),
+    ],
+)
+def test_what_has_nothing_to_do_with_it_does_not_explain_it(facts: dict[str, Any]) -> None:
+    assert why(**facts) is None
+
+
+def test_only_runs_after_the_one_that_settled_the_message_are_too_many() -> None:
+    failed = run(received_at=1.0, started_at=1.0, ended_at=2.0, outcome="retry")
+    killed = run(received_at=5.0, started_at=5.0, outcome=None)
+    assert extra_runs([EXTRA, SETTLED, failed, killed]) == (SETTLED, [EXTRA])
+    assert extra_runs([failed, killed]) == (None, [])
+
+
+def test_a_run_beside_the_one_that_settles_the_message_is_too_many() -> None:
+    beside = run(received_at=11.2, started_at=11.5, ended_at=14.0, worker=OTHER)
+    assert extra_runs([beside, SETTLED]) == (SETTLED, [beside])
+
+
+GOOD: dict[str, Any] = {
+    "seed": 1,
+    "sent": ["a", "b"],
+    "done": {"a"},
+    "letters": {"b": ["worker lost"]},
+    "runs": 2,
+    "extras": [],
+    "faults": {},
+    "deeds": {},
+    "workers": 3,
+    "deserted": [],
+    "left": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        pytest.param({"sent": ["a", "b", "c"]}, "LOST c", id="lost"),
+        pytest.param({"letters": {"b": [None]}}, "None", id="no-reason"),
+        pytest.param({"extras": [Extra("a", None, ["10.000  received"])]}, "UNEXPLAINED a", id="?"),
+        pytest.param({"deserted": ["Unrecoverable error"]}, "Unrecoverable error", id="deserted"),
+        pytest.param({"left": (1, 0)}, "left on the queue", id="left"),
+    ],
+)
+def test_what_must_not_happen_is_named(facts: dict[str, Any], line: str) -> None:
+    assert Report(**GOOD).is_good
+    report = Report(**GOOD | facts)
+    assert not report.is_good
+    assert line in "\n".join(report.lines())
+
+
+def test_an_explained_run_is_good_and_counted() -> None:
+    report = Report(**GOOD | {"extras": [Extra("a", "SIGKILL before the delete")]})
+    assert report.is_good
+    [line] = [line for line in report.lines() if "SIGKILL before the delete" in line]
+    assert line.split()[-1] == "1"
+
+
+def test_the_same_seed_draws_the_same_tasks_of_all_kinds() -> None:
+    plans = draw_plan(2500, Random(1))
+    assert plans == draw_plan(2500, Random(1)) != draw_plan(2500, Random(2))
+    assert {plan.behaviour for plan in plans} == {"succeed", "retry", "fail", "crash"}
+    assert len({plan.task_id for plan in plans}) == 2500
