@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chord
-from celery.signals import task_failure
+from celery.signals import task_failure, task_retry, task_success
+from celery.worker.request import Request
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from tests.support.fault_proxy import fault_proxy
@@ -44,10 +45,12 @@ CRASHES = {
     name="crashes.crash",
     crash_budget=CRASH_BUDGET,
     backoff=Schedule([1]),
-    time_limit=2,
 )
 def crash(self: Any, how: str, times: int) -> str:
     note(task="crashes.crash", how=how, id=self.request.id, times=times)
+    # A job whose process dies before the pool has noticed that it was begun is begun again by the
+    # pool (celery/concurrency/asynpool.py, on_partial_read): one lease, one attempt, two runs.
+    time.sleep(0.5)
     if self.request.retries < times:
         CRASHES[how][0]()
     return "alive"
@@ -63,6 +66,24 @@ def note_failure(task_id: str, **_: Any) -> None:
     note(signal="task_failure", id=task_id)
 
 
+@task_retry.connect(weak=False)
+def note_retry(request: Any, **_: Any) -> None:
+    note(signal="task_retry", id=request.id)
+
+
+@app.task(base=SQSBackoffTask, bind=True, name="crashes.afterwards")
+def succeed(self: Any) -> str:
+    note(task="crashes.crash", id=self.request.id, times=0)
+    time.sleep(0.5)
+    return "stored"
+
+
+@task_success.connect(weak=False)
+def crash_when_the_result_is_stored(sender: Any, **_: Any) -> None:
+    if sender.name == "crashes.afterwards":
+        os._exit(1)
+
+
 class Wreckage:
     """What one worker has left of tasks that crash too often, once, and inside a chord."""
 
@@ -71,8 +92,13 @@ class Wreckage:
         self.stage = stage
         main = stage.queues[0].name
         with stage.worker(concurrency=5):
-            self.hopeless = {how: stage.send("crashes.crash", how, 99) for how in CRASHES}
+            # The limit is for one only: a process that is found dead late would exceed its own.
+            self.hopeless = {
+                how: stage.send("crashes.crash", how, 99, time_limit=2 if how == "hangs" else None)
+                for how in CRASHES
+            }
             self.once = stage.send("crashes.crash", "exits", 1)
+            self.afterwards = stage.send("crashes.afterwards")
             header = [
                 stage.app.signature("crashes.crash", ("killed", times), queue=main)
                 for times in (0, 98)
@@ -128,6 +154,23 @@ def test_no_message_is_given_back_without_a_delay(wreckage: Wreckage) -> None:
     """The loop that ``task_reject_on_worker_lost`` is."""
     assert wreckage.asked_to_hide
     assert 0 not in wreckage.asked_to_hide
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_retry_after_a_crash_is_announced_like_any_other(wreckage: Wreckage, how: str) -> None:
+    """By the main process: there is no other that could."""
+    result = wreckage.hopeless[how]
+    announced = wreckage.stage.record.entries(signal="task_retry", id=result.id)
+    assert len(announced) == CRASH_BUDGET - 1
+
+
+@pytest.mark.skipif(
+    not hasattr(Request, "_success_was_stored"), reason="Celery before 5.7 does not look"
+)
+def test_a_process_that_dies_after_its_task_has_succeeded_is_no_crash(wreckage: Wreckage) -> None:
+    assert wreckage.afterwards.get(timeout=5) == "stored"
+    assert len(wreckage.runs_of(wreckage.afterwards.id)) == 1
+    assert wreckage.afterwards.id not in wreckage.letters
 
 
 def test_a_message_that_crashes_less_often_ends_well(wreckage: Wreckage) -> None:

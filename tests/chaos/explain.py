@@ -90,16 +90,22 @@ def explain(extra: Run, settled: Run, history: History) -> str | None:
 
     ``None``: there is none, so it is a bug.
     """
-    until = extra.received_at
+    until = max(extra.received_at, settled.received_at)  # from then on there were two holders
     deleted = [c.at for c in history.calls if c.action == _DELETE and c.reached and c.at < until]
     if deleted:
         return None  # SQS had deleted it: it can only be another message
     ended_at = settled.ended_at or settled.started_at
+    same_receive = extra.received_at == settled.received_at
     for kill in history.kills:
-        if kill.pid in (settled.worker, settled.pid) and settled.started_at <= kill.at <= min(
-            until, ended_at + _PROMPT_SECONDS
+        if (
+            kill.pid in (settled.worker, settled.pid)
+            and settled.started_at <= kill.at <= ended_at + _PROMPT_SECONDS
+            and kill.at <= (extra.started_at if same_receive else until)
         ):
-            return f"{kill.signal} before the delete"
+            # With one receive: the pool has begun the job again, not knowing that it was begun.
+            return f"{kill.signal} before the {'pool knew' if same_receive else 'delete'}"
+    if extra.received_at < settled.received_at:
+        return _lapsed(extra, until, history)
     removals = [c for c in history.calls if c.action in (_DELETE, _DEAD_LETTER)]
     if any(c.fault and ended_at <= c.at <= until for c in removals):
         return "delete or dead letter spoiled"
@@ -117,7 +123,7 @@ def explain(extra: Run, settled: Run, history: History) -> str | None:
     return _lapsed(settled, until, history)
 
 
-def _lapsed(settled: Run, until: float, history: History) -> str | None:
+def _lapsed(holder: Run, until: float, history: History) -> str | None:
     """The lease ran out because its renewals did not come through."""
     holds = [(at, history.visibility_timeout_seconds) for at in history.received_at]
     holds += [
@@ -130,7 +136,7 @@ def _lapsed(settled: Run, until: float, history: History) -> str | None:
     if until < max(at + seconds for at, seconds in before) - 1:
         return None  # it was hidden, and came all the same
     spoiled = [c for c in history.calls if c.action == _HIDE and c.fault]
-    slow = [c for c in history.slow_calls if c.worker == settled.worker and c.action == _HIDE]
+    slow = [c for c in history.slow_calls if c.worker == holder.worker and c.action == _HIDE]
     if any(held_at <= c.answered_at and c.at <= until for c in [*spoiled, *slow]) or _overlaps(
         history.outages, held_at, until
     ):

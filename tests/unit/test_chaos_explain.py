@@ -177,3 +177,21 @@ def test_the_same_seed_draws_the_same_tasks_of_all_kinds() -> None:
     assert plans == draw_plan(2500, Random(1)) != draw_plan(2500, Random(2))
     assert {plan.behaviour for plan in plans} == {"succeed", "retry", "fail", "crash"}
     assert len({plan.task_id for plan in plans}) == 2500
+
+
+def test_a_job_that_the_pool_has_begun_again_was_received_once() -> None:
+    again = run(received_at=10.0, started_at=12.2, pid=102)
+    history = History(visibility_timeout_seconds=6, received_at=[10.0], kills=[kill(CHILD, 12.1)])
+    assert explain(again, SETTLED, history) == "SIGKILL before the pool knew"
+    unharmed = History(visibility_timeout_seconds=6, received_at=[10.0])
+    assert explain(again, SETTLED, unharmed) is None
+
+
+def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many() -> None:
+    """It was received first, and begun last."""
+    late = run(received_at=1.0, started_at=11.5, ended_at=13.0, worker=OTHER, pid=OTHER)
+    facts: dict[str, Any] = {"visibility_timeout_seconds": 6, "received_at": [1.0, 10.0]}
+    spoiled = call(HIDE, 3.0, seconds=10, fault="error", reached=False, worker=OTHER)
+    assert explain(late, SETTLED, History(**facts)) is None
+    found = explain(late, SETTLED, History(**facts, calls=[spoiled]))
+    assert found == "renewal spoiled for longer than the visibility timeout"
