@@ -25,15 +25,16 @@ def lasts(self: Any, seconds: float) -> None:
     note(task="shutdown.lasts", id=self.request.id, what="end")
 
 
+@pytest.mark.hazard("H15")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
     make_stage: Callable[..., Stage], pool: str
 ) -> None:
     """The running task takes twice the visibility timeout: it must stay ours while we wait."""
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": 3}})
+    for _ in range(4):
+        stage.send("shutdown.lasts", 6)
     with stage.worker(pool=pool, concurrency=1, options=("--prefetch-multiplier", "4")) as worker:
-        for _ in range(4):
-            stage.send("shutdown.lasts", 6)
         eventually(lambda: stage.messages() == (0, 4), timeout=20)
         eventually(lambda: stage.record.entries(what="start"))
         worker.send(signal.SIGTERM)
