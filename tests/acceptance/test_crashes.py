@@ -132,6 +132,7 @@ def wreckage(
         yield Wreckage(made)
 
 
+@pytest.mark.hazard("H4")
 @pytest.mark.parametrize("how", CRASHES)
 def test_a_message_that_crashes_too_often_is_a_dead_letter_with_the_reason(
     wreckage: Wreckage, how: str
@@ -156,6 +157,7 @@ def test_no_message_is_given_back_without_a_delay(wreckage: Wreckage) -> None:
     assert 0 not in wreckage.asked_to_hide
 
 
+@pytest.mark.hazard("H9")
 @pytest.mark.parametrize("how", CRASHES)
 def test_a_retry_after_a_crash_is_announced_like_any_other(wreckage: Wreckage, how: str) -> None:
     """By the main process: there is no other that could."""
@@ -164,6 +166,7 @@ def test_a_retry_after_a_crash_is_announced_like_any_other(wreckage: Wreckage, h
     assert len(announced) == CRASH_BUDGET - 1
 
 
+@pytest.mark.hazard("H8")
 @pytest.mark.skipif(
     not hasattr(Request, "_success_was_stored"), reason="Celery before 5.7 does not look"
 )
@@ -173,12 +176,14 @@ def test_a_process_that_dies_after_its_task_has_succeeded_is_no_crash(wreckage: 
     assert wreckage.afterwards.id not in wreckage.letters
 
 
+@pytest.mark.hazard("H19")
 def test_a_message_that_crashes_less_often_ends_well(wreckage: Wreckage) -> None:
     assert wreckage.once.get(timeout=5) == "alive"
     assert len(wreckage.runs_of(wreckage.once.id)) == 2
     assert wreckage.once.id not in wreckage.letters
 
 
+@pytest.mark.hazard("H25")
 def test_a_chord_ends_when_a_part_of_it_crashes_too_often(wreckage: Wreckage) -> None:
     """Those who wait for it learn of it; with the message alone in the queue they would not."""
     assert wreckage.chord.state == "FAILURE"

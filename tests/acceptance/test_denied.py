@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from tests.support.fault_proxy import http_error
 from tests.support.processes import eventually
@@ -90,6 +92,7 @@ def test_a_dead_letter_queue_that_is_gone_keeps_its_messages_on_the_queue(
     assert stage.messages() == (0, 1)
 
 
+@pytest.mark.hazard("H5")
 def test_backoffs_that_may_not_be_set_leave_the_delay_to_the_queue(
     make_stage: Callable[..., Stage],
 ) -> None:

@@ -113,11 +113,13 @@ def afternoon(
         yield Afternoon(made)
 
 
+@pytest.mark.hazard("H10")
 def test_a_countdown_is_a_delay_of_sqs_as_far_as_that_goes(afternoon: Afternoon) -> None:
     """15 minutes at most, and none on a FIFO queue."""
     assert afternoon.delays_published() == [ETA_SECONDS, 900, 0]
 
 
+@pytest.mark.hazard("H10")
 @pytest.mark.parametrize("name", ["eta", "countdown", "fifo"])
 def test_a_task_due_after_the_visibility_timeout_runs_once_and_not_early(
     afternoon: Afternoon, name: str
@@ -127,6 +129,7 @@ def test_a_task_due_after_the_visibility_timeout_runs_once_and_not_early(
     assert due <= run["time"] < due + 5
 
 
+@pytest.mark.hazard("H10", "H11")
 def test_a_task_that_is_not_due_is_given_back_to_sqs_until_it_is(afternoon: Afternoon) -> None:
     """Hidden for as long as is left, not held in the worker's memory and renewed."""
     hidden = sorted(afternoon.asked_to_hide)
@@ -141,6 +144,7 @@ def test_a_task_that_is_late_runs_at_once(afternoon: Afternoon) -> None:
     assert run["time"] < on_time["time"] - 2
 
 
+@pytest.mark.hazard("H26", "H27")
 @pytest.mark.parametrize("why", ["expired", "revoked"])
 def test_a_task_that_is_not_wanted_any_more_is_not_kept_until_its_time(
     afternoon: Afternoon, why: str

@@ -50,6 +50,7 @@ SETTLING = DELETE + HIDE
 RECEIVE = ("ReceiveMessage",)
 
 
+@pytest.mark.hazard("H5")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -75,6 +76,7 @@ def test_a_settlement_that_fails_is_made_good(
     assert stage.dead_letters() == []
 
 
+@pytest.mark.hazard("0.1")
 def test_a_worker_that_cannot_receive_goes_on_when_it_can(
     make_stage: Callable[..., Stage],
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_worker_that_cannot_receive_goes_on_when_it_can(
     assert "Unrecoverable" not in log
 
 
+@pytest.mark.hazard("H11")
 def test_slow_answers_do_not_block_the_event_loop_and_settling_is_cheap(
     make_stage: Callable[..., Stage],
 ) -> None:

@@ -50,6 +50,7 @@ def deliver(stage: Stage, group: str, n: int, **kwargs: Any) -> None:
     )
 
 
+@pytest.mark.hazard("H21")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_group_keeps_its_order_while_one_of_its_messages_backs_off(
     make_stage: Callable[..., Stage], pool: str
@@ -68,6 +69,7 @@ def test_a_group_keeps_its_order_while_one_of_its_messages_backs_off(
     assert stage.dead_letters() == []
 
 
+@pytest.mark.hazard("H3", "H21")
 def test_messages_given_back_with_their_group_have_not_been_retried(
     make_stage: Callable[..., Stage],
 ) -> None:
@@ -80,6 +82,7 @@ def test_messages_given_back_with_their_group_have_not_been_retried(
     assert retries == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
 
 
+@pytest.mark.hazard("H21")
 def test_a_delay_on_a_fifo_queue_ends_at_its_own_cap(make_stage: Callable[..., Stage]) -> None:
     """The third delay of the schedule is an hour; ``fifo_cap`` makes it a second."""
     stage = make_stage(queues=FIFO)

@@ -293,6 +293,7 @@ def test_the_message_of_an_exception_that_cannot_be_unpickled_is_kept(
     assert record["exception_message"] == "HTTP 503"
 
 
+@pytest.mark.hazard("H20")
 def test_one_receive_before_sqs_would_move_it_the_message_is_given_up(
     aftermath: Aftermath,
 ) -> None:
@@ -330,6 +331,7 @@ def test_a_queue_without_a_dead_letter_queue_is_named_once_at_start(aftermath: A
     assert "on_give_up='fail'" in said[0]
 
 
+@pytest.mark.hazard("H20", "H25")
 def test_a_chord_ends_when_a_part_of_it_is_given_up(aftermath: Aftermath) -> None:
     assert aftermath.chord.state == "FAILURE"
     assert "unknown" in str(aftermath.chord.result) or "ValueError" in str(aftermath.chord.result)

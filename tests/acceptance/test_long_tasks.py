@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from celery_sqs_backoff import SQSBackoffTask
 from tests.support.processes import eventually
 from tests.support.record import note
@@ -23,6 +25,7 @@ def lasts(self: Any, seconds: float) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.hazard("H14")
 def test_a_task_longer_than_the_visibility_timeout_runs_once_even_after_waiting_for_another(
     make_stage: Callable[..., Stage],
 ) -> None:

@@ -81,12 +81,14 @@ def is_retried_with_our_delay(send: Callable[[], object], record: Record) -> Non
     assert all(gap >= 0.9 for gap in gaps), gaps
 
 
+@pytest.mark.hazard("H23")
 @pytest.mark.redis
 def test_on_redis(record: Record, redis_vhost: str) -> None:
     with running(redis_vhost, record) as send:
         is_retried_with_our_delay(send, record)
 
 
+@pytest.mark.hazard("H23")
 @pytest.mark.rabbitmq
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_on_rabbitmq(record: Record, kind: str) -> None:

@@ -33,6 +33,7 @@ def conf() -> dict[str, object]:
     return {"sqs_backoff": {"park_above": 1e-9}, "result_backend": REDIS}
 
 
+@pytest.mark.hazard("H22")
 def test_a_backoff_without_room_is_parked_with_the_delay_it_had_left(
     make_stage: Callable[..., Stage], conf: dict[str, object]
 ) -> None:

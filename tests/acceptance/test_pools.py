@@ -53,6 +53,7 @@ def lasts(seconds: float) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.hazard("H12", "H14")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_each_message_ends_where_it_belongs(make_stage: Callable[..., Stage], pool: str) -> None:
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}})

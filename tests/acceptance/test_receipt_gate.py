@@ -81,6 +81,7 @@ def test_a_message_is_not_started_again_when_its_time_is_over(
     assert stage.runs("gate.retry_for") == []
 
 
+@pytest.mark.hazard("H26")
 def test_an_expired_message_expires_whatever_its_budget(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage(conf={"result_backend": REDIS})
     result = stage.send("gate.max_retries", expires=0.1)

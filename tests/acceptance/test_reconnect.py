@@ -52,6 +52,7 @@ def lose_the_connection_on_request(sender: Any, **_: Any) -> None:
         signal.signal(signal.SIGUSR2, on_signal)
 
 
+@pytest.mark.hazard("0.1", "H28")
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_an_outage_while_tasks_run_costs_neither_a_second_run_nor_a_delete(
     make_stage: Callable[..., Stage], pool: str
@@ -75,6 +76,7 @@ def test_an_outage_while_tasks_run_costs_neither_a_second_run_nor_a_delete(
     assert stage.dead_letters() == []
 
 
+@pytest.mark.hazard("0.2", "0.3", "H13", "H28")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_consumer_that_restarts_leaves_running_tasks_their_messages(
     make_stage: Callable[..., Stage], pool: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from celery import Task
 
 from celery_sqs_backoff import SQSBackoffTask
@@ -90,6 +91,7 @@ def test_a_retry_with_other_arguments_replaces_the_message(
     assert stage.dead_letters() == []
 
 
+@pytest.mark.hazard("H1")
 def test_somebody_elses_retry_does_not_multiply_messages(
     make_stage: Callable[..., Stage],
 ) -> None:

@@ -77,6 +77,7 @@ def note_failure(task_id: str, exception: BaseException, **_: Any) -> None:
     note(signal="task_failure", id=task_id, error=type(exception).__name__)
 
 
+@pytest.mark.hazard("H2", "H12")
 def test_the_same_message_is_received_until_the_task_succeeds(
     make_stage: Callable[..., Stage],
 ) -> None:

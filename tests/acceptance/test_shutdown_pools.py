@@ -49,6 +49,7 @@ SOFT_TOO_SHORT = (signal.SIGQUIT, 1.0, False)
 COLD = (signal.SIGQUIT, 0.0, False)
 
 
+@pytest.mark.hazard("H14", "H15")
 @pytest.mark.parametrize(
     ("pool", "how"),
     [

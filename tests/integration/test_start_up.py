@@ -42,6 +42,7 @@ def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.L
     return start
 
 
+@pytest.mark.hazard("H3")
 def test_a_queue_that_allows_too_few_receives(said):
     [warning] = said({"max_receive_count": 5})
     assert "maxReceiveCount=5" in warning

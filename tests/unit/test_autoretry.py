@@ -67,6 +67,7 @@ def test_without_autoretry_for_the_others_mean_nothing(option):
     assert options_of(**{option: True}).backoff == FullJitter()
 
 
+@pytest.mark.hazard("H1")
 def test_celerys_own_wrapper_is_not_put_around_the_task():
     """It publishes a copy at each failure: celery/app/autoretry.py."""
     app = Celery("autoretry", broker="memory://", set_as_current=False)

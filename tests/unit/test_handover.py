@@ -35,6 +35,7 @@ class Request:
         self.properties = properties
 
 
+@pytest.mark.hazard("H6")
 def test_a_retry_keeps_its_delay_and_its_cause():
     retry = pickle.loads(pickle.dumps(BackoffRetry(exc=OSError("down"), when=7)))
     assert type(retry) is BackoffRetry
@@ -42,6 +43,7 @@ def test_a_retry_keeps_its_delay_and_its_cause():
     assert "down" in str(retry.exc)
 
 
+@pytest.mark.hazard("H6")
 def test_a_cause_that_does_not_pickle_does_not_keep_the_retry_from_travelling():
     retry = pickle.loads(pickle.dumps(BackoffRetry(exc=Unpicklable("down"), when=7)))
     assert retry.when == 7

@@ -279,6 +279,7 @@ def test_renewals_go_ten_to_a_call(bench):
     assert [len(e) for e in bench.sqs.asked(HIDE)] == [10, 10, 3]
 
 
+@pytest.mark.hazard("H16")
 def test_a_settled_lease_is_never_renewed(bench):
     lease = bench.lease()
     lease.defer(600)
@@ -287,6 +288,7 @@ def test_a_settled_lease_is_never_renewed(bench):
     assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
 
 
+@pytest.mark.hazard("H16")
 def test_a_backoff_during_a_renewal_is_sent_after_it(bench):
     """The fence: were the renewal to arrive last, it would overwrite the delay."""
     lease = bench.lease()
@@ -318,6 +320,7 @@ def test_a_lease_whose_handle_is_void_is_lost_and_settles_nothing(bench, caplog)
     assert "sqs_backoff.lease_lost" in caplog.text
 
 
+@pytest.mark.hazard("H17")
 def test_renewing_ends_with_the_twelve_hours_and_never_asks_for_more(bench):
     lease = bench.lease()
     start = bench.now
@@ -330,6 +333,7 @@ def test_renewing_ends_with_the_twelve_hours_and_never_asks_for_more(bench):
     assert bench.now - start > 43_000
 
 
+@pytest.mark.hazard("H17")
 def test_a_short_visibility_timeout_is_renewed_in_time_too(bench):
     queue = Queue(URL, visibility_timeout_seconds=3)
     bench.lease(queue)

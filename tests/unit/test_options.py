@@ -84,11 +84,13 @@ def test_other_attributes_are_the_users_own(app):
     assert define(app, team="mail", rate_limit="1/s").team == "mail"
 
 
+@pytest.mark.hazard("H7")
 def test_acks_late_false_is_refused_because_it_deletes_before_the_run(app):
     with pytest.raises(ImproperlyConfigured, match=r"mail: acks_late=False .* acks_late=True"):
         define(app, acks_late=False)
 
 
+@pytest.mark.hazard("H7")
 def test_acks_late_false_by_annotation_is_refused_too(app):
     app.conf.task_annotations = {"mail": {"acks_late": False}}
     with pytest.raises(ImproperlyConfigured, match="acks_late"):

@@ -80,6 +80,7 @@ def test_errors_have_short_names(error, code):
     assert error_code(error) == code
 
 
+@pytest.mark.hazard("H18")
 def test_the_settling_client_is_the_same_account_with_short_timeouts():
     session = boto3.Session(
         aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"

@@ -158,6 +158,7 @@ def test_our_retry_hides_the_message_for_its_delay():
     assert run.delay == 42
 
 
+@pytest.mark.hazard("H1")
 def test_a_retry_that_has_published_a_copy_is_done():
     """Hiding the original beside the copy would double the messages at each failure."""
     run = Run()
@@ -242,6 +243,7 @@ def test_the_crash_that_uses_up_the_budget_is_a_dead_letter(exc, reason):
     assert run.lease.record.reason == reason
 
 
+@pytest.mark.hazard("H4")
 def test_a_hard_limit_is_settled_once_if_the_failure_is_reported_first():
     """As on prefork: billiard calls on_failure, then on_timeout, and kills only then."""
     run = Run()
@@ -251,6 +253,7 @@ def test_a_hard_limit_is_settled_once_if_the_failure_is_reported_first():
     assert run.result == "RETRY"
 
 
+@pytest.mark.hazard("H4")
 def test_a_hard_limit_is_settled_once_if_only_the_timeout_is_reported():
     """As on gevent."""
     run = Run()
@@ -258,6 +261,7 @@ def test_a_hard_limit_is_settled_once_if_only_the_timeout_is_reported():
     assert run.ended is State.DEFERRED
 
 
+@pytest.mark.hazard("H4")
 def test_a_hard_limit_is_settled_once_if_the_timeout_is_reported_first():
     run = Run()
     run.request.on_timeout(soft=False, timeout=5)
@@ -274,6 +278,7 @@ def test_a_soft_limit_settles_nothing():
 # The worker's own doing
 
 
+@pytest.mark.hazard("H8")
 @pytest.mark.parametrize("exc", [WorkerLostError("lost"), Terminated(9)], ids=repr)
 def test_a_run_that_a_cold_shutdown_ends_is_given_back(exc):
     worker_state.should_terminate = True
@@ -282,6 +287,7 @@ def test_a_run_that_a_cold_shutdown_ends_is_given_back(exc):
     assert run.ended is State.RELEASED
 
 
+@pytest.mark.hazard("H8")
 def test_a_terminated_run_is_done():
     """``revoke(terminate=True)``: somebody does not want it to run."""
     run = Run()
@@ -289,6 +295,7 @@ def test_a_terminated_run_is_done():
     assert run.ended is State.DONE
 
 
+@pytest.mark.hazard("H8", "H27")
 def test_a_revoked_message_is_done():
     run = Run()
     worker_state.revoked.add("task-id")
@@ -296,6 +303,7 @@ def test_a_revoked_message_is_done():
     assert run.ended is State.DONE
 
 
+@pytest.mark.hazard("H26")
 def test_an_expired_message_is_done():
     run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"})
     assert run.request.revoked()
@@ -309,6 +317,7 @@ def test_what_has_been_given_back_is_not_started():
     assert run.ended is State.RELEASED
 
 
+@pytest.mark.hazard("H5")
 def test_a_callback_that_raises_settles_all_the_same(monkeypatch, caplog):
     """In most pools nobody would see it, and the place would be taken for good."""
     run = Run()
@@ -332,6 +341,7 @@ def test_only_the_first_end_counts():
 # What the run is told
 
 
+@pytest.mark.hazard("H2")
 def test_retries_and_redelivered_say_what_sqs_knows():
     run = Run(facts={"receive_count": 4})
     assert run.request._request_dict["retries"] == 3

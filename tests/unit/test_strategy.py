@@ -40,6 +40,7 @@ def test_a_task_that_is_not_due_for_long_goes_back_to_sqs_until_it_is():
     assert 599 <= lease.due_at - 1_000 <= 601
 
 
+@pytest.mark.hazard("H10")
 def test_a_task_that_is_due_beyond_twelve_hours_hops():
     lease = a_lease()
     assert strategy._defer_until_due(lease, {"eta": due_in(7 * 86_400)})

@@ -173,6 +173,7 @@ def test_the_tasks_own_word_passes(failing, word):
     assert give_up is None
 
 
+@pytest.mark.hazard("H24")
 @pytest.mark.parametrize("code", [0, 1, None])
 def test_sys_exit_is_a_failure_where_it_would_end_the_worker(failing, code):
     raised, give_up = raised_by(failing(), SystemExit(code))
@@ -309,6 +310,7 @@ def test_the_last_retry_without_a_failure_raises_max_retries_exceeded(failing):
 # Elsewhere than on SQS
 
 
+@pytest.mark.hazard("H23")
 def test_called_as_a_function_it_raises_what_it_raises(failing, undone):
     failure = ProviderDown("x")
     with pytest.raises(ProviderDown) as caught:
@@ -317,6 +319,7 @@ def test_called_as_a_function_it_raises_what_it_raises(failing, undone):
     assert undone == []
 
 
+@pytest.mark.hazard("H23")
 def test_an_eager_task_is_not_retried_unless_max_retries_ends_it(failing, undone):
     result = failing().apply((ProviderDown("x"),))
     assert result.state == "FAILURE"
@@ -324,6 +327,7 @@ def test_an_eager_task_is_not_retried_unless_max_retries_ends_it(failing, undone
     assert len(undone) == 1
 
 
+@pytest.mark.hazard("H23")
 @pytest.mark.parametrize("propagates", [False, True])
 def test_an_eager_task_with_max_retries_does_as_celerys_own_retry_does(app, propagates):
     app.conf.update(task_always_eager=True, task_eager_propagates=propagates)
@@ -343,6 +347,7 @@ def test_an_eager_task_with_max_retries_does_as_celerys_own_retry_does(app, prop
         assert runs == [0, 1, 2]
 
 
+@pytest.mark.hazard("H23")
 def test_another_broker_gets_celerys_retry_with_our_delay(failing, published):
     task = failing()
     task.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
