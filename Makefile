@@ -30,7 +30,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.redrive
 
 chaos: $(STAMP)
-	$(BIN)/python -m tests.chaos
+	$(BIN)/python -m tests.chaos --tasks 2500 --seed 1
+	REDRIVE_KILLS=20 $(BIN)/python -m pytest tests/acceptance/test_redrive_kill.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
