@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 __all__ = ["HAZARDS", "PAGE", "REASONS", "marks", "render"]
@@ -66,6 +67,7 @@ REASONS: Mapping[str, str] = {
 }
 
 
+@cache
 def marks() -> Mapping[str, Sequence[tuple[Path, str]]]:
     """Find the marked tests: file and name of the function, by hazard."""
     found: dict[str, list[tuple[Path, str]]] = defaultdict(list)
