@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Call", "History", "Kill", "Run", "explain", "extra_runs"]
+__all__ = ["Call", "History", "Kill", "Run", "explain", "explains_copies", "extra_runs"]
 
 #: The run has decided what becomes of its message: there should be no other after it.
 SETTLING = {"success", "fail"}
@@ -18,7 +18,7 @@ _HIDE = "ChangeMessageVisibilityBatch"
 _DEAD_LETTER = "SendMessageBatch"
 
 #: A worker that nothing keeps from it deletes a message that is done within this time.
-_PROMPT_SECONDS = 3.0
+_PROMPT_SECONDS = 2.0
 
 #: A request may be on its way for so long between a clock reading here and one there.
 _SLACK_SECONDS = 0.05
@@ -32,6 +32,8 @@ class Run:
     worker: int  # pid of the main process
     pid: int
     received_at: float
+    #: When the worker had the answer to its receive; ``None``: at once.
+    arrived_at: float | None = None
     started_at: float
     ended_at: float | None = None
     outcome: str | None = None
@@ -90,41 +92,62 @@ def explain(extra: Run, settled: Run, history: History) -> str | None:
 
     ``None``: there is none, so it is a bug.
     """
-    until = max(extra.received_at, settled.received_at)  # from then on there were two holders
-    deleted = [c.at for c in history.calls if c.action == _DELETE and c.reached and c.at < until]
-    if deleted:
+    first, second = sorted((settled, extra), key=lambda run: run.received_at)
+    until = second.received_at  # from then on there were two holders
+    if any(c.action == _DELETE and c.reached and c.at < until for c in history.calls):
         return None  # SQS had deleted it: it can only be another message
+    if first is settled and (found := _not_removed(extra, settled, until, history)):
+        return found
+    return _lapsed(first, until, history)
+
+
+def explains_copies(history: History) -> bool:
+    """Whether something injected made a message a dead letter twice.
+
+    It is sent first and deleted then, so that it is not lost in between: a lost answer to either
+    call, or the worker's end, makes a copy.
+    """
+    removals = [c for c in history.calls if c.action in (_DELETE, _DEAD_LETTER)]
+    return any(
+        c.fault
+        or _covered(history.outages, c.at - 1, c.answered_at + 1)
+        or any(k.pid == c.worker and 0 <= k.at - c.at <= _PROMPT_SECONDS for k in history.kills)
+        for c in removals
+    )
+
+
+def _not_removed(extra: Run, settled: Run, until: float, history: History) -> str | None:
+    """The worker has died, or could not reach SQS, before the message was deleted."""
     ended_at = settled.ended_at or settled.started_at
-    same_receive = extra.received_at == settled.received_at
+    deadline = ended_at + _PROMPT_SECONDS
+    is_same_receive = extra.received_at == settled.received_at
     for kill in history.kills:
         if (
             kill.pid in (settled.worker, settled.pid)
-            and settled.started_at <= kill.at <= ended_at + _PROMPT_SECONDS
-            and kill.at <= (extra.started_at if same_receive else until)
+            and settled.started_at <= kill.at <= deadline
+            and kill.at <= (extra.started_at if is_same_receive else until)
         ):
             # With one receive: the pool has begun the job again, not knowing that it was begun.
-            return f"{kill.signal} before the {'pool knew' if same_receive else 'delete'}"
-    if extra.received_at < settled.received_at:
-        return _lapsed(extra, until, history)
-    removals = [c for c in history.calls if c.action in (_DELETE, _DEAD_LETTER)]
-    if any(c.fault and ended_at <= c.at <= until for c in removals):
+            return f"{kill.signal} before the {'pool knew' if is_same_receive else 'delete'}"
+    if until < ended_at:
+        return None
+    removals = (_DELETE, _DEAD_LETTER)
+    if any(c.action in removals and c.fault and ended_at <= c.at <= until for c in history.calls):
         return "delete or dead letter spoiled"
-    if any(
-        c.worker == settled.worker
-        and c.action in (_DELETE, _DEAD_LETTER)
-        # begun before and not answered until now, or begun meanwhile
-        and c.at <= until
-        and c.answered_at >= ended_at
+    held_up = [
+        (c.at, c.answered_at)
         for c in history.slow_calls
-    ):
+        if c.worker == settled.worker and c.action in removals
+    ]
+    if _covered(held_up, ended_at, deadline):
         return "delete held up by a slow answer"
-    if _overlaps(history.outages, ended_at, until):
+    if _covered(history.outages, ended_at, deadline):
         return "SQS was unreachable at the delete"
-    return _lapsed(settled, until, history)
+    return None
 
 
 def _lapsed(holder: Run, until: float, history: History) -> str | None:
-    """The lease ran out because its renewals did not come through."""
+    """The hold ran out: for most of the time in which it should have been renewed, it could not."""
     holds = [(at, history.visibility_timeout_seconds) for at in history.received_at]
     holds += [
         (c.at, c.seconds) for c in history.calls if c.action == _HIDE and c.reached and c.seconds
@@ -132,17 +155,31 @@ def _lapsed(holder: Run, until: float, history: History) -> str | None:
     before = [(at, seconds) for at, seconds in holds if at < until - _SLACK_SECONDS]
     if not before:
         return None
-    held_at = max(at for at, _ in before)
-    if until < max(at + seconds for at, seconds in before) - 1:
+    held_at, seconds = max(before, key=sum)
+    if until < held_at + seconds - 1:
         return None  # it was hidden, and came all the same
-    spoiled = [c for c in history.calls if c.action == _HIDE and c.fault]
-    slow = [c for c in history.slow_calls if c.worker == holder.worker and c.action == _HIDE]
-    if any(held_at <= c.answered_at and c.at <= until for c in [*spoiled, *slow]) or _overlaps(
-        history.outages, held_at, until
-    ):
+    blocked = [
+        (holder.received_at, holder.arrived_at or holder.received_at),
+        *history.outages,
+        *((c.at, c.at + 1) for c in history.calls if c.action == _HIDE and c.fault),
+        *(
+            (c.at, c.answered_at)
+            for c in history.slow_calls
+            if c.worker == holder.worker and c.action == _HIDE
+        ),
+    ]
+    due_at = held_at + seconds / 3
+    if _covered(blocked, due_at, held_at + seconds) >= seconds / 3:
         return "renewal spoiled for longer than the visibility timeout"
     return None
 
 
-def _overlaps(intervals: Iterable[tuple[float, float]], start: float, end: float) -> bool:
-    return any(begin <= end and finish >= start for begin, finish in intervals)
+def _covered(intervals: Iterable[tuple[float, float]], start: float, end: float) -> float:
+    """Return how much of the time from start to end lies in one of the intervals."""
+    covered, reached = 0.0, start
+    for begin, finish in sorted(intervals):
+        begin, finish = max(begin, reached), min(finish, end)
+        if finish > begin:
+            covered += finish - begin
+            reached = finish
+    return covered

@@ -28,6 +28,8 @@ class Report:
     letters: Mapping[str, Sequence[str | None]]
     runs: int
     extras: Sequence[Extra]
+    #: Task ids of dead letters that are there twice, without a fault that has made it so.
+    copies_of_nothing: Sequence[str]
     faults: Mapping[str, int]
     deeds: Mapping[str, int]
     workers: int
@@ -52,7 +54,12 @@ class Report:
     @property
     def is_good(self) -> bool:
         return not (
-            self.lost or self.left or self.without_reason or self.unexplained or self.deserted
+            self.lost
+            or self.left
+            or self.without_reason
+            or self.unexplained
+            or self.copies_of_nothing
+            or self.deserted
         )
 
     def lines(self) -> Iterator[str]:
@@ -66,6 +73,7 @@ class Report:
             ("dead-lettered", len(self.letters)),
             *((f"  {reason}", n) for reason, n in sorted(reasons.items(), key=str)),
             ("  copies of the same", copies),
+            ("  copies unexplained", len(self.copies_of_nothing)),
             ("lost", len(self.lost)),
             ("left on the queue", sum(self.left)),
             ("runs", self.runs),
@@ -82,6 +90,8 @@ class Report:
             yield f"{name:<64}{value:>8}"
         for task_id in self.lost:
             yield f"LOST {task_id}"
+        for task_id in self.copies_of_nothing:
+            yield f"COPIED {task_id}"
         for extra in self.unexplained:
             yield f"UNEXPLAINED {extra.task_id}"
             yield from (f"    {line}" for line in extra.timeline)

@@ -22,7 +22,7 @@ from tests.support.faults import (
 )
 from tests.support.servers import sqs_client, sqs_server
 
-from .explain import Call, History, Run, explain, extra_runs
+from .explain import Call, History, Run, explain, explains_copies, extra_runs
 from .fleet import Fleet, fleet
 from .monkey import Monkey
 from .plan import Plan, draw_plan
@@ -134,6 +134,14 @@ def _report(
             history = witnessed.history(task_id, extra.message_id, monkey)
             why = explain(extra, settled, history)
             extras.append(Extra(task_id, why, () if why else _timeline(history, of_this)))
+    rerun = {extra.task_id for extra in extras}  # and then made a dead letter once more
+    copied = [task_id for task_id, reasons in letters.items() if len(reasons) > 1]
+    of_nothing = [
+        task_id
+        for task_id in copied
+        if task_id not in rerun
+        and not explains_copies(witnessed.history(task_id, runs[task_id][0].message_id, monkey))
+    ]
     return Report(
         seed=seed,
         sent=[plan.task_id for plan in plans],
@@ -141,6 +149,7 @@ def _report(
         letters=dict(letters),
         runs=sum(len(of_this) for of_this in runs.values()),
         extras=extras,
+        copies_of_nothing=of_nothing,
         faults=witnessed.faults(),
         deeds=dict(monkey.deeds),
         workers=sum(len(berth.manned) for berth in crew.berths),
@@ -153,20 +162,21 @@ def _runs(
     entries: Iterable[dict[str, Any]], calls: Iterable[dict[str, Any]]
 ) -> tuple[dict[str, list[Run]], list[dict[str, Any]]]:
     """The runs of each task, and all entries with the task's id."""
-    received = {handle: call["reached_at"] for call in calls for handle in call["received"]}
+    receives = {handle: call for call in calls for handle in call["received"]}
     begun: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
     for entry in entries:
         (begun if entry["what"] == "start" else ended)[entry["run"]] = entry
     runs: dict[str, list[Run]] = defaultdict(list)
     for run, start in begun.items():
-        end = ended.get(run, {})
+        end, receive = ended.get(run, {}), receives[start["handle"]]
         runs[start["task_id"]].append(
             Run(
                 message_id=start["message_id"],
                 worker=start["worker"],
                 pid=start["pid"],
-                received_at=received.get(start["handle"], start["at"]),
+                received_at=receive["reached_at"],
+                arrived_at=receive["answered_at"],
                 started_at=start["at"],
                 ended_at=end.get("at"),
                 outcome=end.get("what"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.explain import Call, History, Kill, Run, explain, extra_runs
+from tests.chaos.explain import Call, History, Kill, Run, explain, explains_copies, extra_runs
 from tests.chaos.plan import draw_plan
 from tests.chaos.report import Extra, Report
 
@@ -82,8 +82,18 @@ def kill(pid: int, at: float) -> Kill:
         ),
         pytest.param(
             "renewal spoiled for longer than the visibility timeout",
-            {"calls": [call(HIDE, 11.9, seconds=10, fault="error", reached=False)]},
-            id="renewal-spoiled",
+            {
+                "calls": [
+                    call(HIDE, at, seconds=10, fault="error", reached=False)
+                    for at in (12.1, 13.2, 14.3)
+                ]
+            },
+            id="renewals-spoiled",
+        ),
+        pytest.param(
+            "renewal spoiled for longer than the visibility timeout",
+            {"slow_calls": [call(HIDE, 11, answered_at=17)]},
+            id="renewal-held-up",
         ),
     ],
 )
@@ -106,11 +116,16 @@ def test_an_injected_fault_explains_it(found: str, facts: dict[str, Any]) -> Non
             {"slow_calls": [call(DELETE, 9, answered_at=21, worker=OTHER)]},
             id="another-worker-was-held-up",
         ),
+        pytest.param({"outages": [(14.5, 15.9)]}, id="unreachable-long-after-the-end"),
+        pytest.param(
+            {"calls": [call(HIDE, 12.1, seconds=10, fault="error", reached=False)]},
+            id="one-renewal-of-several",
+        ),
         pytest.param(
             {
                 "calls": [
-                    call(HIDE, 11.9, seconds=10, fault="error", reached=False),
-                    call(HIDE, 12.0, seconds=10),
+                    *(call(HIDE, at, seconds=10, fault="error") for at in (12.1, 13.2, 14.3)),
+                    call(HIDE, 15.0, seconds=10),
                 ],
             },
             id="hidden-all-the-time",
@@ -140,6 +155,7 @@ GOOD: dict[str, Any] = {
     "letters": {"b": ["worker lost"]},
     "runs": 2,
     "extras": [],
+    "copies_of_nothing": [],
     "faults": {},
     "deeds": {},
     "workers": 3,
@@ -155,6 +171,7 @@ GOOD: dict[str, Any] = {
         pytest.param({"letters": {"b": [None]}}, "None", id="no-reason"),
         pytest.param({"extras": [Extra("a", None, ["10.000  received"])]}, "UNEXPLAINED a", id="?"),
         pytest.param({"deserted": ["Unrecoverable error"]}, "Unrecoverable error", id="deserted"),
+        pytest.param({"copies_of_nothing": ["b"]}, "COPIED b", id="copied"),
         pytest.param({"left": (1, 0)}, "left on the queue", id="left"),
     ],
 )
@@ -191,7 +208,35 @@ def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many() ->
     """It was received first, and begun last."""
     late = run(received_at=1.0, started_at=11.5, ended_at=13.0, worker=OTHER, pid=OTHER)
     facts: dict[str, Any] = {"visibility_timeout_seconds": 6, "received_at": [1.0, 10.0]}
-    spoiled = call(HIDE, 3.0, seconds=10, fault="error", reached=False, worker=OTHER)
+    spoiled = [
+        call(HIDE, at, seconds=10, fault="error", reached=False, worker=OTHER) for at in (3, 4, 5)
+    ]
     assert explain(late, SETTLED, History(**facts)) is None
-    found = explain(late, SETTLED, History(**facts, calls=[spoiled]))
+    found = explain(late, SETTLED, History(**facts, calls=spoiled))
     assert found == "renewal spoiled for longer than the visibility timeout"
+
+
+def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault() -> None:
+    late = run(received_at=1.0, arrived_at=12.0, started_at=12.0, worker=OTHER, pid=OTHER)
+    history = History(visibility_timeout_seconds=6, received_at=[1.0, 10.0])
+    found = explain(late, SETTLED, history)
+    assert found == "renewal spoiled for longer than the visibility timeout"
+
+
+@pytest.mark.parametrize(
+    ("explains", "facts"),
+    [
+        pytest.param(True, {"calls": [call(DEAD_LETTER, 5, fault="drop-after")]}, id="lost-answer"),
+        pytest.param(
+            True, {"calls": [call(DEAD_LETTER, 5)], "kills": [kill(WORKER, 5.2)]}, id="killed"
+        ),
+        pytest.param(
+            True, {"calls": [call(DEAD_LETTER, 5)], "outages": [(5.05, 6)]}, id="unreachable"
+        ),
+        pytest.param(False, {"calls": [call(DEAD_LETTER, 5), call(DEAD_LETTER, 6)]}, id="nothing"),
+    ],
+)
+def test_a_dead_letter_that_is_there_twice_needs_a_reason_too(
+    explains: bool, facts: dict[str, Any]
+) -> None:
+    assert explains_copies(History(visibility_timeout_seconds=6, **facts)) is explains
