@@ -28,6 +28,10 @@ _SETTLING_CONFIG = Config(
 )
 
 
+#: Errors that asking again does not help against.
+_FOR_GOOD = {"AccessDenied", "AccessDeniedException", "UnsupportedOperation", "ValueError"}
+
+
 @dataclass(frozen=True)
 class Queue:
     """A queue's attributes, as far as they decide what becomes of a message.
@@ -41,6 +45,8 @@ class Queue:
     max_receive_count: int | None = None
     arn: str | None = None
     dlq_arn: str | None = None
+    #: False: SQS could not be asked, so that nobody knows yet whether there is a dead-letter queue.
+    is_read: bool = True
 
     @property
     def name(self) -> str:
@@ -63,13 +69,17 @@ class Queue:
 def read_queue(client: SQSClient, url: str) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
-    A queue that cannot be read (denied, unreachable) is logged and treated as one with SQS's
-    default visibility timeout and no dead-letter queue.
+    A queue that may not be read is logged and treated as one with SQS's default visibility timeout
+    and no dead-letter queue. One that cannot be read now (unreachable, expired credentials) is
+    returned with ``is_read=False``, to be asked for again.
     """
     try:
         answer = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
         return _from_attributes(url, dict(answer["Attributes"]))
     except (ClientError, BotoCoreError, KeyError, ValueError) as exc:
+        if error_code(exc) not in _FOR_GOOD:
+            logger.warning("Cannot read the attributes of %s now (%s)", url, error_code(exc))
+            return Queue(url, is_read=False)
         logger.error(
             "Cannot read the attributes of %s (%s): taking its visibility timeout for %d s and its"
             " dead-letter queue for none. The worker needs sqs:GetQueueAttributes on the queue.",

@@ -21,6 +21,7 @@ from enum import Enum
 
 from celery.utils.log import get_logger
 
+from ..deadletter import DeadLetterRecord
 from ..limits import MAX_BATCH_ENTRIES
 from ..policies import FullJitter
 from . import calls
@@ -59,6 +60,10 @@ _BEHIND = 1_000
 
 #: A dead-letter queue that refuses must not make the main queue run the task again meanwhile.
 _KEEP_HIDDEN_SECONDS = 300
+
+
+#: Until a queue that could not be read is looked at again.
+_POSTPONED_SECONDS = 5
 
 
 class _Action(Enum):
@@ -180,11 +185,21 @@ class Keeper:
         if not self.memory.knows(message_id):
             return False
         record = self.memory.record(message_id)
-        if record is None:
+        if record is not None and not lease.queue.is_read:
+            self.postpone(lease, record)
+        elif record is None or lease.queue.dlq_url is None:
             lease.done()
         else:
             lease.dead_letter(record)
         return True
+
+    def postpone(self, lease: Lease, record: DeadLetterRecord) -> None:
+        """Hide a message that is given up until it is known where its dead letters go.
+
+        When it comes back it is not run again, by this worker.
+        """
+        self.memory.settled(lease.delivery.message_id, record)
+        lease.defer(_POSTPONED_SECONDS)
 
     @property
     def is_behind(self) -> bool:

@@ -32,6 +32,10 @@ WANTED_ATTRIBUTES = {
 }
 
 
+#: Between two tries to read the attributes of a queue.
+_READ_AGAIN_SECONDS = 2.0
+
+
 class Receiver:
     """Makes leases, and knows the queues they are from. One per worker.
 
@@ -53,13 +57,16 @@ class Receiver:
         self.lost_flags = LostFlags()
         self._now = now
         self._queues: dict[str, Queue] = {}
+        self._read_again_at = 0.0
         self._clients: dict[str, tuple[Any, Any]] = {}
 
     def queue(self, url: str, kombu_client: Any) -> Queue:
-        """Return the queue's attributes, read once."""
-        if url not in self._queues:
-            self._queues[url] = read_queue(self._client(url, kombu_client), url)
-        return self._queues[url]
+        """Return the queue's attributes, read once; if that fails, again a little later."""
+        queue, now = self._queues.get(url), self.keeper.clock()
+        if queue is None or (not queue.is_read and now >= self._read_again_at):
+            queue = self._queues[url] = read_queue(self._client(url, kombu_client), url)
+            self._read_again_at = now + _READ_AGAIN_SECONDS
+        return queue
 
     def lease(self, message: Any) -> Lease | None:
         """Hold a message; ``None`` if it is not from SQS. The same message has one lease."""

@@ -334,7 +334,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def _settle_given_up(self, give_up: GiveUp) -> None:
         assert self.lease is not None
-        if self.task.backoff_options.on_give_up == DEAD_LETTER and self.lease.queue.dlq_url:
+        queue, wants_dlq = self.lease.queue, self.task.backoff_options.on_give_up == DEAD_LETTER
+        if wants_dlq and not queue.is_read:
+            self.lease.keeper.postpone(self.lease, self._record(give_up))
+        elif wants_dlq and queue.dlq_url:
             self.lease.dead_letter(self._record(give_up))
         else:
             self.lease.done()

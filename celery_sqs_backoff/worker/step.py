@@ -92,7 +92,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             url = channel._resolve_queue_url(kombu_queue.name)
             name = channel.canonical_queue_name(kombu_queue.name)
             queue = c.sqs_receiver.queue(url, channel.sqs(queue=name))
-            if wants_dlq and queue.dlq_url is None:
+            if wants_dlq and queue.is_read and queue.dlq_url is None:
                 logger.warning(
                     "Queue %s has no dead-letter queue: tasks that are given up will fail and"
                     " their messages will be deleted (on_give_up='fail').",

@@ -106,7 +106,6 @@ def test_a_consumer_that_restarts_leaves_running_tasks_their_messages(
     assert stage.dead_letters() == []
 
 
-@pytest.mark.xfail(strict=True, reason="one failed look at the queue is believed for good")
 def test_a_worker_that_starts_while_sqs_is_away_does_not_take_the_dead_letter_queue_for_none(
     make_stage: Callable[..., Stage],
 ) -> None:

@@ -59,12 +59,19 @@ def test_a_queue_without_a_redrive_policy_has_no_dead_letter_queue(redrive):
 
 @pytest.mark.parametrize(
     "answer",
-    [denied(), EndpointConnectionError(endpoint_url="x"), {"VisibilityTimeout": "?"}],
-    ids=["denied", "unreachable", "nonsense"],
+    [denied(), {"VisibilityTimeout": "?"}],
+    ids=["denied", "nonsense"],
 )
-def test_a_queue_that_cannot_be_read_is_logged_and_taken_for_a_plain_one(answer, caplog):
+def test_a_queue_that_may_not_be_read_is_logged_and_taken_for_a_plain_one(answer, caplog):
     assert read_queue(FakeClient(answer), URL) == Queue(URL)
     assert "sqs:GetQueueAttributes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer", [denied("ExpiredToken"), EndpointConnectionError(endpoint_url="x")]
+)
+def test_a_queue_that_cannot_be_read_now_is_not_taken_for_one_without_dead_letters(answer):
+    assert not read_queue(FakeClient(answer), URL).is_read
 
 
 @pytest.mark.parametrize(
