@@ -8,7 +8,6 @@ first of them has failed.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from .lease import Lease, State
@@ -22,10 +21,11 @@ _OVER = {State.DONE, State.DEAD_LETTERED}
 class MessageGroups:
     """Starts the messages of a group in order, each when the one before it is settled.
 
-    A message that backs off, is given back, or is lost, sends those waiting behind it back to SQS,
-    which delivers them after it. That costs each of them a receive. Behind one that backs off they
-    are hidden for as long: AWS says that a hidden message blocks its group, but LocalStack, which
-    follows recorded answers of AWS, hands out a later message that was made visible before it.
+    A message that backs off, is given back, or is lost, be it at its turn or before, sends those
+    waiting behind it back to SQS, which delivers them after it. That costs each of them a receive.
+    Behind one that backs off they are hidden for as long: AWS says that a hidden message blocks its
+    group, but LocalStack, which follows recorded answers of AWS, hands out a later message that was
+    made visible before it.
 
     Order is kept as far as at-least-once delivery can: a message that is done, but whose delete
     never reaches SQS, comes back behind its successors.
@@ -37,7 +37,7 @@ class MessageGroups:
     def __init__(self, soon: Callable[[Callable[[], object]], object]) -> None:
         self._soon = soon
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[str, str], deque[tuple[Lease, Callable[[], object]]]] = {}
+        self._waiting: dict[tuple[str, str], list[tuple[Lease, Callable[[], object]]]] = {}
 
     def take_turn(self, lease: Lease, start: Callable[[], object]) -> None:
         """Call ``start`` now, or when all earlier messages of the lease's group are settled.
@@ -65,26 +65,26 @@ class MessageGroups:
         lease.free = settled
         with self._lock:
             is_first = group not in self._waiting
-            self._waiting.setdefault(group, deque()).append((lease, start_if_held))
+            self._waiting.setdefault(group, []).append((lease, start_if_held))
         if is_first:
             start_if_held()
 
     def _after(self, group: tuple[str, str], lease: Lease) -> None:
         give_back: list[Lease] = []
+        start = None
         with self._lock:
-            turns = self._waiting.get(group, deque())
-            if not turns or turns[0][0] is not lease:
-                # Settled while it waited for its turn (the worker stops, or its group backs off).
-                return
-            turns.popleft()
+            turns = self._waiting.get(group, [])
+            place = next((i for i, (other, _) in enumerate(turns) if other is lease), None)
+            if place is None:
+                return  # given back below, behind an earlier one
             if lease.state not in _OVER:
-                give_back = [later for later, _ in turns]
-                turns.clear()
-            while turns and turns[0][0].state is not State.HELD:
-                turns.popleft()
-            start = turns[0][1] if turns else None
-            if start is None:
+                give_back = [later for later, _ in turns[place + 1 :]]
+                del turns[place + 1 :]
+            del turns[place]
+            if not turns:
                 del self._waiting[group]
+            elif place == 0:
+                start = turns[0][1]
         until = lease.due_at if lease.state is State.DEFERRED else None
         for later in give_back:
             later.give_back_unrun(until=until)

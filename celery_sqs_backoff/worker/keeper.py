@@ -61,7 +61,6 @@ _BEHIND = 1_000
 #: A dead-letter queue that refuses must not make the main queue run the task again meanwhile.
 _KEEP_HIDDEN_SECONDS = 300
 
-
 #: Until a queue that could not be read is looked at again.
 _POSTPONED_SECONDS = 5
 

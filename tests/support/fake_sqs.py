@@ -76,6 +76,8 @@ class FakeSQS:
         self.queues: dict[str, Queue] = {}
         self.changes: list[Change] = []
         self.faults: list[Fault] = []
+        #: Why entries of batches were refused.
+        self.refusals: list[str] = []
         #: Told of each batch call, while SQS has it and before it has any effect: action, message
         #: bodies.
         self.during_call: Callable[[str, list[str]], None] = lambda action, bodies: None
@@ -218,6 +220,7 @@ class FakeSQS:
             try:
                 good.append({"Id": entry["Id"], **perform(entry)})
             except Refused as no:
+                self.refusals.append(f"{action}: {no.reason or no.code}")
                 bad.append(
                     {"Id": entry["Id"], "Code": no.code, "Message": no.reason, "SenderFault": True}
                 )

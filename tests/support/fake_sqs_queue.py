@@ -41,6 +41,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
+    handle: str
     message: Message
     received_at: float
 
@@ -87,8 +88,8 @@ class Queue:
     #: Whether a delete works with a handle that is not the newest ("might not", says AWS).
     stale_handles_delete: bool = True
     messages: list[Message] = field(default_factory=list)
-    #: Those that are gone, with the time: deleted, moved to the DLQ, or expired.
-    gone: list[tuple[str, Message, float]] = field(default_factory=list)
+    #: Told how a message has just left: "deleted", "moved" to the DLQ, or "expired".
+    on_gone: Callable[[str, Message], None] = lambda how, message: None
 
     def __post_init__(self) -> None:
         self._receipts: dict[str, Receipt] = {}
@@ -218,9 +219,8 @@ class Queue:
             message.receives += 1
             message.first_received_at = message.first_received_at or now
             message.visible_at = now + window
-            message.receipt = Receipt(message, now)
             handle = f"{message.id}#{message.receives}#{self.name}"
-            self._receipts[handle] = message.receipt
+            self._receipts[handle] = message.receipt = Receipt(handle, message, now)
             received.append((handle, message))
         return received
 
@@ -235,7 +235,7 @@ class Queue:
 
     def _move(self, message: Message, dlq: Queue, now: float) -> None:
         """To the DLQ. A standard message keeps its age, a FIFO one starts anew."""
-        self._remove(message, "moved", now)
+        self._remove(message, "moved")
         message.source_arn, message.receipt, message.visible_at = self.arn, None, now
         message.sequence = next(dlq._count)
         if self.is_fifo:
@@ -252,7 +252,7 @@ class Queue:
         if self._is_void(receipt, now) or now - receipt.received_at > TWELVE_HOURS:
             raise Refused("InvalidParameterValue", "The receipt handle has expired.")
         if message.receipt is receipt or self.stale_handles_delete:
-            self._remove(message, "deleted", now)
+            self._remove(message, "deleted")
 
     def change_visibility(self, handle: str, seconds: int) -> bool:
         """Return whether that has changed anything: SQS says yes either way."""
@@ -288,12 +288,12 @@ class Queue:
         """Drop what has been kept for the retention period, hidden or not; return the time."""
         now, oldest = self.clock(), self.clock() - self._setting("MessageRetentionPeriod")
         for message in [m for m in self.messages if m.sent_at <= oldest]:
-            self._remove(message, "expired", now)
+            self._remove(message, "expired")
         return now
 
-    def _remove(self, message: Message, how: str, now: float) -> None:
+    def _remove(self, message: Message, how: str) -> None:
         self.messages.remove(message)
-        self.gone.append((how, message, now))
+        self.on_gone(how, message)
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:

@@ -97,9 +97,22 @@ def test_a_dead_letter_lets_the_next_go_on(worker):
     assert worker.started == ["1", "2"]
 
 
-def test_one_that_was_given_back_while_it_waited_is_passed_over(worker):
+@pytest.mark.parametrize("end", [Lease.release, Lease.lose], ids=["given back", "lost"])
+def test_one_that_leaves_while_it_waits_takes_those_behind_it_along(worker, end):
+    """Otherwise the third would run before the second, which comes back."""
+    first, second, third = (worker.receive(name) for name in "123")
+    end(second)
+    first.done()
+    worker.turn_loop()
+    assert worker.started == ["1"]
+    assert third.state is State.RELEASED
+    assert worker.receive("2 again").state is State.HELD
+    assert worker.started == ["1", "2 again"]
+
+
+def test_one_that_is_over_while_it_waits_is_passed_over(worker):
     first, second, _ = (worker.receive(name) for name in "123")
-    second.release()
+    second.done()
     first.done()
     worker.turn_loop()
     assert worker.started == ["1", "3"]

@@ -1,0 +1,423 @@
+"""Workers on a fake SQS, without pool and threads, and a judge of what becomes of each task.
+
+A task is known by its message's body. The judge is strict: what may go wrong must have been excused
+by a crash, a fault or a stall that was injected, and for that message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_sqs_backoff.budget import wire_delay
+from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord
+from celery_sqs_backoff.delivery import Delivery
+from celery_sqs_backoff.queues import read_queue
+from celery_sqs_backoff.worker.groups import MessageGroups
+from celery_sqs_backoff.worker.keeper import Keeper
+from celery_sqs_backoff.worker.lease import Lease, State
+from celery_sqs_backoff.worker.messages import WANTED_ATTRIBUTES
+
+from .fake_sqs import Clock, FakeSQS, Fault
+from .fake_sqs_queue import Message
+
+__all__ = ["Fate", "Worker", "World"]
+
+#: So many failed renewals in a row are no excuse: they are tried again within a second.
+_FAULTS_TO_SURVIVE = 5
+#: After a delete was refused, those of the whole queue wait: a minute, if it was denied. Meanwhile
+#: the windows of messages that are done may end.
+_DELETES_MAY_WAIT = 4 * 60
+#: Within so much of 12 hours from the receive, a lease may be given up as lost.
+_TWELVE_HOURS = 43_200 - 120
+
+
+@dataclass
+class Fate:
+    """What the judge knows of a task."""
+
+    succeeded: bool = False
+    given_up: bool = False
+    #: Retention has ended, or SQS has moved the message by itself.
+    taken_by_sqs: bool = False
+    #: Why it may be run once more although it has served, or while it runs.
+    excuse: str | None = None
+    visibility_faults: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.succeeded or self.given_up or self.taken_by_sqs
+
+
+class Worker:
+    """A keeper, message groups, an event loop turned by hand, and the tasks that run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.keeper = Keeper(clock=world.clock, rng=random.Random(7))
+        self.running: list[Lease] = []
+        self.freed: Counter[Lease] = Counter()
+        self.leases: list[Lease] = []
+        #: Tasks that it must never run again.
+        self.served: set[str] = set()
+        self._soon: list[Callable[[], object]] = []
+        self._groups = MessageGroups(self._soon.append)
+
+    def receive(self, limit: int) -> int:
+        """As ``Receiver.lease`` and the strategy do; return how many messages came."""
+        answer = self.world.sqs.receive_message(
+            QueueUrl=self.world.url,
+            MaxNumberOfMessages=limit,
+            WaitTimeSeconds=20,
+            **WANTED_ATTRIBUTES,
+        )
+        messages = answer.get("Messages", [])
+        for message in messages:
+            self.world.judge_receive(self, message["Body"])
+            lease = self._hold(message)
+            if self.keeper.recognise(lease):
+                continue
+            if lease.queue.is_fifo:
+                self._groups.take_turn(lease, lambda lease=lease: self._start(lease))
+            else:
+                self._start(lease)
+        self.turn_loop()
+        return len(messages)
+
+    def _hold(self, message: dict[str, Any]) -> Lease:
+        queue = self.world.attributes
+        lease = Lease(
+            client=self.world.sqs,
+            queue=queue,
+            message=message,
+            body=message["Body"],
+            delivery=Delivery.from_sqs(
+                message,
+                queue_url=queue.url,
+                received_at=self.world.clock(),
+                max_receive_count=queue.max_receive_count,
+                retention_seconds=queue.retention_seconds,
+                unrun=self.keeper.memory.unrun(message["MessageId"]),
+            ),
+            received_at=self.world.clock(),
+            keeper=self.keeper,
+            free=lambda: self.freed.update([lease]),
+        )
+        self.leases.append(lease)
+        self.keeper.hold(lease)
+        return lease
+
+    def _start(self, lease: Lease) -> None:
+        self.world.judge_start(self, lease)
+        self.running.append(lease)
+
+    def end(self, lease: Lease, how: str, delay: float = 1.0) -> None:
+        """End a run as ``BackoffRequest`` does: success, failure, giving up, or cancelled."""
+        self.running.remove(lease)
+        delivery, fate = lease.delivery, self.world.fates[lease.body]
+        if how == "success":
+            fate.succeeded = True
+            if lease.done():
+                self.served.add(lease.body)
+        elif how == "cancelled":
+            lease.release()
+        elif how == "give up" or delivery.is_last_before_sqs_moves_it:
+            if lease.dead_letter(_record(self.world.clock())):
+                fate.given_up = True
+                self.served.add(lease.body)
+        else:
+            lease.defer(
+                wire_delay(delay, delivery, now=self.world.clock()),
+                park_above=None if lease.queue.is_fifo else 0.8,
+                park=lambda left: replace(_record(self.world.clock()), due_at=left),
+            )
+
+    def turn(self) -> None:
+        """Do all that is due."""
+        while job := self.keeper.next_job():
+            self.keeper.perform(job)
+            self.turn_loop()
+
+    def turn_loop(self) -> None:
+        while self._soon:
+            self._soon.pop(0)()
+
+    def next_at(self) -> float:
+        """When there may be something to do."""
+        soon = [lease.renew_at for lease in self.keeper.held()]
+        if self.keeper.waiting:
+            soon.append(self.world.clock() + 0.2)
+        return min(soon, default=math.inf)
+
+
+class World:
+    """A queue with a DLQ on a fake SQS, two workers, and what has gone wrong."""
+
+    #: Whether a worker may change the visibility of a message after its lease has run out, and
+    #: another worker has received the message.
+    forgives_stale_holders = True
+
+    def __init__(
+        self, *, fifo: bool, visibility_timeout: int, max_receive_count: int, max_in_flight: int
+    ) -> None:
+        self.clock = Clock()
+        self.sqs = FakeSQS(self.clock, max_in_flight=max_in_flight)
+        end, kind = "", {"MessageRetentionPeriod": "1209600"}
+        if fifo:
+            end, kind = ".fifo", {**kind, "FifoQueue": "true", "ContentBasedDeduplication": "true"}
+        dlq = self.sqs.create_queue(QueueName=f"dlq{end}", Attributes=kind)["QueueUrl"]
+        self.dlq = self.sqs.queues[dlq]
+        policy = {"deadLetterTargetArn": self.dlq.arn, "maxReceiveCount": max_receive_count}
+        attributes = {"RedrivePolicy": json.dumps(policy)}
+        attributes["VisibilityTimeout"] = str(visibility_timeout)
+        self.url = self.sqs.create_queue(QueueName=f"q{end}", Attributes=kind | attributes)[
+            "QueueUrl"
+        ]
+        self.queue = self.sqs.queues[self.url]
+        self.attributes = read_queue(self.sqs, self.url)  # type: ignore[arg-type]
+        self.queue.on_gone = self._judge_gone
+        self.sqs.on_fault = self._excuse_fault
+        self.fates: dict[str, Fate] = {}
+        self.workers = [Worker(self), Worker(self)]
+        self.retired: list[Worker] = []
+        self.wrong: list[str] = []
+        #: Backoffs that SQS knows of, and settlements that a fault or a stall may have spoiled.
+        self._confirmed: set[Lease] = set()
+        self._spoiled: set[Lease] = set()
+        self._stale_holders: set[str] = set()
+        self._changes_seen = 0
+        self._removals_failed_at = -math.inf
+        self._log = _Failures(self.wrong)
+
+    # What happens
+
+    def send(self, group: str) -> None:
+        body = f"{group}/{sum(b.startswith(group) for b in self.fates)}"
+        self.fates[body] = Fate()
+        options = {"MessageGroupId": group} if self.queue.is_fifo else {}
+        self.sqs.send_message(QueueUrl=self.url, MessageBody=body, **options)
+
+    def pass_time(self, seconds: float, *, stalled: Worker | None = None) -> None:
+        """Let all but one worker do what is due, when it is due."""
+        end = self.clock.now + seconds
+        turning = [worker for worker in self.workers if worker is not stalled]
+        while True:
+            for worker in turning:
+                worker.turn()
+            if self.clock.now >= end:
+                break
+            soon = min((worker.next_at() for worker in turning), default=end)
+            self.clock.now = min(end, max(soon, self.clock.now + 0.05))
+        if stalled is not None:
+            for lease in self._unfinished(stalled):
+                if self.clock.now >= lease.visible_at:
+                    self._excuse(lease.body, "its worker stalled")
+
+    def crash(self, worker: Worker) -> None:
+        """SIGKILL: another worker takes the place of this one."""
+        for lease in self._unfinished(worker):
+            self._excuse(lease.body, "its worker crashed")
+        self._replace(worker)
+
+    def shut_down(self, worker: Worker) -> None:
+        """A cold shutdown: what runs is cancelled, and SQS is told of all that is settled."""
+        worker.running.clear()
+        worker.keeper.stop(0)
+        worker.turn()
+        if worker.keeper.waiting:
+            self.crash(worker)
+        else:
+            self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        self.workers[self.workers.index(worker)] = Worker(self)
+        self.retired.append(worker)
+        worker.running.clear()
+
+    def drain(self) -> None:
+        """Everything works again, and every task succeeds: then all of them must come to an end."""
+        self.sqs.faults.clear()
+        self.sqs.during_call = lambda action, bodies: None
+        for _ in range(100):
+            for worker in self.workers:
+                for lease in list(worker.running):
+                    worker.end(lease, "success")
+                worker.receive(10)
+            self.pass_time(1)
+            if not self.queue.messages and not any(w.keeper.waiting for w in self.workers):
+                break
+            if not any(worker.running for worker in self.workers):
+                later = (m.visible_at for m in self.queue.messages if m.visible_at > self.clock.now)
+                self.pass_time(min(later, default=self.clock.now) - self.clock.now)
+        else:
+            self.wrong.append(f"not drained: {[m.body for m in self.queue.messages]}")
+        self.judge()
+
+    # What may be wrong with it
+
+    def judge(self) -> None:
+        """Look for what must never be, whatever has happened."""
+        self._note_confirmed()
+        self.wrong += [no for no in self.sqs.refusals if not _is_of_a_stale_handle(no)]
+        for body, fate in self.fates.items():
+            ended = fate.succeeded or fate.taken_by_sqs or self._is_dead_letter(body)
+            if not ended and all(message.body != body for message in self.queue.messages):
+                self.wrong.append(f"{body} is lost")
+        for worker in [*self.workers, *self.retired]:
+            for lease in worker.leases:
+                self._judge_lease(worker, lease)
+            worker.leases = [x for x in worker.leases if not self._is_history(x)]
+        self.retired = [worker for worker in self.retired if worker.leases]
+
+    def _judge_lease(self, worker: Worker, lease: Lease) -> None:
+        if worker.freed[lease] != (lease.state is not State.HELD):
+            self.wrong.append(f"{lease.body} was freed {worker.freed[lease]} times: {lease.state}")
+        if lease.state is State.LOST and not self.fates[lease.body].taken_by_sqs:
+            held = self.clock.now - lease.received_at
+            if self.fates[lease.body].excuse is None and held < _TWELVE_HOURS:
+                self.wrong.append(f"{lease.body} was lost for no reason")
+        message = self.queue.message_of(lease.receipt_handle)
+        if self._forgiven(lease.body):
+            return
+        if lease in self._confirmed and lease not in self._spoiled and message.receipt is not None:
+            is_newest = message.receipt.handle == lease.receipt_handle
+            if is_newest and message.visible_at < lease.due_at and message in self.queue.messages:
+                self.wrong.append(f"the backoff of {lease.body} was cut short")
+
+    def judge_receive(self, worker: Worker, body: str) -> None:
+        self._note_confirmed()
+        for lease in self._confirmed - self._spoiled:
+            if lease.body == body and self.clock.now < lease.due_at and not self._forgiven(body):
+                self.wrong.append(f"{lease.body} came back before it was due")
+        for other in self.workers:
+            if other is not worker and any(x.body == body for x in self._unfinished(other)):
+                self._stale_holders.add(body)
+
+    def _forgiven(self, body: str) -> bool:
+        """Whether another worker, whose lease has run out, may have changed the visibility."""
+        return self.forgives_stale_holders and body in self._stale_holders
+
+    def judge_start(self, worker: Worker, lease: Lease) -> None:
+        body, fate = lease.body, self.fates[lease.body]
+        if body in worker.served:
+            self.wrong.append(f"{body} was run although its worker was done with it")
+        if any(x.body == body and x.state is State.HELD for x in worker.running):
+            self.wrong.append(f"{body} was run beside itself in one worker")
+        if fate.excuse is None:
+            deletes_wait = self.clock.now < self._removals_failed_at + _DELETES_MAY_WAIT
+            if (fate.succeeded or self._is_dead_letter(body)) and not deletes_wait:
+                self.wrong.append(f"{body} was run although it had served")
+            if any(x.body == body for other in self.workers for x in other.running):
+                self.wrong.append(f"{body} was run in two workers")
+        group, _, number = body.partition("/")
+        for earlier in range(int(number) if self.queue.is_fifo else 0):
+            if not self.fates[f"{group}/{earlier}"].is_over:
+                self.wrong.append(f"{body} was run before {earlier}")
+
+    def _judge_gone(self, how: str, message: Message) -> None:
+        fate = self.fates[message.body]
+        if how != "deleted":
+            fate.taken_by_sqs = True
+        elif not (fate.succeeded or self._is_dead_letter(message.body)):
+            self.wrong.append(f"{message.body} was deleted, and had not served")
+
+    def _is_dead_letter(self, body: str) -> bool:
+        return any(m.body == body and ATTRIBUTE_NAME in m.attributes for m in self.dlq.messages)
+
+    # Excuses
+
+    def _excuse(self, body: str, why: str) -> None:
+        self.fates[body].excuse = why
+        self._spoil(body)
+
+    def _spoil(self, body: str) -> None:
+        self._note_confirmed()
+        for worker in self.workers:
+            self._spoiled |= {x for x in self._unfinished(worker) if x.body == body}
+
+    def _excuse_fault(self, fault: Fault, bodies: list[str]) -> None:
+        for body in filter(None, bodies):
+            if fault.action in ("DeleteMessageBatch", "SendMessageBatch"):
+                self._removals_failed_at = self.clock.now
+                self._excuse(body, f"{fault.action} failed")
+            elif fault.action == "ChangeMessageVisibilityBatch":
+                self._spoil(body)
+                self.fates[body].visibility_faults += 1
+                if self.fates[body].visibility_faults > _FAULTS_TO_SURVIVE:
+                    self._excuse(body, "many renewals failed")
+
+    def _unfinished(self, worker: Worker) -> list[Lease]:
+        return [
+            x for x in worker.leases if x not in self._confirmed and x.state is not State.MERGED
+        ]
+
+    def _note_confirmed(self) -> None:
+        """Find the changes of visibility that were the settlement of a lease."""
+        changes = self.sqs.changes[self._changes_seen :]
+        self._changes_seen = len(self.sqs.changes)
+        if not changes:
+            return
+        settled = {
+            lease.receipt_handle: lease
+            for worker in [*self.workers, *self.retired]
+            for lease in worker.leases
+            if lease.state is State.DEFERRED
+        }
+        for change in changes:
+            lease = settled.get(change.handle)
+            if lease is not None and change.seconds == max(1, math.ceil(lease.due_at - change.at)):
+                self._confirmed.add(lease)
+
+    def _is_history(self, lease: Lease) -> bool:
+        """Whether nothing that happens from now on can tell of the lease."""
+        if lease.state is State.DEFERRED:
+            return lease in self._confirmed and self.clock.now >= lease.due_at
+        gone = self.queue.message_of(lease.receipt_handle) not in self.queue.messages
+        return lease.state is not State.HELD and gone
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class _Failures(logging.Handler):
+    """Notes the errors that the keeper has caught; keeps the rest out of the test's output."""
+
+    def __init__(self, wrong: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._wrong = wrong
+        self._logger = logging.getLogger("celery_sqs_backoff.worker")
+        self._propagates, self._logger.propagate = self._logger.propagate, False
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self._wrong.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+    def close(self) -> None:
+        self._logger.propagate = self._propagates
+        self._logger.removeHandler(self)
+        super().close()
+
+
+def _is_of_a_stale_handle(refusal: str) -> bool:
+    return "receipt handle has expired" in refusal or "does not exist" in refusal
+
+
+def _record(now: float) -> DeadLetterRecord:
+    return DeadLetterRecord(
+        task="t",
+        id="1",
+        reason="not retryable",
+        outcome="UNKNOWN",
+        attempts=1,
+        first_received_at=None,
+        failed_at=now,
+        origin="q",
+        worker="w",
+    )
