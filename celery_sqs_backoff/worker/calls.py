@@ -10,15 +10,25 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from ..classifiers.botocore import botocore_errors
 from ..deadletter import message_bytes, with_record
 from ..limits import MAX_MESSAGE_BYTES
+from ..outcomes import Outcome, judge
 from ..queues import error_code
 from .lease import Lease
 
-__all__ = ["Results", "change_visibility", "delete", "send_to_dead_letter_queue"]
+__all__ = ["LostAnswer", "Results", "change_visibility", "delete", "send_to_dead_letter_queue"]
 
 #: Each lease of a batch with its error code; ``None`` where SQS agreed.
 Results = list[tuple[Lease, str | None]]
+
+_CLASSIFY = botocore_errors()
+
+
+class LostAnswer(str):
+    """The error code of a call that SQS may have carried out all the same."""
+
+    __slots__ = ()
 
 
 def delete(batch: Sequence[Lease]) -> Results:
@@ -61,7 +71,10 @@ def _call(
     try:
         answer = operation(QueueUrl=queue_url, Entries=numbered)
     except (ClientError, BotoCoreError) as exc:
-        return [(lease, error_code(exc)) for lease in batch]
+        code = error_code(exc)
+        if judge(exc, classify=[_CLASSIFY]).outcome is Outcome.UNKNOWN:
+            code = LostAnswer(code)
+        return [(lease, code) for lease in batch]
     failed = {f["Id"]: f["Code"].rpartition(".")[2] for f in answer.get("Failed", ())}
     return [(lease, failed.get(str(i))) for i, lease in enumerate(batch)]
 

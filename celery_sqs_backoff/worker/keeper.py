@@ -354,7 +354,7 @@ class Keeper:
         results: calls.Results = []
         hidden = []
         for lease in batch:
-            if lease.may_be_lost or now >= lease.visible_at:
+            if _may_be_visible(lease, now):
                 results.append((lease, _TOO_LATE))
             elif self._park(lease, now):
                 results.append((lease, None))
@@ -407,6 +407,8 @@ class Keeper:
             return False
         if code in _DENIED:
             self._say_once(lease, action.value, code)
+        if isinstance(code, calls.LostAnswer):
+            lease.in_doubt = True
         # A backoff that comes too late would hide a message that somebody else may hold by now.
         return action is _Action.DELETE or self.clock() < lease.visible_at
 
@@ -482,6 +484,15 @@ class Keeper:
                     lease.tell_of_loss()
         with self._cond:
             self._next_renewal = min((x.renew_at for x in self._held), default=math.inf)
+
+
+def _may_be_visible(lease: Lease, now: float) -> bool:
+    """Whether somebody else may have the message by now, for whom a change would be meant.
+
+    So it is too when an earlier try may have shown it, or hidden it until a time that is past. If
+    that try did nothing, the message comes back when its visibility timeout ends.
+    """
+    return lease.may_be_lost or now >= lease.visible_at or (lease.in_doubt and now >= lease.due_at)
 
 
 def _seconds_to_hide(lease: Lease, now: float) -> int:

@@ -68,6 +68,7 @@ class Lease:
         "free",
         "group_id",
         "handed_to_pool",
+        "in_doubt",
         "keeper",
         "may_be_lost",
         "on_lost",
@@ -118,6 +119,8 @@ class Lease:
         #: Its visibility timeout has run out unrenewed: a standard queue still takes the receipt
         #: handle then, and applies it to whoever has the message by now.
         self.may_be_lost = False
+        #: DEFERRED, RELEASED: SQS may have been told, but its answer was lost.
+        self.in_doubt = False
         #: Told, once, that somebody else may have the message. Must not block.
         self.on_lost: Callable[[], None] | None = None
         self._lock = threading.Lock()

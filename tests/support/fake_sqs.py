@@ -258,7 +258,12 @@ def _as_client_error(action: str) -> Iterator[None]:
 def _error(error: str | Exception, action: str, reason: str = "") -> Exception:
     if isinstance(error, Exception):
         return error
-    return ClientError({"Error": {"Code": error, "Message": reason}}, action)
+    status = 500 if error == "InternalError" else 400
+    answer: Any = {
+        "Error": {"Code": error, "Message": reason},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(answer, action)
 
 
 def _check_batch(ids: list[str], *, too_long: bool) -> None:

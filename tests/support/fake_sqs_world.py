@@ -34,6 +34,8 @@ _FAULTS_TO_SURVIVE = 5
 #: After a delete was refused, those of the whole queue wait: a minute, if it was denied. Meanwhile
 #: the windows of messages that are done may end.
 _DELETES_MAY_WAIT = 4 * 60
+#: More calls to SQS than a worker can have to make at one moment.
+_JOBS_AT_ONCE = 1_000
 #: Within so much of 12 hours from the receive, a lease may be given up as lost.
 _TWELVE_HOURS = 43_200 - 120
 
@@ -79,7 +81,7 @@ class Worker:
         )
         messages = answer.get("Messages", [])
         for message in messages:
-            self.world.judge_receive(self, message["Body"])
+            self.world.judge_receive(message["Body"])
             lease = self._hold(message)
             if self.keeper.recognise(lease):
                 continue
@@ -132,6 +134,7 @@ class Worker:
                 fate.given_up = True
                 self.served.add(lease.body)
         else:
+            self.world.deferred_at[lease] = self.world.clock()
             lease.defer(
                 wire_delay(delay, delivery, now=self.world.clock()),
                 park_above=None if lease.queue.is_fifo else 0.8,
@@ -140,9 +143,13 @@ class Worker:
 
     def turn(self) -> None:
         """Do all that is due."""
-        while job := self.keeper.next_job():
+        for _ in range(_JOBS_AT_ONCE):
+            job = self.keeper.next_job()
+            if job is None:
+                return
             self.keeper.perform(job)
             self.turn_loop()
+        raise AssertionError("the keeper finds something to do for ever")
 
     def turn_loop(self) -> None:
         while self._soon:
@@ -158,10 +165,6 @@ class Worker:
 
 class World:
     """A queue with a DLQ on a fake SQS, two workers, and what has gone wrong."""
-
-    #: Whether a worker may change the visibility of a message after its lease has run out, and
-    #: another worker has received the message.
-    forgives_stale_holders = True
 
     def __init__(
         self, *, fifo: bool, visibility_timeout: int, max_receive_count: int, max_in_flight: int
@@ -187,10 +190,11 @@ class World:
         self.workers = [Worker(self), Worker(self)]
         self.retired: list[Worker] = []
         self.wrong: list[str] = []
+        #: When runs ended that are to come back.
+        self.deferred_at: dict[Lease, float] = {}
         #: Backoffs that SQS knows of, and settlements that a fault or a stall may have spoiled.
         self._confirmed: set[Lease] = set()
         self._spoiled: set[Lease] = set()
-        self._stale_holders: set[str] = set()
         self._changes_seen = 0
         self._removals_failed_at = -math.inf
         self._log = _Failures(self.wrong)
@@ -214,6 +218,9 @@ class World:
                 break
             soon = min((worker.next_at() for worker in turning), default=end)
             self.clock.now = min(end, max(soon, self.clock.now + 0.05))
+        for lease in [x for worker in self.workers for x in worker.leases]:
+            if lease.state is State.LOST and self._held_seconds(lease) >= _TWELVE_HOURS:
+                self._excuse(lease.body, "held for twelve hours")
         if stalled is not None:
             for lease in self._unfinished(stalled):
                 if self.clock.now >= lease.visible_at:
@@ -278,30 +285,20 @@ class World:
     def _judge_lease(self, worker: Worker, lease: Lease) -> None:
         if worker.freed[lease] != (lease.state is not State.HELD):
             self.wrong.append(f"{lease.body} was freed {worker.freed[lease]} times: {lease.state}")
-        if lease.state is State.LOST and not self.fates[lease.body].taken_by_sqs:
-            held = self.clock.now - lease.received_at
-            if self.fates[lease.body].excuse is None and held < _TWELVE_HOURS:
-                self.wrong.append(f"{lease.body} was lost for no reason")
+        fate = self.fates[lease.body]
+        if lease.state is State.LOST and not fate.taken_by_sqs and fate.excuse is None:
+            self.wrong.append(f"{lease.body} was lost for no reason")
         message = self.queue.message_of(lease.receipt_handle)
-        if self._forgiven(lease.body):
-            return
         if lease in self._confirmed and lease not in self._spoiled and message.receipt is not None:
             is_newest = message.receipt.handle == lease.receipt_handle
             if is_newest and message.visible_at < lease.due_at and message in self.queue.messages:
                 self.wrong.append(f"the backoff of {lease.body} was cut short")
 
-    def judge_receive(self, worker: Worker, body: str) -> None:
+    def judge_receive(self, body: str) -> None:
         self._note_confirmed()
         for lease in self._confirmed - self._spoiled:
-            if lease.body == body and self.clock.now < lease.due_at and not self._forgiven(body):
+            if lease.body == body and self.clock.now < lease.due_at:
                 self.wrong.append(f"{lease.body} came back before it was due")
-        for other in self.workers:
-            if other is not worker and any(x.body == body for x in self._unfinished(other)):
-                self._stale_holders.add(body)
-
-    def _forgiven(self, body: str) -> bool:
-        """Whether another worker, whose lease has run out, may have changed the visibility."""
-        return self.forgives_stale_holders and body in self._stale_holders
 
     def judge_start(self, worker: Worker, lease: Lease) -> None:
         body, fate = lease.body, self.fates[lease.body]
@@ -357,6 +354,9 @@ class World:
             x for x in worker.leases if x not in self._confirmed and x.state is not State.MERGED
         ]
 
+    def _held_seconds(self, lease: Lease) -> float:
+        return self.clock.now - lease.received_at
+
     def _note_confirmed(self) -> None:
         """Find the changes of visibility that were the settlement of a lease."""
         changes = self.sqs.changes[self._changes_seen :]
@@ -371,7 +371,7 @@ class World:
         }
         for change in changes:
             lease = settled.get(change.handle)
-            if lease is not None and change.seconds == max(1, math.ceil(lease.due_at - change.at)):
+            if lease is not None and change.at > self.deferred_at.get(lease, lease.due_at):
                 self._confirmed.add(lease)
 
     def _is_history(self, lease: Lease) -> bool:

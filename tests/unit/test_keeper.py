@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord
 from celery_sqs_backoff.delivery import Delivery
@@ -239,6 +239,38 @@ def test_a_backoff_is_given_up_once_the_message_is_visible_anyway(bench):
     bench.turn(100)
     assert len(bench.sqs.calls) == tries
     assert bench.keeper.waiting == 0
+
+
+@pytest.mark.parametrize("settle", [Lease.release, lambda lease: lease.defer(1)])
+def test_a_message_that_sqs_may_have_shown_is_not_shown_again(bench, settle):
+    """The answer was lost: somebody else may hold it, and the old handle would end their hold."""
+    bench.sqs.fail = lambda action, handle: ReadTimeoutError(endpoint_url="x")
+    settle(bench.lease())
+    bench.turn(0.2)
+    bench.turn(20)
+    assert len(bench.sqs.calls) == 1
+    assert bench.keeper.waiting == 0
+
+
+@pytest.mark.parametrize("settle", [Lease.release, lambda lease: lease.defer(1)])
+@pytest.mark.parametrize("error", [EndpointConnectionError(endpoint_url="x"), "InternalError"])
+def test_a_message_that_sqs_has_not_shown_is_shown_later(bench, settle, error):
+    """The connection was refused, or SQS says that this entry of the batch has failed."""
+    bench.sqs.fail = lambda action, handle: error
+    settle(bench.lease())
+    bench.turn(0.2)
+    bench.sqs.fail = lambda action, handle: None
+    bench.turn(20)
+    assert len(bench.sqs.calls) == 2
+
+
+def test_a_backoff_whose_answer_was_lost_is_asked_for_again_until_it_is_due(bench):
+    bench.sqs.fail = lambda action, handle: ReadTimeoutError(endpoint_url="x")
+    bench.lease().defer(20)
+    bench.turn(0.2)
+    bench.sqs.fail = lambda action, handle: None
+    bench.turn(5)
+    assert bench.sqs.asked(HIDE)[1] == [("h0", 15)]
 
 
 def test_a_denied_action_is_said_once_per_queue_and_kept_trying(bench, caplog):

@@ -23,14 +23,14 @@ from ..support.fake_sqs import Fault
 from ..support.fake_sqs_world import World
 
 MAX_IN_FLIGHT = 12
+MAX_MESSAGES = 30
+ACTIONS = ["ChangeMessageVisibilityBatch", "DeleteMessageBatch", "SendMessageBatch"]
 
 workers = st.integers(0, 1)
 which = st.integers(0, 9)
 endings = st.sampled_from(["success", "failure", "give up", "cancelled"])
 delays = st.sampled_from([1.0, 25.0, 700.0, 3_600.0, 80_000.0])
-actions = st.sampled_from(
-    ["ChangeMessageVisibilityBatch", "DeleteMessageBatch", "SendMessageBatch"]
-)
+actions = st.sampled_from(ACTIONS)
 errors = st.sampled_from(
     [
         "InternalError",
@@ -73,7 +73,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.quota = mock.patch.object(parking, "MAX_IN_FLIGHT_MESSAGES", MAX_IN_FLIGHT)
         self.quota.start()
 
-    @rule(group=st.sampled_from("ab"), count=st.integers(1, 4))
+    @precondition(lambda self: len(self.world.fates) < MAX_MESSAGES)
+    @rule(group=st.sampled_from("ab"), count=st.sampled_from([1, 2, 4, 12]))
     def send(self, group, count):
         for _ in range(count):
             self.world.send(group)
@@ -104,18 +105,27 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world.pass_time(self.world.attributes.visibility_timeout_seconds / 2)
         self.world.sqs.during_call = nothing
 
+    @precondition(lambda self: self.running())
+    @rule(which=which, how=endings, delay=delays, error=errors, after=st.booleans())
+    def end_a_run_that_sqs_does_not_hear_of(self, which, how, delay, error, after):
+        worker, lease = self.running()[which % len(self.running())]
+        worker.end(lease, how, delay)
+        self.world.sqs.faults += [Fault(action, error, after=after) for action in ACTIONS]
+
     def running(self):
         return [(worker, lease) for worker in self.world.workers for lease in worker.running]
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, 12.0, 40.0, 700.0, 20_000.0]))
+    @rule(seconds=st.sampled_from([0.1, 1.0, 12.0, 40.0, 700.0, 20_000.0, 44_000.0]))
     def pass_time(self, seconds):
         """Hours only where renewals are few."""
         is_long = self.world.attributes.visibility_timeout_seconds == 600
         self.world.pass_time(seconds if is_long else min(seconds, 700))
 
-    @rule(worker=workers, seconds=st.sampled_from([5.0, 35.0, 700.0]))
-    def stall(self, worker, seconds):
+    @rule(worker=workers, seconds=st.sampled_from([5.0, 35.0, 700.0]), receives=workers)
+    def stall(self, worker, seconds, receives):
+        """What it holds becomes visible, and is received by it or by the other."""
         self.world.pass_time(seconds, stalled=self.world.workers[worker])
+        self.world.workers[receives].receive(10)
 
     @rule(worker=workers, how=st.sampled_from([World.crash, World.shut_down]))
     def end_a_worker(self, worker, how):
