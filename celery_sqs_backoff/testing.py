@@ -65,6 +65,7 @@ from celery import Celery
 from celery.contrib.testing.app import setup_default_app
 from celery.contrib.testing.worker import start_worker
 from celery.signals import setup_logging
+from kombu.transport.SQS import Channel
 
 from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 from .provider_proxy import ProviderProxy, running_provider_proxy
@@ -300,6 +301,10 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
+        # kombu before 5.7 keeps these for all channels, with the event loop of the ended worker.
+        clients = Channel._predefined_queue_async_clients
+        if isinstance(clients, dict):
+            clients.clear()
 
 
 def _leave_logging_alone(**_: object) -> None:

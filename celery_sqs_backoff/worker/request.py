@@ -169,7 +169,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return True
         return bool(super().revoked())
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+    def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run for a cold shutdown or after a lost connection, where the pool can.
 
         Solo and threads cannot. Celery's error of not being able to would be raised in the midst
@@ -177,7 +177,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """
         self._cancelling = True  # first: eventlet's pool calls back before this returns
         try:
-            super().cancel(pool, signal, emit_retry)
+            super().cancel(pool, signal, **options)  # emit_retry, from Celery 5.6 on
         except NotImplementedError:
             self._cancelling = False
             logger.info("Task %s[%s] cannot be cancelled in this pool", self.name, self.id)

@@ -41,12 +41,17 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         c.sqs_receiver = Receiver(self._keeper, soon=_soon(c))
         upstream.give_back_before_soft_shutdown(c, self._give_back_unstarted)
         self._blocks_loop = isinstance(c.pool, solo.TaskPool)
+        upstream.remember_running_tasks(c)
         if self._blocks_loop or type(c.pool).__module__ == "celery.concurrency.gevent":
             upstream.run_after_receiving(c)
 
     def start(self, c: Any) -> None:
         """Run before the first message is asked for: after Tasks, before the event loop."""
         channel = c.task_consumer.channel
+        if c.hub is not None:
+            upstream.wake_event_loop(c.hub)
+            upstream.call_beside_event_loop(c.hub)
+        upstream.survive_bodies_without_json(channel)
         upstream.ask_for_attributes(channel, WANTED_ATTRIBUTES)
         prefetch.install(
             channel,

@@ -41,7 +41,8 @@ class Family:
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env={**os.environ, name: value},
+            # Without Python's own warnings, of Celery, that development mode shows.
+            env={**os.environ, name: value, "PYTHONDEVMODE": ""},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -55,6 +55,8 @@ class Afternoon:
             mail.apply_async(("countdown",), countdown=ETA_SECONDS, queue=main.name)
             mail.apply_async(("an hour",), countdown=3600, queue=far.name)
             mail.apply_async(("fifo",), countdown=2, queue=fifo.name)
+            #: In the order of sending; 0: the message was sent without a delay.
+            self.delays_published = [e.get("DelaySeconds", 0) for e in stage.asked("SendMessage")]
         now = datetime.now(timezone.utc)
         # By name, as a producer does that does not know of our task class: without DelaySeconds.
         with stage.worker(pool="threads", concurrency=2, queues=[main.name, fifo.name]) as worker:
@@ -88,10 +90,6 @@ class Afternoon:
     def runs_of(self, *names: str) -> list[dict[str, Any]]:
         return [run for run in self.stage.runs("eta.mail") if run["name"] in names]
 
-    def delays_published(self) -> list[int]:
-        """In the order of sending; 0: the message was sent without a delay."""
-        return [entry.get("DelaySeconds", 0) for entry in self.stage.asked("SendMessage")]
-
 
 @pytest.fixture(scope="module")
 def afternoon(
@@ -116,7 +114,7 @@ def afternoon(
 @pytest.mark.hazard("H10")
 def test_a_countdown_is_a_delay_of_sqs_as_far_as_that_goes(afternoon: Afternoon) -> None:
     """15 minutes at most, and none on a FIFO queue."""
-    assert afternoon.delays_published() == [ETA_SECONDS, 900, 0]
+    assert afternoon.delays_published == [ETA_SECONDS, 900, 0]
 
 
 @pytest.mark.hazard("H10")

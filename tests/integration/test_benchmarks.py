@@ -25,7 +25,7 @@ with bench(latency_ms=0) as server:
 
 def run_python(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

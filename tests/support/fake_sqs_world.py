@@ -122,6 +122,7 @@ class Worker:
     def end(self, lease: Lease, how: str, delay: float = 1.0) -> None:
         """End a run as ``BackoffRequest`` does: success, failure, giving up, or cancelled."""
         self.running.remove(lease)
+        self.world.judge_end(lease)
         delivery, fate = lease.delivery, self.world.fates[lease.body]
         if how == "success":
             fate.succeeded = True
@@ -307,8 +308,7 @@ class World:
         if any(x.body == body and x.state is State.HELD for x in worker.running):
             self.wrong.append(f"{body} was run beside itself in one worker")
         if fate.excuse is None:
-            deletes_wait = self.clock.now < self._removals_failed_at + _DELETES_MAY_WAIT
-            if (fate.succeeded or self._is_dead_letter(body)) and not deletes_wait:
+            if fate.succeeded or self._is_dead_letter(body):
                 self.wrong.append(f"{body} was run although it had served")
             if any(x.body == body for other in self.workers for x in other.running):
                 self.wrong.append(f"{body} was run in two workers")
@@ -341,13 +341,24 @@ class World:
     def _excuse_fault(self, fault: Fault, bodies: list[str]) -> None:
         for body in filter(None, bodies):
             if fault.action in ("DeleteMessageBatch", "SendMessageBatch"):
-                self._removals_failed_at = self.clock.now
                 self._excuse(body, f"{fault.action} failed")
+                self._excuse_removals()
             elif fault.action == "ChangeMessageVisibilityBatch":
                 self._spoil(body)
                 self.fates[body].visibility_faults += 1
                 if self.fates[body].visibility_faults > _FAULTS_TO_SURVIVE:
                     self._excuse(body, "many renewals failed")
+
+    def _excuse_removals(self) -> None:
+        """Those that wait behind a failed one, and those that will in the next minutes."""
+        self._removals_failed_at = self.clock.now
+        for lease in [x for worker in self.workers for x in worker.leases]:
+            if lease.state in (State.DONE, State.DEAD_LETTERED):
+                self._excuse(lease.body, "its delete waits behind one that failed")
+
+    def judge_end(self, lease: Lease) -> None:
+        if self.clock.now < self._removals_failed_at + _DELETES_MAY_WAIT:
+            self._excuse(lease.body, "its delete waits behind one that failed")
 
     def _unfinished(self, worker: Worker) -> list[Lease]:
         return [

@@ -1,13 +1,8 @@
-"""Bugs of Celery and kombu that stop a worker on SQS: one guard each, on the instances at hand.
-
-Each says which versions it is for; on others it changes nothing that works.
-"""
+"""Guards of how messages are received."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty
@@ -15,36 +10,20 @@ from typing import Any
 from weakref import WeakSet
 
 from botocore.exceptions import BotoCoreError, ClientError
-from celery.worker import state
-from kombu.asynchronous import get_event_loop, set_event_loop
 
-from ..queues import error_code
-from .lease import State
+from ...queues import error_code
 
 __all__ = [
     "ORIGINAL_BODY",
     "ask_for_attributes",
     "declare_without_leave_to_look",
-    "give_back_before_soft_shutdown",
-    "keep_event_loop",
-    "run_after_receiving",
+    "survive_bodies_without_json",
     "survive_failed_receives",
 ]
 
 
 #: Where :func:`ask_for_attributes` keeps the body of a message that kombu decodes in its place.
 ORIGINAL_BODY = "OriginalBody"
-
-
-def keep_event_loop(consumer: Any) -> None:
-    """After a broker error: let the next channel find the event loop.
-
-    Celery 5.7.0 with kombu 5.7.0: the loop's error path calls ``hub.reset()``, which unsets the
-    current event loop (kombu#2404), so the new channel has none, and never polls. The worker
-    says "Connected" and receives nothing for ever.
-    """
-    if consumer.hub is not None and get_event_loop() is None:
-        set_event_loop(consumer.hub)
 
 
 def survive_failed_receives(channel: Any, on_result: Callable[[str | None], None]) -> None:
@@ -94,6 +73,31 @@ def _survive_blocking(channel: Any, on_result: Callable[[str | None], None]) -> 
 
     channel._get_bulk = surviving_get_bulk
     channel._reset_cycle()  # it holds the method
+
+
+def survive_bodies_without_json(channel: Any) -> None:
+    """Receive a message whose body is no JSON object, as one that is not Celery's.
+
+    kombu 5.5: it ends the worker, and the next one that receives it (kombu#2421).
+    """
+    if hasattr(channel, "_prepare_json_payload"):
+        return  # kombu 5.6 and later
+    parse = channel._message_to_python
+
+    def message_to_python(message: dict[str, Any], queue_name: str, queue_url: str) -> Any:
+        try:
+            return parse(message, queue_name, queue_url)
+        except (TypeError, ValueError, AttributeError):
+            delivery_info = {"sqs_message": message, "sqs_queue": queue_url}
+            return {
+                "body": message["Body"],
+                "properties": {
+                    "delivery_info": delivery_info,
+                    "delivery_tag": message["ReceiptHandle"],
+                },
+            }
+
+    channel._message_to_python = message_to_python
 
 
 def declare_without_leave_to_look(consumer: Any) -> None:
@@ -190,71 +194,3 @@ def _code(response: Any) -> str:
         return str(json.loads(response.read())["__type"]).rpartition("#")[2]
     except (AttributeError, KeyError, TypeError, ValueError):
         return ""
-
-
-def run_after_receiving(consumer: Any) -> None:
-    """On solo and gevent: run a task only when the whole batch it came in has been taken in.
-
-    All versions: there the callback that receives a message does not return before its task has
-    ended (solo) or has a greenlet (gevent, whose pool blocks while it is full). So the messages
-    behind it in the batch would stay unknown, and unrenewed. (It is so on eventlet, too, which
-    Celery advises against; there this guard kept a worker from ending.)
-    """
-    handle, hub = consumer.on_task_request, consumer.hub
-    waiting: deque[Any] = deque()
-
-    running = False
-
-    def run_waiting() -> None:
-        nonlocal running
-        try:
-            while waiting:
-                if hub is None:
-                    consumer.pool._pool.wait_available()  # gevent: until a greenlet is free
-                request = waiting.popleft()
-                if not _is_stopping() and _is_ours(request):
-                    handle(request)
-        finally:
-            running = False
-
-    def on_task_request(request: Any) -> None:
-        nonlocal running
-        waiting.append(request)
-        if running:
-            return
-        running = True
-        if hub is None:
-            consumer.timer.call_after(0, run_waiting)  # in a greenlet of its own
-        else:
-            hub.call_soon(run_waiting)
-
-    consumer.on_task_request = on_task_request
-
-
-def _is_ours(request: Any) -> bool:
-    """Whether the request's message is still to be run here."""
-    lease = getattr(request, "lease", None)  # other tasks' requests have none
-    return lease is None or lease.state is State.HELD
-
-
-def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
-    """Give back what has not begun before a soft shutdown, not after it.
-
-    Celery 5.5 and later: ``worker_soft_shutdown_timeout`` is slept through in the signal handler,
-    before any step of the worker is told to stop.
-    """
-    controller = consumer.controller
-    wait = controller.wait_for_soft_shutdown
-
-    def give_back_and_wait() -> None:
-        # In a thread: the code that the signal has interrupted may hold a lease's lock.
-        threading.Thread(target=give_back, daemon=True).start()
-        wait()
-
-    controller.wait_for_soft_shutdown = give_back_and_wait
-
-
-def _is_stopping() -> bool:
-    """As Celery tells: an exit code, which may be 0, or True."""
-    codes = (state.should_stop, state.should_terminate)
-    return any(code is not None and code is not False for code in codes)
