@@ -19,7 +19,8 @@ from .stage import Stage, app_of_this_module
 
 app = app_of_this_module()
 
-RENEWALS = ("ChangeMessageVisibilityBatch",)
+#: Deletes too: the task may end as soon as its lease is lost, before the message is received again.
+SETTLING = ("ChangeMessageVisibilityBatch", "DeleteMessageBatch")
 
 
 @app.task(base=SQSBackoffTask, bind=True, name="lost.lasts")
@@ -43,7 +44,7 @@ def test_a_task_learns_that_its_message_is_gone_and_leaves_it_alone(
     """Renewals fail until the message is visible again, and somebody else receives it."""
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": 2}})
     with stage.worker(pool=pool, concurrency=1, options=("--prefetch-multiplier", "1")):
-        stage.proxy.inject(unavailable(actions=RENEWALS))
+        stage.proxy.inject(unavailable(actions=SETTLING))
         result = stage.send("lost.lasts", 15)
         eventually(lambda: stage.record.entries(what="start"))
         [theirs] = eventually(
@@ -72,7 +73,7 @@ def test_a_message_that_comes_back_to_the_worker_that_runs_it_is_not_run_twice(
     """Renewals fail for longer than the visibility timeout: SQS hands the message out again."""
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": 2}})
     with stage.worker(concurrency=2):
-        stage.proxy.inject(unavailable(actions=RENEWALS))
+        stage.proxy.inject(unavailable(actions=SETTLING))
         stage.send("lost.lasts", 4)
         eventually(lambda: stage.proxy.counts()["ReceiveMessage"].messages == 2)
         stage.proxy.heal()
