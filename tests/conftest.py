@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,10 +90,13 @@ def unique_name(run_id: str, request: pytest.FixtureRequest) -> Callable[[str], 
 
 
 @pytest.fixture(scope="session")
-def sqs_endpoint() -> Iterator[str]:
-    """A fast and concurrent SQS: ministack, or what ``SQS_ENDPOINT`` names."""
-    with sqs_server() as endpoint:
-        yield endpoint
+def sqs_endpoint(pytestconfig: pytest.Config) -> Iterator[str]:
+    """A fast and concurrent SQS: ministack, or what ``SQS_SERVER`` or ``SQS_ENDPOINT`` names."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    with ExitStack() as stack:
+        yield stack.enter_context(sqs_server())
+        with capture.global_and_fixture_disabled():  # what it says at the end is for people
+            stack.close()
 
 
 @pytest.fixture(scope="session")

@@ -107,8 +107,13 @@ class _ZeroByDefault(dict[str, Count]):
 
 
 @contextmanager
-def fault_proxy(upstream: str, *, latency_ms: float = 0) -> Iterator[FaultProxy]:
-    """Run a proxy in front of ``upstream`` in a child process."""
+def fault_proxy(
+    upstream: str, *, latency_ms: float = 0, sign: bool = False
+) -> Iterator[FaultProxy]:
+    """Run a proxy in front of ``upstream`` in a child process.
+
+    With ``sign`` it signs what it forwards anew, for AWS; see :mod:`tests.support.signing`.
+    """
     with tempfile.TemporaryDirectory(prefix="fault-proxy-") as directory:
         output = Path(directory) / "output"
         with output.open("wb") as file:
@@ -116,6 +121,7 @@ def fault_proxy(upstream: str, *, latency_ms: float = 0) -> Iterator[FaultProxy]
                 [
                     *(sys.executable, "-m", __name__),
                     *("--upstream", upstream, "--latency-ms", str(latency_ms)),
+                    *(["--sign"] if sign else []),
                 ],
                 cwd=Path(__file__).parents[2],
                 stdin=subprocess.DEVNULL,

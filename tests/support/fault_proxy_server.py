@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from .faults import Count, Fault, Rule
+from .signing import Signer
 
 __all__ = ["main"]
 
@@ -22,8 +23,9 @@ _HOP_BY_HOP = {"connection", "content-length", "keep-alive", "transfer-encoding"
 
 
 class _Proxy:
-    def __init__(self, upstream: str, latency_ms: float) -> None:
+    def __init__(self, upstream: str, latency_ms: float, signer: Signer | None = None) -> None:
         self.upstream = upstream
+        self.signer = signer
         self.latency_seconds = latency_ms / 1000
         self.rules: list[Rule] = []
         self.counts: dict[str, Count] = {}
@@ -116,10 +118,13 @@ class _Proxy:
         return None, set()
 
     async def _forward(self, request: web.BaseRequest, body: bytes, count: Count) -> web.Response:
+        url = self.upstream + request.path_qs
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        if self.signer is not None:
+            headers = self.signer.sign(request.method, url, headers, body)
         try:
             async with self._session.request(
-                request.method, self.upstream + request.path_qs, data=body, headers=headers
+                request.method, url, data=body, headers=headers
             ) as answer:
                 content = await answer.read()
         except aiohttp.ClientError as exc:
@@ -235,8 +240,10 @@ def main() -> None:
     parser.add_argument("--upstream", required=True, help="SQS endpoint URL to forward to")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
     parser.add_argument("--latency-ms", type=float, default=0, help="added to each call; default 0")
+    parser.add_argument("--sign", action="store_true", help="with boto3's credentials, for AWS")
     options = parser.parse_args()
-    proxy = _Proxy(options.upstream.rstrip("/"), options.latency_ms)
+    signer = Signer() if options.sign else None
+    proxy = _Proxy(options.upstream.rstrip("/"), options.latency_ms, signer)
     proxy.port = options.port
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(proxy.serve())

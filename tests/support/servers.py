@@ -1,4 +1,4 @@
-"""SQS servers for tests, each a child process on a free port of 127.0.0.1."""
+"""SQS servers for tests, each a child process on a free port of 127.0.0.1; and the real one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from .aws import aws
 from .processes import eventually, free_port, stop
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def localstack(*, start_timeout: float = 60.0) -> Iterator[str]:
             yield endpoint
 
 
-SERVERS = {"ministack": ministack, "moto": moto, "localstack": localstack}
+SERVERS = {"ministack": ministack, "moto": moto, "localstack": localstack, "aws": aws}
 
 
 @contextmanager

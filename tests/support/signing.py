@@ -1,0 +1,33 @@
+"""Signs what a proxy forwards to AWS, with the credentials that boto3 finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import boto3
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+
+__all__ = ["Signer"]
+
+#: Of a request that was signed with other credentials, for another host.
+_SIGNED_BEFORE = {"authorization", "host", "x-amz-date", "x-amz-security-token"}
+
+
+class Signer:
+    """Signature Version 4 for SQS, for credentials and region of boto3's default session."""
+
+    def __init__(self) -> None:
+        session = boto3.Session()
+        self._credentials = session.get_credentials()
+        self._region = session.region_name
+
+    def sign(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> dict[str, str]:
+        """Return the headers to send instead of these."""
+        kept = {k: v for k, v in headers.items() if k.lower() not in _SIGNED_BEFORE}
+        request = AWSRequest(method=method, url=url, data=body, headers=kept)
+        assert self._credentials is not None
+        SigV4Auth(self._credentials, "sqs", self._region).add_auth(request)
+        return dict(request.headers.items())
