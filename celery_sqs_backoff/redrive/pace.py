@@ -3,7 +3,8 @@
 A batch is not one message (the mistake of other tools: ten times the rate). Each message has a
 time slot, ``1/rate`` after the one before it, and a batch goes out at the slot of its last
 message. Slots that nobody was there to take are lost, but for half of one: what is kept is the
-rate, not a debt. So no second holds more than the rate and one message.
+rate, not a debt. So no second holds more than the rate and one message, or two batches less one
+message where they are larger; :mod:`~celery_sqs_backoff.redrive.arrivals` sees to the rest.
 """
 
 from __future__ import annotations
@@ -23,10 +24,6 @@ _RECOVERY_SECONDS = 60.0
 
 #: The share of a second's messages that may go in one batch.
 _BATCH_SHARE = 1 / 80
-
-#: From this rate on a slot is so short that calls which take now longer, now shorter, bring more
-#: messages into a second than were sent in it. So the rate gives way by a batch.
-_FAST = 100.0
 
 _LARGEST_BATCH = 10
 
@@ -51,8 +48,7 @@ class Pace:
     def batch_size(self, now: float) -> int:
         """Most messages to send in one call: all ten if there is no limit.
 
-        Under a limit, an eightieth of the rate (so 1 below 160/s). A second that begins with a
-        batch holds it whole, so the rate has to give way by as many messages.
+        Under a limit, an eightieth of the rate (so 1 below 160/s).
         """
         with self._lock:
             return _LARGEST_BATCH if self._rate is None else _batch_size(self._rate_at(now))
@@ -100,8 +96,7 @@ class Pace:
         return min(1.0, self._factor + grown)
 
     def _gap(self, now: float) -> float:
-        rate = self._rate_at(now)
-        return 1 / (rate - _batch_size(rate) if rate >= _FAST else rate)
+        return 1 / self._rate_at(now)
 
     def _rate_at(self, now: float) -> float:
         assert self._rate is not None

@@ -20,6 +20,7 @@ from ..limits import MAX_BATCH_ENTRIES
 from ..policies import FullJitter
 from ..queues import error_code
 from .archive import Archive
+from .arrivals import Arrivals
 from .broker import Endpoint
 from .errors import RedriveRefused, unreachable
 from .events import (
@@ -130,6 +131,7 @@ class Run:
         self._rng = rng or random.Random()
         self._tally = Tally(on_event, clock)
         self._pace = Pace(settings.rate, ramp=settings.ramp)
+        self._arrivals = Arrivals(settings.rate)
         self._gate = Gate(
             self._pace,
             probe=settings.probe,
@@ -440,9 +442,11 @@ class Run:
         left, attempt = list(batch), 0
         while left:
             attempt += 1
+            began = self._when_allowed(len(left))
             now = self._now()
             self._journal.sending([letter.id for letter, _ in left], now)
             answer = send_batch(to, left, now=now, spread=self._settings.spread, rng=self._rng)
+            self._arrivals.end(len(left), began, self._clock())
             if answer.sent:
                 self._sent(to, answer.sent)
             doubtful |= {letter.id for letter, _ in answer.in_doubt}
@@ -467,6 +471,12 @@ class Run:
                 self._pause(attempt)
             left = self._still_ours(left)
         return blocked
+
+    def _when_allowed(self, messages: int) -> float:
+        """Wait until so many more may reach SQS; return when that was, by the clock."""
+        while wait := self._arrivals.begin(messages, self._clock()):
+            self._sleep(wait)
+        return self._clock()
 
     def _sent(self, to: Endpoint, letters: Sequence[Letter]) -> None:
         ids = tuple(letter.id for letter in letters)

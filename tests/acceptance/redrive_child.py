@@ -9,9 +9,12 @@ from celery import Celery
 
 from celery_sqs_backoff.redrive import api, redrive
 from celery_sqs_backoff.redrive.events import as_dict
+from tests.support.differences import RACES_WITH_ITSELF, differs
 
 #: Messages that a killed run had received are back after so long, instead of half a minute.
 HOLD_SECONDS = 4
+
+THREADS = 1 if differs(RACES_WITH_ITSELF) else 4
 
 
 def main(settings: str, source: str, journal: str, output: str) -> None:
@@ -24,7 +27,7 @@ def main(settings: str, source: str, journal: str, output: str) -> None:
             app,
             source,
             journal=journal,
-            threads=4,
+            threads=THREADS,
             max_replays=1_000,
             on_event=lambda event: print(  # to the file
                 json.dumps(as_dict(event), default=str), file=events
