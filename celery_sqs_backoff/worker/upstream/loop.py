@@ -40,12 +40,12 @@ def wake_event_loop(hub: Any) -> None:
 
     def call_soon_and_wake(*args: Any) -> Any:
         promise = call_soon(hub, *args)
-        with suppress(BlockingIOError):  # full: the loop will wake up anyway
+        with suppress(OSError):  # full, so the loop will wake up anyway; or the loop has ended
             thread_end.send(b"x")
         return promise
 
     def sleep_again() -> None:
-        with suppress(BlockingIOError):
+        with suppress(OSError):
             loop_end.recv(4096)
 
     hub.add_reader(loop_end, sleep_again)
