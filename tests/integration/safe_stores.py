@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from uuid import uuid4
 import boto3
 import pytest
 import redis
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from celery_sqs_backoff.safe.store import Store
 from celery_sqs_backoff.safe.stores import open_store
@@ -44,11 +47,16 @@ class Served:
 
 
 @contextmanager
-def served(name: str, directory: Path, aws_endpoint: Callable[[], str]) -> Iterator[Served]:
+def served(name: str, directory: Path) -> Iterator[Served]:
     require(name)
-    makers = {"sqlite": _sqlite, "postgresql": _postgresql, "redis": _redis, "memory": _memory}
-    maker = makers.get(name) or (lambda _: _dynamodb(aws_endpoint()))
-    yield from maker(directory)
+    makers = {
+        "sqlite": _sqlite,
+        "postgresql": _postgresql,
+        "redis": _redis,
+        "memory": _memory,
+        "dynamodb": _dynamodb,
+    }
+    yield from makers[name](directory)
 
 
 def require(name: str) -> None:
@@ -109,9 +117,9 @@ def _django(name: str, database: dict[str, Any]) -> Iterator[Served]:
     project.close(alias)
 
 
-def _dynamodb(endpoint: str) -> Iterator[Served]:
+def _dynamodb(_: Path) -> Iterator[Served]:
     table = f"records-{uuid4().hex[:8]}"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _moto() as endpoint:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "testing")
         client = boto3.client("dynamodb", endpoint_url=endpoint, region_name="us-east-1")
@@ -124,3 +132,19 @@ def _dynamodb(endpoint: str) -> Iterator[Served]:
         url = f"dynamodb://{table}?region=us-east-1&endpoint_url={endpoint}&clock_skew_seconds=0"
         yield Served("dynamodb", open_store(url), url)
         client.delete_table(TableName=table)
+
+
+@contextmanager
+def _moto() -> Iterator[str]:
+    """A moto server that answers one call at a time: with several, two conditional writes of the
+    same item may both succeed, which they never do on DynamoDB."""
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, app, threaded=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -19,7 +19,7 @@ def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp(request.param)
-    with served(request.param, directory, lambda: request.getfixturevalue("sqs_server")) as there:
+    with served(request.param, directory) as there:
         yield there
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -29,7 +30,7 @@ def any_store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp(request.param)
-    with served(request.param, directory, lambda: request.getfixturevalue("sqs_server")) as there:
+    with served(request.param, directory) as there:
         yield there
 
 
@@ -233,20 +234,21 @@ def closing_peer(peer: Peer) -> closing[Peer]:
 # What is one store's own
 
 
-def test_dynamodb_allows_for_clocks_that_differ(sqs_server: str, tmp_path: Path) -> None:
+def test_dynamodb_allows_for_clocks_that_differ(tmp_path: Path) -> None:
     """A worker whose clock is 4 s ahead does not take over a lease that has 3 s left."""
     from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
 
-    with served("dynamodb", tmp_path, lambda: sqs_server) as there:
-        table = there.url.removeprefix("dynamodb://").partition("?")[0]
+    with served("dynamodb", tmp_path) as there:
+        url = urlsplit(there.url)
+        [endpoint] = parse_qs(url.query)["endpoint_url"]
         now = time.time()
         times = {"right": now, "ahead": now + 4}
 
         def store(whose: str) -> DynamoDBStore:
             return DynamoDBStore(
-                table,
+                url.netloc,
                 region="us-east-1",
-                endpoint_url=sqs_server,
+                endpoint_url=endpoint,
                 clock_skew_seconds=5,
                 clock=lambda: times[whose],
             )
@@ -262,7 +264,7 @@ def test_a_record_is_not_written_inside_a_transaction(name: str, tmp_path: Path)
     """It would go with a rollback. A connection of its own writes it for good."""
     from django.db import transaction
 
-    with served(name, tmp_path, str) as there:
+    with served(name, tmp_path) as there:
         alias = there.url.removeprefix("django://")
         with pytest.raises(StoreInTransaction, match="own"), transaction.atomic(using=alias):
             there.store.add("key", "value", 60)
@@ -281,7 +283,7 @@ def test_what_has_ended_is_removed_from_the_table(name: str, tmp_path: Path) -> 
 
     from celery_sqs_backoff.contrib.django.models import Record
 
-    with served(name, tmp_path, str) as there:
+    with served(name, tmp_path) as there:
         alias = there.url.removeprefix("django://")
         there.store.add("old", "value", 0.01)
         there.store.add("new", "value", 60)
@@ -293,7 +295,7 @@ def test_what_has_ended_is_removed_from_the_table(name: str, tmp_path: Path) -> 
 def test_no_migration_is_missing(tmp_path: Path) -> None:
     from django.core.management import call_command
 
-    with served("sqlite", tmp_path, str):
+    with served("sqlite", tmp_path):
         call_command("makemigrations", "celery_sqs_backoff", check=True, dry_run=True, verbosity=0)
 
 
