@@ -130,11 +130,11 @@ def bar() -> Iterator[Any]:
         TextColumn("{task.fields[facts]}"),
     )
     with Bar(*columns, console=console) as shown:
-        task = shown.add_task("redrive", total=None, facts="")
+        task = shown.add_task("", total=None, facts="", visible=False)  # until it has begun
 
         def on_event(event: Event) -> None:
             if isinstance(event, Started):
-                shown.update(task, total=event.messages, description=event.source)
+                shown.update(task, total=event.messages, description=event.source, visible=True)
             elif isinstance(event, Progress):
                 shown.update(task, completed=event.looked_at, total=event.messages)
                 shown.update(task, facts=_facts(event))
