@@ -182,7 +182,7 @@ def test_usage(stage, run, arguments):
     arguments = [stage.dlq.name if a == "QUEUE" else a for a in arguments]
     result = run("sqs-redrive", "--yes", *arguments)
     assert result.exit_code == exit_codes.USAGE
-    assert result.stderr.startswith(("Error:", "Usage:")), "no progress bar of what has not begun"
+    assert result.stderr.lstrip().startswith(("Error:", "Usage:")), "no bar before it has begun"
     assert sum(stage.bodies(stage.dlq).values()) == 1
 
 
