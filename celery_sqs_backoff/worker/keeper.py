@@ -24,6 +24,7 @@ from celery.utils.log import get_logger
 from ..deadletter import DeadLetterRecord
 from ..limits import MAX_BATCH_ENTRIES
 from ..policies import FullJitter
+from ..queues import Queue
 from . import calls
 from .lease import Lease, State
 from .memory import Memory
@@ -54,6 +55,9 @@ _DENIED_RETRY_SECONDS = 60.0
 
 #: Between tries of a call that failed in passing.
 _TRANSIENT = FullJitter(base=0.2, cap=10)
+
+#: Of a visibility timeout: the most that settlements wait after a call that failed in passing.
+_PAUSE_SHARE = 0.1
 
 #: Settlements waiting, from which on no more messages are asked for.
 _BEHIND = 1_000
@@ -344,10 +348,18 @@ class Keeper:
                 return
             lane.leases.extendleft(reversed(again))
             lane.failures += 1
-            denied = any(code in _DENIED for _, code in results)
-            lane.not_before = now + (
-                _DENIED_RETRY_SECONDS if denied else _TRANSIENT.delay(lane.failures, self._rng)
-            )
+            lane.not_before = now + self._pause(lane, batch[0].queue, results)
+
+    def _pause(self, lane: _Lane, queue: Queue, results: calls.Results) -> float:
+        """How long a lane waits after a failure, in seconds.
+
+        Not for long, compared with the visibility timeout: what is settled next waits, too, and
+        must not be received again meanwhile because of an outage that is over.
+        """
+        if any(code in _DENIED for _, code in results):
+            return _DENIED_RETRY_SECONDS
+        most = max(1.0, queue.visibility_timeout_seconds * _PAUSE_SHARE)
+        return min(most, _TRANSIENT.delay(lane.failures, self._rng))
 
     def _hide(self, batch: list[Lease]) -> calls.Results:
         now = self.clock()

@@ -212,6 +212,20 @@ def test_a_delete_is_tried_until_sqs_takes_it(bench):
     assert bench.keeper.waiting == 0
 
 
+def test_what_is_done_after_an_outage_is_deleted_soon(bench):
+    """Not when the pause is over that has grown during the outage: it would come back."""
+    for outage in range(10):
+        bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+        bench.lease().done()
+        for _ in range(30):
+            bench.turn(1)
+        bench.sqs.fail = lambda action, handle: None
+        bench.lease().done()
+        bench.turn(3.0)  # a tenth of the visibility timeout
+        last = [handle for handle, _ in bench.sqs.asked(DELETE)[-1]]
+        assert last == [f"h{2 * outage}", f"h{2 * outage + 1}"]
+
+
 def test_the_tries_of_a_failing_call_are_spaced_out(bench):
     bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
     bench.lease().done()
