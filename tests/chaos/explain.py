@@ -132,6 +132,8 @@ def _not_removed(extra: Run, settled: Run, until: float, history: History) -> st
     if until < ended_at:
         return None
     removals = (_DELETE, _DEAD_LETTER)
+    if settled.outcome == "fail" and _postponed(settled, ended_at, until, history):
+        return "given up before the queue could be read"
     if any(c.action in removals and c.fault and ended_at <= c.at <= until for c in history.calls):
         return "delete or dead letter spoiled"
     held_up = [
@@ -144,6 +146,17 @@ def _not_removed(extra: Run, settled: Run, until: float, history: History) -> st
     if _covered(history.outages, ended_at, deadline):
         return "SQS was unreachable at the delete"
     return None
+
+
+def _postponed(settled: Run, ended_at: float, until: float, history: History) -> bool:
+    """Its worker began while SQS was away, so that it did not know where dead letters go.
+
+    It has hidden the message, and would not run it again; but another worker has received it.
+    """
+    return any(began < ended_at for began, _ in history.outages) and any(
+        c.action == _HIDE and c.worker == settled.worker and ended_at <= c.at <= until
+        for c in history.calls
+    )
 
 
 def _lapsed(holder: Run, until: float, history: History) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -134,6 +135,20 @@ def test_an_injected_fault_explains_it(found: str, facts: dict[str, Any]) -> Non
 )
 def test_what_has_nothing_to_do_with_it_does_not_explain_it(facts: dict[str, Any]) -> None:
     assert why(**facts) is None
+
+
+@pytest.mark.parametrize("outages", [[(3.0, 9.0)], []])
+def test_a_message_given_up_by_a_worker_that_could_not_read_its_queue(
+    outages: list[tuple[float, float]],
+) -> None:
+    history = History(
+        visibility_timeout_seconds=6,
+        received_at=(10.0, 20.0),
+        calls=[call(HIDE, 12.1, seconds=5)],
+        outages=outages,
+    )
+    found = explain(EXTRA, replace(SETTLED, outcome="fail"), history)
+    assert found == ("given up before the queue could be read" if outages else None)
 
 
 def test_only_runs_after_the_one_that_settled_the_message_are_too_many() -> None:
