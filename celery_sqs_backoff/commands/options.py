@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +50,8 @@ def selection_options(command: F) -> F:
     return command
 
 
-def ids_of(single: Iterable[str], file: Path | None) -> list[str]:
-    """The ids given one by one, and those of a file."""
-    return [*single, *(file.read_text().split() if file else ())]
+def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
+    """The ids given one by one, and those of a file; ``None``: neither is given."""
+    if file is None:
+        return [*single] or None
+    return [*single, *file.read_text().split()]

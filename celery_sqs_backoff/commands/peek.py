@@ -15,7 +15,7 @@ from celery_sqs_backoff.redrive.plan import DEFAULT_SAMPLE
 
 from .exit_codes import UNREACHABLE, USAGE
 from .options import ids_of, option, selection_options
-from .show import plan_as_dict, print_letters, print_plan
+from .show import LOOKED, plan_as_dict, print_letters, print_plan
 
 __all__ = ["sqs_peek"]
 
@@ -81,6 +81,7 @@ def sqs_peek(
     except RedriveUnreachable as exc:
         click.echo(f"Error: {exc}", err=True)
         sys.exit(UNREACHABLE)
+    click.echo(LOOKED, err=True)
     if as_json:
         shown = plan_as_dict(plan, show_arguments=arguments, show_bodies=bodies)
         click.echo(json.dumps(shown, default=str))
@@ -88,4 +89,3 @@ def sqs_peek(
     print_plan(plan, err=False)
     if letters or arguments or bodies:
         print_letters(plan, show_arguments=arguments, show_bodies=bodies)
-    click.echo("Each message looked at was received once more, and given back.", err=True)

@@ -25,9 +25,9 @@ from celery_sqs_backoff.redrive import (
 from celery_sqs_backoff.redrive.archive import dump
 from celery_sqs_backoff.redrive.plan import DEFAULT_SAMPLE, Plan
 
-from .exit_codes import DONE, INTERRUPTED, UNREACHABLE, USAGE, exit_code
+from .exit_codes import DONE, INTERRUPTED, SOME_FAILED, UNREACHABLE, USAGE, exit_code
 from .options import ids_of, option, selection_options
-from .show import JsonEvents, bar, plan_as_dict, print_plan, print_report
+from .show import LOOKED, JsonEvents, bar, plan_as_dict, print_plan, print_report
 
 __all__ = ["sqs_redrive"]
 
@@ -219,6 +219,12 @@ def sqs_redrive(
     except RedriveUnreachable as exc:
         click.echo(f"Error: {exc}", err=True)
         sys.exit(UNREACHABLE)
+    except OSError as exc:  # journal or archive: the disk is full
+        click.echo(f"Error: {exc}. The run has ended; what was not sent is given back.", err=True)
+        sys.exit(SOME_FAILED)
+    except KeyboardInterrupt:
+        click.echo("Interrupted. What was not sent is shown again within 10 min.", err=True)
+        sys.exit(INTERRUPTED)
     if not as_json:
         print_report(report)
     sys.exit(exit_code(report, in_doubt_is_held=options["in_doubt"] == "hold"))
@@ -236,6 +242,7 @@ def _dry_run(
         click.echo(json.dumps(shown, default=str))
     else:
         print_plan(plan, err=False)
+    click.echo(LOOKED, err=True)
     _refuse_if_too_late(plan, options)
 
 
@@ -246,6 +253,7 @@ def _confirmed(app: Any, queue: str | None, options: dict[str, Any], sample: int
     else:
         plan = _look(app, queue, options, sample=sample)
         print_plan(plan, err=True)
+        click.echo(LOOKED, err=True)
         _refuse_if_too_late(plan, options)
         number = min(plan.to_send, options["limit"] or plan.to_send)
         about = "" if plan.looked_at >= plan.messages else "about "
@@ -285,7 +293,7 @@ def _run(app: Any, queue: str | None, options: dict[str, Any], *, as_json: bool)
 
 @contextmanager
 def _until_signalled() -> Iterator[threading.Event]:
-    """Set the event on the first SIGINT or SIGTERM; a second one is as usual."""
+    """Set the event on the first SIGINT or SIGTERM; a second one does not wait for giving back."""
     stop = threading.Event()
     before: dict[int, Any] = {}
 

@@ -30,9 +30,20 @@ from celery_sqs_backoff.redrive.units import spell_duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["JsonEvents", "bar", "plan_as_dict", "print_letters", "print_plan", "print_report"]
+__all__ = [
+    "LOOKED",
+    "JsonEvents",
+    "bar",
+    "plan_as_dict",
+    "print_letters",
+    "print_plan",
+    "print_report",
+]
 
 _IDS_SHOWN = 10
+
+#: Behind each look, on stderr.
+LOOKED = "Each message looked at was received once more, which SQS counts, and given back."
 
 
 def print_plan(plan: Plan, *, err: bool) -> None:
@@ -75,10 +86,11 @@ def print_letters(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> Non
         age = "?" if fact.age_seconds is None else spell_duration(fact.age_seconds)
         marks = " expired" if fact.expired else ""
         marks += f" replayed {fact.replays}x" if fact.replays else ""
-        click.echo(
+        line = (
             f"{fact.id}  {fact.task or '-'}  {fact.task_id or '-'}  {age}"
             f"  {fact.reason or '-'}  {fact.error or '-'}{marks}"
         )
+        click.echo(_on_one_line(line))
         if show_arguments:
             click.echo(f"  {_arguments(raw[fact.id].body, fact.content_type)}")
         if show_bodies:
@@ -191,4 +203,9 @@ def _console(*, err: bool) -> Console:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(_on_one_line(text))
+
+
+def _on_one_line(text: str) -> str:
+    """Spell out line ends, and what a terminal would obey: it comes from outside."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -15,6 +15,7 @@ from typing import Any
 from .broker import Broker, Endpoint
 from .errors import RedriveRefused
 from .letter import Letter
+from .lines import open_lines
 
 __all__ = ["Archive", "ArchiveRoute", "ArchiveSource", "dump"]
 
@@ -23,12 +24,15 @@ class Archive:
     """Appends letters to a file, each batch on the disk when :meth:`write` returns.
 
     Use as a context manager. It holds bodies and arguments: the user's data.
+
+    Raises:
+        RedriveRefused: the file cannot be written, is in use, or is no archive.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         # Not readable for others: what is in a queue needs credentials to be read, too.
-        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        self._file = open_lines(path, begins=b'{"MessageId":', what="archive")
 
     def __enter__(self) -> Archive:
         return self
@@ -112,17 +116,20 @@ class ArchiveRoute:
     def __init__(self, broker: Broker, to: str | None) -> None:
         self._broker = broker
         self.default = broker.find(to) if to else None
-        self._known: dict[str, Endpoint] = {}
+        self._known: dict[str, Endpoint | None] = {}
 
     def destination(self, letter: Letter) -> Endpoint | None:
-        """Raises RedriveRefused if the archive names a queue that is not there."""
+        """``None`` if the archive names none, or one that is not there."""
         if self.default is not None:
             return self.default
         url = letter.message.get("Destination")
         if not isinstance(url, str):
             return None
         if url not in self._known:
-            self._known[url] = self._broker.find(url)
+            try:
+                self._known[url] = self._broker.find(url)
+            except RedriveRefused:  # others may have gone elsewhere already: no reason to end
+                self._known[url] = None
         return self._known[url]
 
 
@@ -134,13 +141,15 @@ def _letters(path: Path) -> Iterator[Letter]:
             try:
                 yield Letter(_message(json.loads(line)))
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                raise RedriveRefused(
-                    f"Line {number} of archive {path} is no dead letter ({type(exc).__name__})."
-                ) from None
+                why = f"Line {number} of archive {path} is no dead letter ({type(exc).__name__})."
+                if not line.endswith("\n"):
+                    why += " It is cut short, as by a kill: its message was not deleted. Remove it."
+                raise RedriveRefused(why) from None
 
 
 def _jsonable(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in message.items() if key != "ReceiptHandle"}
+    found = {"MessageId": message["MessageId"]}  # the first, by which an archive is known
+    found |= {key: value for key, value in message.items() if key != "ReceiptHandle"}
     found["MessageAttributes"] = {
         name: {
             key: base64.b64encode(value).decode() if key == "BinaryValue" else value

@@ -33,7 +33,7 @@ class Arrivals:
         self._lock = threading.Lock()
         self._under_way = 0
         self._shortest = inf  # call, in seconds
-        self._arrived: list[tuple[float, int]] = []  # when, how many; the oldest first
+        self._answered: list[tuple[float, int]] = []  # when, how many; the oldest first
 
     def begin(self, messages: int, now: float) -> float:
         """Return 0 if a call may begin, which then counts; else the seconds to wait and ask again.
@@ -45,10 +45,11 @@ class Arrivals:
         if self._most is None:
             return 0.0
         with self._lock:
-            while self._arrived and self._arrived[0][0] <= now - 1:
-                del self._arrived[0]
+            # What was reckoned with as half of a call can turn out to be less, for all of them.
+            while self._answered and self._answered[0][0] - self._shortest / 2 <= now - 1:
+                del self._answered[0]
             too_many = self._under_way + messages - self._most
-            too_many += sum(count for _, count in self._arrived)
+            too_many += sum(count for _, count in self._answered)
             if too_many <= 0:
                 self._under_way += messages
                 return 0.0
@@ -60,11 +61,12 @@ class Arrivals:
             with self._lock:
                 self._under_way -= messages
                 self._shortest = min(self._shortest, now - began)
-                insort(self._arrived, (now - self._shortest / 2, messages))
+                insort(self._answered, (now, messages))
 
     def _seconds_until(self, fewer: int, now: float) -> float:
-        for arrived_at, count in self._arrived:
+        for answered_at, count in self._answered:
             fewer -= count
             if fewer <= 0:
+                arrived_at = answered_at - self._shortest / 2
                 return max(_LOOK_AGAIN_SECONDS / 5, arrived_at + 1 - now)
         return _LOOK_AGAIN_SECONDS

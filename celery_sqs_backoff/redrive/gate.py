@@ -13,7 +13,8 @@ from .pace import Pace
 
 __all__ = ["Gate", "Probe", "parse_probe"]
 
-#: Says that all is well by returning anything but ``False``; says no by ``False`` or raising.
+#: Says that all is well by returning anything but ``False`` within 5 s; says no by ``False``,
+#: raising, or silence.
 Probe: TypeAlias = Callable[[], object]
 
 _PROBE_TIMEOUT_SECONDS = 5.0
@@ -62,6 +63,14 @@ class _UrlProbe:
             return bool(200 <= answer.status < 300)
 
 
+def _why_not(probe: Probe) -> str | None:
+    try:
+        good = probe()
+    except BaseException as exc:  # noqa: BLE001  # a user's probe: whatever it raises is a no
+        return f"the probe failed: {type(exc).__name__}: {exc}"
+    return "the probe said no" if good is False else None
+
+
 class Gate:
     """Slows the pace down at the first signs, and says when to stop.
 
@@ -94,11 +103,18 @@ class Gate:
         """Ask the provider; ``None`` if it is well (or nobody is to be asked)."""
         if self._probe is None:
             return None
-        try:
-            good = self._probe()
-        except Exception as exc:  # noqa: BLE001  # a user's probe: whatever it raises is a no
-            return f"the probe failed: {type(exc).__name__}: {exc}"
-        return "the probe said no" if good is False else None
+        answers: list[str | None] = []
+        thread = threading.Thread(
+            target=lambda probe: answers.append(_why_not(probe)),
+            args=(self._probe,),
+            name="redrive-probe",
+            daemon=True,  # if it hangs, it does so alone
+        )
+        thread.start()
+        thread.join(_PROBE_TIMEOUT_SECONDS)
+        if not answers:
+            return f"the probe has not answered within {_PROBE_TIMEOUT_SECONDS:g} s"
+        return answers[0]
 
     def watch(self, now: float, sent_per_second: float) -> None:
         """Ask the provider if it is time to. Called about once a second, by one thread."""

@@ -7,21 +7,22 @@ process ended before it knew. One whose last line is ``sent`` only wants deletin
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any
 
 from .errors import RedriveRefused
+from .lines import open_lines
 
 __all__ = ["Journal", "NoJournal", "Past"]
 
 _SENDING, _SENT, _UNSENT, _DELETED = "sending", "sent", "unsent", "deleted"
+_ENDED = "ended"
 
 
 @dataclass
@@ -69,12 +70,7 @@ class Journal(NoJournal):
     def __init__(self, path: Path, *, source: str, run_id: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._file: BinaryIO = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            self._file.close()
-            raise RedriveRefused(f"Journal {path} is in use by another redrive.") from exc
+        self._file = open_lines(path, begins=b'{"source":', what="journal")
         try:
             self.past = self._read(source)
         except BaseException:
@@ -112,7 +108,7 @@ class Journal(NoJournal):
 
     def ended(self) -> None:
         """The run knows of all its messages: the next one is a new run, not this one resumed."""
-        self._write({"is": "ended"}, sync=True)
+        self._write({"is": _ENDED}, sync=True)
 
     def _write(self, line: dict[str, object], *, sync: bool = False) -> None:
         if "ids" in line and not line["ids"]:
@@ -125,41 +121,40 @@ class Journal(NoJournal):
 
     def _read(self, source: str) -> Past:
         past = Past()
-        for line in self._whole_lines():
+        self._file.seek(0)
+        for number, line in enumerate(self._file, 1):
             try:
-                found = json.loads(line)
-                kind, ids = found.get("is"), found.get("ids", ())
-            except (ValueError, AttributeError):
-                raise RedriveRefused(f"{self._path} is no journal of a redrive.") from None
-            if kind is None and found.get("source") != source:
+                self._note(past, json.loads(line), source)
+            except (ValueError, TypeError, KeyError, AttributeError):
                 raise RedriveRefused(
-                    f"Journal {self._path} is of {found.get('source')}, not of {source}."
-                )
-            if kind is None:
-                past.run_id = found.get("run")
-            elif kind == _SENDING:
-                past.in_doubt.update(dict.fromkeys(ids, float(found["at"])))
-            elif kind == "ended":
-                past.run_id = None
-            else:
-                for id_ in ids:
-                    past.in_doubt.pop(id_, None)
-                    if kind == _SENT:
-                        past.sent.add(id_)
-                    else:
-                        past.sent.discard(id_)
+                    f"Line {number} of journal {self._path} is damaged, so what was sent is not"
+                    " known. Without that line, what it was about may be sent twice."
+                ) from None
         return past
 
-    def _whole_lines(self) -> Iterator[bytes]:
-        """All lines but one cut short by the kill: what it was about had not begun."""
-        self._file.seek(0)
-        end = 0
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                self._file.truncate(end)
-                return
-            end += len(line)
-            yield line
+    def _note(self, past: Past, line: dict[str, Any], source: str) -> None:
+        kind, ids = line.get("is"), line.get("ids", [])
+        if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
+            raise TypeError("ids")
+        if kind is None:
+            if line["source"] != source:
+                raise RedriveRefused(
+                    f"Journal {self._path} is of {line['source']}, not of {source}."
+                )
+            past.run_id = line["run"]
+        elif kind == _SENDING:
+            past.in_doubt.update(dict.fromkeys(ids, float(line["at"])))
+        elif kind == _ENDED:
+            past.run_id = None
+        elif kind in (_SENT, _UNSENT, _DELETED):
+            for id_ in ids:
+                past.in_doubt.pop(id_, None)
+                if kind == _SENT:
+                    past.sent.add(id_)
+                else:
+                    past.sent.discard(id_)
+        else:
+            raise ValueError(kind)
 
 
 def _sync_directory(path: Path) -> None:

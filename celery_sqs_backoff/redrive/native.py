@@ -19,6 +19,7 @@ from .errors import RedriveRefused, RedriveUnreachable, unreachable
 from .events import Event, Finished, Progress, Started
 from .report import Ended, RedriveReport
 from .route import find_route
+from .send import is_denied
 from .settings import Settings
 
 __all__ = ["MAX_PER_SECOND", "move", "why_not"]
@@ -27,6 +28,11 @@ __all__ = ["MAX_PER_SECOND", "move", "why_not"]
 MAX_PER_SECOND = 500
 
 _POLL_SECONDS = 1.0
+
+#: A move takes up to 36 h, and SQS does not need us for it: so long without an answer is endured.
+_UNANSWERED_SECONDS = 60.0
+
+_GOES_ON = "The move goes on in SQS, without us; the console or CancelMessageMoveTask ends it."
 _OVER = {"COMPLETED", "CANCELLED", "FAILED"}
 
 _UNSUPPORTED = {"InvalidAction", "UnsupportedOperation", "UnknownOperation", "NotImplemented"}
@@ -92,32 +98,37 @@ def move(
         request["MaxNumberOfMessagesPerSecond"] = int(settings.rate)
     handle = _start(route.source, request)
     tell(Started(uuid4().hex[:12], route.source.name, messages, threads=0))
-    cancelled = False
+    answered_at, cancelled = clock(), False
     while True:
-        if stop.wait(_POLL_SECONDS if not cancelled else 0):
-            if not cancelled:
-                _cancel(route.source, handle)
-                cancelled = True
-            time.sleep(_POLL_SECONDS)
-        state = _state(route.source, str(route.queue.arn))
+        stop.wait(_POLL_SECONDS)
+        if stop.is_set():
+            if cancelled:
+                time.sleep(_POLL_SECONDS)
+            _cancel(route.source, handle)  # each time: the last one may not have been heard
+            cancelled = True
+        try:
+            state = _state(route.source, str(route.queue.arn))
+        except RedriveUnreachable as exc:
+            if clock() - answered_at > _UNANSWERED_SECONDS:
+                raise RedriveUnreachable(f"{exc}. {_GOES_ON}", exc.code) from exc
+            continue
+        answered_at = clock()
         moved = int(state.get("ApproximateNumberOfMessagesMoved") or 0)
         rate = moved / max(0.1, clock() - started_at)
         left = max(0, messages - moved)
         tell(Progress(moved, messages, moved, 0, 0, 0, 0, rate, left / rate if rate else None))
         if state["Status"] in _OVER:
             break
-    report = _report(route.source, state, moved, interrupted=cancelled)
+    report = _report(route.source, state, moved)
     tell(Finished(report))
     return report
 
 
-def _report(
-    source: Endpoint, state: dict[str, Any], moved: int, *, interrupted: bool
-) -> RedriveReport:
+def _report(source: Endpoint, state: dict[str, Any], moved: int) -> RedriveReport:
     ended, detail = Ended.DONE, ""
     if state["Status"] == "FAILED":
         ended, detail = Ended.UNREACHABLE, f"SQS: {state.get('FailureReason', 'no reason given')}"
-    elif interrupted:
+    elif state["Status"] == "CANCELLED":  # by us, or by somebody else
         ended, detail = Ended.INTERRUPTED, "the move was cancelled; what was moved stays moved"
     return RedriveReport(
         sent=moved, deleted=moved, remaining=source.depth().total, ended=ended, detail=detail
@@ -154,7 +165,7 @@ def _state(source: Endpoint, arn: str) -> dict[str, Any]:
 def _cancel(source: Endpoint, handle: str) -> None:
     try:
         source.client.cancel_message_move_task(TaskHandle=handle)
-    except ClientError:
-        return  # it has just ended
-    except BotoCoreError as exc:
-        raise unreachable("CancelMessageMoveTask", exc) from exc
+    except (ClientError, BotoCoreError) as exc:
+        if is_denied(error_code(exc)):
+            raise unreachable(f"{_GOES_ON} CancelMessageMoveTask", exc) from exc
+        # It has just ended, or SQS was not in the mood: the state will tell.

@@ -22,7 +22,7 @@ from ..queues import error_code
 from .archive import Archive
 from .arrivals import Arrivals
 from .broker import Endpoint
-from .errors import RedriveRefused, unreachable
+from .errors import RedriveError, RedriveRefused
 from .events import (
     CanaryPassed,
     CanarySent,
@@ -119,6 +119,7 @@ class Run:
         self._source = source
         self._route = route
         self._settings = settings
+        self._spread = settings.spread
         self._journal = journal
         self._archive = archive
         self._retention = retention_seconds
@@ -175,8 +176,10 @@ class Run:
                 if (main := self._route.default) is not None:
                     self._usual_depth[main.url] = main.depth().total
                 canary = self._settings.canary
+                self._spread = 0.0  # the canary is waited for
                 self._phase(1, limit=min(canary, self._settings.limit or canary))
                 self._watch_canary()
+                self._spread = self._settings.spread
             self._phase(threads, limit=self._settings.limit)
         finally:
             # Threads look at this between any two steps; what is in the air gets its answer.
@@ -442,11 +445,12 @@ class Run:
         left, attempt = list(batch), 0
         while left:
             attempt += 1
-            began = self._when_allowed(len(left))
-            now = self._now()
-            self._journal.sending([letter.id for letter, _ in left], now)
-            answer = send_batch(to, left, now=now, spread=self._settings.spread, rng=self._rng)
-            self._arrivals.end(len(left), began, self._clock())
+            began, now = self._when_allowed(len(left)), self._now()
+            try:
+                self._journal.sending([letter.id for letter, _ in left], now)
+                answer = send_batch(to, left, now=now, spread=self._spread, rng=self._rng)
+            finally:  # a journal on a full disk must not keep the other threads waiting
+                self._arrivals.end(len(left), began, self._clock())
             if answer.sent:
                 self._sent(to, answer.sent)
             doubtful |= {letter.id for letter, _ in answer.in_doubt}
@@ -638,11 +642,8 @@ class Run:
             self._tally.tell(NotDeleted(ids, "SQS refused"), not_deleted=len(ids))
         try:
             remaining = self._source.count()
-        except Exception as exc:
-            if self._ended is Ended.UNREACHABLE:
-                remaining = max(0, self._messages - self._tally["deleted"])
-            else:
-                raise unreachable("Cannot count what is left", exc) from exc  # type: ignore[arg-type]
+        except RedriveError:  # the report of what was done is worth more than this one number
+            remaining = max(0, self._messages - self._tally["deleted"])
         if self._ended is not Ended.UNREACHABLE:
             self._journal.ended()
         self._tell_progress()

@@ -23,7 +23,7 @@ class Selection:
         error: glob on ``"type: message"`` of the exception in the record.
         older, newer: seconds, timedelta or text such as ``"36h"``; the age of the message since it
             was first sent.
-        ids: message ids and task ids.
+        ids: message ids and task ids, at least one.
 
     A glob does not match a letter that lacks what it is about.
     """
@@ -33,7 +33,7 @@ class Selection:
     error: str | None
     older: float | None
     newer: float | None
-    ids: frozenset[str]
+    ids: frozenset[str] | None
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Selection:
         error: str | None = None,
         older: str | float | timedelta | None = None,
         newer: str | float | timedelta | None = None,
-        ids: Iterable[str] = (),
+        ids: Iterable[str] | None = None,
     ) -> None:
         for name, value in (
             ("task", task),
@@ -51,7 +51,7 @@ class Selection:
             ("error", error),
             ("older", parse_duration(older, "older")),
             ("newer", parse_duration(newer, "newer")),
-            ("ids", frozenset(ids)),
+            ("ids", _ids(ids)),
         ):
             object.__setattr__(self, name, value)
 
@@ -61,7 +61,7 @@ class Selection:
 
     def matches(self, letter: Letter, now: float) -> bool:
         """Whether a letter is meant; ``now`` is seconds since the epoch."""
-        if self.ids and not self.ids & {letter.id, letter.task_id}:
+        if self.ids is not None and not self.ids & {letter.id, letter.task_id}:
             return False
         if self.older is not None or self.newer is not None:
             if letter.sent_at is None:
@@ -76,6 +76,17 @@ class Selection:
             and _matches(self.reason, letter.reason)
             and _matches(self.error, letter.error)
         )
+
+
+def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
+    if ids is None:
+        return None
+    if isinstance(ids, str):
+        raise TypeError(f"ids={ids!r} is not legal: it must be a list of ids, not a text")
+    found = frozenset(ids)
+    if not found:  # of a search that found nothing; all letters is the last that is meant
+        raise ValueError("ids: there is no id in it; for all messages leave it out")
+    return found
 
 
 def _matches(glob: str | None, text: str | None) -> bool:

@@ -51,7 +51,7 @@ class Settings:
         error: str | None = None,
         older: str | float | timedelta | None = None,
         newer: str | float | timedelta | None = None,
-        ids: Iterable[str] = (),
+        ids: Iterable[str] | None = None,
         limit: int | None = None,
         max_replays: int = 3,
         canary: int = 0,

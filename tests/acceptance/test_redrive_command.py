@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.redrive import Ended, RedriveReport
+from celery_sqs_backoff.redrive.journal import Journal
 from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
 from tests.support.fault_proxy import FaultProxy, failed_entries
@@ -74,6 +75,15 @@ def test_peek_shows_a_pickled_body_as_such(stage, run):
     assert "(application/x-python-serialize: not decoded)" in result.stdout
 
 
+def test_peek_lists_one_letter_per_line_whatever_its_error_says(stage, run):
+    error = record(
+        exception_type="E", exception_message="two\nlines, and \x1b[2J a terminal's orders"
+    )
+    stage.fill(task(), MessageAttributes=error)
+    result = run("sqs-peek", stage.dlq.name, "--letters")
+    assert "two\\nlines, and \\x1b[2J" in result.stdout
+
+
 def test_peek_json_is_one_object(stage, run):
     stage.fill(task("mails.send"), task("sms.send"))
     result = run("sqs-peek", stage.dlq.name, "--json", "--task", "mails.*")
@@ -87,6 +97,7 @@ def test_a_dry_run_changes_nothing_and_says_how_long_it_takes(stage, run):
     result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "2/s")
     assert result.exit_code == exit_codes.DONE
     assert "takes about 6 s" in result.stdout
+    assert "received once more, which SQS counts" in result.stderr
     assert sum(stage.bodies(stage.dlq).values()) == 12
     assert not stage.bodies(stage.queue)
 
@@ -246,35 +257,59 @@ def test_json_events_end_with_the_report(stage, run):
     assert events[-1]["report"]["ended"] == "done"
 
 
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_the_rest_given_back(stage, tmp_path: Path, sig):
+@pytest.fixture
+def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
+    """Run ``sqs-redrive`` in a process that gets signals while it sends; its exit code."""
+
+    def signalled(*signals: signal.Signals) -> int:
+        output = tmp_path / "out"
+        conf: dict[str, Any] = {
+            name: stage.app.conf[name]
+            for name in ("broker_url", "broker_transport_options", "task_default_queue")
+        }
+        with output.open("wb") as file:
+            child = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "celery", "-A", __name__),
+                    *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "20/s"),
+                ],
+                env=os.environ | {"TEST_APP_SETTINGS": json.dumps(conf)},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            eventually(
+                lambda: '"Sent"' in output.read_text() or child.poll() is not None, timeout=20
+            )
+            proxy.set_latency(500)  # so that there is something to finish
+            for number in signals:
+                child.send_signal(number)
+                eventually(lambda: "Finishing" in output.read_text(), timeout=20)
+            return child.wait(20)
+        finally:
+            child.kill()
+            child.wait()
+
+    return signalled
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_the_rest_given_back(stage, signalled, number):
     bodies = stage.fill_numbered(100)
-    output = tmp_path / "out"
-    conf: dict[str, Any] = {
-        name: stage.app.conf[name]
-        for name in ("broker_url", "broker_transport_options", "task_default_queue")
-    }
-    with output.open("wb") as file:
-        child = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "celery", "-A", __name__),
-                *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "20/s"),
-            ],
-            env=os.environ | {"TEST_APP_SETTINGS": json.dumps(conf)},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        eventually(lambda: '"Sent"' in output.read_text() or child.poll() is not None, timeout=20)
-        child.send_signal(sig)
-        code = child.wait(20)
-    finally:
-        child.kill()
-        child.wait()
-    assert code == exit_codes.INTERRUPTED, output.read_text()
+    assert signalled(number) == exit_codes.INTERRUPTED
     left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
     assert left + moved == Counter(bodies)
     assert 0 < sum(moved.values()) < 100
+
+
+def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(stage, signalled):
+    stage.fill_numbered(100)
+    assert signalled(signal.SIGINT, signal.SIGINT) == exit_codes.INTERRUPTED
+    moved = sum(stage.bodies(stage.queue).values())
+    found = stage.sqs.get_queue_attributes(QueueUrl=stage.dlq.url, AttributeNames=["All"])
+    stem = "ApproximateNumberOfMessages"
+    left = sum(int(found["Attributes"][stem + kind]) for kind in ("", "NotVisible"))
+    assert left + moved == 100, "what was sent is deleted, the rest is there"
 
 
 def test_ids_come_from_a_file(stage, run, tmp_path):
@@ -284,3 +319,24 @@ def test_ids_come_from_a_file(stage, run, tmp_path):
     assert result.exit_code == exit_codes.DONE
     assert "sent 2" in result.stdout
     assert "skipped 1" in result.stdout
+
+
+def test_a_file_without_ids_is_not_everything(stage, run, tmp_path):
+    stage.fill_numbered(3)
+    (tmp_path / "ids").write_text("\n")
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--ids", str(tmp_path / "ids"))
+    assert result.exit_code == exit_codes.USAGE
+    assert sum(stage.bodies(stage.dlq).values()) == 3
+
+
+def test_a_disk_that_is_full_is_said(stage, run, tmp_path, monkeypatch):
+    stage.fill_numbered(3)
+
+    def on_a_full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "sending", on_a_full_disk)
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--journal", str(tmp_path / "journal"))
+    assert result.exit_code == exit_codes.SOME_FAILED
+    assert "No space left on device. The run has ended" in result.stderr
+    assert sum(stage.bodies(stage.dlq).values()) == 3

@@ -302,6 +302,15 @@ def test_a_canary_that_leaves_the_main_queue_lets_the_others_follow(stage):
     assert sum(len(event.ids) for event in before) == 5
 
 
+def test_a_canary_is_not_spread(stage, proxy):
+    """It is waited for: with a delay of up to 15 min it would only come to its timeout."""
+    proxy.record("SendMessageBatch")
+    stage.fill_numbered(10)
+    stage.redrive(canary=10, canary_timeout=0, spread="15m")
+    (sent,) = proxy.requests("SendMessageBatch")
+    assert not any("DelaySeconds" in entry for entry in sent["Entries"])
+
+
 def test_a_canary_that_stays_stops_the_redrive(stage):
     stage.fill_numbered(40)
     report = stage.redrive(canary=5, canary_timeout=1)

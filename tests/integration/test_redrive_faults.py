@@ -14,7 +14,8 @@ from celery import Celery
 
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveRefused, api, run
-from celery_sqs_backoff.redrive.events import InDoubt, NotDeleted, Poison, Sent, Started
+from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
+from celery_sqs_backoff.redrive.journal import Journal
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
@@ -302,6 +303,32 @@ def test_an_error_in_a_users_callback_ends_the_run_with_all_given_back(app, queu
     with pytest.raises(RuntimeError, match="user's"):
         redrive(app, queue.dlq.name, on_event=on_event)
     assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run_with_all_given_back(
+    app, queue, fill, drain, tmp_path, monkeypatch
+):
+    """However slow the rate: no thread may wait for one that has ended."""
+    bodies = fill(30)
+
+    def on_a_full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "sending", on_a_full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        redrive(app, queue.dlq.name, rate=0.9, threads=3, journal=tmp_path / "journal")
+    assert drain(queue.dlq.url) == Counter(bodies)
+
+
+def test_the_report_is_there_though_the_last_count_is_not(app, queue, fill, proxy):
+    fill(3)
+
+    def on_event(event: object) -> None:
+        if isinstance(event, Deleted):
+            proxy.inject(unavailable(actions=("GetQueueAttributes",)))
+
+    report = redrive(app, queue.dlq.name, on_event=on_event)
+    assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 3, 0)
 
 
 def test_a_denied_destination_stops_the_run_and_loses_nothing(app, queue, fill, drain, proxy):

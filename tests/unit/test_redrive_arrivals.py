@@ -73,6 +73,16 @@ def test_a_call_that_is_under_way_counts_until_it_has_ended():
     assert arrivals.begin(2, 10.0) == 0, "it has arrived five seconds ago"
 
 
+def test_a_shorter_call_corrects_what_was_reckoned_of_earlier_ones():
+    """The first call also connects: half of that is no measure."""
+    arrivals = Arrivals(1)
+    arrivals.begin(1, 0.0)
+    arrivals.end(1, 0.0, 1.0)
+    arrivals.begin(1, 1.0)
+    arrivals.end(1, 1.0, 1.2)
+    assert arrivals.begin(1, 1.55) == pytest.approx(0.35), "at 0.9 and 1.1, not at 0.5 and 1.1"
+
+
 def test_without_a_rate_nothing_waits():
     arrivals = Arrivals(None)
     for _ in range(100):

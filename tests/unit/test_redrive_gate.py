@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from celery_sqs_backoff.redrive import gate
 from celery_sqs_backoff.redrive.gate import Gate, parse_probe
 from celery_sqs_backoff.redrive.pace import Pace
 
@@ -101,6 +102,16 @@ def test_a_url_is_asked_for_2xx(status, closed):
         probe = parse_probe(f"http://127.0.0.1:{server.server_port}/health")
         assert (Bench(probe).gate.why_closed() is not None) is closed
         thread.join()
+
+
+def test_a_probe_that_hangs_says_no(monkeypatch):
+    """It keeps neither the thread that renews what is held from that, nor the run from ending."""
+    monkeypatch.setattr(gate, "_PROBE_TIMEOUT_SECONDS", 0.01)
+    let_go = threading.Event()
+    try:
+        assert Bench(let_go.wait).gate.why_closed() == "the probe has not answered within 0.01 s"
+    finally:
+        let_go.set()
 
 
 def test_a_callable_is_found_by_its_name():

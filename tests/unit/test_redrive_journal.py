@@ -89,8 +89,39 @@ def test_a_journal_in_use_is_refused(tmp_path):
         opened(tmp_path / "j")
 
 
-def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "j").write_text("dear diary\n")
+@pytest.mark.parametrize(
+    "text", ["dear diary\n", "dear diary", '{"name":"one line, no line end"}', "\n", "{}\n"]
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, text):
+    (tmp_path / "j").write_text(text)
     with pytest.raises(RedriveRefused, match="no journal"):
         opened(tmp_path / "j")
-    assert (tmp_path / "j").read_text() == "dear diary\n"
+    assert (tmp_path / "j").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "}",
+        "[]",
+        "7",
+        '{"is":"sent","ids":5}',
+        '{"is":"sent","ids":[5]}',
+        '{"is":"sending","ids":["a"]}',
+        '{"is":"eaten","ids":["a"]}',
+        '{"ids":["a"]}',
+        "\0" * 20,
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line):
+    with opened(tmp_path / "j"):
+        pass
+    with (tmp_path / "j").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RedriveRefused, match=r"Line 2 of journal .* is damaged"):
+        opened(tmp_path / "j")
+
+
+def test_a_journal_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(RedriveRefused, match=r"Cannot write journal .*: No such file or directory"):
+        opened(tmp_path / "no-such-directory" / "j")

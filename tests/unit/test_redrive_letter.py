@@ -178,6 +178,12 @@ def test_age_is_counted_from_the_first_send(selection, matches):
     assert Selection(**selection).matches(letter(SentTimestamp="0"), 7_200.0) is matches
 
 
+@pytest.mark.parametrize(("ids", "error"), [([], ValueError), ("42", TypeError)])
+def test_no_id_at_all_is_not_all_letters(ids, error):
+    with pytest.raises(error, match="ids"):
+        Selection(ids=ids)
+
+
 def test_a_glob_does_not_match_a_letter_without_a_record():
     assert not Selection(reason="*").matches(letter(), 0.0)
 

@@ -4,12 +4,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 
 from celery_sqs_backoff.queues import Queue
 from celery_sqs_backoff.redrive import native
 from celery_sqs_backoff.redrive.broker import Depth
-from celery_sqs_backoff.redrive.errors import RedriveRefused
+from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.settings import Settings
 
@@ -43,27 +43,34 @@ def test_moving_everything_at_a_rate_can_be_native(options):
     assert native.why_not(Settings(**options), is_fifo=False) is None
 
 
+def client_error(status, code, text):
+    return ClientError(
+        {
+            "Error": {"Code": code, "Message": text},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        },
+        "MessageMoveTask",
+    )
+
+
 class Sqs:
     """Answers as SQS does: a task that moves four of ten messages per look."""
 
-    def __init__(self, end="COMPLETED", refusal=None):
+    def __init__(self, end="COMPLETED", refusal=None, unanswered=0, cancel_refusal=None):
+        self.unanswered, self.cancel_refusal = unanswered, cancel_refusal
         self.calls, self.end, self.refusal = [], end, refusal
         self.moved, self.state = 0, "RUNNING"
 
     def start_message_move_task(self, **request):
         self.calls.append(request)
         if self.refusal:
-            status, code, text = self.refusal
-            raise ClientError(
-                {
-                    "Error": {"Code": code, "Message": text},
-                    "ResponseMetadata": {"HTTPStatusCode": status},
-                },
-                "StartMessageMoveTask",
-            )
+            raise client_error(*self.refusal)
         return {"TaskHandle": "handle"}
 
     def list_message_move_tasks(self, **request):
+        if self.unanswered:
+            self.unanswered -= 1
+            raise EndpointConnectionError(endpoint_url="http://sqs")
         self.moved = min(10, self.moved + 4)
         if self.moved == 10:
             self.state = self.end
@@ -74,6 +81,8 @@ class Sqs:
 
     def cancel_message_move_task(self, **request):
         self.calls.append(request)
+        if self.cancel_refusal:
+            raise client_error(*self.cancel_refusal)
         self.state = "CANCELLED"
 
 
@@ -119,6 +128,30 @@ def test_a_failed_move_says_sqs_reason(run):
     report = run(Sqs(end="FAILED"))
     assert report.ended is Ended.UNREACHABLE
     assert "NonExistentQueue" in report.detail
+
+
+def test_a_move_that_is_over_before_it_can_be_cancelled_is_done(run):
+    stop = threading.Event()
+    stop.set()
+    report = run(Sqs(cancel_refusal=(400, "ResourceNotFoundException", "no such task")), stop=stop)
+    assert (report.sent, report.ended) == (10, Ended.DONE)
+
+
+def test_a_cancel_that_is_denied_says_that_the_move_goes_on(run):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RedriveUnreachable, match="goes on in SQS"):
+        run(Sqs(cancel_refusal=(403, "AccessDenied", "no")), stop=stop)
+
+
+def test_a_look_that_is_not_answered_is_repeated(run):
+    assert run(Sqs(unanswered=3)).sent == 10
+
+
+def test_an_sqs_that_stays_away_is_unreachable_and_the_move_goes_on(run, monkeypatch):
+    monkeypatch.setattr(native, "_UNANSWERED_SECONDS", 0.0)
+    with pytest.raises(RedriveUnreachable, match="goes on in SQS"):
+        run(Sqs(unanswered=10**9))
 
 
 @pytest.mark.parametrize(
