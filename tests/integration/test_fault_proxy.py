@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,10 +24,12 @@ from tests.support.fault_proxy import (
     drop_before,
     expired_token,
     failed_entries,
+    fault_proxy,
     throttled,
     unavailable,
 )
 from tests.support.faults import Rule
+from tests.support.http_faults import http_faults
 from tests.support.processes import eventually
 from tests.support.servers import sqs_client
 
@@ -92,6 +96,24 @@ def test_a_queue_url_with_another_host_does_not_lead_a_client_past_the_proxy(
     assert proxy.endpoint not in queue.url
     send(proxied_sqs, queue)
     assert proxy.counts()["SendMessageBatch"].calls == 1
+
+
+def test_two_headers_of_one_name_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto sends them; in Python's dev mode aiohttp refuses them, and the proxy answered 502."""
+
+    def as_moto_does(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)  # sends "Server"
+        handler.send_header("server", "amazon.com")
+        handler.send_header("Content-Length", "2")
+        handler.end_headers()
+        handler.wfile.write(b"{}")
+
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    with http_faults() as server, fault_proxy(server.url.rstrip("/")) as proxy:
+        server.behave = as_moto_does
+        with urllib.request.urlopen(proxy.endpoint, data=b"{}", timeout=5) as answer:
+            assert answer.read() == b"{}"
+            assert answer.headers.get_all("Server") == ["amazon.com"]
 
 
 def test_requests_of_recorded_actions_can_be_read(

@@ -13,6 +13,7 @@ It runs in a process of its own, so that what it measures does not share its int
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,8 @@ def fault_proxy(
 
     With ``sign`` it signs what it forwards anew, for AWS; see :mod:`tests.support.signing`.
     """
+    # With these aiohttp reads strictly, and refuses moto's answers for their two Server headers.
+    strict = {"PYTHONDEVMODE", "PYTHONASYNCIODEBUG"}
     with tempfile.TemporaryDirectory(prefix="fault-proxy-") as directory:
         output = Path(directory) / "output"
         with output.open("wb") as file:
@@ -124,6 +127,7 @@ def fault_proxy(
                     *(["--sign"] if sign else []),
                 ],
                 cwd=Path(__file__).parents[2],
+                env={name: v for name, v in os.environ.items() if name not in strict},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
