@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff.worker import prefetch
 from celery_sqs_backoff.worker.keeper import Keeper
+from celery_sqs_backoff.worker.pace import Pace
 from celery_sqs_backoff.worker.prefetch import LeaseQoS
 
 QUEUE = "q"
@@ -76,6 +77,8 @@ class Worker:
             processes=processes,
             only_when_idle=only_when_idle,
         )
+        # A second between two settlements: beside it the calls here take no time.
+        self.qos._pace = Pace(clock=itertools.count().__next__)
         self.channel.qos = self.qos
 
     def begin(self):
