@@ -154,6 +154,8 @@ class _Endless(QueueSource):
 class _Nowhere(Endpoint):
     """A queue that takes everything and keeps nothing; and the way there."""
 
+    unknown = ""
+
     def __init__(self) -> None:
         self.url = "memory://nowhere"
         self.default = self

@@ -260,6 +260,8 @@ def _confirmed(app: Any, queue: str | None, options: dict[str, Any], sample: int
         what = "DELETE, without sending," if options["delete"] else "Send"
         rate = f" at {options['rate']}" if options["rate"] else ", as fast as SQS takes them"
         question = f"{what} {about}{number} messages{'' if options['delete'] else rate}?"
+        if options["expired"] == "drop" and plan.expired and not options["delete"]:
+            question += f" And DELETE those that have expired, {plan.expired} of those looked at?"
         question += " There is no undo."
     try:
         return click.confirm(question, err=True)

@@ -113,6 +113,8 @@ class ArchiveSource:
 class ArchiveRoute:
     """Where a letter of an archive goes: ``to``, or what the archive says."""
 
+    unknown = "the archive names no queue that is there: give one (to)"
+
     def __init__(self, broker: Broker, to: str | None) -> None:
         self._broker = broker
         self.default = broker.find(to) if to else None

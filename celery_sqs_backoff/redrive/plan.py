@@ -65,8 +65,10 @@ class LetterFacts:
 class Plan:
     """What was found in the first ``looked_at`` of ``messages`` messages.
 
-    ``matching`` and the histograms count what the selection takes. ``duration_seconds`` is for all
-    that match, estimated from the sample; ``None`` without a rate. ``oldest_expires_in_seconds``:
+    ``matching`` and the histograms count what the selection takes; ``ready``, those of them that
+    would be sent (or deleted, if that is asked for): not expired and left, not replayed too often,
+    and with a destination. ``duration_seconds`` is for all of these, estimated from the sample;
+    ``None`` without a rate. ``oldest_expires_in_seconds``:
     until SQS deletes the oldest message looked at.
     """
 
@@ -74,6 +76,7 @@ class Plan:
     messages: int
     looked_at: int
     matching: int
+    ready: int
     by_task: Mapping[str, int]
     by_reason: Mapping[str, int]
     by_age: Mapping[str, int]
@@ -88,10 +91,10 @@ class Plan:
 
     @property
     def to_send(self) -> int:
-        """Estimate of how many messages would be sent, from the share in the sample."""
+        """Estimate of how many messages would be sent or deleted, from the share in the sample."""
         if not self.looked_at:
             return 0
-        return round(self.messages * self.matching / self.looked_at)
+        return round(self.messages * self.ready / self.looked_at)
 
     @property
     def is_too_late(self) -> bool:
@@ -168,6 +171,7 @@ def _plan(
         messages=messages,
         looked_at=len(letters),
         matching=len(matching),
+        ready=sum(_is_ready(fact, settings) for fact in facts),
         by_task=_histogram(fact.task or "(no Celery message)" for fact in facts),
         by_reason=_histogram(fact.reason or "(no record: moved by SQS)" for fact in facts),
         by_age=_histogram(_age_class(fact.age_seconds) for fact in facts),
@@ -186,6 +190,13 @@ def _plan(
     count = min(plan.to_send, settings.limit or plan.to_send)
     duration = seconds_for(count, settings.rate, settings.ramp)
     return Plan(**{**vars(plan), "duration_seconds": duration})
+
+
+def _is_ready(fact: LetterFacts, settings: Settings) -> bool:
+    if fact.replays >= settings.max_replays:
+        return False
+    is_left = fact.expired and settings.expired != "extend"
+    return settings.delete or (fact.destination is not None and not is_left)
 
 
 def _facts(route: Route, letter: Letter, now: float) -> LetterFacts:

@@ -17,7 +17,8 @@ class Route:
     """The dead-letter queue, and where its messages go.
 
     ``default``: for a message that does not itself say where it came from. ``fixed``: ``to`` was
-    given, whatever the messages say.
+    given, whatever the messages say. ``ambiguous``: the queues that have this dead-letter queue, if
+    they are several.
     """
 
     source: Endpoint
@@ -26,6 +27,13 @@ class Route:
     fixed: bool = False
     ambiguous: tuple[str, ...] = ()
     _known: dict[str, Endpoint] = field(default_factory=dict)
+
+    @property
+    def unknown(self) -> str:
+        """Why a letter has no destination, and what to do."""
+        if self.ambiguous:
+            return f"it may be from any of {', '.join(self.ambiguous)}: give a destination (to)"
+        return "no destination is known: give one (to)"
 
     def destination(self, letter: Letter) -> Endpoint | None:
         """Where a letter goes; ``None`` if nobody knows.

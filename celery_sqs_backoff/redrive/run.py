@@ -77,6 +77,10 @@ _CANARY_POLL_SECONDS = 1.0
 class Destinations(Protocol):
     default: Endpoint | None
 
+    #: Why a letter has no destination, and what to do.
+    @property
+    def unknown(self) -> str: ...
+
     def destination(self, letter: Letter) -> Endpoint | None: ...
 
 
@@ -151,6 +155,7 @@ class Run:
         self._to_delete: dict[str, Letter] = {}  # sent, and SQS would not delete them
         self._past = journal.past
         self._destinations: dict[str, Endpoint] = {}
+        self._closed: dict[str, str] = {}  # URLs of queues that are not there or not for us; why
         self._usual_depth: dict[str, int] = {}
 
     def __call__(self) -> RedriveReport:
@@ -353,7 +358,9 @@ class Run:
             elif letter.is_expired(now) and settings.expired == "drop":
                 drop.append(letter)
             elif (to := self._route.destination(letter)) is None:
-                aside[Failed, "no destination is known: give one (to)"].append(letter)
+                aside[Failed, self._route.unknown].append(letter)
+            elif why := self._closed.get(to.url):
+                aside[Failed, why].append(letter)
             else:
                 chosen.append((letter, to))
         for (kind, reason), found in aside.items():
@@ -463,13 +470,14 @@ class Run:
                 left = left + self._in_doubt(to, answer.in_doubt)
             if not left:
                 break
-            if answer.denied:
-                self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: {answer.error}")
             if answer.denied or attempt == _TRIES:
                 blocked |= {letter.group_id for letter, _ in left}
-                self._put_aside(Failed, answer.error or "", [letter for letter, _ in left])
-                if answer.whole_call:
-                    self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: {answer.error}")
+                why = f"SendMessageBatch to {to.name}: {answer.error}"
+                self._put_aside(Failed, why, [letter for letter, _ in left])
+                if answer.denied and to is not self._route.default:
+                    self._closed[to.url] = why  # one old letter must not end it for all others
+                elif answer.denied or answer.whole_call:
+                    self._halt(Ended.UNREACHABLE, why)
                 break
             if attempt > 1 or not answer.sent:
                 self._pause(attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -90,6 +91,16 @@ def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue
     assert stage.bodies(stage.queue) == Counter(["to main"])
 
 
+def test_an_origin_that_is_not_there_any_more_keeps_only_its_own_messages(stage):
+    gone = stage.queue.arn + "-gone"
+    stage.fill("of old", "of old, too", MessageAttributes=record(origin=gone))
+    stage.fill_numbered(30)
+    report = stage.redrive(threads=1)
+    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 30, 2)
+    (reason,) = {event.reason for event in stage.events if isinstance(event, Failed)}
+    assert re.search("-gone: .*(NonExistentQueue|QueueDoesNotExist)", reason)
+
+
 def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, proxy):
     other = make_queue()
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
@@ -107,7 +118,11 @@ def test_a_dead_letter_queue_of_two_queues_is_ambiguous(stage, make_queue, sqs, 
     stage.fill("whose?")
     report = stage.redrive()
     assert (report.sent, report.failed, report.remaining) == (0, 1, 1)
-    assert len(stage.ids(Failed)) == 1
+    (event,) = (event for event in stage.events if isinstance(event, Failed))
+    assert stage.queue.name in event.reason
+    assert other.name in event.reason
+    plan = peek(stage.app, stage.dlq.name)
+    assert (plan.matching, plan.to_send) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,13 @@ def test_nothing_known_is_no_destination():
     assert route().destination(letter()) is None
 
 
+def test_what_is_unknown_says_between_which_queues_to_choose():
+    found = route()
+    assert found.unknown == "no destination is known: give one (to)"
+    found.ambiguous = ("mail", "sms")
+    assert found.unknown == "it may be from any of mail, sms: give a destination (to)"
+
+
 def test_a_destination_that_is_given_beats_all():
     found = letter(moved_from=f"{ARN}a", origin=f"{ARN}b")
     assert route("main", fixed=True).destination(found).name == "main"
