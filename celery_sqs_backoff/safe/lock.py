@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from celery.utils.log import get_logger
 
-from .errors import Busy, LockLost, StoreUnavailable
+from .errors import Busy, LockLost, SafeError, StoreUnavailable
 from .store import Store, increment, key_of, settle
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Lock:
         key: of the business object, such as ``"account:7"``.
         lease: seconds above 0, after which the lock is free again whatever its holder does. To be
             longer than the body lasts, or renewed by it.
+        clock: seconds since the epoch.
 
     The lease alone does not keep a holder that was stopped for longer (a paused machine) from going
     on afterwards. Who must rule that out hands :attr:`token` to what the body writes to, and lets
@@ -40,15 +43,23 @@ class Lock:
         ValueError: ``lease`` is not above 0.
     """
 
-    def __init__(self, store: Store, key: str, *, lease: float = DEFAULT_LEASE_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        *,
+        lease: float = DEFAULT_LEASE_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         if not lease > 0:
             raise ValueError(f"lease={lease!r} is not legal: it must be seconds above 0")
         self._store = store
         self._key = key_of("lock", key)
         self._tokens = key_of("lock-token", key)
         self._lease = lease
+        self._clock = clock
         self._value = ""
-        #: Grows with every holder; 0 before the lock is taken.
+        #: Grows with every holder, and fits into 64 bits; 0 before the lock is taken.
         self.token = 0
 
     def acquire(self) -> Self:
@@ -61,7 +72,9 @@ class Lock:
         nonce = uuid4().hex
         if self._store.add(self._key, nonce, self._lease) not in (None, nonce):
             raise Busy("The lock is held by another run")
-        token = increment(self._store, self._tokens)
+        # From the clock on, as the store forgets a lock that was not taken for long, or loses a
+        # write: a counter that began anew would give tokens lower than those seen before.
+        token = increment(self._store, self._tokens, start=int(self._clock() * 1000))
         value = f"{nonce} {token}"
         # If the lease was over before the token was drawn, the next holder may have drawn a lower
         # one: only who still holds the lock now may use its token.
@@ -88,7 +101,7 @@ class Lock:
         try:
             if not self._store.delete(self._key, self._value):
                 logger.warning("sqs_backoff.lock_outlived: the body took longer than its lease")
-        except StoreUnavailable as exc:
+        except SafeError as exc:  # it is away, or the body has left a transaction open
             logger.warning("sqs_backoff.lock_not_released: it ends with its lease (%s)", exc)
 
     def __enter__(self) -> Self:

@@ -52,11 +52,8 @@ class Steps:
         confirm: Signature | None,
     ) -> Any:
         """Return what the step has returned before, or do it now. See ``SafeTask.step``."""
-        for option, signature in (("undo", undo), ("confirm", confirm)):
-            if signature is not None and not isinstance(signature, Signature):
-                raise TypeError(
-                    f"{option}={signature!r} is not legal: it must be a Celery signature, or None"
-                )
+        _check("undo", undo)
+        _check("confirm", confirm)
         key = self._key(name)
         text = self._store.get(key)
         if text is None:
@@ -143,3 +140,21 @@ class Steps:
 
     def _key(self, name: str) -> str:
         return key_of("step", self._scope, name)
+
+
+def _check(option: str, signature: object) -> None:
+    """Refuse what could not be recorded, or sent as is promised, before the step is done."""
+    if signature is None:
+        return
+    # A chain or group would not get the result, nor the same task ids whenever it is sent.
+    if not isinstance(signature, Signature) or signature.subtask_type is not None:
+        raise TypeError(
+            f"{option}: a {type(signature).__name__} is not legal: it must be the signature of one"
+            " task, which may start others, or None"
+        )
+    try:
+        dumps(signature)
+    except (TypeError, ValueError) as exc:
+        raise TypeError(
+            f"{option}: a signature with arguments that are not JSON is not legal: {exc}"
+        ) from exc

@@ -61,7 +61,9 @@ def settle(store: Store, key: str, old: str, new: str, ttl: float) -> bool:
 
 
 def increment(store: Store, key: str, *, start: int = 0, ttl: float = KEEP_SECONDS) -> int:
-    """Add 1 to a counter, ``start`` if there is none; return the new number. No two get the same.
+    """Add 1 to a counter, which is at ``start`` at least; return the new number.
+
+    No two get the same, and each is higher than those before it.
 
     Each number is written with a nonce of its writer's, so that a call that was sent twice is
     told from somebody else's.
@@ -71,7 +73,7 @@ def increment(store: Store, key: str, *, start: int = 0, ttl: float = KEEP_SECON
         old = store.add(key, first, ttl)
         if old is None or old == first:
             return start + 1
-        new = _numbered(_number(old) + 1)
+        new = _numbered(max(_number(old), start) + 1)
         if settle(store, key, old, new, ttl):
             return _number(new)
 

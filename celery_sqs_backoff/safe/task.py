@@ -17,7 +17,7 @@ from celery.utils.log import get_task_logger
 from ..outcomes import Outcome
 from . import keys
 from .commit import after_commit
-from .errors import StoreUnavailable, TryLater
+from .errors import SafeError, TryLater
 from .guard import Guard, check_and_set, unset
 from .lock import DEFAULT_LEASE_SECONDS, Lock
 from .steps import Steps
@@ -68,7 +68,7 @@ class SafeTask:
             name: of the step, once per workflow: ``"account"``, ``f"release {funding.pk}"``.
             fn: returns what JSON can hold (dates, decimals and UUIDs included). The first run
                 gets the result through JSON too, so a tuple is a list.
-            undo: signature of the task that takes the step's outside effect back, sent by
+            undo: signature of the one task that takes the step's outside effect back, sent by
                 :meth:`compensate`.
             confirm: signature of the task that confirms it, sent once the step is recorded.
                 Both get the step's result as first argument, unless they are immutable (``.si``).
@@ -82,9 +82,15 @@ class SafeTask:
                 it.
             StepNotRecorded: the step was done and not recorded. Not retried.
             Compensated: the step has been taken back.
+            ValueError: this run has had a step of this name, whose result the second would get.
+            TypeError: ``undo`` or ``confirm`` is not the signature of one task (a chain, a group),
+                or has arguments that JSON cannot hold.
             StoreUnavailable: nothing has been done. The task is retried.
         """
-        return self._steps(scope).run(name, fn, args, undo=undo, confirm=confirm)
+        self._refuse_second_use(name, scope)
+        result = self._steps(scope).run(name, fn, args, undo=undo, confirm=confirm)
+        self._steps_of_run.add((scope, name))
+        return result
 
     def compensate(self, *, scope: str | None = None) -> None:
         """Send the ``undo`` of every step that was done, the last first; then raise, or return.
@@ -182,12 +188,18 @@ class SafeTask:
     def _unset_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """With ``undo``: nothing can have been processed. Does not raise."""
         if self.guard is not None and not self.request.called_directly:
-            self._unset(self.guard.key_for(_signature_of(type(self)), args, kwargs))
+            try:
+                key = self.guard.key_for(_signature_of(type(self)), args, kwargs)
+            except Exception:
+                # The project's code; if it failed before the run too, that is being handled.
+                logger.exception("sqs_backoff.guard_not_unset")
+            else:
+                self._unset(key)
 
     def _unset(self, key: str) -> None:
         try:
             unset(self._store, key, self._identity)
-        except StoreUnavailable:
+        except SafeError:  # it is away, or the task has left a transaction open
             # The record ends with its window; until then it lets this message pass, and no other.
             logger.exception("sqs_backoff.guard_not_unset")
 
@@ -198,6 +210,25 @@ class SafeTask:
             return False
         judge: Callable[[Exception], Any] = getattr(self, "_judge")  # noqa: B009  # its host's
         return judge(exc).outcome is not Outcome.UNKNOWN
+
+    def _refuse_second_use(self, name: str, scope: str | None) -> None:
+        """A loop whose steps all have one name would do the first, and skip the others."""
+        if (scope, name) in self._steps_of_run:
+            raise ValueError(
+                f"name={name!r} is not legal: this run has had a step of that name; give each its"
+                " own, such as f'release {funding.pk}'"
+            )
+
+    @property
+    def _steps_of_run(self) -> set[tuple[str | None, str]]:
+        """The steps that this run is through with."""
+        request = self.request
+        if request.id is None:  # no message's: nobody says where a run ends, and another begins
+            return set()
+        if not hasattr(request, "sqs_steps"):
+            request.sqs_steps = set()
+        steps: set[tuple[str | None, str]] = request.sqs_steps
+        return steps
 
     def _steps(self, scope: str | None) -> Steps:
         return Steps(self._store, self._scope(scope), self.app)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
 
+from celery_sqs_backoff.safe.errors import Busy, LockLost
+from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.safe.store import increment
 from celery_sqs_backoff.safe.stores import open_store
 
 from .django_app import project
+
+_held: dict[str, Lock] = {}
 
 
 class Peer:
@@ -49,6 +54,13 @@ class Peer:
         self.ask(function, *arguments)
         return self.answer()
 
+    def pause(self) -> None:
+        """As a machine that is suspended: it notices nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
@@ -70,6 +82,8 @@ def _serve(url: str, database: dict[str, Any] | None) -> None:
             answer = [increment(store, key) for _ in range(count)]
         elif function == "exclusive":
             answer = _exclusive(store, *arguments)
+        elif function == "renew_then_release":
+            answer = _renew_then_release(*arguments)
         else:
             answer = getattr(store, function)(*arguments)
         print(json.dumps(answer), flush=True)  # noqa: T201
@@ -77,13 +91,22 @@ def _serve(url: str, database: dict[str, Any] | None) -> None:
 
 def _exclusive(store: Any, key: str, lease: float) -> int | None:
     """Take a lock for good; return its token, ``None`` if it is busy."""
-    from celery_sqs_backoff.safe.errors import Busy
-    from celery_sqs_backoff.safe.lock import Lock
-
+    lock = _held[key] = Lock(store, key, lease=lease)
     try:
-        return Lock(store, key, lease=lease).acquire().token
+        return lock.acquire().token
     except Busy:
         return None
+
+
+def _renew_then_release(key: str) -> bool:
+    """Go on with a lock that this process has taken; whether it still holds it."""
+    try:
+        _held[key].renew()
+    except LockLost:
+        return False
+    finally:
+        _held[key].release()
+    return True
 
 
 def _shift_clocks(seconds: float) -> None:

@@ -86,7 +86,10 @@ def _workflow() -> Callable[[int], None]:
 
     def run(pk: int) -> None:
         workflow.push_request(id=f"message {pk}", called_directly=False)
-        fund(workflow, pk)
+        try:
+            fund(workflow, pk)
+        finally:
+            workflow.pop_request()
 
     return run
 

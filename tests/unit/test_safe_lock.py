@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.safe.errors import Busy, LockLost, StoreUnavailable
+from celery_sqs_backoff.safe.errors import (
+    Busy,
+    LockLost,
+    StoreInTransaction,
+    StoreUnavailable,
+)
 from celery_sqs_backoff.safe.lock import Lock
+from celery_sqs_backoff.safe.store import KEEP_SECONDS
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 
 
@@ -89,12 +96,47 @@ def test_a_late_holder_does_not_free_the_next_ones_lock(
 def test_tokens_grow_with_every_holder(store: MemoryStore, clock: Clock) -> None:
     tokens = []
     for _ in range(3):
-        with Lock(store, "a", lease=10) as lock:
+        with Lock(store, "a", lease=10, clock=clock) as lock:
             tokens.append(lock.token)
-    Lock(store, "a", lease=10).acquire()
+    Lock(store, "a", lease=10, clock=clock).acquire()
+    assert tokens == [1, 2, 3]
     clock.now += 10
-    tokens.append(Lock(store, "a").acquire().token)
-    assert tokens == [1, 2, 3, 5]
+    assert Lock(store, "a", clock=clock).acquire().token > 4
+
+
+@pytest.mark.parametrize("store_forgets", ["by its end", "all"])
+def test_tokens_grow_when_the_store_forgets(clock: Clock, store_forgets: str) -> None:
+    """Else who remembers the highest token would refuse every holder from then on."""
+    clock.now = 1_700_000_000
+    store = MemoryStore(clock=clock)
+    for _ in range(50):
+        with Lock(store, "a", lease=10, clock=clock) as before:
+            pass
+    if store_forgets == "all":
+        store = MemoryStore(clock=clock)
+        clock.now += 1
+    else:
+        clock.now += KEEP_SECONDS
+    assert Lock(store, "a", clock=clock).acquire().token > before.token
+
+
+def test_tokens_grow_when_the_store_loses_its_last_writes(clock: Clock) -> None:
+    """As a Redis replica may that takes over."""
+    store = MemoryStore(clock=clock)
+    clock.now = 1_700_000_000
+    with Lock(store, "a", lease=10, clock=clock):
+        replica = copy.copy(store._records)
+    with Lock(store, "a", lease=10, clock=clock) as lost:
+        pass
+    store._records = {key: value for key, value in replica.items() if "token" in key}
+    clock.now += 1
+    assert Lock(store, "a", clock=clock).acquire().token > lost.token
+
+
+def test_a_clock_that_goes_back_does_not_take_tokens_back(store: MemoryStore, clock: Clock) -> None:
+    with Lock(store, "a", clock=lambda: 1_700_000_000) as before:
+        pass
+    assert Lock(store, "a", clock=clock).acquire().token == before.token + 1
 
 
 def test_a_holder_that_pauses_before_its_token_does_not_get_a_higher_one(
@@ -112,7 +154,7 @@ def test_a_holder_that_pauses_before_its_token_does_not_get_a_higher_one(
             if "token" in key and not self.paused:
                 self.paused = True
                 clock.now += 11
-                assert Lock(store, "a", lease=60).acquire().token == 1
+                assert Lock(store, "a", lease=60).acquire().token
             return store.add(key, value, ttl)
 
     with pytest.raises(Busy):
@@ -131,6 +173,21 @@ def test_a_store_that_is_away_at_the_end_does_not_fail_the_body(
         with pytest.raises(LockLost):
             lock.renew()
     assert "lock_not_released" in caplog.text
+
+
+def test_a_body_that_leaves_a_transaction_open_raises_its_own_error(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inside(*_: object) -> bool:
+        raise StoreInTransaction("inside")
+
+    def body() -> None:
+        with Lock(store, "a"):
+            monkeypatch.setattr(store, "delete", inside)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("nan")])

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, chain, chord, group
 from celery.exceptions import ImproperlyConfigured, Retry
 
 from celery_sqs_backoff import NonRetryable, Retryable
@@ -206,6 +206,41 @@ def test_what_is_no_signature_is_refused_before_the_step_is_done(workflow: Workf
         workflow.deliver().step("a", pytest.fail, confirm=print)
 
 
+@pytest.mark.parametrize("canvas", [chain, group, chord])
+def test_what_would_not_get_the_result_is_refused_before_the_step_is_done(
+    workflow: Workflow, canvas: Any
+) -> None:
+    """Celery drops the arguments of a chain or group, and gives their tasks new ids."""
+    tasks = [workflow.confirm.s(), workflow.confirm.s()]
+    signature = chord(tasks, workflow.confirm.s()) if canvas is chord else canvas(*tasks)
+    with pytest.raises(TypeError, match=r"undo: .* one task"):
+        workflow.deliver().step("a", pytest.fail, undo=signature)
+
+
+def test_a_signature_that_is_not_json_is_refused_before_the_step_is_done(
+    workflow: Workflow,
+) -> None:
+    with pytest.raises(TypeError, match=r"undo: .* not JSON"):
+        workflow.deliver().step("a", pytest.fail, undo=workflow.undo.s(object()))
+
+
+def test_two_steps_of_one_run_do_not_have_one_name(workflow: Workflow) -> None:
+    """A loop that gave each funding the same name would release the first only."""
+    task = workflow.deliver()
+    task.step("release", lambda: 1)
+    with pytest.raises(ValueError, match="release"):
+        task.step("release", pytest.fail)
+    assert task.step("release", lambda: 2, scope="another") == 2
+    assert workflow.deliver().step("release", pytest.fail) == 1
+
+
+def test_a_step_that_failed_may_be_tried_again_in_the_same_run(workflow: Workflow) -> None:
+    task = workflow.deliver()
+    with pytest.raises(ZeroDivisionError):
+        task.step("a", lambda: 1 / 0)
+    assert task.step("a", lambda: 1) == 1
+
+
 # Compensation
 
 
@@ -302,7 +337,7 @@ def test_a_direct_call_has_one_key_of_its_own(app: Celery) -> None:
 def test_two_runs_do_not_hold_the_same_lock(workflow: Workflow) -> None:
     """Not even two of the same message: SQS may hand it out while it runs."""
     with workflow.deliver().exclusive("account:7") as lock:
-        assert lock.token == 1
+        assert lock.token
         lock.renew()
         with pytest.raises(Busy), workflow.deliver().exclusive("account:7"):
             pass

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured, Retry
 
 from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import StoreUnavailable
+from celery_sqs_backoff.safe import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 
 GUARD = Guard(key="mail:{customer}", window=3600)
@@ -51,6 +51,32 @@ def test_a_guard_is_unset_with_undo(app: Celery, failure: Exception, passes: boo
     failures = [failure]
     assert mail.apply((7,), task_id="first").state == "FAILURE"
     assert (mail.apply((7,), task_id="second").get() == "sent") is passes
+
+
+def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Celery) -> None:
+    """Neither a key that fails now, nor a transaction that the task has left open."""
+    keys = ["mail:7"]
+    store = app.conf.sqs_backoff["store"]
+
+    def inside(*_: object) -> bool:
+        raise StoreInTransaction("inside")
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        name="mail",
+        max_retries=3,
+        guard=Guard(key=lambda customer: keys.pop(), window=3600),
+    )
+    def mail(customer: int) -> None:
+        raise Retryable("down")
+
+    with pytest.raises(Retry):
+        _delivered(mail, args=(7,), kwargs={}).run(7)
+    keys += ["mail:7"] * 2
+    store.delete = inside
+    with pytest.raises(Retry):
+        _delivered(mail, args=(7,), kwargs={}).run(7)
 
 
 def test_a_guard_without_a_store_is_refused_when_the_task_is_defined(app: Celery) -> None:
