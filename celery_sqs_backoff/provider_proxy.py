@@ -31,7 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from .policies import to_seconds
+from .retry.policies import to_seconds
 
 __all__ = [
     "Exchange",
@@ -131,6 +131,7 @@ def drop_answer(**which: Any) -> Fault:
 class Exchange:
     """What became of a request: was it passed on, and which status did the caller get?
 
+    ``forwarded`` is true if the provider may have acted on it, also if no answer came back.
     ``status`` is ``None`` if the caller got no answer. ``fault`` is ``None`` if none was for it.
     """
 
@@ -194,9 +195,10 @@ class ProviderProxy:
             return
         try:
             status, headers, body = _forward(self._upstream, request)
-        except (OSError, http.client.HTTPException) as exc:
-            self._note(Exchange(request, False, HTTPStatus.BAD_GATEWAY, fault))
-            answer(HTTPStatus.BAD_GATEWAY, (), f"no answer: {type(exc).__name__}".encode())
+        except _NoAnswer as failed:
+            self._note(Exchange(request, failed.was_sent, HTTPStatus.BAD_GATEWAY, fault))
+            why = type(failed.__cause__).__name__
+            answer(HTTPStatus.BAD_GATEWAY, (), f"no answer: {why}".encode())
             return
         if fault is not None and fault.kind == "drop-answer":
             self._note(Exchange(request, True, None, fault))
@@ -221,15 +223,28 @@ def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[int, _Hea
         http.client.HTTPSConnection if upstream.scheme == "https" else http.client.HTTPConnection
     )
     connection = connect(upstream.netloc, timeout=_PROVIDER_TIMEOUT_SECONDS)
+    is_connected = False
     try:
+        connection.connect()
+        is_connected = True
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _NOT_PASSED_ON}
         path = upstream.path.rstrip("/") + request.path
         connection.request(request.method, path, body=request.body or None, headers=headers)
         response = connection.getresponse()
         passed = [(k, v) for k, v in response.getheaders() if k.lower() not in _NOT_PASSED_ON]
         return response.status, passed, response.read()
+    except (OSError, http.client.HTTPException) as exc:
+        raise _NoAnswer(was_sent=is_connected) from exc
     finally:
         connection.close()
+
+
+class _NoAnswer(Exception):
+    """The provider has not answered; ``was_sent``: it may have acted all the same."""
+
+    def __init__(self, *, was_sent: bool) -> None:
+        super().__init__()
+        self.was_sent = was_sent
 
 
 class _Server(ThreadingHTTPServer):

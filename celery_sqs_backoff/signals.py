@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-__all__ = ["lease_lost"]
+__all__ = ["lease_lost", "provider_changed"]
 
 #: The message of a task that has been handed to the pool is no longer this worker's, or may not be:
 #: SQS refuses its receipt handle, or could not be reached for as long as the message was hidden.
@@ -21,3 +21,11 @@ __all__ = ["lease_lost"]
 #:
 #: The running task can poll :attr:`celery_sqs_backoff.SQSBackoffTask.lease_lost`.
 lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", "queue"})
+
+#: What a worker takes a provider for has changed. Sent from a thread of its own, with
+#:
+#: * ``sender``: the provider's name,
+#: * ``state``: ``"open"`` (it is down; messages wait), ``"closed"`` (it is back; messages are
+#:   brought forward) or ``"recovered"`` (its calls are not limited any more),
+#: * ``tenant``: a digest of what its key says, or empty.
+provider_changed = Signal(name="provider_changed", providing_args={"state", "tenant"})

@@ -24,7 +24,7 @@ A complete test: the provider is down once, the task keeps its message and comes
             return answer
 
         with sqs_worker():
-            assert send_email.delay(7).get(timeout=20) == "accepted"
+            assert send_email.delay(7).get(timeout=60) == "accepted"
 
 ``@shared_task`` tasks (the usual form in Django projects) belong to ``sqs_celery_app`` while a
 test uses it. Tasks of an app of your own need that app moved to the local SQS, by overriding the
@@ -67,8 +67,9 @@ from celery.contrib.testing.worker import start_worker
 from celery.signals import setup_logging
 from kombu.transport.SQS import Channel
 
-from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 from .provider_proxy import ProviderProxy, running_provider_proxy
+from .safe.stores.memory import MemoryStore
+from .sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from celery.worker import WorkController
@@ -236,6 +237,9 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
 
     Celery lets ``CELERY_BROKER_URL`` and the like win over an app's settings, so these variables
     are out of the environment meanwhile: a test must not reach a real broker.
+
+    The app gets a fresh store in memory, so guards, steps and locks of one test do not meet those
+    of another; a test that needs another sets ``app.conf.sqs_backoff`` inside the block.
     """
     with pytest.MonkeyPatch.context() as patch, setup_default_app(app):
         for kind in ("BROKER", "BROKER_READ", "BROKER_WRITE"):
@@ -244,6 +248,11 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         patch.delenv("TEST_BROKER", raising=False)  # read by celery.contrib.testing
         settings = local_sqs_settings(endpoint_url, *queues)
         app.conf.get("broker_url")  # Celery replaces ``app.conf`` when it is first read
+        # Records of another test, or of a real store, must not decide about this one's tasks.
+        settings["sqs_backoff"] = {
+            **(app.conf.get("sqs_backoff") or {}),
+            "store": MemoryStore(),
+        }
         for name, value in settings.items():
             patch.setitem(app.conf.changes, name, value)
         _forget_connections(app)

@@ -9,7 +9,7 @@ Name them in a task's option ``classify``::
         requests.post(...).raise_for_status()
 
 Each knows when in the exchange its library failed. Nothing was sent: RETRYABLE. The request left,
-and no proper answer came: UNKNOWN, or RETRYABLE if the task says that the call is idempotent.
+and no proper answer came: UNKNOWN, and safe to repeat if the task says that the call is idempotent.
 Refused for good: NOT_PROCESSED. An error of another library: ``None``, the next one is asked.
 
 A verdict is about the call that failed, not about calls that the task made before it.
@@ -19,7 +19,7 @@ A library is never imported here, and need not be installed.
 
 from __future__ import annotations
 
-from ..outcomes import Classifier, Outcome, Verdict
+from ..retry.outcomes import Classifier, Outcome, Verdict
 from .aiohttp import aiohttp_errors
 from .botocore import botocore_errors
 from .httpx import httpx_errors
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-def known_errors(*, idempotent: bool = False) -> Classifier:
+def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of all these libraries, ``sdk_errors`` last.
 
     For tasks that make one outside call. Where calls differ in whether they are idempotent, name
@@ -48,22 +48,20 @@ def known_errors(*, idempotent: bool = False) -> Classifier:
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            request left is retried, and nothing is undone. Default ``False``: it is not.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    classifiers = tuple(
-        errors(idempotent=idempotent)
-        for errors in (
-            requests_errors,
-            httpx_errors,
-            aiohttp_errors,
-            botocore_errors,
-            smtplib_errors,
-            urllib_errors,
-            sdk_errors,
-        )
+    classifiers = (
+        requests_errors(idempotent=idempotent, trust_503=trust_503),
+        httpx_errors(idempotent=idempotent, trust_503=trust_503),
+        aiohttp_errors(idempotent=idempotent, trust_503=trust_503),
+        botocore_errors(idempotent=idempotent),
+        smtplib_errors(idempotent=idempotent),
+        urllib_errors(idempotent=idempotent, trust_503=trust_503),
+        sdk_errors(idempotent=idempotent, trust_503=trust_503),
     )
 
     def ask(exc: BaseException) -> Outcome | Verdict | None:

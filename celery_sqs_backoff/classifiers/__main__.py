@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import aiohttp, botocore, httpx, requests, sdk, smtplib, urllib
 from .answers import STATUSES
-from .exchange import Meaning, Rule
+from .exchange import Finding, Meaning, Rule
 
 __all__ = ["LIBRARIES", "tables", "written_into"]
 
@@ -51,6 +51,8 @@ def _statuses() -> Iterator[str]:
         statuses = _numbers(rule.statuses)
         if rule.if_asked_to_wait:
             statuses += " that ask to wait"
+        if rule.if_of_a_cache:
+            statuses += " with `Server: Varnish`"
         yield f"| {statuses} | {rule.why} | {_classes(rule.means)} |"
     yield ""
 
@@ -74,7 +76,9 @@ def _library(name: str) -> Iterator[str]:
 
 def _classes(means: object) -> str:
     if isinstance(means, Meaning):
-        return " | ".join(means.outcome(idempotent=i).name for i in (False, True))
+        verdicts = [Finding(means).verdict(idempotent=i) for i in (False, True)]
+        repeated = [", but repeated" if v.safe_to_repeat else "" for v in verdicts]
+        return " | ".join(v.outcome.name + r for v, r in zip(verdicts, repeated, strict=True))
     return "not classified |" if means is None else "as it says |"
 
 

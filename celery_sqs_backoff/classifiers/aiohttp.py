@@ -6,11 +6,13 @@ https://docs.aiohttp.org/en/stable/client_reference.html#client-exceptions
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
+from ..traces import certificate_rejected, frames
 from .answers import answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
-from .traces import frames
 
 __all__ = ["RULES", "aiohttp_errors"]
 
@@ -30,8 +32,27 @@ def _in_the_client(exc: BaseException) -> bool:
     )
 
 
+def _certificate(exc: BaseException) -> bool:
+    inner = getattr(exc, "certificate_error", None)
+    return inner is None or certificate_rejected(inner)
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "aiohttp",
+        "ClientHttpProxyError",
+        Meaning.REFUSED,
+        "the proxy wants credentials (407)",
+        lambda exc: exc.status == 407,
+    ),
     Rule("aiohttp", "ClientHttpProxyError", Meaning.NOT_SENT, "the proxy's tunnel was not opened"),
+    Rule(
+        "aiohttp",
+        "ClientConnectorCertificateError ServerFingerprintMismatch",
+        Meaning.REFUSED,
+        "a certificate that is not to be trusted",
+        _certificate,
+    ),
     Rule(
         "aiohttp",
         "ClientResponseError",
@@ -74,6 +95,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "aiohttp",
+        "ServerTimeoutError",
+        Meaning.NOT_SENT,
+        "no connection in time, before aiohttp 3.10",
+        lambda exc: str(exc).startswith("Connection timeout"),
+    ),
+    Rule(
+        "aiohttp",
         "ClientConnectionError ClientConnectionResetError ClientOSError ServerConnectionError"
         " ServerDisconnectedError ServerTimeoutError SocketTimeoutError ClientPayloadError"
         " UploadAbortedError",
@@ -90,23 +118,42 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _sent_before(local: Mapping[str, Any]) -> bool:
+    """Has aiohttp repeated a PUT or DELETE by itself, whose connection ended without an answer?"""
+    return (
+        local.get("method") in ("PUT", "DELETE")
+        and local.get("retry_persistent_connection") is False
+        and getattr(local.get("self"), "_retry_connection", False)
+    )
+
+
 def _redirected(exc: BaseException) -> bool:
     history = getattr(exc, "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("aiohttp.client", "_request"):
+            if _sent_before(frame.f_locals):
+                return True
             history = history or frame.f_locals.get("history")  # most errors have none
     # 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and 15.4.9).
     return any(response.status not in (307, 308) for response in history or ())
 
 
-def aiohttp_errors(*, idempotent: bool = False) -> Classifier:
+def aiohttp_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of aiohttp's client; a status needs ``raise_for_status``.
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            request left is retried, and nothing is undone. Default ``False``: it is not.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
+            after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    return LibraryErrors(name="aiohttp", rules=RULES, idempotent=idempotent, redirected=_redirected)
+    return LibraryErrors(
+        name="aiohttp",
+        rules=RULES,
+        idempotent=idempotent,
+        trust_503=trust_503,
+        redirected=_redirected,
+    )

@@ -28,6 +28,8 @@ class StatusRule:
     why: str
     #: The row counts only if the answer asks to be left alone for a while.
     if_asked_to_wait: bool = False
+    #: The row counts only if a cache has made the answer up itself.
+    if_of_a_cache: bool = False
 
 
 #: RFC 9110 https://www.rfc-editor.org/rfc/rfc9110.html#name-status-codes, unless another is named.
@@ -50,6 +52,13 @@ STATUSES: tuple[StatusRule, ...] = (
         " (RFC 8470, 5.2), too many requests (RFC 6585, 4)",
     ),
     StatusRule(
+        (460, 499),
+        Meaning.IN_DOUBT,
+        "a load balancer or nginx: the client had gone before the provider answered"
+        " (https://docs.aws.amazon.com/elasticloadbalancing/latest/application/"
+        "load-balancer-troubleshooting.html)",
+    ),
+    StatusRule(
         range(400, 500),
         Meaning.REFUSED_FOR_NOW,
         "`Retry-After`, or a rate limit with nothing left: the condition is temporary"
@@ -68,8 +77,23 @@ STATUSES: tuple[StatusRule, ...] = (
     ),
     StatusRule(
         (503,),
+        Meaning.UNAVAILABLE,
+        "Varnish and Fastly send `Retry-After` with each 503 that they make up, also for a request"
+        " that they had passed on (https://github.com/varnishcache/varnish-cache/blob/master/bin/"
+        "varnishd/builtin.vcl, `vcl_backend_error`); RETRYABLE with `trust_503=True`",
+        if_of_a_cache=True,
+    ),
+    StatusRule(
+        (503,),
         Meaning.REFUSED_FOR_NOW,
-        "the server is not able to handle the request, and this will pass (RFC 9110, 15.6.4)",
+        "with `Retry-After`: the server says itself that this will pass (RFC 9110, 15.6.4)",
+        if_asked_to_wait=True,
+    ),
+    StatusRule(
+        (503,),
+        Meaning.UNAVAILABLE,
+        "without: Envoy, Varnish, Fastly and Heroku answer so after they have passed the request"
+        " on and got no answer; RETRYABLE with `trust_503=True`",
     ),
     StatusRule(
         (521, 523, 525, 526),
@@ -105,7 +129,11 @@ def answer(status: object, headers: object = None, *, now: float) -> Finding | N
     if asked is None and status == 429:
         asked = _reset_seconds(fields, now)
     for rule in STATUSES:
-        if status in rule.statuses and (asked is not None or not rule.if_asked_to_wait):
+        if (
+            status in rule.statuses
+            and (asked is not None or not rule.if_asked_to_wait)
+            and (_is_of_a_cache(fields) or not rule.if_of_a_cache)
+        ):
             return Finding(rule.means, asked)
     return None
 
@@ -136,6 +164,11 @@ def _lower(headers: object) -> dict[str, str]:
     if headers is None or not callable(items):
         return {}
     return {str(name).lower(): str(value).strip() for name, value in items()}
+
+
+def _is_of_a_cache(fields: Mapping[str, str]) -> bool:
+    """Did Varnish, or Fastly, make this answer up? A provider's own keeps its ``Server``."""
+    return fields.get("server", "").lower() == "varnish"
 
 
 def _retry_after_seconds(value: str | None, now: float) -> float | None:

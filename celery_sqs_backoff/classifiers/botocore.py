@@ -8,12 +8,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
 from .answers import answer, asked_seconds
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 from .urllib import nothing_was_sent
 
-__all__ = ["EXPIRED_CODES", "RULES", "THROTTLING_CODES", "botocore_errors"]
+__all__ = [
+    "CONFLICT_CODES",
+    "EXPIRED_CODES",
+    "IN_PROGRESS_CODES",
+    "RULES",
+    "THROTTLING_CODES",
+    "botocore_errors",
+]
 
 _MODULE = "botocore.exceptions"
 
@@ -23,9 +30,13 @@ THROTTLING_CODES = frozenset(
     {
         "BandwidthLimitExceeded",
         "EC2ThrottledException",
+        "KMS.ThrottlingException",
+        "KMSThrottlingException",
+        "KmsThrottled",
         "LimitExceededException",
         "PriorRequestNotComplete",
         "ProvisionedThroughputExceededException",
+        "ReplicatedWriteConflictException",
         "RequestLimitExceeded",
         "RequestThrottled",
         "RequestThrottledException",
@@ -34,29 +45,51 @@ THROTTLING_CODES = frozenset(
         "SlowDown",
         "ThrottledException",
         "Throttling",
+        "ThrottlingError",
         "ThrottlingException",
         "TooManyRequestsException",
-        "TransactionInProgressException",
+        "TransactionConflictException",
     }
 )
+
+#: An earlier attempt with the same token is still under way: what becomes of it nobody knows.
+#: https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/API_TransactWriteItems.html
+#: https://docs.aws.amazon.com/Route53/latest/APIReference/API_domains_RegisterDomain.html
+IN_PROGRESS_CODES = frozenset({"DuplicateRequest", "TransactionInProgressException"})
+
+#: An earlier attempt with the same token was another request, and may have been processed.
+CONFLICT_CODES = frozenset({"IdempotentParameterMismatch", "IdempotentParameterMismatchException"})
 
 #: Temporary credentials that had run out. They are renewed without anybody changing the task.
 #: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 
 
-def _code(exc: Any) -> object:
-    return exc.response.get("Error", {}).get("Code")
+#: Codes of a 503 that is the service's own word, not a gateway's.
+_OWN_503 = frozenset({"ServiceUnavailable", "ServiceUnavailableException"})
+
+
+def _code(exc: Any) -> str | None:
+    code = _part(exc, "Error").get("Code")
+    return code if isinstance(code, str) else None
 
 
 def _metadata(exc: Any) -> dict[str, Any]:
-    metadata: dict[str, Any] = exc.response.get("ResponseMetadata", {})
-    return metadata
+    return _part(exc, "ResponseMetadata")
+
+
+def _part(exc: Any, name: str) -> dict[str, Any]:
+    """A part of what botocore has parsed; empty if a stub or a proxy has put something else."""
+    part = exc.response.get(name) if isinstance(exc.response, dict) else None
+    return part if isinstance(part, dict) else {}
 
 
 def _answered(exc: Any) -> Finding | None:
     metadata = _metadata(exc)
-    return answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
+    found = answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
+    if found is not None and found.meaning is Meaning.UNAVAILABLE and _code(exc) in _OWN_503:
+        return Finding(Meaning.REFUSED_FOR_NOW, found.retry_after_seconds)
+    return found
 
 
 def _asked(exc: Any) -> float | None:
@@ -79,6 +112,21 @@ RULES: tuple[Rule, ...] = (
         "the code of expired credentials, which are renewed",
         lambda exc: _code(exc) in EXPIRED_CODES,
         _asked,
+    ),
+    Rule(
+        _MODULE,
+        "ClientError",
+        Meaning.IN_DOUBT,
+        "`TransactionInProgressException`, `DuplicateRequest`: an earlier attempt is under way",
+        lambda exc: _code(exc) in IN_PROGRESS_CODES,
+        _asked,
+    ),
+    Rule(
+        _MODULE,
+        "ClientError",
+        Meaning.CONFLICT,
+        "`IdempotentParameterMismatch`: the token was used for another request",
+        lambda exc: _code(exc) in CONFLICT_CODES,
     ),
     Rule(_MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"),
     Rule(_MODULE, "ClientError", _answered, "its status decides"),
@@ -130,7 +178,7 @@ def botocore_errors(*, idempotent: bool = False) -> Classifier:
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            request left is retried, and nothing is undone. Default ``False``: it is not.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

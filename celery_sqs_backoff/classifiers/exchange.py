@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from ..outcomes import Outcome, Verdict
+from ..retry.outcomes import Outcome, Verdict
 
 __all__ = ["Finding", "LibraryErrors", "Meaning", "Rule", "find"]
 
@@ -23,13 +23,17 @@ class Meaning(Enum):
     NOT_SENT = "nothing was sent"
     REFUSED_FOR_NOW = "refused for now"
     REFUSED = "refused, or not fit to be sent"
+    UNAVAILABLE = "503, perhaps of a gateway that had passed the request on"
     IN_DOUBT = "may have been processed"
+    CONFLICT = "an earlier attempt under the same key may have been processed"
 
-    def outcome(self, *, idempotent: bool) -> Outcome:
-        """RETRYABLE, NOT_PROCESSED or UNKNOWN; only what is in doubt depends on ``idempotent``."""
+    def outcome(self, *, trust_503: bool = False) -> Outcome:
+        """RETRYABLE, NOT_PROCESSED or UNKNOWN."""
         if self is Meaning.REFUSED:
             return Outcome.NOT_PROCESSED
-        if self is Meaning.IN_DOUBT and not idempotent:
+        if self in (Meaning.IN_DOUBT, Meaning.CONFLICT):
+            return Outcome.UNKNOWN
+        if self is Meaning.UNAVAILABLE and not trust_503:
             return Outcome.UNKNOWN
         return Outcome.RETRYABLE
 
@@ -41,11 +45,17 @@ class Finding:
     meaning: Meaning
     retry_after_seconds: float | None = None
 
-    def verdict(self, *, idempotent: bool) -> Verdict:
-        """The verdict for a call that is, or is not, idempotent."""
-        outcome = self.meaning.outcome(idempotent=idempotent)
-        floor = self.retry_after_seconds if outcome is Outcome.RETRYABLE else None
-        return Verdict(outcome, floor)
+    def verdict(self, *, idempotent: bool, trust_503: bool = False) -> Verdict:
+        """The verdict for a call that is, or is not, idempotent.
+
+        What an idempotent call leaves in doubt stays UNKNOWN and is safe to repeat: it is retried,
+        and nothing is undone.
+        """
+        outcome = self.meaning.outcome(trust_503=trust_503)
+        repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
+        is_retried = repeat or outcome is Outcome.RETRYABLE
+        floor = self.retry_after_seconds if is_retried else None
+        return Verdict(outcome, floor, safe_to_repeat=repeat)
 
 
 #: Reads the meaning out of the error itself, such as an HTTP status; ``None`` = it has none.
@@ -112,30 +122,33 @@ class LibraryErrors:
     Arguments:
         name: the library's, for ``repr`` and logs.
         rules: the table.
-        idempotent: ``True`` = a second call does no harm, so what is in doubt is RETRYABLE.
+        idempotent: ``True`` = a second call does no harm, so what is in doubt is retried.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too.
         redirected: has another server answered before this failure? Its work may be done, whatever
             the failure says of the second one; so the failure is in doubt.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
 
     name: str
     rules: tuple[Rule, ...]
     idempotent: bool = False
+    trust_503: bool = False
     redirected: Callable[[Any], bool] = _never
 
     def __post_init__(self) -> None:
-        if not isinstance(self.idempotent, bool):
-            raise TypeError(f"idempotent={self.idempotent!r} is not legal: it must be a bool")
+        for option in ("idempotent", "trust_503"):
+            if not isinstance(value := getattr(self, option), bool):
+                raise TypeError(f"invalid {option} {value!r}: expected True or False")
 
     def __call__(self, exc: BaseException) -> Verdict | None:
         finding = find(self.rules, exc)
         if finding is None:
             return None
-        if not self.idempotent and self.redirected(exc):
-            finding = Finding(Meaning.IN_DOUBT)
-        return finding.verdict(idempotent=self.idempotent)
+        if self.redirected(exc):
+            finding = Finding(Meaning.IN_DOUBT, finding.retry_after_seconds)
+        return finding.verdict(idempotent=self.idempotent, trust_503=self.trust_503)
 
     def __repr__(self) -> str:
         return f"{self.name}_errors(idempotent={self.idempotent})"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
+from ..traces import certificate_rejected, frames
 from .answers import read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
-from .traces import frames
 
 __all__ = ["RULES", "httpx_errors"]
 
@@ -14,8 +14,25 @@ def _answered(exc: BaseException) -> Finding | None:
     return read_answer(getattr(exc, "response", None))
 
 
+def _certificate(exc: BaseException) -> bool:
+    # httpx raises from httpcore's error, which holds the cause as its context only.
+    cause = exc.__cause__
+    return certificate_rejected(exc) or (
+        cause is not None
+        and cause.__context__ is not None
+        and certificate_rejected(cause.__context__)
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule("httpx", "HTTPStatusError", _answered, "its status decides"),
+    Rule(
+        "httpx",
+        "ConnectError ProxyError",
+        Meaning.REFUSED,
+        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        lambda exc: _certificate(exc) or str(exc).startswith("407"),
+    ),
     Rule(
         "httpx",
         "ConnectError ConnectTimeout PoolTimeout ProxyError",
@@ -42,14 +59,22 @@ def _redirected(exc: BaseException) -> bool:
     return any(response.status_code not in (307, 308) for response in history or ())
 
 
-def httpx_errors(*, idempotent: bool = False) -> Classifier:
+def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of httpx; a status only becomes one by ``raise_for_status()``.
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            request left is retried, and nothing is undone. Default ``False``: it is not.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
+            after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    return LibraryErrors(name="httpx", rules=RULES, idempotent=idempotent, redirected=_redirected)
+    return LibraryErrors(
+        name="httpx",
+        rules=RULES,
+        idempotent=idempotent,
+        trust_503=trust_503,
+        redirected=_redirected,
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
+from ..traces import entered, tried_before
 from .answers import read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
-from .traces import entered
-from .urllib import nothing_was_sent
+from .urllib import never_to_be_sent, nothing_was_sent
 
 __all__ = ["RULES", "requests_errors"]
 
@@ -17,9 +17,26 @@ def _answered(exc: BaseException) -> Finding | None:
     return read_answer(getattr(exc, "response", None))
 
 
+def _while_preparing(exc: BaseException) -> bool:
+    return any(name.startswith("prepare") for name in entered(exc, "requests.models"))
+
+
 RULES: tuple[Rule, ...] = (
     Rule(_MODULE, "HTTPError", _answered, "its status decides"),
-    Rule(_MODULE, "ConnectTimeout", Meaning.NOT_SENT, "no connection in time"),
+    Rule(
+        _MODULE,
+        "ConnectTimeout",
+        Meaning.NOT_SENT,
+        "no connection in time",
+        lambda exc: not tried_before(exc),
+    ),
+    Rule(
+        _MODULE,
+        "ConnectionError ProxyError SSLError",
+        Meaning.REFUSED,
+        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        never_to_be_sent,
+    ),
     Rule(
         _MODULE,
         "ConnectionError ProxyError SSLError Timeout",
@@ -37,8 +54,15 @@ RULES: tuple[Rule, ...] = (
     Rule(_MODULE, "JSONDecodeError", None, "the answer came, but it is not JSON"),
     Rule(
         _MODULE,
-        "InvalidURL InvalidProxyURL InvalidSchema MissingSchema URLRequired InvalidHeader"
-        " InvalidJSONError",
+        "InvalidHeader",
+        Meaning.REFUSED,
+        "a header of ours that requests would not send",
+        _while_preparing,
+    ),
+    Rule(_MODULE, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
+    Rule(
+        _MODULE,
+        "InvalidURL InvalidProxyURL InvalidSchema MissingSchema URLRequired InvalidJSONError",
         Meaning.REFUSED,
         "requests would not send it",
     ),
@@ -53,16 +77,22 @@ def _redirected(exc: BaseException) -> bool:
     )
 
 
-def requests_errors(*, idempotent: bool = False) -> Classifier:
+def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of requests; a status only becomes one by ``raise_for_status()``.
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            request left is retried, and nothing is undone. Default ``False``: it is not.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
+            after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
     return LibraryErrors(
-        name="requests", rules=RULES, idempotent=idempotent, redirected=_redirected
+        name="requests",
+        rules=RULES,
+        idempotent=idempotent,
+        trust_503=trust_503,
+        redirected=_redirected,
     )

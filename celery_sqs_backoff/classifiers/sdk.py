@@ -1,19 +1,26 @@
 """What do the errors of a provider's own SDK mean, if they carry an HTTP status?
 
-Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``) and many others; headers
-are read if there are any. https://docs.stripe.com/error-handling
+Only the SDKs that are named: any exception may have a ``status_code``, such as the ValidationError
+of Django REST framework that a task raises after the provider has charged.
+https://docs.stripe.com/error-handling
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
+from ..traces import after_another_mail, tried_before
 from . import aiohttp, httpx, requests, urllib
 from .answers import answer, read_answer
-from .exchange import Finding, LibraryErrors, Rule, find
+from .exchange import Finding, LibraryErrors, Meaning, Rule, find
 
-__all__ = ["RULES", "sdk_errors"]
+__all__ = ["MODULES", "RULES", "sdk_errors"]
+
+#: Top-level modules of the SDKs whose errors are read.
+MODULES = ("anymail", "python_http_client", "sendgrid", "slack_sdk", "stripe", "twilio")
 
 _STATUSES = ("http_status", "status_code", "status")
 
@@ -21,45 +28,94 @@ _HTTP_RULES = (*requests.RULES, *httpx.RULES, *aiohttp.RULES, *urllib.RULES)
 
 
 def _answered(exc: BaseException) -> Finding | None:
+    response = getattr(exc, "response", None)
     for name in _STATUSES:
         if (status := getattr(exc, name, None)) is not None:
-            return answer(status, getattr(exc, "headers", None), now=time.time())
-    return read_answer(getattr(exc, "response", None))
+            headers = getattr(exc, "headers", None) or getattr(response, "headers", None)
+            return answer(status, headers, now=time.time())
+    return read_answer(response)
+
+
+def _wrapped(exc: BaseException) -> BaseException | None:
+    # stripe before 9 raises within the handler, without ``from``.
+    return exc.__cause__ or (exc.__context__ if type(exc).__module__ == "stripe.error" else None)
 
 
 def _cause(exc: BaseException) -> Finding | None:
-    return None if exc.__cause__ is None else find(_HTTP_RULES, exc.__cause__)
+    cause = _wrapped(exc)
+    finding = None if cause is None else find(_HTTP_RULES, cause)
+    if finding is not None and tried_before(exc):
+        return Finding(Meaning.IN_DOUBT, finding.retry_after_seconds)
+    return finding
 
 
-def _is_an_sdk_s(exc: BaseException) -> bool:
-    # An HTTP library's own error has more to say than its status.
-    return not any(rule.fits(exc) for rule in _HTTP_RULES)
+_CONNECTION = Rule(
+    "stripe",
+    "APIConnectionError",
+    _cause,
+    "as the error of the HTTP library it wraps; in doubt if stripe had sent it before, by"
+    " `max_network_retries`",
+)
+_CONFLICT = Rule(
+    "stripe",
+    "IdempotencyError",
+    Meaning.CONFLICT,
+    "the key was used for another request, which may have been processed",
+)
 
+_MASS_MAIL = Rule(
+    "builtins",
+    "Exception",
+    Meaning.IN_DOUBT,
+    "django-anymail in `send_mass_mail`: mails before this one were accepted",
+    lambda exc: type(exc).__module__.startswith("anymail.") and after_another_mail(exc),
+)
 
+#: The rules for errors of those SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
 RULES: tuple[Rule, ...] = (
-    Rule("stripe", "APIConnectionError", _cause, "as the error of the HTTP library it wraps"),
+    _MASS_MAIL,
+    _CONNECTION,
+    _CONFLICT,
     Rule(
         "builtins",
         "Exception",
         _answered,
-        "with `http_status`, `status_code`, `status` or a `response`, and not of a library above:"
+        "of one of the SDKs, with `http_status`, `status_code`, `status` or a `response`:"
         " its status decides",
-        _is_an_sdk_s,
     ),
 )
+_OLD = (replace(_CONNECTION, module="stripe.error"), replace(_CONFLICT, module="stripe.error"))
 
 
-def sdk_errors(*, idempotent: bool = False) -> Classifier:
-    """Classify errors by the HTTP status they carry, whatever their class.
+def sdk_errors(
+    *, idempotent: bool = False, trust_503: bool = False, modules: Iterable[str] = ()
+) -> Classifier:
+    """Classify errors of providers' SDKs by the HTTP status they carry.
 
-    SDKs that let the errors of their HTTP library through (SendGrid: urllib; Twilio: requests) need
-    that library's classifier beside this one.
+    Those of Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``), Slack and
+    django-anymail (``response``). SDKs that let the errors of their HTTP library through (SendGrid:
+    urllib; Twilio: requests) need that library's classifier beside this one.
+
+    Stripe's client repeats a call by itself, twice by default, and tells of the last failure only.
+    A status counts as that of the only attempt: give the client ``max_network_retries=0``, or pass
+    an idempotency key of your own and say ``idempotent=True``.
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm (an idempotency key, say), so
-            a failure after the request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            a failure after the request left is retried, and nothing is undone. Default ``False``:
+            it is not.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.
+        modules: top-level modules of further SDKs, such as ``("acme_payments",)``.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool, or ``modules`` is a string.
     """
-    return LibraryErrors(name="sdk", rules=RULES, idempotent=idempotent)
+    if isinstance(modules, str):
+        raise TypeError(f"invalid modules {modules!r}: expected a list of names")
+    known = {*MODULES, *modules}
+
+    def is_an_sdks(exc: BaseException) -> bool:
+        return type(exc).__module__.partition(".")[0] in known
+
+    rules = (*_OLD, *RULES[:-1], replace(RULES[-1], applies=is_an_sdks))
+    return LibraryErrors(name="sdk", rules=rules, idempotent=idempotent, trust_503=trust_503)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
+from ..traces import after_another_mail, certificate_rejected, entered
 from .exchange import Finding, LibraryErrors, Meaning, Rule
-from .traces import entered
 
 __all__ = ["RULES", "smtplib_errors"]
 
@@ -59,6 +59,20 @@ def _refused_recipients(exc: Any) -> Finding:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "builtins",
+        "OSError",
+        Meaning.IN_DOUBT,
+        "`send_mass_mail`: mails before this one were accepted",
+        after_another_mail,
+    ),
+    Rule(
+        "builtins",
+        "OSError",
+        Meaning.REFUSED,
+        "raised in smtplib: a certificate that is not to be trusted",
+        lambda exc: _in_smtplib(exc) and certificate_rejected(exc),
+    ),
     Rule(
         "builtins",
         "OSError",  # SMTPException is one
@@ -120,7 +134,7 @@ def smtplib_errors(*, idempotent: bool = False) -> Classifier:
 
     Arguments:
         idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is
-            RETRYABLE. Default ``False``: it is UNKNOWN.
+            retried, and nothing is undone. Default ``False``: it is not.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import time
 
-from ..outcomes import Classifier
+from ..retry.outcomes import Classifier
+from ..traces import (
+    before_the_request,
+    certificate_rejected,
+    entered,
+    frames,
+    proxy_wants_credentials,
+    tried_before,
+    wrapped,
+)
 from .answers import answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
-from .traces import before_the_request, entered, frames, wrapped
 
-__all__ = ["RULES", "nothing_was_sent", "urllib_errors"]
+__all__ = ["RULES", "never_to_be_sent", "nothing_was_sent", "urllib_errors"]
 
 _URLLIB = "urllib.error"
 _HTTP_CLIENT = "http.client"
@@ -23,12 +31,23 @@ _NO_CONNECTION = Rule(
     "NewConnectionError NameResolutionError ConnectTimeoutError",
     Meaning.NOT_SENT,
     "DNS, a refused connection, or none in time",
+    lambda exc: not tried_before(exc),
 )
 
 
 def nothing_was_sent(exc: BaseException) -> bool:
-    """Does a urllib3 error that made no connection, or a failed handshake, lie at the bottom?"""
-    return any(_NO_CONNECTION.fits(error) for error in wrapped(exc)) or before_the_request(exc)
+    """Does a urllib3 error that made no connection, or a failed handshake, lie at the bottom?
+
+    Unless urllib3 had sent the request before, by retries of its own.
+    """
+    return not tried_before(exc) and (
+        any(_NO_CONNECTION.fits(error) for error in wrapped(exc)) or before_the_request(exc)
+    )
+
+
+def never_to_be_sent(exc: BaseException) -> bool:
+    """Was nothing sent, and will no later attempt help? A wrong certificate, a proxy's 407."""
+    return nothing_was_sent(exc) and (certificate_rejected(exc) or proxy_wants_credentials(exc))
 
 
 def _answered(exc: BaseException) -> Finding | None:
@@ -45,6 +64,13 @@ def _in_http_client(exc: BaseException) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(_URLLIB, "HTTPError", _answered, "its status decides"),
+    Rule(
+        _URLLIB,
+        "URLError",
+        Meaning.REFUSED,
+        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        never_to_be_sent,
+    ),
     Rule(
         _URLLIB,
         "URLError",
@@ -79,25 +105,41 @@ RULES: tuple[Rule, ...] = (
     _NO_CONNECTION,
     Rule(
         _URLLIB3,
+        "MaxRetryError ProxyError SSLError ProtocolError",
+        Meaning.REFUSED,
+        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        never_to_be_sent,
+    ),
+    Rule(
+        _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError",
         Meaning.NOT_SENT,
         "one of these, a proxy's tunnel or the TLS handshake",
         nothing_was_sent,
     ),
-    Rule(_URLLIB3, "EmptyPoolError", Meaning.NOT_SENT, "no free connection"),
     Rule(
         _URLLIB3,
-        "LocationValueError LocationParseError URLSchemeUnknown ProxySchemeUnknown InvalidHeader",
+        "EmptyPoolError",
+        Meaning.NOT_SENT,
+        "no free connection",
+        lambda exc: not tried_before(exc),
+    ),
+    Rule(
+        _URLLIB3,
+        "LocationValueError LocationParseError URLSchemeUnknown ProxySchemeUnknown",
         Meaning.REFUSED,
         "urllib3 would not send it",
     ),
+    Rule(_URLLIB3, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
     Rule(_URLLIB3, "ResponseNotChunked", None, "the answer came; it was read the wrong way"),
     Rule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError"
-        " IncompleteRead InvalidChunkLength",
+        " IncompleteRead InvalidChunkLength NewConnectionError NameResolutionError"
+        " ConnectTimeoutError EmptyPoolError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the request began to leave",
+        "reset, silence or half an answer after the request began to leave, in this attempt or, by"
+        " urllib3's retries, in one before it",
     ),
 )
 
@@ -105,25 +147,32 @@ RULES: tuple[Rule, ...] = (
 def _redirected(exc: BaseException) -> bool:
     if "http_error_302" in entered(exc, "urllib.request"):
         return True
-    # urllib3's pool manager follows a redirect by calling itself.
-    calls = [
-        frame.f_code
+    # urllib3's pool manager goes on only if the answer that it has got is a redirect.
+    return any(
+        (module, function) == ("urllib3.poolmanager", "urlopen")
+        and frame.f_locals.get("response") is not None
         for module, function, frame in frames(exc)
-        if (module, function) == ("urllib3.poolmanager", "urlopen")
-    ]
-    return len(calls) > len(set(calls))
+    )
 
 
-def urllib_errors(*, idempotent: bool = False) -> Classifier:
+def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of urllib.request, http.client and urllib3.
 
     A status is an error in urllib.request; urllib3 and http.client leave it to the caller.
 
     Arguments:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is RETRYABLE. Default ``False``: it is UNKNOWN.
+            request left is retried, and nothing is undone. Default ``False``: it is not.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
+            after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
-        TypeError: ``idempotent`` is not a bool.
+        TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    return LibraryErrors(name="urllib", rules=RULES, idempotent=idempotent, redirected=_redirected)
+    return LibraryErrors(
+        name="urllib",
+        rules=RULES,
+        idempotent=idempotent,
+        trust_503=trust_503,
+        redirected=_redirected,
+    )

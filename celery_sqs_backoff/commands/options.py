@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from celery.bin.base import CeleryOption
 
-__all__ = ["ids_of", "option", "selection_options"]
+from celery_sqs_backoff.redrive.select import OUTCOMES
+
+__all__ = ["has_selection", "ids_of", "option", "selection_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,8 +23,23 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
 
 _SELECTION: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--task", {"metavar": "GLOB", "help": "Only this task."}),
-    ("--reason", {"metavar": "GLOB", "help": "Only letters with this reason on their record."}),
-    ("--error", {"metavar": "GLOB", "help": "Only letters with this error ('type: message')."}),
+    ("--reason", {"metavar": "GLOB", "help": "Only messages with this reason on their record."}),
+    (
+        "--outcome",
+        {
+            "type": click.Choice(OUTCOMES, case_sensitive=False),
+            "help": "Only messages whose last failure meant this, by their record.",
+        },
+    ),
+    ("--error", {"metavar": "GLOB", "help": "Only messages with this error ('type: message')."}),
+    (
+        "--from",
+        {
+            "metavar": "QUEUE",
+            "help": "Only messages that came from the queue of this name (a shared dead-letter"
+            " queue).",
+        },
+    ),
     ("--older", {"metavar": "DURATION", "help": "Only messages first sent longer ago: 36h, 2d."}),
     ("--newer", {"metavar": "DURATION", "help": "Only messages first sent since."}),
     (
@@ -46,7 +63,8 @@ _SELECTION: tuple[tuple[str, dict[str, Any]], ...] = (
 def selection_options(command: F) -> F:
     """Add the options that say which messages are meant."""
     for name, settings in reversed(_SELECTION):
-        command = option("Which messages", name, **settings)(command)
+        names = (name, "origin") if name == "--from" else (name,)
+        command = option("Which messages", *names, **settings)(command)
     return command
 
 
@@ -54,4 +72,14 @@ def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
     """The ids given one by one, and those of a file; ``None``: neither is given."""
     if file is None:
         return [*single] or None
-    return [*single, *file.read_text().split()]
+    try:
+        return [*single, *file.read_text(encoding="utf-8-sig").split()]
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or "it is not UTF-8 text"
+        raise ValueError(f"cannot read ids from {file}: {why}") from None
+
+
+def has_selection(options: Mapping[str, Any]) -> bool:
+    """Whether some messages are meant, and not all."""
+    names = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
+    return any(options.get(name) for name in names)

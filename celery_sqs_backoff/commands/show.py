@@ -1,74 +1,89 @@
-"""A plan, a redrive under way and its report, for people: tables and a bar on stderr."""
+"""A plan and a report for people. What comes from a message is made safe to print."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_sqs_backoff.envelope import arguments
-from celery_sqs_backoff.redrive import Plan, RedriveReport
-from celery_sqs_backoff.redrive.events import (
-    CanaryPassed,
-    CanarySent,
-    Event,
-    Failed,
-    InDoubt,
-    NotDeleted,
-    Progress,
-    RateChanged,
-    Started,
-    as_dict,
-)
-from celery_sqs_backoff.redrive.plan import spell_expiry
-from celery_sqs_backoff.redrive.units import spell_duration
+from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
+from celery_sqs_backoff.redrive.look import MessageFacts, spell_expiry
+from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.sqs.envelope import arguments
+from celery_sqs_backoff.units import spell_duration
+
+from .environment import as_typed
+from .options import has_selection
+from .text import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
     "LOOKED",
-    "JsonEvents",
-    "bar",
+    "closing",
     "plan_as_dict",
-    "print_letters",
+    "print_messages",
     "print_plan",
     "print_report",
+    "print_whole",
 ]
 
-_IDS_SHOWN = 10
+#: Of a histogram, so many lines are shown.
+_TOP = 10
+
+#: A body or a traceback of more characters is cut.
+_MOST_OF_A_BODY = 1_048_576
 
 #: Behind each look, on stderr.
 LOOKED = "Each message looked at was received once more, which SQS counts, and given back."
 
+_COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
+
 
 def print_plan(plan: Plan, *, err: bool) -> None:
-    """What was found; ``err``: on stderr, because stdout is for results."""
+    """Print what was found; ``err``: on stderr, because stdout is for results."""
     from rich.table import Table
 
     console = _console(err=err)
-    console.print(f"[bold]{plan.source}[/]: {plan.messages} messages, {plan.looked_at} looked at")
+    source = _plain(plan.source)
+    console.print(f"[bold]{source}[/]: {plan.messages} messages, {plan.looked_at} looked at")
     if plan.matching != plan.looked_at:
         console.print(f"{plan.matching} of them match")
     for title, histogram in (
         ("by task", plan.by_task),
+        ("by outcome", plan.by_outcome),
         ("by reason", plan.by_reason),
         ("by age", plan.by_age),
         ("goes to", plan.by_destination),
+        ("what would be done", plan.by_action),
     ):
         if not histogram:
             continue
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(justify="right", style="cyan")
         table.add_column(overflow="fold")
-        for name, count in histogram.items():
+        for name, count in list(histogram.items())[:_TOP]:
             table.add_row(str(count), _plain(name))
         console.print(f"[bold]{title}[/]")
         console.print(table)
+        if len(histogram) > _TOP:
+            rest = sum(list(histogram.values())[_TOP:])
+            console.print(f"  and {len(histogram) - _TOP} more, {rest} messages")
+    if plan.unknown:
+        console.print(
+            f"{plan.unknown} may have been done already (outcome UNKNOWN): find out before they are"
+            " sent again"
+        )
+    if plan.chords:
+        console.print(
+            f"{plan.chords} belong to a group or chord: a chord that has failed stays failed,"
+            " whatever their replay does"
+        )
     if plan.expired:
         console.print(f"{plan.expired} have expired: a worker would throw them away (--expired)")
     if plan.replayed_out:
@@ -79,27 +94,41 @@ def print_plan(plan: Plan, *, err: bool) -> None:
         console.print(f"takes about {spell_duration(plan.duration_seconds)} at this rate")
 
 
-def print_letters(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> None:
-    """One line per letter, on stdout; its arguments and its body if asked for."""
-    raw = {letter.id: letter for letter in plan.raw}
+def print_messages(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> None:
+    """One line per message, on stdout, below headings; arguments and body if asked for."""
+    raw = {message.id: message for message in plan.raw}
+    click.echo("  ".join(_COLUMNS))
     for fact in plan.letters:
-        age = "?" if fact.age_seconds is None else spell_duration(fact.age_seconds)
-        marks = " expired" if fact.expired else ""
-        marks += f" replayed {fact.replays}x" if fact.replays else ""
-        line = (
-            f"{fact.id}  {fact.task or '-'}  {fact.task_id or '-'}  {age}"
-            f"  {fact.reason or '-'}  {fact.error or '-'}{marks}"
-        )
-        click.echo(_on_one_line(line))
+        click.echo(_line(fact))
         if show_arguments:
             click.echo(f"  {_arguments(raw[fact.id].body, fact.content_type)}")
         if show_bodies:
-            click.echo(f"  {raw[fact.id].body}")
+            click.echo(f"  {safe(raw[fact.id].body, _MOST_OF_A_BODY)}")
+    if len(plan.letters) < plan.matching:
+        click.echo(f"and {plan.matching - len(plan.letters)} more")
+
+
+def print_whole(plan: Plan) -> None:
+    """All that is known of each message but its arguments and body; a traceback on lines."""
+    raw = {message.id: message for message in plan.raw}
+    for fact in plan.letters:
+        message = raw[fact.id]
+        for name, value in {**_record(message), **asdict(fact)}.items():
+            if value in (None, "", False):
+                continue
+            if name == "traceback":
+                click.echo("traceback:")
+                for line in str(value).splitlines():
+                    click.echo(f"  {safe(line, 2_000)}")
+            else:
+                click.echo(f"{safe(name)}: {safe(value, 2_000)}")
+        for name, attribute in message.attributes.items():
+            click.echo(f"attribute {safe(name)}: {safe(attribute.get('StringValue', '(binary)'))}")
 
 
 def plan_as_dict(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> dict[str, Any]:
-    """A plan as JSON takes it."""
-    raw = {letter.id: letter for letter in plan.raw}
+    """Return a plan as JSON takes it."""
+    raw = {message.id: message for message in plan.raw}
     letters = []
     for fact in plan.letters:
         shown = asdict(fact)
@@ -109,89 +138,93 @@ def plan_as_dict(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> dict
             shown["body"] = raw[fact.id].body
         letters.append(shown)
     facts = {name: value for name, value in vars(plan).items() if name not in ("raw", "letters")}
-    return {"event": "Plan", **facts, "letters": letters}
+    numbers = {"to_send": plan.to_send, "duration_seconds": plan.duration_seconds}
+    return {"event": "Plan", **facts, **numbers, "messages_looked_at": letters}
 
 
-def print_report(report: RedriveReport) -> None:
-    """The counts, on stdout."""
+def print_report(
+    report: RedriveReport, *, queue: str | None, options: Mapping[str, Any], journal: str | None
+) -> None:
+    """Print the counts, and what to do next, on stdout."""
     fields = asdict(report)
-    ended, detail = report.ended.value, fields.pop("detail")
+    ended, detail = report.ended.sentence, safe(fields.pop("detail"), 1_000)
     del fields["ended"]
     click.echo(f"{ended}{f': {detail}' if detail else ''}")
     click.echo("  ".join(f"{name} {value}" for name, value in fields.items()))
+    for sentence in closing(report, queue=queue, options=options, journal=journal):
+        click.echo(sentence)
 
 
-class JsonEvents:
-    """Prints each event as a line of JSON on stdout."""
-
-    def __call__(self, event: Event) -> None:
-        click.echo(json.dumps(as_dict(event), default=str))
-
-
-@contextmanager
-def bar() -> Iterator[Any]:
-    """A progress bar on stderr, and a line for what a person should know; yields ``on_event``."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    console = _console(err=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-    )
-    with Bar(*columns, console=console) as shown:
-        task = shown.add_task("", total=None, facts="", visible=False)  # until it has begun
-
-        def on_event(event: Event) -> None:
-            if isinstance(event, Started):
-                shown.update(task, total=event.messages, description=event.source, visible=True)
-            elif isinstance(event, Progress):
-                shown.update(task, completed=event.looked_at, total=event.messages)
-                shown.update(task, facts=_facts(event))
-            elif line := _line(event):
-                shown.console.print(line, markup=False, highlight=False)
-
-        yield on_event
-
-
-def _facts(event: Progress) -> str:
-    eta = "" if event.eta_seconds is None else f", {spell_duration(event.eta_seconds)} left"
-    return (
-        f"{event.rate:.1f}/s{eta}  sent {event.sent}  failed {event.failed}"
-        f"  returned {event.returned}  poison {event.poison}"
-    )
-
-
-def _line(event: Event) -> str | None:
-    match event:
-        case InDoubt(ids, resend):
-            done = "sent again" if resend else "held"
-            return f"in doubt, {done}: {_ids(ids)}"
-        case Failed(ids, reason):
-            return f"failed ({reason}): {_ids(ids)}"
-        case NotDeleted(ids, reason):
-            return f"sent, but not deleted ({reason}): {' '.join(ids)}"
-        case RateChanged(factor, reason):
-            return f"slowed down to {factor:.0%} of the rate: {reason}"
-        case CanarySent(messages):
-            return f"canary of {messages} sent; waiting for it to leave the main queue"
-        case CanaryPassed(messages):
-            return f"canary of {messages} has passed"
-    return None
+def closing(
+    report: RedriveReport, *, queue: str | None, options: Mapping[str, Any], journal: str | None
+) -> list[str]:
+    """Return the end of a run as sentences, each with the next command where there is one."""
+    name = shlex.quote(queue) if queue else ""
+    typed = as_typed("sqs-redrive")
+    before, again = typed or ("", f"sqs-redrive {name} ..." if queue else "the same command")
+    peek_name = "sqs_peek" if "sqs_redrive" in again else "sqs-peek"
+    peek = f"{before}{peek_name} {name} --messages" if queue else ""
+    looked_at = report.looked_at - report.returned
+    done = report.sent + report.dropped
+    verb = "deleted unsent" if report.dropped and not report.sent else "sent"
+    found = [f"{done} of {looked_at} {verb}."]
+    if has_selection(options) and not done and looked_at and not report.failed:
+        found.append("No message matched, or none that may be sent.")
+    if not looked_at and report.ended is Ended.DONE:
+        found.append("There was no message.")
+    if report.returned:
+        found.append(f"{report.returned} came back: `{peek}` shows why.")
+    if report.poison > report.returned:
+        found.append(
+            f"{report.poison - report.returned} were replayed too often and stay: `{peek}`;"
+            " after a correction --max-replays N sends them."
+        )
+    if report.failed:
+        found.append(f"{report.failed} could not be sent and stay: `{peek}` shows why.")
+    if report.unknown:
+        found.append(
+            f"{report.unknown} may have been done already and stay:"
+            f" `{peek} --outcome UNKNOWN`; --include-unknown sends them."
+        )
+    if report.in_doubt and options.get("in_doubt") == "hold":
+        found.append(f"{report.in_doubt} may have been sent; their ids are above.")
+    if report.not_deleted:
+        where = f"with --journal {shlex.quote(journal)} " if journal else ""
+        found.append(
+            f"{report.not_deleted} are sent but not deleted: `{again}` {where}deletes them"
+            f"{'' if journal else ' only with a journal; without one it sends them again'}."
+        )
+    if report.ended is Ended.INCOMPLETE:
+        found.append(f"Run `{again}` again in some minutes.")
+    if report.ended in (Ended.INTERRUPTED, Ended.GATE, Ended.UNREACHABLE, Ended.FAILED):
+        where = f" It goes on from {journal}." if journal else ""
+        found.append(f"What was not sent is in the queue. Go on with `{again}`.{where}")
+    return found
 
 
-def _ids(ids: tuple[str, ...]) -> str:
-    more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
-    return " ".join(ids[:_IDS_SHOWN]) + more
+def _line(fact: MessageFacts) -> str:
+    age = "?" if fact.age_seconds is None else spell_duration(fact.age_seconds)
+    marks = " expired" if fact.expired else ""
+    marks += f" replayed {fact.replays}x" if fact.replays else ""
+    cells = (
+        fact.id, fact.task or "-", fact.task_id or "-", age,
+        fact.outcome or "-", fact.reason or "-", fact.error or "-",
+    )  # fmt: skip
+    return "  ".join(safe(cell) for cell in cells) + marks
+
+
+def _record(message: DeadLetter) -> dict[str, Any]:
+    return {} if message.record is None else {**asdict(message.record), "attributes": None}
 
 
 def _arguments(body: str, content_type: str | None) -> str:
-    found = arguments(body)
+    try:
+        found = arguments(body)
+    except RecursionError:
+        found = None
     if found is None:
-        return f"({content_type or 'no Celery message'}: not decoded)"
-    return json.dumps(found)
+        return f"({safe(content_type or 'no Celery message')}: not decoded)"
+    return safe(json.dumps(found), _MOST_OF_A_BODY)
 
 
 def _console(*, err: bool) -> Console:
@@ -203,9 +236,4 @@ def _console(*, err: bool) -> Console:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(_on_one_line(text))
-
-
-def _on_one_line(text: str) -> str:
-    """Spell out line ends, and what a terminal would obey: it comes from outside."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return escape(safe(text))

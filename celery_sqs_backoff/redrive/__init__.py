@@ -6,7 +6,7 @@
 
 from .api import redrive
 from .errors import RedriveError, RedriveRefused, RedriveUnreachable
-from .plan import Plan, peek
+from .look import Plan, peek
 from .report import Ended, RedriveReport
 
 __all__ = [

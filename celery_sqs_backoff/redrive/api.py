@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from .archive import Archive, ArchiveRoute, ArchiveSource
-from .broker import Broker, broker_of
 from .errors import RedriveRefused
 from .events import Event
+from .handling import Destinations
 from .journal import Journal, NoJournal
 from .native import move
+from .pace import Pace
+from .queues import Broker, broker_of
 from .report import RedriveReport
 from .route import find_route
 from .run import Run
 from .settings import Settings
-from .source import QueueSource
+from .source import QueueSource, Source
+from .sweep import Holding
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["redrive"]
 
 #: How long a message that we have received is hidden before it is renewed or comes back.
-_HOLD_SECONDS = 30
+_HOLDING = Holding()
 
 
 def redrive(
@@ -39,6 +43,7 @@ def redrive(
     engine: Literal["client", "native"] = "client",
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
+    pace: Pace | None = None,
     **options: Any,
 ) -> RedriveReport:
     """Send the messages of a dead-letter queue back to where they came from, and delete them there.
@@ -49,35 +54,42 @@ def redrive(
 
     Arguments:
         app: the Celery app whose broker settings (credentials, Region, endpoint, predefined
-            queues) are used.
+            queues) are used. Only its account and its Region.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: where all messages go. Default: each to the queue it came from, by what SQS or its
-            dead-letter record says, else to the one queue that has this dead-letter queue.
-        load: send the letters of this archive instead of a queue's.
+            dead-letter record says, else to the one queue that has this dead-letter queue. Only
+            queues that SQS lists as sources of this dead-letter queue are used.
+        load: send the messages of this archive instead of a queue's.
         engine: ``"native"`` lets SQS do it (StartMessageMoveTask): all messages, at a rate and
             no more.
         on_event: is called with each event, one at a time, from the engine's threads.
         stop: set it to end the run as soon as SQS has answered what is under way.
+        pace: a rate schedule of your own, to change the rate meanwhile.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: as fast as SQS.
         ramp: seconds or ``"10m"``: from a tenth of the rate up to it. Default: none.
         spread: seconds or ``"15m"``, at most that: each message gets a random delay up to this.
             Not on FIFO queues.
-        task, reason, error, older, newer, ids: which messages; see
+        task, reason, outcome, origin, error, older, newer, ids: which messages; see
             :class:`~celery_sqs_backoff.redrive.select.Selection`. The others are left.
-        limit: send at most so many.
-        max_replays: a message that was replayed so often stays where it is. Default 3.
+        include_unknown: send messages whose record says that they may have been done already
+            (outcome UNKNOWN), too. Default: leave them, as skipped.
+        limit: send at most N messages.
+        max_replays: skip messages that were already replayed N times. Default 3.
         canary: send so many first and wait until they have left the destination. Default 0: none.
         canary_timeout: how long to wait. Default 600 s.
         probe: URL, ``"module:callable"`` or callable: whether the provider is well. Asked before
             the first message and every 5 s.
         expired: what to do with tasks whose ``expires`` has passed, which a worker would throw
-            away: ``"leave"`` them (default), ``"drop"`` them, or ``"extend"`` their life by as
-            long as it was at first, an hour at least.
+            away: ``"leave"`` them (default), ``"drop"`` them (needs ``dump``), or ``"extend"``
+            their life by as long as it was at first, an hour at least.
         in_doubt: ``"resend"`` (default) or ``"hold"`` messages of which nobody knows whether they
             were sent.
-        delete: delete the messages instead of sending them. Needs ``dump``.
-        dump: append all messages to this file (JSON lines) before they are sent or deleted.
+        delete: delete the messages instead of sending them, poison and unreadable ones too. Needs
+            ``dump``.
+        dump: append all messages to this file (JSON lines) before they are sent or deleted. It
+            must be yours alone, and not a link; so must the journal.
         journal: note in this file what is sent, before and after. A killed run goes on with it.
+            A directory: a file in it that is named after the queue.
         force: run although messages will expire first, or the source has a dead-letter queue.
         threads: default 16, fewer under a rate that does not need them.
 
@@ -86,22 +98,31 @@ def redrive(
 
     Raises:
         RedriveRefused: it must not begin. Nothing was sent.
-        RedriveUnreachable: SQS does not answer. (If that happens later, the report says it.)
-        ValueError, TypeError: an option is not legal.
+        RedriveUnreachable: SQS does not answer. (If that happens later, the report says it; so
+            it does if the journal or the archive cannot be written.)
+        ValueError, TypeError: an option is invalid.
     """
     settings = Settings(**options)
     if (source is None) == (load is None):
-        raise ValueError("source or load: give one of them")
+        raise ValueError("expected either source or load")
     with broker_of(app) as broker:
         if engine == "native":
             if source is None:
                 raise RedriveRefused("The native engine moves what is in a queue, not an archive.")
             return move(broker, source, to=to, settings=settings, on_event=on_event, stop=stop)
         if engine != "client":
-            raise ValueError(f"engine={engine!r} is not legal: it must be client or native")
+            raise ValueError(f"invalid engine {engine!r}: expected client or native")
         with ExitStack() as stack:
-            run = _prepare(broker, source, to, load, settings, on_event, stop, stack)
+            run = _prepare(broker, source, to, load, settings, on_event, stop, pace, stack)
             return run()
+
+
+def journal_path(path: Path, source: Source) -> Path:
+    """The journal's file: in a directory, one that is named after the source."""
+    if not path.is_dir():
+        return path
+    digest = hashlib.sha256(source.key.encode()).hexdigest()[:8]
+    return path / f"{source.name}-{digest}.journal"
 
 
 def _prepare(
@@ -112,11 +133,11 @@ def _prepare(
     settings: Settings,
     on_event: Callable[[Event], None] | None,
     stop: threading.Event | None,
+    pace: Pace | None,
     stack: ExitStack,
 ) -> Run:
-    retention: int | None = None
-    found: ArchiveSource | QueueSource
-    route: Any
+    found: Source
+    route: Destinations
     if source is None:
         assert load is not None
         if settings.delete or settings.dump:
@@ -124,24 +145,26 @@ def _prepare(
         found, route = ArchiveSource(Path(load)), ArchiveRoute(broker, to)
     else:
         route = find_route(broker, source, to=to, force=settings.force)
-        found, retention = QueueSource(route.source, hold_seconds=_HOLD_SECONDS), None
-        retention = route.queue.retention_seconds
-        if settings.spread and found.url.endswith(".fifo"):
+        found = QueueSource(route.source)
+        if settings.spread and found.is_fifo:
             raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
     run_id, journal = uuid4().hex[:12], NoJournal()
     if settings.journal is not None:
-        journal = stack.enter_context(Journal(settings.journal, source=found.url, run_id=run_id))
+        path = journal_path(settings.journal, found)
+        journal = stack.enter_context(Journal(path, source=found.key, run_id=run_id))
         run_id = journal.run_id
-    archive = stack.enter_context(Archive(settings.dump)) if settings.dump else None
+    archive = None
+    if settings.dump:
+        archive = stack.enter_context(Archive(settings.dump, source=found.key))
     return Run(
         found,
         route,
         settings,
         journal=journal,
         archive=archive,
-        retention_seconds=retention,
-        hold_seconds=_HOLD_SECONDS,
         run_id=run_id,
+        holding=_HOLDING,
         on_event=on_event,
         stop=stop,
+        pace=pace,
     )

@@ -6,32 +6,39 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .broker import Broker, Endpoint
+from ..sqs.arns import QueueArn
+from ..sqs.calls import Results
 from .errors import RedriveRefused
-from .letter import Letter
-from .lines import open_lines
+from .lines import close_lines, open_lines, open_to_read
+from .message import DeadLetter
+from .queues import Broker, Depth, Endpoint
 
-__all__ = ["Archive", "ArchiveRoute", "ArchiveSource", "dump"]
+__all__ = ["Archive", "ArchiveRoute", "ArchiveSource"]
 
 
 class Archive:
-    """Appends letters to a file, each batch on the disk when :meth:`write` returns.
+    """Appends messages to a file, each batch on the disk when :meth:`write` returns.
 
     Use as a context manager. It holds bodies and arguments: the user's data.
 
+    Arguments:
+        path: the file; created for us alone.
+        source: ARN of the queue that the messages are in.
+
     Raises:
-        RedriveRefused: the file cannot be written, is in use, or is no archive.
+        RedriveRefused: the file cannot be written, is in use, is not an archive, or is not ours
+            alone.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, source: str | None = None) -> None:
         self._lock = threading.Lock()
-        # Not readable for others: what is in a queue needs credentials to be read, too.
+        self._source = source
         self._file = open_lines(path, begins=b'{"MessageId":', what="archive")
 
     def __enter__(self) -> Archive:
@@ -43,15 +50,20 @@ class Archive:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        close_lines(self._file)
 
-    def write(self, letters: Sequence[Letter], destinations: Sequence[str | None]) -> None:
-        """Append letters, with the queue (URL or name) that each would go to."""
+    def write(self, messages: Sequence[DeadLetter], destinations: Sequence[str | None]) -> None:
+        """Append messages, with the queue (ARN) that each would go to.
+
+        Raises:
+            OSError: the disk is full, for one.
+        """
         lines = [
             json.dumps(
-                {**_jsonable(letter.message), "Destination": destination}, separators=(",", ":")
+                {**_jsonable(message.message), "Source": self._source, "Destination": destination},
+                separators=(",", ":"),
             )
-            for letter, destination in zip(letters, destinations, strict=True)
+            for message, destination in zip(messages, destinations, strict=True)
         ]
         with self._lock:
             self._file.write("".join(f"{line}\n" for line in lines).encode())
@@ -59,94 +71,99 @@ class Archive:
             os.fsync(self._file.fileno())
 
 
-def dump(letters: Sequence[Letter], destinations: Sequence[str | None], path: Path) -> None:
-    """Append letters to an archive; they are on the disk when this returns."""
-    with Archive(path) as archive:
-        archive.write(letters, destinations)
-
-
 class ArchiveSource:
-    """Reads letters from a file, once each. Nothing is ever deleted from it.
+    """Reads messages from a file, once each. Nothing is ever deleted from it.
 
     Raises:
-        RedriveRefused: there is no such file, or a line of it is no letter.
+        RedriveRefused: there is no such file, it is not ours alone, or a line of it is not a dead
+            letter.
     """
 
     is_archive = True
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
-        self.url = str(path.resolve())
+        self.key = str(path.resolve())
         self._lock = threading.Lock()
-        try:
-            self._count = sum(1 for _ in _letters(path))
-        except OSError as exc:
-            raise RedriveRefused(f"Cannot read archive {path}: {exc.strerror}") from exc
-        self._rest = _letters(path)
-        self._left = self._count
+        self.is_fifo = False
+        self._left = 0
+        for message in _once_each(_messages(path)):
+            self._left += 1
+            self.is_fifo |= str(message.message.get("Destination")).endswith(".fifo")
+        self._rest = _once_each(_messages(path))
 
-    def count(self) -> int:
-        return self._left
+    def depth(self) -> Depth:
+        return Depth(self._left, 0, 0)
 
-    def receive(self, messages: int) -> list[Letter]:
+    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter]:
         with self._lock:
             found = list(islice(self._rest, messages))
             self._left -= len(found)
             return found
 
-    def delete(self, letters: Sequence[Letter]) -> dict[str, str]:
-        return {}
+    def delete(self, handles: Sequence[str]) -> Results:
+        return [None] * len(handles)
 
-    def is_aside(self, letter: Letter) -> bool:
-        return False
-
-    def is_ours(self, letter: Letter) -> bool:
-        return True
-
-    def put_aside(self, letters: Sequence[Letter]) -> None: ...
-    def forget(self, letters: Sequence[Letter]) -> None: ...
-    def give_back(self, letters: Sequence[Letter]) -> None: ...
-    def give_all_back(self) -> None: ...
-    def renew(self) -> None: ...
+    def hide(self, handles: Sequence[str], seconds: int) -> Results:
+        return [None] * len(handles)
 
 
 class ArchiveRoute:
-    """Where a letter of an archive goes: ``to``, or what the archive says."""
+    """Where a message of an archive goes: ``to``, or what the archive says.
 
-    unknown = "the archive names no queue that is there: give one (to)"
+    The archive is believed as far as SQS agrees: its destination must be one of the queues that
+    have the archive's source as their dead-letter queue.
+    """
+
+    retention_seconds = None
 
     def __init__(self, broker: Broker, to: str | None) -> None:
         self._broker = broker
-        self.default = broker.find(to) if to else None
-        self._known: dict[str, Endpoint | None] = {}
+        self.fixed = self.default = broker.find(to) if to else None
+        self._sources: dict[str, dict[str, Endpoint]] = {}
 
-    def destination(self, letter: Letter) -> Endpoint | None:
-        """``None`` if the archive names none, or one that is not there."""
-        if self.default is not None:
-            return self.default
-        url = letter.message.get("Destination")
-        if not isinstance(url, str):
-            return None
-        if url not in self._known:
-            try:
-                self._known[url] = self._broker.find(url)
-            except RedriveRefused:  # others may have gone elsewhere already: no reason to end
-                self._known[url] = None
-        return self._known[url]
+    def destination(self, message: DeadLetter) -> Endpoint | str:
+        """Where a message goes, or why nobody knows."""
+        if self.fixed is not None:
+            return self.fixed
+        source, to = message.message.get("Source"), message.message.get("Destination")
+        if not isinstance(source, str) or not isinstance(to, str):
+            return "the archive names no destination: give one (to)"
+        if source not in self._sources:
+            self._sources[source] = self._sources_of(source)
+        return self._sources[source].get(to) or (
+            "the archive's destination does not have its source as dead-letter queue, or is not"
+            " there: give a destination (to)"
+        )
+
+    def _sources_of(self, source: str) -> dict[str, Endpoint]:
+        try:
+            arn = QueueArn.parse(source)
+            return {str(queue.arn): queue for queue in self._broker.find(str(arn)).sources()}
+        except (ValueError, RedriveRefused):
+            return {}  # messages of other queues may go somewhere: no reason to end
 
 
-def _letters(path: Path) -> Iterator[Letter]:
-    with path.open(encoding="utf-8") as file:
+def _once_each(messages: Iterable[DeadLetter]) -> Iterator[DeadLetter]:
+    seen: set[int] = set()  # hashes: 200,000 texts would take 20 MB
+    for message in messages:
+        if hash(message.id) not in seen:
+            seen.add(hash(message.id))
+            yield message
+
+
+def _messages(path: Path) -> Iterator[DeadLetter]:
+    with open_to_read(path, what="archive") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                yield Letter(_message(json.loads(line)))
-            except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                why = f"Line {number} of archive {path} is no dead letter ({type(exc).__name__})."
-                if not line.endswith("\n"):
-                    why += " It is cut short, as by a kill: its message was not deleted. Remove it."
-                raise RedriveRefused(why) from None
+                yield DeadLetter(_message(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+                why = f"Line {number} of archive {path} is not a dead letter ({type(exc).__name__})"
+                if not line.endswith(b"\n"):
+                    why += "; it is truncated, as by a kill. Its message was not deleted: remove it"
+                raise RedriveRefused(f"{why}.") from None
 
 
 def _jsonable(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,6 +173,7 @@ def _jsonable(message: Mapping[str, Any]) -> dict[str, Any]:
         name: {
             key: base64.b64encode(value).decode() if key == "BinaryValue" else value
             for key, value in attribute.items()
+            if key in ("DataType", "StringValue", "BinaryValue")
         }
         for name, attribute in (message.get("MessageAttributes") or {}).items()
     }

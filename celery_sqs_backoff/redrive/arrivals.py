@@ -35,11 +35,18 @@ class Arrivals:
         self._shortest = inf  # call, in seconds
         self._answered: list[tuple[float, int]] = []  # when, how many; the oldest first
 
+    def follow(self, rate: float | None) -> None:
+        """The rate has been changed: what is let through from now on follows the new one."""
+        with self._lock:
+            if self._most is not None and rate is not None:
+                self._most = floor(rate) + 1
+
     def begin(self, messages: int, now: float) -> float:
         """Return 0 if a call may begin, which then counts; else the seconds to wait and ask again.
 
         Arguments:
-            messages: in the call; no more than the rate and one.
+            messages: in the call. More than the rate and one (the rate was lowered meanwhile) go
+                when nothing else has arrived within a second.
             now: seconds, monotonic.
         """
         if self._most is None:
@@ -48,7 +55,7 @@ class Arrivals:
             # What was reckoned with as half of a call can turn out to be less, for all of them.
             while self._answered and self._answered[0][0] - self._shortest / 2 <= now - 1:
                 del self._answered[0]
-            too_many = self._under_way + messages - self._most
+            too_many = self._under_way + messages - max(self._most, messages)
             too_many += sum(count for _, count in self._answered)
             if too_many <= 0:
                 self._under_way += messages

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from ..queues import error_code
+from ..sqs.errors import Failure, Kind
 
 __all__ = ["RedriveError", "RedriveRefused", "RedriveUnreachable", "unreachable"]
 
@@ -47,10 +45,18 @@ class RedriveUnreachable(RedriveError):
         self.code = code
 
 
-def unreachable(what: str, exc: ClientError | BotoCoreError) -> RedriveUnreachable:
-    """Make an error of ours from one of botocore's; ``what`` was being done."""
-    code = error_code(exc)
-    return RedriveUnreachable(f"{what}: {code} ({exc})", code)
+_WHAT_TO_DO = {
+    Kind.DENIED: " Allow the call (docs/iam.md), or check the credentials.",
+    Kind.CREDENTIALS: " Renew the credentials.",
+    Kind.LOCAL: " Nothing was sent: check credentials and Region.",
+}
+
+
+def unreachable(what: str, failure: Failure) -> RedriveUnreachable:
+    """Make an error of ours from a failed call; ``what`` was being done."""
+    return RedriveUnreachable(
+        f"{what}: {failure.code}.{_WHAT_TO_DO.get(failure.kind, '')}", failure.code
+    )
 
 
 def _rebuild(message: str, overridable: bool) -> RedriveRefused:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 __all__ = [
+    "Audit",
     "CanaryPassed",
     "CanarySent",
     "Deleted",
@@ -32,13 +33,17 @@ Ids: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Started:
-    """``messages``: in the source now, which is as many as the run will look at."""
+    """``messages``: in the source now, which is as many as the run will look at.
+
+    ``journal``: path of the file that a killed run is resumed from, if there is one.
+    """
 
     run_id: str
     source: str
     messages: int
     threads: int
     resumed: bool = False
+    journal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class NotDeleted:
-    """Sent, but SQS did not let us delete them: another run would send them again, unless it has
-    this one's journal."""
+    """Sent, but not deleted: another run sends them again, unless it has this one's journal."""
 
     ids: Ids
     reason: str
@@ -79,7 +83,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Poison:
-    """Left in the source, because they came back in this run or were replayed too often."""
+    """Left in the source: they came back in this run, or were replayed too often."""
 
     ids: Ids
     reason: str
@@ -113,7 +117,11 @@ class RateChanged:
 
 @dataclass(frozen=True)
 class Progress:
-    """About once a second. ``rate``: sent per second since the last one."""
+    """About once a second.
+
+    ``messages``: of the ``looked_at``, as many as there were at the start; ``to_send``: an estimate
+    of how many of them will be sent or dropped in all. ``rate``: messages per second, lately.
+    """
 
     looked_at: int
     messages: int
@@ -122,13 +130,38 @@ class Progress:
     skipped: int
     poison: int
     returned: int
+    to_send: int
     rate: float
     eta_seconds: float | None
 
 
 @dataclass(frozen=True)
 class Finished:
+    """The last event of every run, also of one that ends with an exception.
+
+    ``ended`` is the report's, or ``"refused"``; ``report`` is ``None`` if nothing was begun.
+    """
+
     report: Any  # RedriveReport; not imported, so that events depend on nothing
+    ended: str = "done"
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Who has redriven what, for a log that is kept. It holds no ids and no arguments.
+
+    ``by_task``: messages sent (or dropped), by the name of their task; the hundred most frequent.
+    """
+
+    who: str
+    source: str
+    destinations: tuple[str, ...]
+    options: dict[str, Any]
+    by_task: dict[str, int]
+    sent: int
+    deleted: int
+    ended: str
 
 
 Event: TypeAlias = (
@@ -144,6 +177,7 @@ Event: TypeAlias = (
     | CanaryPassed
     | RateChanged
     | Progress
+    | Audit
     | Finished
 )
 

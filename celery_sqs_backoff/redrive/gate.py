@@ -7,14 +7,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .pace import Pace
 
 __all__ = ["Gate", "Probe", "parse_probe"]
 
-#: Says that all is well by returning anything but ``False`` within 5 s; says no by ``False``,
-#: raising, or silence.
+#: Healthy unless it returns ``False``, raises, or takes longer than 5 s.
 Probe: TypeAlias = Callable[[], object]
 
 _PROBE_TIMEOUT_SECONDS = 5.0
@@ -43,31 +42,43 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
         return _UrlProbe(value)
     module, colon, name = value.partition(":")
     if not colon or not name:
-        raise ValueError(f"probe={value!r} is not legal: it must be a URL or 'module:callable'")
+        raise ValueError(f"invalid probe {value!r}: expected a URL or 'module:callable'")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as exc:
-        raise ValueError(f"probe={value!r} cannot be imported: {exc}") from exc
+        why = f"invalid probe {value!r}: it cannot be imported ({type(exc).__name__})"
+        raise ValueError(why) from exc
     if not callable(found):
-        raise ValueError(f"probe={value!r} is not callable")
+        raise ValueError(f"invalid probe {value!r}: it is not callable")
     probe: Probe = found
     return probe
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is not an answer of the provider: often it leads to a login page that is well."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
 
 
 class _UrlProbe:
     def __init__(self, url: str) -> None:
         self._url = url
+        self._open = urllib.request.build_opener(_NoRedirects).open
 
     def __call__(self) -> object:
-        with urllib.request.urlopen(self._url, timeout=_PROBE_TIMEOUT_SECONDS) as answer:
-            return bool(200 <= answer.status < 300)
+        with self._open(self._url, timeout=_PROBE_TIMEOUT_SECONDS) as response:
+            return bool(200 <= response.status < 300)
 
 
 def _why_not(probe: Probe) -> str | None:
     try:
         good = probe()
+    except urllib.error.HTTPError as exc:
+        return f"the probe failed: HTTP {exc.code}"
     except BaseException as exc:  # noqa: BLE001  # a user's probe: whatever it raises is a no
-        return f"the probe failed: {type(exc).__name__}: {exc}"
+        # Not its text: that is the provider's, and may hold a credential or a terminal's orders.
+        return f"the probe failed: {type(exc).__name__}"
     return "the probe said no" if good is False else None
 
 

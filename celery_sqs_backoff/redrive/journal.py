@@ -1,6 +1,6 @@
-"""What was about to be sent, and what was sent: on disk before it happens, for a killed run.
+"""The ledger's log on disk, for a run that is killed.
 
-A file of JSON objects, one per line. ``{"ids": [...], "is": "sending"}`` is on the disk before the
+A file of JSON objects, one per line. ``{"is": "sending", "ids": [...]}`` is on the disk before the
 call, ``"sent"`` before the delete. A message whose last line is ``sending`` is *in doubt*: the
 process ended before it knew. One whose last line is ``sent`` only wants deleting.
 """
@@ -10,75 +10,64 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .errors import RedriveRefused
-from .lines import open_lines
+from .lines import close_lines, open_lines
+from .past import Entry, Past
 
-__all__ = ["Journal", "NoJournal", "Past"]
+__all__ = ["Journal", "NoJournal"]
 
-_SENDING, _SENT, _UNSENT, _DELETED = "sending", "sent", "unsent", "deleted"
-_ENDED = "ended"
+#: What is on the disk before the run goes on. The others cost a repeated delete if they are lost.
+_SYNCED = {"sending", "sent", "ended"}
 
-
-@dataclass
-class Past:
-    """What an earlier run has left.
-
-    ``in_doubt``: message ids with the time (seconds since the epoch) when they were being sent.
-    ``sent``: not known to be deleted.
-    """
-
-    run_id: str | None = None
-    in_doubt: dict[str, float] = field(default_factory=dict)
-    sent: set[str] = field(default_factory=set)
-
-    @property
-    def is_settled(self) -> bool:
-        return not self.in_doubt and not self.sent
+_KINDS = {"sending", "sent", "unsent", "deleted", "gone", "ended"}
 
 
 class NoJournal:
     """For a run that keeps none: killed, it can send again what it had sent."""
 
+    #: The file, if there is one.
+    path: Path | None = None
+
     def __init__(self) -> None:
         self.past = Past()
 
-    def sending(self, ids: Iterable[str], now: float) -> None: ...
-    def sent(self, ids: Iterable[str]) -> None: ...
-    def unsent(self, ids: Iterable[str]) -> None: ...
-    def deleted(self, ids: Iterable[str]) -> None: ...
-    def ended(self) -> None: ...
+    def write(self, entry: Entry) -> None: ...
 
 
 class Journal(NoJournal):
     """A journal in a file, which is resumed if it exists. Use as a context manager.
 
+    What a run that ended has settled is removed when the next one opens it.
+
     Arguments:
         path: the file. It stays when the run is over; another run may go on with it.
-        source: URL of the queue (or path of the archive); a journal is about one source.
+        source: ARN of the queue (or path of the archive); a journal is about one source.
         run_id: of this run; a run that was killed keeps its id, so read ``run_id`` afterwards.
 
     Raises:
-        RedriveRefused: the file is of another source, is in use, or is no journal.
+        RedriveRefused: the file is of another source, is in use, is not a journal, or is not ours
+            alone.
     """
 
     def __init__(self, path: Path, *, source: str, run_id: str) -> None:
-        self._path = path
+        self.path = self._path = path
         self._lock = threading.Lock()
         self._file = open_lines(path, begins=b'{"source":', what="journal")
         try:
             self.past = self._read(source)
-        except BaseException:
+            if self.past.run_id is None and self.past.is_settled:
+                self._file.truncate(0)
+            self.run_id = self.past.run_id or run_id
+            self.past.begin(self.run_id)
+            self._append({"source": source, "run": self.run_id}, sync=True)
+            _sync_directory(path)
+        except BaseException:  # whatever it was: the file stays locked as long as it is open
             self._file.close()
             raise
-        self.run_id = self.past.run_id or run_id
-        self._write({"source": source, "run": self.run_id}, sync=True)
-        _sync_directory(path)
 
     def __enter__(self) -> Journal:
         return self
@@ -89,30 +78,24 @@ class Journal(NoJournal):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        close_lines(self._file)
 
-    def sending(self, ids: Iterable[str], now: float) -> None:
-        """Call before the send; returns when it is on the disk."""
-        self._write({"is": _SENDING, "ids": list(ids), "at": now}, sync=True)
+    def write(self, entry: Entry) -> None:
+        """Append an entry. What must be on the disk before the run goes on, is, on return.
 
-    def sent(self, ids: Iterable[str]) -> None:
-        """Call before the delete; returns when it is on the disk."""
-        self._write({"is": _SENT, "ids": list(ids)}, sync=True)
-
-    def unsent(self, ids: Iterable[str]) -> None:
-        """SQS has said that it did not take these."""
-        self._write({"is": _UNSENT, "ids": list(ids)})
-
-    def deleted(self, ids: Iterable[str]) -> None:
-        self._write({"is": _DELETED, "ids": list(ids)})
-
-    def ended(self) -> None:
-        """The run knows of all its messages: the next one is a new run, not this one resumed."""
-        self._write({"is": _ENDED}, sync=True)
-
-    def _write(self, line: dict[str, object], *, sync: bool = False) -> None:
-        if "ids" in line and not line["ids"]:
+        Raises:
+            OSError: the disk is full, for one.
+        """
+        if not entry.ids and entry.kind != "ended":
             return
+        line: dict[str, object] = {"is": entry.kind}
+        if entry.ids:
+            line["ids"] = list(entry.ids)
+        if entry.kind == "sending":
+            line["at"] = entry.at
+        self._append(line, sync=entry.kind in _SYNCED)
+
+    def _append(self, line: dict[str, object], *, sync: bool) -> None:
         with self._lock:
             self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             self._file.flush()
@@ -125,7 +108,7 @@ class Journal(NoJournal):
         for number, line in enumerate(self._file, 1):
             try:
                 self._note(past, json.loads(line), source)
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise RedriveRefused(
                     f"Line {number} of journal {self._path} is damaged, so what was sent is not"
                     " known. Without that line, what it was about may be sent twice."
@@ -141,18 +124,10 @@ class Journal(NoJournal):
                 raise RedriveRefused(
                     f"Journal {self._path} is of {line['source']}, not of {source}."
                 )
-            past.run_id = line["run"]
-        elif kind == _SENDING:
-            past.in_doubt.update(dict.fromkeys(ids, float(line["at"])))
-        elif kind == _ENDED:
-            past.run_id = None
-        elif kind in (_SENT, _UNSENT, _DELETED):
-            for id_ in ids:
-                past.in_doubt.pop(id_, None)
-                if kind == _SENT:
-                    past.sent.add(id_)
-                else:
-                    past.sent.discard(id_)
+            past.begin(str(line["run"]))
+        elif kind in _KINDS:
+            at = line["at"] if kind == "sending" else 0
+            past.apply(Entry(kind, tuple(ids), float(at)))
         else:
             raise ValueError(kind)
 

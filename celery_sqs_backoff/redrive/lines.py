@@ -1,37 +1,39 @@
-"""A file of JSON lines that more lines are appended to, by one process at a time."""
+"""A file of JSON lines that more lines are appended to, by one process at a time.
+
+It is the operator's alone. One that somebody else could have written, or could read, is refused: a
+planted journal would have messages deleted that were never sent.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import RedriveRefused
 
-__all__ = ["open_lines"]
+__all__ = ["close_lines", "open_lines", "open_to_read"]
 
 _CHUNK_BYTES = 65_536
 
 
 def open_lines(path: Path, *, begins: bytes, what: str) -> BinaryIO:
-    """Open a file of ours for reading and appending; make it if it is not there, for us alone.
+    """Open a file of ours for reading and appending; create it for us alone if there is none.
 
-    A last line that a kill has cut short is removed: what would be appended to it were lost with
-    it.
+    Removes a last line that a kill has truncated: it would corrupt the next record.
 
     Arguments:
         begins: the first bytes of such a file.
-        what: it is, for people.
+        what: the kind of file, for people.
 
     Raises:
-        RedriveRefused: it cannot be opened, is in use, or is something else; then it is left as it
-            is.
+        RedriveRefused: it cannot be opened, is in use, belongs to others or can be read or written
+            by them, is a link, or is something else. Then it is left as it is.
     """
-    try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b")
-    except OSError as exc:
-        raise RedriveRefused(f"Cannot write {what} {path}: {exc.strerror}.") from exc
+    file = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, "a+b", what)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,15 +42,49 @@ def open_lines(path: Path, *, begins: bytes, what: str) -> BinaryIO:
         file.seek(0)
         head = file.read(len(begins))
         if head != begins[: len(head)] or (b"\n" in head):
-            raise RedriveRefused(f"{path} is no {what} of a redrive. Name another file.")
-        _remove_what_was_cut_short(file)
-    except BaseException:
+            raise RedriveRefused(f"{path} is not a redrive {what}. Name another file.")
+        _remove_truncated_line(file)
+    except BaseException:  # whatever it was: the file stays locked as long as it is open
         file.close()
         raise
     return file
 
 
-def _remove_what_was_cut_short(file: BinaryIO) -> None:
+def close_lines(file: BinaryIO) -> None:
+    """Close it. What a full disk has not taken is tried once more, and was reported before."""
+    with suppress(OSError):
+        file.close()
+
+
+def open_to_read(path: Path, *, what: str) -> BinaryIO:
+    """Open a file of ours for reading. Refuses what :func:`open_lines` refuses for its owner."""
+    return _open(path, os.O_RDONLY, "rb", what)
+
+
+def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as exc:
+        if path.is_symlink():
+            raise RedriveRefused(f"{what.capitalize()} {path} is a link. Name the file.") from exc
+        raise RedriveRefused(f"Cannot open {what} {path}: {exc.strerror}.") from exc
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise RedriveRefused(f"{what.capitalize()} {path} is not a file.")
+        if found.st_uid != os.geteuid():
+            raise RedriveRefused(f"{what.capitalize()} {path} belongs to another user.")
+        if found.st_mode & 0o077:
+            raise RedriveRefused(
+                f"{what.capitalize()} {path} is open to other users. If it is yours: chmod 600."
+            )
+        return os.fdopen(descriptor, mode)  # type: ignore[return-value]  # both modes are binary
+    except BaseException:  # nobody else knows of the descriptor
+        os.close(descriptor)
+        raise
+
+
+def _remove_truncated_line(file: BinaryIO) -> None:
     end = file.seek(0, os.SEEK_END)
     start = end
     while start:

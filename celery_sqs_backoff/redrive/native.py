@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from ..queues import error_code
-from .broker import Broker, Endpoint
-from .errors import RedriveRefused, RedriveUnreachable, unreachable
+from ..sqs.errors import Failure, Kind, Operation, failure_of
+from .audit import audited
+from .errors import RedriveError, RedriveRefused, RedriveUnreachable, unreachable
 from .events import Event, Finished, Progress, Started
+from .queues import Broker, Endpoint, retried
 from .report import Ended, RedriveReport
 from .route import find_route
-from .send import is_denied
 from .settings import Settings
 
 __all__ = ["MAX_PER_SECOND", "move", "why_not"]
@@ -32,16 +30,20 @@ _POLL_SECONDS = 1.0
 #: A move takes up to 36 h, and SQS does not need us for it: so long without an answer is endured.
 _UNANSWERED_SECONDS = 60.0
 
+#: Tasks that SQS lists at most. Same reference, ListMessageMoveTasks.
+_MOST_LISTED = 10
+
 _GOES_ON = "The move goes on in SQS, without us; the console or CancelMessageMoveTask ends it."
 _OVER = {"COMPLETED", "CANCELLED", "FAILED"}
 
-_UNSUPPORTED = {"InvalidAction", "UnsupportedOperation", "UnknownOperation", "NotImplemented"}
+
+_USUAL = Settings()
 
 
 def why_not(settings: Settings, *, is_fifo: bool) -> str | None:
     """Why SQS's own move cannot do what is asked; ``None`` if it can."""
     if not settings.selection.is_everything or settings.limit is not None:
-        return "it moves all messages: it knows no selection and no limit"
+        return "it moves all messages: it has no selection and no limit"
     wanted = {
         "ramp": settings.ramp,
         "spread": settings.spread,
@@ -51,9 +53,12 @@ def why_not(settings: Settings, *, is_fifo: bool) -> str | None:
         "dump": settings.dump,
         "journal": settings.journal,
         "expired": settings.expired != "leave",
+        "max_replays": settings.max_replays != _USUAL.max_replays,
+        "in_doubt": settings.in_doubt != _USUAL.in_doubt,
+        "threads": settings.threads,
     }
     if asked := [name for name, value in wanted.items() if value]:
-        return f"it knows nothing of {', '.join(asked)}"
+        return f"it has no {', '.join(asked)}"
     if is_fifo:
         return (
             "it sends FIFO messages with the deduplication id they have, so those first sent less"
@@ -89,83 +94,167 @@ def move(
     stop = stop or threading.Event()
     tell = on_event or (lambda event: None)
     started_at, messages = clock(), route.source.depth().total
-    request: dict[str, Any] = {"SourceArn": route.queue.arn}
+    request: dict[str, Any] = {"SourceArn": str(route.source.arn)}
     if route.default is not None:
         # SQS itself only knows where a message came from if it has moved the message here; those
         # that our worker has dead-lettered were sent, and the move would fail at the first.
-        request["DestinationArn"] = route.default.read().arn
+        request["DestinationArn"] = str(route.default.arn)
     if settings.rate is not None:
         request["MaxNumberOfMessagesPerSecond"] = int(settings.rate)
-    handle = _start(route.source, request)
+    task = _Task(route.source)
+    task.start(request)
     tell(Started(uuid4().hex[:12], route.source.name, messages, threads=0))
+    destinations = [str(request.get("DestinationArn", "each message's own queue"))]
+    try:
+        state = _followed(task, messages, started_at, tell, stop, clock)
+        report = _report(route.source, state, task.moved, messages)
+    except BaseException as exc:  # SQS has moved some, whatever ends our looking
+        is_ours = isinstance(exc, RedriveError)
+        report = RedriveReport(
+            sent=task.moved,
+            deleted=task.moved,
+            remaining=max(0, messages - task.moved),
+            ended=Ended.UNREACHABLE if is_ours else Ended.INTERRUPTED,
+            detail=str(exc) if is_ours else f"{type(exc).__name__}. {_GOES_ON}",
+        )
+        _tell_end(tell, settings, report, route.source, destinations)
+        raise
+    _tell_end(tell, settings, report, route.source, destinations)
+    return report
+
+
+def _followed(
+    task: _Task,
+    messages: int,
+    started_at: float,
+    tell: Callable[[Event], None],
+    stop: threading.Event,
+    clock: Callable[[], float],
+) -> dict[str, Any]:
+    """Wait until the move is over; return what SQS lists of it then."""
     answered_at, cancelled = clock(), False
     while True:
         stop.wait(_POLL_SECONDS)
         if stop.is_set():
             if cancelled:
                 time.sleep(_POLL_SECONDS)
-            _cancel(route.source, handle)  # each time: the last one may not have been heard
+            task.cancel()  # each time: the last one may not have been heard
             cancelled = True
-        try:
-            state = _state(route.source, str(route.queue.arn))
-        except RedriveUnreachable as exc:
+        state = task.state()
+        if isinstance(state, Failure):
             if clock() - answered_at > _UNANSWERED_SECONDS:
-                raise RedriveUnreachable(f"{exc}. {_GOES_ON}", exc.code) from exc
+                error = unreachable("ListMessageMoveTasks", state)
+                raise RedriveUnreachable(f"{error} {_GOES_ON}", error.code)
             continue
         answered_at = clock()
-        moved = int(state.get("ApproximateNumberOfMessagesMoved") or 0)
-        rate = moved / max(0.1, clock() - started_at)
-        left = max(0, messages - moved)
-        tell(Progress(moved, messages, moved, 0, 0, 0, 0, rate, left / rate if rate else None))
-        if state["Status"] in _OVER:
-            break
-    report = _report(route.source, state, moved)
-    tell(Finished(report))
-    return report
+        rate = task.moved / max(0.1, clock() - started_at)
+        left = max(0, messages - task.moved)
+        eta = left / rate if rate else None
+        tell(Progress(task.moved, messages, task.moved, 0, 0, 0, 0, messages, rate, eta))
+        if state.get("Status") in _OVER:
+            return state
 
 
-def _report(source: Endpoint, state: dict[str, Any], moved: int) -> RedriveReport:
+def _tell_end(
+    tell: Callable[[Event], None],
+    settings: Settings,
+    report: RedriveReport,
+    source: Endpoint,
+    destinations: Sequence[str],
+) -> None:
+    by_task = {"(all: moved by SQS)": report.sent}
+    arn = str(source.arn)
+    tell(audited(settings, report, source=arn, destinations=destinations, by_task=by_task))
+    tell(Finished(report, report.ended.value, report.detail))
+
+
+def _report(source: Endpoint, state: dict[str, Any], moved: int, messages: int) -> RedriveReport:
     ended, detail = Ended.DONE, ""
     if state["Status"] == "FAILED":
         ended, detail = Ended.UNREACHABLE, f"SQS: {state.get('FailureReason', 'no reason given')}"
     elif state["Status"] == "CANCELLED":  # by us, or by somebody else
         ended, detail = Ended.INTERRUPTED, "the move was cancelled; what was moved stays moved"
-    return RedriveReport(
-        sent=moved, deleted=moved, remaining=source.depth().total, ended=ended, detail=detail
-    )
-
-
-def _start(source: Endpoint, request: dict[str, Any]) -> str:
     try:
-        return str(source.client.start_message_move_task(**request)["TaskHandle"])
-    except ClientError as exc:
-        status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if error_code(exc) in _UNSUPPORTED or status in (404, 500, 501):
-            raise RedriveRefused(
-                "This SQS does not know StartMessageMoveTask. Use the client engine."
-            ) from exc
-        if status == 400:
-            text = exc.response.get("Error", {}).get("Message", error_code(exc))
-            raise RedriveRefused(f"SQS refuses the move: {text}") from exc
-        raise unreachable("StartMessageMoveTask", exc) from exc
-    except BotoCoreError as exc:
-        raise unreachable("StartMessageMoveTask", exc) from exc
+        remaining = source.depth().total
+    except RedriveError:  # the report of what was done is worth more than this one number
+        remaining = max(0, messages - moved)
+    return RedriveReport(sent=moved, deleted=moved, remaining=remaining, ended=ended, detail=detail)
 
 
-def _state(source: Endpoint, arn: str) -> dict[str, Any]:
-    try:
-        answer = source.client.list_message_move_tasks(SourceArn=arn, MaxResults=1)
-    except (ClientError, BotoCoreError) as exc:
-        raise unreachable("ListMessageMoveTasks", exc) from exc
-    if not answer.get("Results"):
-        raise RedriveUnreachable("ListMessageMoveTasks does not list the move")
-    return dict(answer["Results"][0])
+class _Task:
+    """A move of this queue, told apart from those before it."""
 
+    def __init__(self, source: Endpoint) -> None:
+        self._source = source
+        self._handle: str | None = None
+        self._before: set[object] = set()
+        self.moved = 0
 
-def _cancel(source: Endpoint, handle: str) -> None:
-    try:
-        source.client.cancel_message_move_task(TaskHandle=handle)
-    except (ClientError, BotoCoreError) as exc:
-        if is_denied(error_code(exc)):
-            raise unreachable(f"{_GOES_ON} CancelMessageMoveTask", exc) from exc
-        # It has just ended, or SQS was not in the mood: the state will tell.
+    def start(self, request: dict[str, Any]) -> None:
+        """Start it.
+
+        Raises:
+            RedriveRefused: SQS does not do it, and why.
+            RedriveUnreachable: SQS does not answer.
+        """
+        listed = retried(self._listed)
+        if isinstance(listed, Failure):
+            raise self._error("ListMessageMoveTasks", listed)
+        self._before = {task.get("StartedTimestamp") for task in listed}
+        try:
+            self._handle = str(self._source.client.start_message_move_task(**request)["TaskHandle"])
+        except Exception as exc:  # any exception is a result
+            failure = failure_of(exc, Operation.RECEIVE)
+            if not failure.may_have_been_done or not self._found(retried(self._listed)):
+                raise self._error("StartMessageMoveTask", failure, exc) from exc
+
+    def state(self) -> dict[str, Any] | Failure:
+        """What SQS lists of it; as running if it is not listed yet."""
+        listed = self._listed()
+        if isinstance(listed, Failure):
+            return listed
+        found = self._found(listed) or {"Status": "RUNNING"}
+        self.moved = int(found.get("ApproximateNumberOfMessagesMoved") or 0)
+        return found
+
+    def cancel(self) -> None:
+        """Ask SQS to end it. Raises RedriveUnreachable if that is not allowed."""
+        handle = self._handle
+        try:
+            if handle is not None:
+                self._source.client.cancel_message_move_task(TaskHandle=handle)
+        except Exception as exc:  # any exception is a result
+            failure = failure_of(exc, Operation.RECEIVE)
+            if failure.kind is Kind.DENIED:
+                raise unreachable(f"{_GOES_ON} CancelMessageMoveTask", failure) from exc
+            # It has just ended, or SQS did not answer: the state will show.
+
+    def _listed(self) -> list[dict[str, Any]] | Failure:
+        try:
+            answer: Any = self._source.client.list_message_move_tasks(
+                SourceArn=str(self._source.arn), MaxResults=_MOST_LISTED
+            )
+            return list(answer.get("Results") or ())
+        except Exception as exc:  # noqa: BLE001  # any exception is a result
+            return failure_of(exc, Operation.RECEIVE)
+
+    def _found(self, listed: list[dict[str, Any]] | Failure) -> dict[str, Any] | None:
+        """By its handle while it runs; afterwards as the one that was not there before."""
+        for task in [] if isinstance(listed, Failure) else listed:
+            is_new = task.get("StartedTimestamp") not in self._before
+            if is_new or (self._handle is not None and task.get("TaskHandle") == self._handle):
+                self._handle = task.get("TaskHandle") or self._handle
+                return task
+        return None
+
+    @staticmethod
+    def _error(what: str, failure: Failure, exc: Exception | None = None) -> Exception:
+        if failure.kind is Kind.UNSUPPORTED:
+            return RedriveRefused(f"This SQS does not have {what}. Use the client engine.")
+        if failure.kind is Kind.LOCAL:
+            response = getattr(exc, "response", None) or {}
+            text = response.get("Error", {}).get("Message", failure.code)
+            return RedriveRefused(f"SQS refuses the move: {text}")
+        if failure.may_have_been_done and exc is not None:
+            what = f"It is not known whether the move has begun (see ListMessageMoveTasks). {what}"
+        return unreachable(what, failure)

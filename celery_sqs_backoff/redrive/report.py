@@ -9,12 +9,30 @@ __all__ = ["Ended", "RedriveReport"]
 
 
 class Ended(str, Enum):
-    """Why a redrive ended."""
+    """Why a redrive ended. The values are for scripts, and stay."""
 
     DONE = "done"
-    GATE = "stopped by the gate"
+    #: Messages are left that this run could not receive.
+    INCOMPLETE = "incomplete"
+    #: The probe, the canary, messages that came back, or SQS's retention period stopped it.
+    GATE = "gate"
     INTERRUPTED = "interrupted"
-    UNREACHABLE = "SQS is unreachable"
+    #: SQS does not answer, or does not let us.
+    UNREACHABLE = "unreachable"
+    #: The journal or the archive could not be written.
+    FAILED = "failed"
+
+    @property
+    def sentence(self) -> str:
+        """The same for people."""
+        return {
+            Ended.DONE: "done",
+            Ended.INCOMPLETE: "not complete",
+            Ended.GATE: "stopped by the gate",
+            Ended.INTERRUPTED: "interrupted",
+            Ended.UNREACHABLE: "SQS is unreachable",
+            Ended.FAILED: "stopped by a file that cannot be written",
+        }[self]
 
 
 @dataclass(frozen=True)
@@ -28,12 +46,15 @@ class RedriveReport:
         skipped: not selected, or expired and left alone; still in the source.
         poison: came back in this run, or was replayed too often; still in the source.
         in_doubt: may have been sent more than once, or (``hold``) may have been sent and is still
-            in the source: the answer to the send was lost. Their ids were in events.
+            in the source: the response to the send was lost. Their ids were in events. What an
+            earlier run left in doubt and is no longer in the source does not count any more.
         remaining: in the source at the end, as SQS counts (approximately).
         returned: sent in this run and back in the source. They are in ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.
         not_deleted: sent, and still in the source, because SQS did not delete them: another run
             sends them again, unless it has this one's journal.
+        looked_at: distinct messages that were received, those that came back included.
+        unknown: of those skipped: their record says that they may have been done already.
         ended: why the run ended.
         detail: more about ``ended``, for a person.
     """
@@ -48,5 +69,7 @@ class RedriveReport:
     returned: int = 0
     dropped: int = 0
     not_deleted: int = 0
+    looked_at: int = 0
+    unknown: int = 0
     ended: Ended = Ended.DONE
     detail: str = ""

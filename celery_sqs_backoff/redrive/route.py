@@ -1,61 +1,77 @@
-"""From which queue, and back to which?"""
+"""From which queue, and back to which?
+
+Where a message goes is decided by SQS's list of the queues that have the dead-letter queue, or by
+the operator (``to``). A message only chooses between them: whoever can write to a dead-letter queue
+must not reach other queues through it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from ..queues import Queue
-from .broker import Broker, Endpoint
+from ..sqs.arns import QueueArn
 from .errors import RedriveRefused
-from .letter import Letter
+from .message import DeadLetter
+from .queues import Broker, Endpoint
 
 __all__ = ["Route", "find_route"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Route:
     """The dead-letter queue, and where its messages go.
 
-    ``default``: for a message that does not itself say where it came from. ``fixed``: ``to`` was
-    given, whatever the messages say. ``ambiguous``: the queues that have this dead-letter queue, if
-    they are several.
+    Attributes:
+        source: the dead-letter queue.
+        sources: the queues that have it as their dead-letter queue.
+        fixed: the destination of all messages, if one was given.
+        retention_seconds: how long the dead-letter queue keeps a message; ``None`` = not known.
     """
 
     source: Endpoint
-    queue: Queue
-    default: Endpoint | None
-    fixed: bool = False
-    ambiguous: tuple[str, ...] = ()
-    _known: dict[str, Endpoint] = field(default_factory=dict)
+    sources: tuple[Endpoint, ...] = ()
+    fixed: Endpoint | None = None
+    retention_seconds: int | None = None
 
     @property
-    def unknown(self) -> str:
-        """Why a letter has no destination, and what to do."""
-        if self.ambiguous:
-            return f"it may be from any of {', '.join(self.ambiguous)}: give a destination (to)"
+    def default(self) -> Endpoint | None:
+        """Where a message goes that does not say where it came from."""
+        if self.fixed is not None:
+            return self.fixed
+        return self.sources[0] if len(self.sources) == 1 else None
+
+    def destination(self, message: DeadLetter) -> Endpoint | str:
+        """Where a message goes, or why nobody knows.
+
+        In order: the queue that was given (``to``); of the queues with this dead-letter queue, the
+        one SQS moved it from, or the one its record names, or the only one.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        if (origin := message.origin) is not None:
+            for queue in self.sources:
+                if origin in (str(queue.arn), queue.url):
+                    return queue
+            return (
+                f"it names {_shown(origin)}, which has another dead-letter queue or is not there:"
+                " give a destination (to)"
+            )
+        if self.default is not None:
+            return self.default
+        if self.sources:
+            names = ", ".join(queue.name for queue in self.sources)
+            return f"it may be from any of {names}: give a destination (to)"
         return "no destination is known: give one (to)"
 
-    def destination(self, letter: Letter) -> Endpoint | None:
-        """Where a letter goes; ``None`` if nobody knows.
 
-        In order: ``to``; the queue that SQS moved it from; the origin in the dead-letter record;
-        the one queue that has this dead-letter queue.
-        """
-        if self.fixed:
-            return self.default
-        origin = letter.source_arn or letter.record.get("origin")
-        if not isinstance(origin, str) or not origin:
-            return self.default
-        if origin not in self._known:
-            # SQS wants a dead-letter queue in the account and Region of its sources.
-            name = origin.rpartition("/" if "://" in origin else ":")[2]
-            same = self.default is not None and self.default.name == name
-            self._known[origin] = (
-                self.default if same and self.default else self.source.sibling(name)
-            )
-        found = self._known[origin]
-        # Its own queue as destination would be a loop; it can be so after a redrive policy changed.
-        return None if found.name == self.source.name else found
+def _shown(origin: str) -> str:
+    """The name of a queue as a message gives it: only what can be a name."""
+    try:
+        return QueueArn.parse(origin).name
+    except ValueError:
+        return "no queue of this account"
 
 
 def find_route(broker: Broker, source: str, *, to: str | None, force: bool) -> Route:
@@ -67,40 +83,51 @@ def find_route(broker: Broker, source: str, *, to: str | None, force: bool) -> R
         force: also from a dead-letter queue that has one itself.
 
     Raises:
-        RedriveRefused: there is no such queue, or it is not fit.
+        RedriveRefused: there is no such queue, or it cannot be redriven.
         RedriveUnreachable: SQS does not answer.
     """
     found = broker.find(source)
-    queue = found.read()
-    destination = broker.find(to) if to else None
-    default, urls = destination, found.sources()
-    if queue.dlq_arn is not None and not urls:
-        default = destination or found
-        found = found.sibling(queue.dlq_arn.rpartition(":")[2])
-        queue = found.read()
-        urls = []
-    if queue.dlq_arn is not None and not force:
+    attributes = found.found
+    fixed = broker.find(to) if to else None
+    sources = found.sources()
+    if not sources and (arn := _dead_letter_queue(attributes)) is not None:
+        found = broker.find(arn)
+        attributes = found.found
+        sources = found.sources()
+    if _dead_letter_queue(attributes) is not None and not force:
+        policy = json.loads(attributes["RedrivePolicy"])
         raise RedriveRefused(
             f"Queue {found.name} has a dead-letter queue itself: looking at a message is a receive,"
-            f" and after {queue.max_receive_count} of them SQS moves it there. Remove its redrive"
-            " policy first, or force it.",
+            f" and after {policy.get('maxReceiveCount')} of them SQS moves it there. Remove its"
+            " redrive policy first, or force it.",
             overridable=True,
         )
-    if default is None and len(urls) == 1:
-        default = broker.find(urls[0])
-    if destination is not None:
-        if destination.is_fifo != found.is_fifo:
-            raise RedriveRefused(
-                f"{found.name} and {destination.name} are not of the same type: FIFO messages go to"
-                " a FIFO queue, others to a standard queue."
-            )
-        if destination.url == found.url:
-            raise RedriveRefused(f"Source and destination are the same queue: {found.name}.")
-        destination.read()
+    if fixed is not None:
+        _refuse_unfit(found, fixed)
+    retention = attributes.get("MessageRetentionPeriod")
     return Route(
         found,
-        queue,
-        default,
-        fixed=destination is not None,
-        ambiguous=tuple(url.rpartition("/")[2] for url in urls) if len(urls) > 1 else (),
+        tuple(_fit(found, sources)),
+        fixed,
+        retention_seconds=None if retention is None else int(retention),
     )
+
+
+def _fit(source: Endpoint, sources: Iterable[Endpoint]) -> Iterable[Endpoint]:
+    """SQS itself wants both of one type; a queue that is its own DLQ would be a loop."""
+    return (q for q in sources if q.arn != source.arn and q.is_fifo == source.is_fifo)
+
+
+def _refuse_unfit(source: Endpoint, to: Endpoint) -> None:
+    if to.is_fifo != source.is_fifo:
+        raise RedriveRefused(
+            f"{source.name} and {to.name} are not of the same type: FIFO messages go to a FIFO"
+            " queue, others to a standard queue."
+        )
+    if to.arn == source.arn:
+        raise RedriveRefused(f"Source and destination are the same queue: {source.name}.")
+
+
+def _dead_letter_queue(attributes: Mapping[str, str]) -> str | None:
+    found = json.loads(attributes.get("RedrivePolicy") or "{}").get("deadLetterTargetArn")
+    return found if isinstance(found, str) else None

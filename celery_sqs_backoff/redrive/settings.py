@@ -8,10 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..limits import MAX_DELAY_SECONDS
+from ..sqs.limits import MAX_DELAY_SECONDS
+from ..units import parse_duration, parse_rate
 from .gate import Probe, parse_probe
 from .select import Selection
-from .units import parse_duration, parse_rate
 
 __all__ = ["Expired", "OnDoubt", "Settings"]
 
@@ -34,6 +34,7 @@ class Settings:
     probe: Probe | None
     expired: Expired
     in_doubt: OnDoubt
+    include_unknown: bool
     delete: bool
     dump: Path | None
     journal: Path | None
@@ -48,6 +49,8 @@ class Settings:
         spread: str | float | timedelta | None = None,
         task: str | None = None,
         reason: str | None = None,
+        outcome: str | None = None,
+        origin: str | None = None,
         error: str | None = None,
         older: str | float | timedelta | None = None,
         newer: str | float | timedelta | None = None,
@@ -59,6 +62,7 @@ class Settings:
         probe: str | Probe | None = None,
         expired: Expired = "leave",
         in_doubt: OnDoubt = "resend",
+        include_unknown: bool = False,
         delete: bool = False,
         dump: str | Path | None = None,
         journal: str | Path | None = None,
@@ -70,7 +74,14 @@ class Settings:
             "ramp": parse_duration(ramp, "ramp") or 0.0,
             "spread": parse_duration(spread, "spread") or 0.0,
             "selection": Selection(
-                task=task, reason=reason, error=error, older=older, newer=newer, ids=ids
+                task=task,
+                reason=reason,
+                outcome=outcome,
+                origin=origin,
+                error=error,
+                older=older,
+                newer=newer,
+                ids=ids,
             ),
             "limit": limit,
             "max_replays": max_replays,
@@ -79,6 +90,7 @@ class Settings:
             "probe": parse_probe(probe),
             "expired": expired,
             "in_doubt": in_doubt,
+            "include_unknown": include_unknown,
             "delete": delete,
             "dump": None if dump is None else Path(dump),
             "journal": None if journal is None else Path(journal),
@@ -91,10 +103,10 @@ class Settings:
 
     def _check(self) -> None:
         if self.ramp and self.rate is None:
-            raise ValueError("ramp: give a rate, too: a ramp goes from a tenth of it up")
+            raise ValueError("ramp needs a rate: it goes from a tenth of it up to all of it")
         if self.spread > MAX_DELAY_SECONDS:
             raise ValueError(
-                f"spread={self.spread:g} is not legal: it must be at most {MAX_DELAY_SECONDS} s,"
+                f"invalid spread {self.spread:g}: expected at most {MAX_DELAY_SECONDS} s,"
                 " SQS's longest delay"
             )
         for name, least in (("limit", 1), ("max_replays", 1), ("canary", 0), ("threads", 1)):
@@ -102,14 +114,13 @@ class Settings:
             if value is not None and (
                 not isinstance(value, int) or isinstance(value, bool) or value < least
             ):
-                raise ValueError(
-                    f"{name}={value!r} is not legal: it must be a whole number from {least} up"
-                )
+                raise ValueError(f"invalid {name} {value!r}: expected a whole number from {least}")
         for name, legal in (("expired", get_args(Expired)), ("in_doubt", get_args(OnDoubt))):
             if getattr(self, name) not in legal:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not legal: it must be one of"
-                    f" {', '.join(legal)}"
+                    f"invalid {name} {getattr(self, name)!r}: expected one of {', '.join(legal)}"
                 )
         if self.delete and self.dump is None:
-            raise ValueError("delete: give an archive (dump), too: there is no undo")
+            raise ValueError("delete needs an archive (dump): there is no undo")
+        if self.expired == "drop" and self.dump is None:
+            raise ValueError("expired='drop' needs an archive (dump): there is no undo")

@@ -1,121 +1,82 @@
-"""Where letters come from: a queue."""
+"""Where dead letters come from: a queue, or an archive of one."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Protocol, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
+from ..sqs.calls import Results
+from ..sqs.errors import Failure
+from ..sqs.limits import MAX_BATCH_ENTRIES
+from .message import DeadLetter
+from .queues import Depth, Endpoint
 
-from ..queues import error_code
-from .broker import Endpoint
-from .holds import Holds
-from .letter import Letter
-
-__all__ = ["QueueSource", "Source"]
+__all__ = ["QueueSource", "Source", "tens"]
 
 #: One long poll asks all of SQS's servers; a short one does not, and can miss messages.
 _WAIT_SECONDS = 1
 
-WANTED: dict[str, Any] = {
-    "MessageSystemAttributeNames": ["All"],
-    "MessageAttributeNames": ["All"],
-}
+T = TypeVar("T")
 
 
 class Source(Protocol):
-    """What the engine asks of a queue, or of an archive of one. Safe for threads."""
+    """What the engine asks of a queue, or of an archive. Safe for threads; calls are tried once."""
 
     name: str
-    url: str
+    #: By which a journal knows it: the queue's ARN, or the archive's path.
+    key: str
+    is_fifo: bool
     #: Nothing can be deleted from it.
     is_archive: bool
 
-    def count(self) -> int: ...
-    def receive(self, messages: int) -> list[Letter]: ...
-    def delete(self, letters: Sequence[Letter]) -> dict[str, str]: ...
-    def put_aside(self, letters: Sequence[Letter]) -> None: ...
-    def is_aside(self, letter: Letter) -> bool: ...
-    def is_ours(self, letter: Letter) -> bool: ...
-    def forget(self, letters: Sequence[Letter]) -> None: ...
-    def give_back(self, letters: Sequence[Letter]) -> None: ...
-    def give_all_back(self) -> None: ...
-    def renew(self) -> None: ...
+    def depth(self) -> Depth: ...
+    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter] | Failure: ...
+    def delete(self, handles: Sequence[str]) -> Results: ...
+    def hide(self, handles: Sequence[str], seconds: int) -> Results: ...
 
 
 class QueueSource:
-    """A dead-letter queue.
-
-    Arguments:
-        endpoint: the queue.
-        hold_seconds: for how long a message is hidden by its receive; renewed when half is over.
-        clock: seconds, monotonic.
-    """
+    """A dead-letter queue."""
 
     is_archive = False
 
-    def __init__(
-        self, endpoint: Endpoint, *, hold_seconds: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.name
-        self.url = endpoint.url
+        self.key = str(endpoint.arn)
+        self.is_fifo = endpoint.is_fifo
         self._endpoint = endpoint
-        self._holds = Holds(endpoint, hold_seconds)
-        self._clock = clock
 
-    def count(self) -> int:
-        """Messages in the queue, hidden and delayed ones included."""
-        return self._endpoint.depth().total
+    def depth(self) -> Depth:
+        """Messages in the queue, hidden and delayed ones included.
 
-    def receive(self, messages: int) -> list[Letter]:
-        """Receive up to ten messages, with all their attributes. Raises botocore's errors."""
-        requested_at = self._clock()
-        answer = self._endpoint.client.receive_message(
-            QueueUrl=self.url,
-            MaxNumberOfMessages=messages,
-            VisibilityTimeout=self._holds.seconds,
-            WaitTimeSeconds=_WAIT_SECONDS,
-            **WANTED,
+        Raises:
+            RedriveError: SQS does not say, tried several times.
+        """
+        return self._endpoint.depth()
+
+    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter] | Failure:
+        """Receive up to ten messages, with all their attributes, hidden for so many seconds."""
+        received = self._endpoint.calls.receive(
+            max_messages=messages,
+            wait_seconds=_WAIT_SECONDS,
+            visibility_timeout_seconds=hold_seconds,
         )
-        letters = [Letter(message) for message in answer.get("Messages", ())]
-        self._holds.add([x for x in letters if not self._holds.is_aside(x)], requested_at)
-        return letters
+        if received.failure is not None:
+            return received.failure
+        return [DeadLetter(message) for message in received.messages]
 
-    def delete(self, letters: Sequence[Letter]) -> dict[str, str]:
-        """Delete up to ten messages; return the ids that SQS did not delete, with the reason."""
-        try:
-            answer = self._endpoint.client.delete_message_batch(
-                QueueUrl=self.url,
-                Entries=[
-                    {"Id": str(i), "ReceiptHandle": letter.handle}
-                    for i, letter in enumerate(letters)
-                ],
-            )
-        except (ClientError, BotoCoreError) as exc:
-            return dict.fromkeys((letter.id for letter in letters), error_code(exc))
-        failed = {letters[int(f["Id"])].id: f["Code"] for f in answer.get("Failed", ())}
-        self._holds.drop([letter for letter in letters if letter.id not in failed])
-        return failed
+    def delete(self, handles: Sequence[str]) -> Results:
+        """Delete up to ten messages."""
+        return self._endpoint.calls.delete(handles)
 
-    def put_aside(self, letters: Sequence[Letter]) -> None:
-        self._holds.put_aside(letters)
+    def hide(self, handles: Sequence[str], seconds: int) -> Results:
+        """Hide up to ten messages for so many seconds from now; 0 = show them at once."""
+        return self._endpoint.calls.change_visibility([(handle, seconds) for handle in handles])
 
-    def is_aside(self, letter: Letter) -> bool:
-        return self._holds.is_aside(letter)
 
-    def is_ours(self, letter: Letter) -> bool:
-        return self._holds.is_ours(letter, self._clock())
-
-    def forget(self, letters: Sequence[Letter]) -> None:
-        """Hide these no longer; they come back when their time is over."""
-        self._holds.drop(letters)
-
-    def give_back(self, letters: Sequence[Letter]) -> None:
-        self._holds.give_back(letters)
-
-    def give_all_back(self) -> None:
-        self._holds.give_all_back()
-
-    def renew(self) -> None:
-        self._holds.renew(self._clock())
+def tens(items: Sequence[T]) -> Iterator[list[T]]:
+    """Divide into what fits one batch."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, MAX_BATCH_ENTRIES)):
+        yield batch

@@ -1,38 +1,51 @@
-"""What makes a retry safe: guard, steps, lock and idempotency keys, over one kind of store."""
+"""What makes a retry safe: guard, workflow, lock and idempotency keys, over one kind of store."""
 
 from .errors import (
+    AlreadyDone,
     Busy,
     Compensated,
     LockLost,
     NotDispatched,
+    OtherInput,
+    OutsideRun,
+    RecordRejected,
     Refused,
     SafeError,
     StepNotRecorded,
     StoreInTransaction,
+    StoreLost,
     StoreUnavailable,
     TryLater,
 )
 from .guard import Guard
 from .lock import Lock
 from .store import Store
-from .stores import open_store, store_of
+from .stores import open_store
 from .task import SafeTask
+from .vault import Vault
+from .workflow import Workflow
 
 __all__ = [
+    "AlreadyDone",
     "Busy",
     "Compensated",
     "Guard",
     "Lock",
     "LockLost",
     "NotDispatched",
+    "OtherInput",
+    "OutsideRun",
+    "RecordRejected",
     "Refused",
     "SafeError",
     "SafeTask",
     "StepNotRecorded",
     "Store",
     "StoreInTransaction",
+    "StoreLost",
     "StoreUnavailable",
     "TryLater",
+    "Vault",
+    "Workflow",
     "open_store",
-    "store_of",
 ]

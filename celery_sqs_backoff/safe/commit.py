@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
-__all__ = ["after_commit"]
+from .errors import StoreInTransaction
+
+__all__ = ["after_commit", "open_transactions", "refuse_open_transaction"]
 
 
 def after_commit(send: Callable[[], object]) -> None:
     """Call ``send`` once no Django transaction is open on any of this thread's connections.
 
-    At once, where there is none, or no Django. After a rollback never.
-    """
-    if "django.db" in sys.modules:
-        from django.db import connections, transaction  # type: ignore[import-untyped]
+    Runs immediately outside a transaction; never after a rollback.
 
-        for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block:
-                again = partial(after_commit, send)  # another connection may be in one too
-                transaction.on_commit(again, using=connection.alias)
-                return
+    Raises:
+        django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``:
+            Django runs no hooks then.
+    """
+    for alias in open_transactions():
+        from django.db import transaction  # type: ignore[import-untyped]
+
+        again = partial(after_commit, send)  # another connection may be in one too
+        transaction.on_commit(again, using=alias)
+        return
     send()
+
+
+def open_transactions() -> list[str]:
+    """Return the database aliases on which this thread has a transaction open."""
+    return [
+        connection.alias
+        for connection in _connections()
+        if connection.in_atomic_block or not connection.get_autocommit()
+    ]
+
+
+def refuse_open_transaction(what: str) -> None:
+    """Refuse to record what a rollback would take back.
+
+    The transaction that Django's ``TestCase`` wraps around each test does not count.
+
+    Raises:
+        StoreInTransaction: a Django transaction is open in this thread.
+    """
+    for connection in _connections():
+        blocks = getattr(connection, "atomic_blocks", ())
+        if any(not getattr(block, "_from_testcase", False) for block in blocks) or (
+            not blocks and not connection.get_autocommit()
+        ):
+            raise StoreInTransaction(
+                f"{what} inside a transaction of the database alias {connection.alias!r}: a"
+                " rollback would undo the work, but not its record. Leave the atomic block first,"
+                " or open it inside the step's function"
+            )
+
+
+def _connections() -> Iterator[Any]:
+    """Django's open connections of this thread; none without Django, or where it is not set up."""
+    if "django.db" in sys.modules:
+        from django.conf import settings  # type: ignore[import-untyped]
+        from django.db import connections
+
+        if not settings.configured:
+            return
+        for connection in connections.all(initialized_only=True):
+            if connection.connection is not None:
+                yield connection

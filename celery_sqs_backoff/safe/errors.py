@@ -3,47 +3,80 @@
 ::
 
     SafeError
-    ├── TryLater            retried, undoing nothing: the run was cut short, not refused
-    │   ├── Busy            somebody else holds the lock; not counted as a retry
+    ├── TryLater              the run was cut short: retried, and nothing is undone
+    │   ├── Busy              another run holds the lock; not counted as a retry
     │   ├── StoreUnavailable
-    │   └── NotDispatched   a step's task could not be sent; the next run sends it
-    ├── Refused             the guard says no; the task ends quietly
-    ├── LockLost            the lease was over, or may have been
-    ├── StepNotRecorded     the step was done, and nothing says so
-    ├── Compensated         the workflow has been taken back
-    └── StoreInTransaction  a record would be lost with a rollback
+    │   └── NotDispatched     a step's task could not be sent; the next run sends it
+    ├── Refused               another message passed the guard; the task ends quietly
+    │   └── AlreadyDone       this message has done it; its result is on record
+    ├── OtherInput            the record under this key was made with another input
+    ├── RecordRejected        the record was not written by this project
+    ├── LockLost              the lease ended, or may have ended
+    ├── StoreLost             the store went away in the middle of a run
+    ├── StepNotRecorded       the step was done, but not recorded
+    ├── Compensated           the workflow has been taken back
+    ├── StoreInTransaction    a rollback would take the record with it, or leave it alone
+    └── OutsideRun            nothing says whose record this would be
 
-What is not a ``TryLater`` or ``Refused`` is an error like any other: unclassified, so not retried.
+Each has a fixed verdict. It is asked before ``classify`` and ``retry_on``, so
+``autoretry_for=(Exception,)`` does not turn "the step was done, but not recorded" into a retry. A
+``TryLater`` is safe to repeat. All others are UNKNOWN and not retried.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
+
 __all__ = [
+    "AlreadyDone",
     "Busy",
     "Compensated",
     "LockLost",
     "NotDispatched",
+    "OtherInput",
+    "OutsideRun",
+    "RecordRejected",
     "Refused",
     "SafeError",
     "StepNotRecorded",
     "StoreInTransaction",
+    "StoreLost",
     "StoreUnavailable",
     "TryLater",
 ]
 
 
-class SafeError(Exception):
-    """Base of all errors of ``celery_sqs_backoff.safe``."""
+class SafeError(ExplicitOutcome):
+    """Base of all errors of ``celery_sqs_backoff.safe``: UNKNOWN, and not retried."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNKNOWN: nothing is undone, no guard is taken back, no retry."""
+        return Verdict(Outcome.UNKNOWN)
 
 
 class TryLater(SafeError):
-    """The run cannot go on now. Trying again is safe; what has been done so far stays done."""
+    """The run cannot go on now. What has been done so far stays done."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNKNOWN, but safe to repeat: retried, and nothing is undone."""
+        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 
 class Busy(TryLater):
-    """Another run holds the lock."""
+    """Another run holds the lock.
+
+    ``lease_left`` is how many seconds the holder's lease has left; ``None`` = not known.
+    """
+
+    lease_left: float | None = None
+
+    def __init__(self, message: str = "", lease_left: float | None = None) -> None:
+        super().__init__(message)
+        self.lease_left = lease_left
 
 
 class StoreUnavailable(TryLater):
@@ -57,7 +90,7 @@ class NotDispatched(TryLater):
 class Refused(SafeError):
     """Another message has passed the guard within its window.
 
-    ``result`` is what the task returns instead of its own result.
+    ``result`` is what is stored as the task's result.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -68,12 +101,43 @@ class Refused(SafeError):
         return str(self.result["refused"])
 
 
+class AlreadyDone(Refused):
+    """A run of this very message has ended well; ``result`` is what it returned.
+
+    ``has_result`` is false if that could not be kept: JSON could not hold it, or it was too large.
+    """
+
+    def __init__(self, passage: Any) -> None:
+        Exception.__init__(self, "this message is done")
+        self.has_result: bool = passage.has_result
+        kept = {"refused": "this message is done; its result could not be kept"}
+        self.result = passage.result if passage.has_result else kept
+
+    def __str__(self) -> str:
+        return "this message is done"
+
+
+class OtherInput(SafeError):
+    """The record under this key was made with another input: same key, other input."""
+
+
+class RecordRejected(SafeError):
+    """A record's signature is missing or wrong: this project did not write it."""
+
+
 class LockLost(SafeError):
     """The lock is no longer this run's, or the store could not say that it is."""
 
 
+class StoreLost(SafeError):
+    """The store answered before the run, and not in the middle of it.
+
+    What the run has done in between would be done again, so it is not retried.
+    """
+
+
 class StepNotRecorded(SafeError):
-    """A step has been done, but not recorded: a run that came after would do it again."""
+    """A step has been done, but not recorded: a later run would do it again."""
 
 
 class Compensated(SafeError):
@@ -81,4 +145,8 @@ class Compensated(SafeError):
 
 
 class StoreInTransaction(SafeError):
-    """The store's database connection is inside a transaction, with which records would go."""
+    """A Django transaction is open, whose rollback would part a record from what it records."""
+
+
+class OutsideRun(SafeError):
+    """No task is running and no ``scope`` is given, so nothing says whose record this would be."""

@@ -5,23 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery.utils.log import get_logger
 
+from ..retry.policies import FullJitter
 from .errors import Busy, LockLost, SafeError, StoreUnavailable
+from .names import text_of
 from .store import Store, increment, key_of, settle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DEFAULT_LEASE_SECONDS", "Lock"]
+__all__ = ["DEFAULT_LEASE_SECONDS", "Lock", "busy_delay"]
 
 logger = get_logger(__name__)
 
 #: How long a lock outlives a holder that was killed.
 DEFAULT_LEASE_SECONDS = 300.0
+
+_BUSY = FullJitter(base=2, cap=30)
+
+_LONG_SECONDS = 60.0
+
+#: So many waits are short: the holder is probably alive. After so many more it probably is not.
+_HOPEFUL = 3
+_DOUBTFUL = 3
 
 
 class Lock:
@@ -29,36 +39,42 @@ class Lock:
 
     Arguments:
         store: where the lock is.
-        key: of the business object, such as ``"account:7"``.
-        lease: seconds above 0, after which the lock is free again whatever its holder does. To be
-            longer than the body lasts, or renewed by it.
+        key: of the business object, such as ``"account:7"``: text, an int or a UUID.
+        lease: seconds above 0, after which the lock is free again whatever its holder does. It must
+            be longer than the body takes, or the body must renew it.
         clock: seconds since the epoch.
 
-    The lease alone does not keep a holder that was stopped for longer (a paused machine) from going
-    on afterwards. Who must rule that out hands :attr:`token` to what the body writes to, and lets
-    that refuse a token lower than one it has seen
-    (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html).
+    The lease alone does not stop a holder that was paused for longer (a suspended machine) and
+    wakes up afterwards. If that must be ruled out, pass :attr:`token` to whatever the body writes
+    to, and let that refuse a token lower than one it has seen
+    (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Tokens grow as
+    long as the store keeps its records. After it has lost them, they begin at the clock anew: a
+    worker may draw a lower one only if its clock is behind by more than the time for which the
+    lock has been in use.
 
     Raises:
-        ValueError: ``lease`` is not above 0.
+        ValueError: ``lease`` is not above 0, or ``key`` is empty.
+        TypeError: ``key`` is not text, an int or a UUID.
     """
 
     def __init__(
         self,
         store: Store,
-        key: str,
+        key: object,
         *,
         lease: float = DEFAULT_LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not lease > 0:
-            raise ValueError(f"lease={lease!r} is not legal: it must be seconds above 0")
+            raise ValueError(f"invalid lease {lease!r}: expected seconds above 0")
+        name = text_of("lock key", key)
         self._store = store
-        self._key = key_of("lock", key)
-        self._tokens = key_of("lock-token", key)
+        self._key = key_of("lock", name)
+        self._tokens = key_of("lock-token", name)
         self._lease = lease
         self._clock = clock
-        self._value = ""
+        #: The lock's record while it is held; empty before.
+        self.text = ""
         #: Grows with every holder, and fits into 64 bits; 0 before the lock is taken.
         self.token = 0
 
@@ -70,39 +86,69 @@ class Lock:
             StoreUnavailable: the store did not answer; the lock is free when its lease is over.
         """
         nonce = uuid4().hex
-        if self._store.add(self._key, nonce, self._lease) not in (None, nonce):
-            raise Busy("The lock is held by another run")
+        first = self._written(nonce, 0)
+        there = self._store.add(self._key, first, self._lease)
+        if there not in (None, first):
+            raise Busy("The lock is held by another run", self._lease_left(str(there)))
         # From the clock on, as the store forgets a lock that was not taken for long, or loses a
         # write: a counter that began anew would give tokens lower than those seen before.
         token = increment(self._store, self._tokens, start=int(self._clock() * 1000))
-        value = f"{nonce} {token}"
+        text = self._written(nonce, token)
         # If the lease was over before the token was drawn, the next holder may have drawn a lower
         # one: only who still holds the lock now may use its token.
-        if not settle(self._store, self._key, nonce, value, self._lease):
+        if not settle(self._store, self._key, first, text, self._lease):
             raise Busy("The lock's lease was over before it was taken")
-        self._value, self.token = value, token
+        self.text, self.token = text, token
         return self
 
     def renew(self) -> None:
-        """Let the lease begin anew; to be called by a long body, before an effect.
+        """Start the lease anew; a long body calls it before each effect.
 
         Raises:
             LockLost: the lease was over, or the store could not say that it was not.
         """
         try:
-            is_held = settle(self._store, self._key, self._value, self._value, self._lease)
+            self.extend()
         except StoreUnavailable as exc:
             raise LockLost("The store did not answer; the lease may be over") from exc
-        if not is_held:
+
+    def extend(self) -> None:
+        """Do what :meth:`renew` does, for a body that can be run again from here.
+
+        Raises:
+            LockLost: the lease was over.
+            StoreUnavailable: the lease may be over.
+        """
+        text = self._written(self.text.partition(" ")[0], self.token)
+        if not settle(self._store, self._key, self.text, text, self._lease):
             raise LockLost("The lease was over; another run may hold the lock")
+        self.text = text
 
     def release(self) -> None:
-        """Free the lock. That it could not be, or was lost, is logged: the body has ended."""
+        """Free the lock. A failure to free it is logged: the body has ended."""
         try:
-            if not self._store.delete(self._key, self._value):
+            if not self._store.delete(self._key, self.text):
                 logger.warning("sqs_backoff.lock_outlived: the body took longer than its lease")
         except SafeError as exc:  # it is away, or the body has left a transaction open
             logger.warning("sqs_backoff.lock_not_released: it ends with its lease (%s)", exc)
+
+    def steal(self, text: str) -> None:
+        """Free the lock of a holder that is known to be gone, by its record."""
+        nonce = text.partition(" ")[0]
+        there = self._store.get(self._key)
+        if nonce and there is not None and there.partition(" ")[0] == nonce:
+            self._store.delete(self._key, there)
+
+    def _written(self, nonce: str, token: int) -> str:
+        return f"{nonce} {token} {self._clock() + self._lease:.3f}"
+
+    def _lease_left(self, text: str) -> float:
+        """By the holder's clock; from 0 up to a lease of ours."""
+        try:
+            until = float(text.rpartition(" ")[2])
+        except ValueError:  # somebody else's text, on a store that is not signed
+            return self._lease
+        return min(max(0.0, until - self._clock()), self._lease)
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -114,3 +160,21 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def busy_delay(times: int, lease_left: float | None, rng: Any) -> float:
+    """How many seconds to wait for a lock that another run holds.
+
+    Arguments:
+        times: how often this message has found it held, from 1 up.
+        lease_left: seconds until the holder's lease ends, if it is not renewed; ``None`` = unknown.
+
+    Full jitter over 2, 4, 8 s at first: a holder that is alive ends soon. Then, three times, at
+    least half of what is left of the lease, and all of it below 60 s or from then on, so that the
+    message of a holder that was killed does not spend the queue's ``maxReceiveCount`` on waiting.
+    """
+    delay = _BUSY.delay(times, rng)
+    if times > _HOPEFUL and lease_left is not None:
+        is_hopeful = lease_left > _LONG_SECONDS and times <= _HOPEFUL + _DOUBTFUL
+        delay = max(delay, lease_left / 2 if is_hopeful else lease_left)
+    return delay

@@ -1,23 +1,37 @@
 """The counts that all workers share, where the app names a store; 0 where it does not.
 
 A store that does not answer is no reason to lose a message: it is logged, and nothing is counted.
+Nor may it stop a worker: these calls are made in Celery's event loop. One that hangs until the
+client's timeout is left alone for a while.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
+from ..text import error_site
 from . import counts
-from .errors import SafeError
+from .guard import Run
+from .settings import vault_of
 from .store import Store
-from .stores import has_store, store_of
+from .stores import has_store
+from .workflow import TakenBack, compensate_scopes_of
 
-__all__ = ["busy_receives", "count_busy", "count_crash"]
+__all__ = ["busy_receives", "compensate_given_up", "count_busy", "count_crash"]
 
 logger = get_task_logger(__name__)
+
+#: A store that takes so long to fail hangs; and how long it is not asked then.
+_HANGS_SECONDS = 1.0
+_LEFT_ALONE_SECONDS = 30.0
+
+#: Attribute of an app whose store hangs: until when it is left alone, by the monotonic clock.
+_LEFT_ALONE_UNTIL = "_sqs_backoff_store_left_alone_until"
 
 
 def count_crash(app: Any, message_id: str) -> int:
@@ -35,11 +49,54 @@ def busy_receives(app: Any, message_id: str) -> int:
     return _ask(app, counts.busy, message_id)
 
 
-def _ask(app: Any, count: Callable[[Store, str], int], message_id: str) -> int:
+def compensate_given_up(app: Any, task_name: str, task_id: str) -> bool:
+    """Take back the workflows of a message that the main process gives up; whether that is done.
+
+    Blocks while the store is asked, once for a message that was never in a workflow. Never raises.
+    """
     if not has_store(app):
-        return 0
+        return True
+    if _is_left_alone(app):
+        return False
     try:
-        return count(store_of(app), message_id)
-    except SafeError:  # it is away, or the task has left a transaction open
-        logger.exception("sqs_backoff.not_counted")
+        vault = vault_of(app)
+    except ImproperlyConfigured as exc:  # then no run of it has entered a workflow either
+        logger.error("sqs_backoff.not_counted: %s", error_site(exc))
+        return True
+    run = Run.of(vault, task_name, task_id, "given up")
+    began = time.monotonic()
+    taken_back = compensate_scopes_of(vault, app, run)
+    if taken_back is TakenBack.UNREACHED:
+        _note_failure(app, began)
+    return taken_back is TakenBack.DONE
+
+
+def _ask(app: Any, count: Callable[[Store, str], int], message_id: str) -> int:
+    if not has_store(app) or _is_left_alone(app):
         return 0
+    began = time.monotonic()
+    try:
+        return count(vault_of(app), message_id)
+    except Exception as exc:  # noqa: BLE001  # away, planted, or whatever a user's store raises
+        # The message's end is being decided, in the worker's main process too: it goes on.
+        logger.error("sqs_backoff.not_counted: %s", error_site(exc.__cause__ or exc))
+        _note_failure(app, began)
+        return 0
+
+
+def _is_left_alone(app: Any) -> bool:
+    until: float = vars(app).get(_LEFT_ALONE_UNTIL, 0.0)
+    return time.monotonic() < until
+
+
+def _note_failure(app: Any, began: float) -> None:
+    """Leave the store alone if its failure, of a call that began then, has taken long."""
+    now = time.monotonic()
+    if now - began >= _HANGS_SECONDS:
+        setattr(app, _LEFT_ALONE_UNTIL, now + _LEFT_ALONE_SECONDS)
+        logger.warning(
+            "sqs_backoff.store_hangs: it has not answered in %.0f s; crashes are not counted in it,"
+            " and no workflow is taken back, for %.0f s",
+            now - began,
+            _LEFT_ALONE_SECONDS,
+        )

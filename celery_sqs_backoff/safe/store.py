@@ -1,6 +1,6 @@
 """Where records are kept that must outlive a run: four atomic primitives, which every store gives.
 
-All else (guard, steps, lock, keys, crash counter) is built above these.
+All else (guard, steps, workflow, lock, keys, crash counter) is built above these.
 """
 
 from __future__ import annotations
@@ -10,21 +10,36 @@ from hashlib import sha256
 from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
-__all__ = ["KEEP_SECONDS", "MAX_KEY_LENGTH", "Store", "increment", "key_of", "number", "settle"]
+from .errors import StoreUnavailable
+
+__all__ = [
+    "KEEP_SECONDS",
+    "MARK",
+    "Store",
+    "add_or_mark",
+    "increment",
+    "key_of",
+    "number",
+    "settle",
+]
 
 #: How long records are kept that have no window or lease of their own: 30 days. SQS keeps a
 #: message for 14 days at the most, and the dead-letter queue after it as long again.
 KEEP_SECONDS = 30 * 24 * 3600.0
 
-#: Longer keys are hashed. 255 is what a Django primary key holds on every database.
-MAX_KEY_LENGTH = 200
+#: Stands before a value that was marked.
+MARK = "+"
+
+#: Somebody else's record comes and goes while we look at it: try again, so often.
+_TRIES = 10
 
 
 @runtime_checkable
 class Store(Protocol):
     """Records, text by key, each with an end. All four are atomic, and durable when they return.
 
-    ``ttl`` is seconds above 0. A record whose end has come is not there, for any of them.
+    ``ttl`` is seconds above 0. A record whose end has come is not there, for any of them. Keys and
+    values are compared exactly: case, accents and trailing spaces count.
 
     Raises:
         StoreUnavailable: the store did not answer. The call may have taken effect nevertheless.
@@ -36,28 +51,51 @@ class Store(Protocol):
     def get(self, key: str) -> str | None:
         """Return the value, or ``None``."""
 
-    def replace(self, key: str, old: str, new: str, ttl: float) -> bool:
-        """Put ``new`` in place of ``old``, with a new end; ``False`` if ``old`` is not there."""
+    def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
+        """Put ``new`` in place of ``old``; ``False`` if ``old`` is not there.
+
+        The record gets a new end; ``ttl=None`` keeps the one that it has.
+        """
 
     def delete(self, key: str, old: str) -> bool:
         """Delete the record; ``False`` if its value is not ``old``, or it is not there."""
 
 
 def key_of(kind: str, *parts: object) -> str:
-    """Return the key of a record: readable if it is short, hashed if not, never ambiguous."""
+    """Return the key of a record: its kind, and a hash of what it is about. Never ambiguous."""
     # As JSON, so that ("a:b", "c") and ("a", "b:c") differ.
-    key = f"{kind}:{json.dumps([str(part) for part in parts], ensure_ascii=True)}"
-    if len(key) > MAX_KEY_LENGTH:
-        key = f"{kind}:{sha256(key.encode()).hexdigest()}"
-    return key
+    text = json.dumps([str(part) for part in parts], ensure_ascii=True)
+    return f"{kind}:{sha256(text.encode()).hexdigest()}"
 
 
-def settle(store: Store, key: str, old: str, new: str, ttl: float) -> bool:
+def settle(store: Store, key: str, old: str, new: str, ttl: float | None) -> bool:
     """Replace, and believe a second look: a client library may have sent a call twice.
 
     For values that nobody else writes, else the second look may see somebody else's.
     """
     return store.replace(key, old, new, ttl) or store.get(key) == new
+
+
+def add_or_mark(store: Store, key: str, value: str, ttl: float, part: str) -> str | None:
+    """Create a record if there is none: ``None``. Else mark it if it holds ``part``; return it.
+
+    Two calls on a store of the four methods. A store may have a method of this name (and these
+    arguments after ``store``) that does it in one.
+
+    Raises:
+        StoreUnavailable: the record comes and goes.
+    """
+    in_one_call = getattr(store, "add_or_mark", None)
+    if in_one_call is not None:
+        there: str | None = in_one_call(key, value, ttl, part)
+        return there
+    for _ in range(_TRIES):
+        there = store.add(key, value, ttl)
+        if there in (None, value) or there.startswith(MARK) or part not in there:
+            return there
+        if settle(store, key, there, MARK + there, None):
+            return MARK + there
+    raise StoreUnavailable("The record comes and goes")
 
 
 def increment(store: Store, key: str, *, start: int = 0, ttl: float = KEEP_SECONDS) -> int:

@@ -2,52 +2,93 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from inspect import getattr_static
 from typing import Any
-from uuid import uuid4
 
 from celery.canvas import Signature
-from celery.exceptions import ImproperlyConfigured, Retry
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
-from ..outcomes import Outcome
-from . import keys
+from . import keys, outbox
 from .commit import after_commit
-from .errors import SafeError, TryLater
-from .guard import Guard, check_and_set, unset
+from .errors import StoreLost, StoreUnavailable
+from .guard import Guard, Run, enter
+from .hooks import Hooks
+from .identity import carrier_of, is_in_a_message, message_of, run_id_of
 from .lock import DEFAULT_LEASE_SECONDS, Lock
+from .names import text_of
+from .settings import namespace_of, outbox_by_default
 from .steps import Steps
-from .store import Store
-from .stores import has_store, store_of
+from .stores import has_store
+from .workflow import Workflow, refuse_second_use
 
 __all__ = ["SafeTask"]
 
 logger = get_task_logger(__name__)
 
 
-class SafeTask:
-    """What a task of ours can do beside failing well. To be mixed into a ``celery.Task``.
+class SafeTask(Hooks):
+    """Mixin for a ``celery.Task`` that adds guards, workflows, steps, locks and idempotency keys.
 
-    All of it is recorded in the store that ``app.conf.sqs_backoff["store"]`` names, and, where no
-    ``scope`` is given, under the **Celery task id**: it is the same when SQS delivers the message
-    again, when the task is retried, and when the message is redriven from the dead-letter queue,
-    which gives it a new SQS message id. Two messages that mean the same work have two task ids;
-    what they are to share needs a ``scope`` that both name, such as ``"order:7"``.
+    All of it is recorded in the store that ``app.conf.sqs_backoff["store"]`` names. Where no
+    ``scope`` is given, the record belongs to this **message**: the task's name and the Celery task
+    id. That id stays the same when SQS delivers the message again, when the task is retried, and
+    when the message is redriven from the dead-letter queue, which gives it a new SQS message id.
+    Two messages that mean the same work have two task ids; what they share needs a ``scope`` that
+    both name, such as ``"order:7"``.
 
-    Called as a function, a task has no id: each call is on its own.
+    Called as a function, a task has no id: each call is on its own. Called as a function inside
+    another task's run, it belongs to that run's message.
     """
 
-    guard: Guard | None = None
-
     # What Celery's Task gives.
-    app: Any
-    request: Any
     delay: Callable[..., Any]
     apply_async: Callable[..., Any]
+
+    def workflow(self, scope: object, *, lease: float = DEFAULT_LEASE_SECONDS) -> Workflow:
+        """``with self.workflow(f"order:{order_id}") as order:`` steps under one lock.
+
+        ``order.step(...)`` does a step as :meth:`step` does, and renews the lock first;
+        ``order.key("release")`` is an idempotency key of the same scope. When the message is given
+        up, in whichever way, while the block has not ended well, the steps' ``undo`` tasks are
+        sent as one chain: the last step's first, each after the one before it has ended well. A
+        step that is in doubt gets its ``undo`` too, with ``None`` as its result.
+
+        Arguments:
+            scope: of the business process: text, an int or a UUID.
+            lease: seconds above 0; longer than any one step takes. Default 300.
+
+        Raises:
+            Busy: (on entering) another run is in the workflow. The task is retried a little later.
+            Compensated: (on entering) the workflow has been taken back.
+            ImproperlyConfigured: the store is shared and records are not signed.
+        """
+        vault, scope = self._vault, text_of("scope", scope)
+        if not vault.is_trusted:
+            raise ImproperlyConfigured(
+                "A workflow on a shared store needs signed records, because they say which task"
+                " takes a step back: set sqs_backoff['secret'] to a long random text"
+            )
+        type(self).enters_workflows = True
+        carrier = carrier_of(self)
+        run = self._run
+        if carrier is not None:  # it is that message which is given up, or not
+            name, request = carrier
+            run = Run.of(vault, name, str(request.id), run_id_of(request))
+        workflow = Workflow(
+            vault,
+            f"scope:{scope}",
+            self.app,
+            run,
+            lease=lease,
+            namespace=namespace_of(self.app),
+            is_certain=self._is_certainly_not_processed,
+        )
+        if carrier is not None:
+            _remembered(carrier[1], "sqs_workflows")[f"scope:{scope}"] = workflow
+        return workflow
 
     def step(
         self,
@@ -56,12 +97,13 @@ class SafeTask:
         *args: Any,
         undo: Signature | None = None,
         confirm: Signature | None = None,
-        scope: str | None = None,
+        scope: object = None,
+        **kwargs: Any,
     ) -> Any:
         """Do a step of a workflow, unless it is recorded as done; return its result.
 
-        The result is recorded when ``fn(*args)`` has returned, and kept for 30 days. If the process
-        ends between the two, the next run does the step again: let ``fn`` pass
+        The result is recorded when ``fn(*args, **kwargs)`` has returned, and kept for 30 days. If
+        the process ends between the two, the next run does the step again: let ``fn`` pass
         :meth:`idempotency_key` to the provider.
 
         Arguments:
@@ -69,195 +111,178 @@ class SafeTask:
             fn: returns what JSON can hold (dates, decimals and UUIDs included). The first run
                 gets the result through JSON too, so a tuple is a list.
             undo: signature of the one task that takes the step's outside effect back, sent by
-                :meth:`compensate`.
+                :meth:`compensate`. Its first argument is ``None`` if it is not known whether the
+                step was done.
             confirm: signature of the task that confirms it, sent once the step is recorded.
                 Both get the step's result as first argument, unless they are immutable (``.si``).
-                They are sent after the commit of an open Django transaction, at least once, under
-                the same task id each time.
-            scope: what the step belongs to. Default: this message.
+                They are sent at least once, under the same task id each time.
+            scope: what the step belongs to: text, an int or a UUID. Default: this message.
 
         Raises:
-            whatever ``fn`` raises; then nothing is recorded.
+            whatever ``fn`` raises. A step that certainly did nothing is forgotten; any other is in
+                doubt until it is done.
             NotDispatched: ``confirm`` could not be sent. The task is retried; the next run sends
                 it.
             StepNotRecorded: the step was done and not recorded. Not retried.
-            Compensated: the step has been taken back.
+            Compensated: the steps of this scope have been taken back.
+            OtherInput: the step was begun with other arguments.
+            StoreInTransaction: a Django transaction is open; nothing has been done.
             ValueError: this run has had a step of this name, whose result the second would get.
             TypeError: ``undo`` or ``confirm`` is not the signature of one task (a chain, a group),
                 or has arguments that JSON cannot hold.
             StoreUnavailable: nothing has been done. The task is retried.
         """
-        self._refuse_second_use(name, scope)
-        result = self._steps(scope).run(name, fn, args, undo=undo, confirm=confirm)
-        self._steps_of_run.add((scope, name))
+        names, name = _remembered(self.request, "sqs_steps"), text_of("name", name)
+        where = self._scope(scope)
+        if (where, name) in names:
+            refuse_second_use(name)
+        result = self._steps(where).do(name, fn, args, kwargs, undo=undo, confirm=confirm)
+        names[where, name] = True
         return result
 
-    def compensate(self, *, scope: str | None = None) -> None:
-        """Send the ``undo`` of every step that was done, the last first; then raise, or return.
+    def compensate(self, *, scope: object = None) -> None:
+        """Send the ``undo`` of every step that was done or is in doubt; then raise, or return.
 
-        They are tasks like any other, with retries of their own, so they may run in any order.
-        Called again, it sends what has not been sent. A step that was taken back is not done again:
-        its workflow is over.
+        They are sent as one chain, the last step's first: each runs when the one before it has
+        ended well. Called again, it sends what has not been sent. A scope that was taken back
+        begins no step any more.
 
         Raises:
-            NotDispatched: a task could not be sent. The next run's first step sends the rest.
+            NotDispatched: the tasks could not be sent. The next run's first step sends them.
         """
-        self._steps(scope).compensate()
+        self._steps(self._scope(scope)).compensate()
 
-    def exclusive(self, key: str, *, lease: float = DEFAULT_LEASE_SECONDS) -> Lock:
+    @contextmanager
+    def exclusive(self, key: object, *, lease: float = DEFAULT_LEASE_SECONDS) -> Iterator[Lock]:
         """``with self.exclusive("account:7"):`` one run at a time, on all machines.
 
         When another run holds it, the task is retried a little later, which does not count as a
-        retry. It holds the lock until the block ends, or for ``lease`` seconds (default 300): a
-        longer block calls ``renew()`` on what the ``with`` gives.
+        retry: take locks before you do anything that must not be done twice. It holds the lock
+        until the block ends, or for ``lease`` seconds (default 300): a longer block calls
+        ``renew()`` on what the ``with`` gives.
 
         Raises:
             Busy: (on entering) another run holds it.
+            StoreLost: (on entering) the store has gone away since the run began. Not retried.
         """
-        return Lock(self._store, key, lease=lease)
+        lock = Lock(self._vault, key, lease=lease)
+        with self._in_the_middle():
+            lock.acquire()
+        try:
+            yield lock
+        finally:
+            lock.release()
 
     @contextmanager
-    def guarded(self, key: str, *, window: float) -> Iterator[None]:
+    def guarded(self, key: object, *, window: float) -> Iterator[None]:
         """The option ``guard`` for a part of the task, or for a key that it must look up first.
 
         If the block fails such that nothing can have been processed, the record is taken back.
+        The same message passes again, also after the block has ended well: what must not be done
+        again goes into a step. Does nothing when the task is called as a function, outside a run.
 
         Raises:
             Refused: (on entering) another message has passed. It ends the task, quietly.
+            StoreLost: (on entering) the store has gone away since the run began. Not retried.
         """
-        guard = Guard(key=lambda: key, window=window)
-        check_and_set(self._store, key, self._identity, guard.window)
+        seconds = Guard(key="block", window=window).window
+        text = text_of("guard key", key)
+        if not is_in_a_message(self):
+            yield
+            return
+        with self._in_the_middle():
+            passage = enter(self._vault, text, self._run, seconds)
         try:
             yield
         except BaseException as exc:
             if self._is_certainly_not_processed(exc):
-                self._unset(key)
+                self._unset(passage)
             raise
 
-    def idempotency_key(self, name: str = "", *, scope: str | None = None) -> str:
+    def idempotency_key(self, name: object, *, scope: object = None) -> str:
         """Return a UUID for a provider's idempotency header: the same on every attempt.
 
         Arguments:
-            name: one per call that the task makes.
-            scope: what the call belongs to. Default: this message.
+            name: one per call that the task makes: text, an int or a UUID; ``7`` and ``"7"`` are
+                one name.
+            scope: what the call belongs to, likewise. Default: this message.
 
         Providers forget keys, often after 24 hours, and retries can last longer: a step, or a
         guard, must keep the call from being made again after that.
-        """
-        scope = self._scope(scope)
-        version = keys.version(self._store, scope, name) if has_store(self.app) else 1
-        return keys.idempotency_key(scope, name, version)
 
-    def renew_idempotency_key(self, name: str = "", *, scope: str | None = None) -> str:
+        Raises:
+            OutsideRun: no ``scope``, and the task is not running.
+        """
+        where = self._scope(scope)
+        version = keys.version(self._vault, where, name) if has_store(self.app) else 1
+        return keys.idempotency_key(namespace_of(self.app), where, name, version)
+
+    def renew_idempotency_key(self, name: object, *, scope: object = None) -> str:
         """Return a new key, in force from now on, for this message's later attempts too.
 
         For a provider that has refused the request itself, and would answer the same to the same
         key. Never after a timeout: the call may have succeeded under the old key.
         """
-        scope = self._scope(scope)
-        return keys.idempotency_key(scope, name, keys.renew(self._store, scope, name))
+        where = self._scope(scope)
+        version = keys.renew(self._vault, where, name)
+        return keys.idempotency_key(namespace_of(self.app), where, name, version)
 
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """``delay``, once no Django transaction is open; never, if it is rolled back."""
-        after_commit(partial(self.delay, *args, **kwargs))
+    def delay_on_commit(self, *args: Any, durable: bool | None = None, **kwargs: Any) -> None:
+        """``delay``, once no Django transaction is open; never, if it is rolled back.
 
-    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """``apply_async``, once no Django transaction is open; never, if it is rolled back."""
-        after_commit(partial(self.apply_async, *args, **kwargs))
+        See :meth:`apply_async_on_commit`; ``durable`` is not passed to the task.
+        """
+        self.apply_async_on_commit(args, kwargs, durable=durable)
 
-    # Where the task's own machinery calls in
+    def apply_async_on_commit(
+        self, args: Any = None, kwargs: Any = None, *, durable: bool | None = None, **options: Any
+    ) -> None:
+        """``apply_async``, once no Django transaction is open; never, if it is rolled back.
 
-    @classmethod
-    def _check_guard(cls) -> None:
-        """When the task is bound to its app: refuse a guard that could not work."""
-        guard: object = cls.guard
-        if guard is None:
-            return
-        if not isinstance(guard, Guard):
-            raise ImproperlyConfigured(
-                f"guard={guard!r} is not legal: it must be a Guard(key=..., window=...), or None"
-            )
-        guard.check(_signature_of(cls))
+        Arguments:
+            durable: ``True`` = the call is written into the database in the same transaction. What
+                a crash or a broker outage leaves unsent is sent later, under the same task id.
+                Needs ``celery_sqs_backoff.contrib.django``, and arguments that are JSON. Default:
+                ``sqs_backoff["outbox"]``, which is ``False``.
 
-    def _pass_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Before the run. Raises Refused, or StoreUnavailable."""
-        if self.guard is not None and not self.request.called_directly:
-            key = self.guard.key_for(_signature_of(type(self)), args, kwargs)
-            check_and_set(self._store, key, self._identity, self.guard.window)
+        Raises:
+            django.db.transaction.TransactionManagementError: autocommit is off, outside
+                ``atomic()``: Django runs no hooks then.
+        """
+        if outbox_by_default(self.app) if durable is None else durable:
+            outbox.send_on_commit(self, tuple(args or ()), dict(kwargs or {}), options)
+        else:
+            after_commit(partial(self.apply_async, args, kwargs, **options))
 
-    def _unset_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """With ``undo``: nothing can have been processed. Does not raise."""
-        if self.guard is not None and not self.request.called_directly:
-            try:
-                key = self.guard.key_for(_signature_of(type(self)), args, kwargs)
-            except Exception:
-                # The project's code; if it failed before the run too, that is being handled.
-                logger.exception("sqs_backoff.guard_not_unset")
-            else:
-                self._unset(key)
+    # Whose records
 
-    def _unset(self, key: str) -> None:
+    @contextmanager
+    def _in_the_middle(self) -> Iterator[None]:
+        """Ask the store in the body of a run, whose work so far must not be repeated."""
+        type(self).asks_in_its_body = True
         try:
-            unset(self._store, key, self._identity)
-        except SafeError:  # it is away, or the task has left a transaction open
-            # The record ends with its window; until then it lets this message pass, and no other.
-            logger.exception("sqs_backoff.guard_not_unset")
+            yield
+        except StoreUnavailable as exc:
+            if is_in_a_message(self):
+                raise StoreLost("The store went away in the middle of the run") from exc
+            raise
 
-    def _is_certainly_not_processed(self, exc: BaseException) -> bool:
-        if isinstance(exc, Retry):  # by self.retry(): the task says so itself
-            return True
-        if isinstance(exc, TryLater) or not isinstance(exc, Exception):
-            return False
-        judge: Callable[[Exception], Any] = getattr(self, "_judge")  # noqa: B009  # its host's
-        return judge(exc).outcome is not Outcome.UNKNOWN
+    def _steps(self, where: str) -> Steps:
+        certain = self._is_certainly_not_processed
+        return Steps(self._vault, where, self.app, self._run, is_certain=certain)
 
-    def _refuse_second_use(self, name: str, scope: str | None) -> None:
-        """A loop whose steps all have one name would do the first, and skip the others."""
-        if (scope, name) in self._steps_of_run:
-            raise ValueError(
-                f"name={name!r} is not legal: this run has had a step of that name; give each its"
-                " own, such as f'release {funding.pk}'"
-            )
-
-    @property
-    def _steps_of_run(self) -> set[tuple[str | None, str]]:
-        """The steps that this run is through with."""
-        request = self.request
-        if request.id is None:  # no message's: nobody says where a run ends, and another begins
-            return set()
-        if not hasattr(request, "sqs_steps"):
-            request.sqs_steps = set()
-        steps: set[tuple[str | None, str]] = request.sqs_steps
-        return steps
-
-    def _steps(self, scope: str | None) -> Steps:
-        return Steps(self._store, self._scope(scope), self.app)
-
-    def _scope(self, scope: str | None) -> str:
-        return f"task:{self._identity}" if scope is None else f"scope:{scope}"
-
-    @property
-    def _store(self) -> Store:
-        return store_of(self.app)
-
-    @property
-    def _identity(self) -> str:
-        """Who asks: the Celery task id."""
-        request = self.request
-        if request.id is None:  # called as a function
-            if not hasattr(request, "sqs_identity"):
-                request.sqs_identity = f"direct:{uuid4()}"
-            return str(request.sqs_identity)
-        return str(request.id)
+    def _scope(self, scope: object) -> str:
+        if scope is not None:
+            return f"scope:{text_of('scope', scope)}"
+        name, message = message_of(self)
+        return f"task:{name}:{message}"
 
 
-def _signature_of(cls: type[SafeTask]) -> inspect.Signature:
-    """The arguments of a task, without ``self``."""
-    run = getattr_static(cls, "__wrapped__", None)  # what @app.task was given
-    if run is None:
-        run = getattr_static(cls, "run")
-        run = run if isinstance(run, staticmethod) else inspect.unwrap(run)
-    if isinstance(run, staticmethod):
-        return inspect.signature(run.__func__)
-    signature = inspect.signature(run)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+def _remembered(request: Any, name: str) -> dict[Any, Any]:
+    """Return what is remembered for a run under a name; nothing outside a message's run."""
+    if request.id is None:  # nobody says where a run ends, and another begins
+        return {}
+    if not hasattr(request, name):
+        setattr(request, name, {})
+    remembered: dict[Any, Any] = getattr(request, name)
+    return remembered

@@ -1,34 +1,36 @@
-"""The hold on one received message, from its receive to its one settlement."""
+"""The hold on one received message, from its receive to its one settlement.
+
+A lease is the worker's view of a row of the settlement table: what is known of the message stands
+there, and only there. The lease adds what a row must not know: Celery's place in the prefetch
+window, and whom to tell of a loss.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..deadletter import DeadLetterRecord
-from ..delivery import Delivery
-from ..limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
-from ..queues import Queue
+from ..observe.events import GaveBack, Hidden
+from ..observe.stream import Events
+from ..sqs.calls import Calls
+from ..sqs.dead_letter import DeadLetterRecord
+from ..sqs.delivery import Delivery
+from ..sqs.queues import Queue
+from ..sqs.settlement import Content, Row, Want
 
 if TYPE_CHECKING:
-    from mypy_boto3_sqs import SQSClient
+    from ..sqs.memory import Memory
 
-    from .keeper import Keeper
+__all__ = ["Lease", "Settler", "State"]
 
-__all__ = ["Lease", "State"]
-
-#: A renewal asks for at least this much, however short the queue's own visibility timeout is: it
-#: bounds the calls, and the time that a message of a killed worker stays hidden.
-_MIN_RENEWAL_SECONDS = 10
-
-#: As in ``budget``: SQS counts its 12 hours from before the worker saw the message.
-_TWELVE_HOURS_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 40
+#: Of all leases: a settlement takes it for two assignments.
+_GUARD = threading.Lock()
 
 
 class State(Enum):
-    """What became of a lease. ``HELD`` is the only state that can be left."""
+    """What became of a lease. ``HELD`` is the only state that can be settled."""
 
     HELD = "held"
     DONE = "done"  # delete the message
@@ -36,7 +38,30 @@ class State(Enum):
     RELEASED = "released"  # give it back now
     DEAD_LETTERED = "dead-lettered"  # send it to the dead-letter queue, then delete it
     LOST = "lost"  # SQS no longer honours the receipt handle: hands off
-    MERGED = "merged"  # an earlier lease of this worker on the same message goes on with the handle
+    MERGED = "merged"  # an earlier receive of this worker goes on with this one's handle
+
+
+_STATES = {
+    Want.HELD: State.HELD,
+    Want.DELETE: State.DONE,
+    Want.HIDE: State.DEFERRED,
+    Want.GIVE_BACK: State.RELEASED,
+    Want.DEAD_LETTER: State.DEAD_LETTERED,
+    Want.LOST: State.LOST,
+}
+
+
+class Settler(Protocol):
+    """What a lease needs of the keeper."""
+
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def events(self) -> Events: ...
+    def clock(self) -> float: ...
+    def settled(self, lease: Lease) -> None: ...
+    def ended(self, lease: Lease) -> None: ...
+    def postpone(self, lease: Lease, record: DeadLetterRecord) -> None: ...
 
 
 class Lease:
@@ -47,90 +72,128 @@ class Lease:
     raises.
 
     Arguments:
-        client: the client to settle with (its credentials are those of the receive).
+        calls: the port to the message's queue.
         queue: the queue's attributes.
         message: the message as ReceiveMessage returned it.
         body: its body as it is on the queue.
         delivery: the same receive, in numbers.
-        received_at: when the worker saw the message, by the monotonic clock.
-        keeper: who carries the settlement out; told once, in the settling thread.
-        free: gives the message's place in the prefetch window back.
+        received_at: when the worker saw the message, by the keeper's clock.
+        keeper: carries out the settlement; notified once, in the settling thread.
+        free: releases the message's place in the prefetch window; called once.
+        hidden_seconds: what the receive asked for; ``None``: the queue's visibility timeout.
     """
 
     __slots__ = (
         "__weakref__",
-        "_lock",
         "attributes",
         "body",
-        "client",
+        "calls",
         "delivery",
-        "due_at",
         "free",
+        "gives_up_at",
+        "goes_on_with",
         "group_id",
         "handed_to_pool",
-        "in_doubt",
         "keeper",
-        "may_be_lost",
+        "keeps_place",
+        "on_end",
         "on_lost",
-        "park",
-        "park_above",
-        "queue",
-        "receipt_handle",
-        "received_at",
-        "record",
-        "renew_at",
-        "state",
-        "visible_at",
+        "row",
+        "slot_at",
+        "trace_header",
     )
 
     def __init__(
         self,
         *,
-        client: SQSClient,
+        calls: Calls,
         queue: Queue,
         message: dict[str, Any],
         body: str,
         delivery: Delivery,
         received_at: float,
-        keeper: Keeper,
+        keeper: Settler,
         free: Callable[[], None],
+        hidden_seconds: int | None = None,
     ) -> None:
         self.keeper = keeper
-        self.client = client
-        self.queue = queue
-        self.receipt_handle: str = message["ReceiptHandle"]
+        self.calls = calls
         self.attributes: dict[str, Any] = message.get("MessageAttributes") or {}
-        self.group_id: str | None = (message.get("Attributes") or {}).get("MessageGroupId")
+        system: dict[str, str] = message.get("Attributes") or {}
+        self.group_id: str | None = system.get("MessageGroupId")
+        self.trace_header: str | None = system.get("AWSTraceHeader")
         self.body = body
         self.delivery = delivery
-        self.received_at = received_at
-        self.state = State.HELD
-        #: DEFERRED, RELEASED: when the message is to be seen again, by the monotonic clock.
-        self.due_at = received_at
-        #: DEAD_LETTERED: why.
-        self.record: DeadLetterRecord | None = None
-        self.free = free
+        self.free: Callable[[], None] = free
+        #: When ``retry_for`` is over, in seconds since the epoch; set once the task is known.
+        self.gives_up_at: float | None = None
         #: Whether the task may be running: asked when the connection is lost.
         self.handed_to_pool: Callable[[], bool] = _no
-        #: DEFERRED: from which share of the queue's quota in flight on the message is not hidden
-        #: but made a dead letter (``None``: never), and the record for that.
-        self.park_above: float | None = None
-        self.park: Callable[[float], DeadLetterRecord] | None = None
-        #: Its visibility timeout has run out unrenewed: a standard queue still takes the receipt
-        #: handle then, and applies it to whoever has the message by now.
-        self.may_be_lost = False
-        #: DEFERRED, RELEASED: SQS may have been told, but its answer was lost.
-        self.in_doubt = False
         #: Told, once, that somebody else may have the message. Must not block.
         self.on_lost: Callable[[], None] | None = None
-        self._lock = threading.Lock()
-        self.renewed(received_at, queue.visibility_timeout_seconds)
+        #: Called when the lease is settled, and when the run of a lost message ends.
+        self.on_end: Callable[[], None] = _nothing
+        #: The row of the earlier receive that goes on with this one's handle, if any.
+        self.goes_on_with: Row | None = None
+        #: When its provider's rate lets it start; ``None`` = nobody has asked.
+        self.slot_at: float | None = None
+        #: Whether it takes up a process's place in the prefetch window while it waits for a slot.
+        self.keeps_place = False
+        self.row = Row(
+            queue,
+            delivery.message_id,
+            message["ReceiptHandle"],
+            received_at,
+            guard=_GUARD,
+            owner=self,
+            hidden_seconds=hidden_seconds,
+        )
+
+    @property
+    def state(self) -> State:
+        if self.goes_on_with is not None:
+            return State.MERGED
+        if self.row.want is Want.DEAD_LETTER and self.row.is_sent:
+            return State.DONE
+        return _STATES[self.row.want]
+
+    def is_settled(self) -> bool:
+        """Whether it is no longer held."""
+        return self.state is not State.HELD
+
+    @property
+    def queue(self) -> Queue:
+        return self.row.queue  # type: ignore[return-value]  # it was made from one
+
+    @property
+    def receipt_handle(self) -> str:
+        """The newest one that this worker has received."""
+        return self.row.handle
+
+    @property
+    def received_at(self) -> float:
+        return self.row.received_at
+
+    @property
+    def visible_at(self) -> float:
+        """When SQS may show the message to others, by the keeper's clock."""
+        return self.row.visible_at
+
+    @property
+    def due_at(self) -> float:
+        """DEFERRED: when the message is to be seen again, by the keeper's clock."""
+        return self.row.due_at
+
+    @property
+    def record(self) -> DeadLetterRecord | None:
+        """DEAD_LETTERED: why."""
+        return self.row.record
 
     # Settling
 
     def done(self) -> bool:
-        """The message has served: delete it."""
-        return self._settle(State.DONE)
+        """Delete the message: its task is finished."""
+        return self._settle(Want.DELETE)
 
     def defer(
         self,
@@ -142,34 +205,50 @@ class Lease:
         """Hide the message for ``seconds`` from now on.
 
         Arguments:
+            seconds: how long.
             park_above: share of the queue's quota of messages in flight, above 0 to 1; from there
                 on the message goes to the dead-letter queue instead. ``None``: never.
             park: makes the record for that, of the seconds that were left to wait.
         """
-        due_at = self.keeper.clock() + seconds
-        return self._settle(State.DEFERRED, due_at=due_at, park_above=park_above, park=park)
+        facts: dict[str, Any] = {"due_at": self.keeper.clock() + seconds}
+        if park_above is not None:
+            facts.update(park_above=park_above, park=park, content=self._content())
+        return self._settle(Want.HIDE, **facts)
 
     def release(self) -> bool:
         """Give the message back, to be received again at once."""
-        return self._settle(State.RELEASED)
+        return self._settle(Want.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back_unrun(self, *, until: float | None = None) -> bool:
         """Give back a message whose task has not been started: this receive was no attempt.
 
         Arguments:
-            until: hide it until then, by the monotonic clock. ``None``: show it at once.
+            until: hide it until then, by the keeper's clock. ``None``: show it at once.
         """
-        self.keeper.memory.count_unrun(self.delivery.message_id)
-        return self.release() if until is None else self._settle(State.DEFERRED, due_at=until)
+        message_id = self.delivery.message_id
+        if self.state is State.HELD:  # else whoever has settled it has counted it
+            self.keeper.memory.count_unrun(message_id)
+        if until is not None:
+            return self._settle(Want.HIDE, due_at=until)
+        is_given_back = self.release()
+        if is_given_back:
+            self.keeper.events.emit(GaveBack(queue=self.queue.name, message_id=message_id))
+        return is_given_back
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
-        """Send the message, with the record on it, to the queue's dead-letter queue."""
-        return self._settle(State.DEAD_LETTERED, record=record)
+        """Send the message, with the record on it, to the queue's dead-letter queue.
+
+        Where that is the queue itself the message is deleted: it would run again at once.
+        """
+        if self.queue.dlq_url == self.queue.url:
+            return self.done()
+        return self._settle(Want.DEAD_LETTER, record=record, content=self._content())
 
     def lose(self) -> bool:
         """The receipt handle is void: settle nothing, and tell the task."""
-        is_lost = self._settle(State.LOST)
+        is_lost = self.row.become(Want.LOST, may_be_lost=True)
         if is_lost:
+            self.keeper.settled(self)
             self.tell_of_loss()
         return is_lost
 
@@ -178,47 +257,56 @@ class Lease:
 
         If it succeeds, the message is still deleted: whoever has it need not do it again.
         """
-        self.may_be_lost = True
         told, self.on_lost = self.on_lost, None
         if told is not None:
             told()
 
-    def merge_into(self, earlier: Lease) -> bool:
-        """Let an earlier lease on the same message go on with this one's receipt handle."""
-        with earlier._lock:
-            if earlier.state is not State.HELD:
-                return False
-            earlier.receipt_handle = self.receipt_handle
-            earlier.received_at = self.received_at
-            earlier.visible_at, earlier.renew_at = self.visible_at, self.renew_at
-            earlier.may_be_lost = False
-        return self._settle(State.MERGED)
+    def merge(self, earlier: Row) -> None:
+        """Note that an earlier receive goes on with this one's handle: there is nothing to run."""
+        self.goes_on_with = earlier
+        self.row.become(Want.LOST, is_over=True, owner=None)
+        self.free_place()
 
-    def _settle(self, state: State, **facts: Any) -> bool:
-        with self._lock:
-            if self.state is not State.HELD:
+    def free_place(self) -> None:
+        """Give the place in the prefetch window back, once."""
+        free, self.free = self.free, _nothing
+        free()
+
+    def _settle(self, want: Want, **facts: Any) -> bool:
+        while not self.row.become(want, **facts):
+            if self.row.want is Want.HELD:
+                continue  # it was lost, and has been received again just now
+            if not self.row.end_lost():
                 return False
-            for name, value in facts.items():
-                setattr(self, name, value)
-            self.state = state
+            if want is Want.DELETE:
+                # Should this worker receive it once more, it need not run again.
+                self.keeper.memory.settled(self.delivery.message_id, None)
+            self.keeper.ended(self)
+            self.on_end()
+            return False
+        if want is Want.HIDE:
+            self._tell_hidden(facts["due_at"])
         self.keeper.settled(self)
+        self.on_end()
         return True
 
-    # Renewing: the keeper's thread only
-
-    def renewed(self, asked_at: float, seconds: int) -> None:
-        """Note that the message is hidden for ``seconds`` from ``asked_at`` on."""
-        self.visible_at = asked_at + seconds
-        self.renew_at = asked_at + seconds / 3
-
-    def renewal_seconds(self, now: float) -> int:
-        """What to ask of SQS at a renewal; 0 or less when the 12 hours are used up."""
-        held = now - self.received_at
-        return min(
-            max(self.queue.visibility_timeout_seconds, _MIN_RENEWAL_SECONDS),
-            int(MAX_VISIBILITY_TIMEOUT_SECONDS - _TWELVE_HOURS_MARGIN_SECONDS - held),
+    def _tell_hidden(self, due_at: float) -> None:
+        hidden = Hidden(
+            queue=self.queue.name,
+            message_id=self.delivery.message_id,
+            seconds=due_at - self.keeper.clock(),
+            sent_at=self.delivery.sent_at,
+            gives_up_at=self.gives_up_at,
         )
+        self.keeper.events.emit(hidden)
+
+    def _content(self) -> Content:
+        return Content(self.body, self.attributes, self.group_id, self.trace_header)
 
 
 def _no() -> bool:
     return False
+
+
+def _nothing() -> None:
+    pass

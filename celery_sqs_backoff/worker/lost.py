@@ -1,4 +1,4 @@
-"""How a task learns that its message is no longer its worker's.
+"""Tells a running task that its worker lost the lease on its message.
 
 The task may run in another process, which may have been forked before the message was received, or
 spawned. What both have is the file system: the flag is a file that exists. None is made before
@@ -14,6 +14,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from celery.utils.log import get_logger
+
+from ..text import error_site
 
 __all__ = ["LostFlags"]
 
@@ -38,8 +40,8 @@ class LostFlags:
         try:
             Path(path).parent.mkdir(mode=0o700, exist_ok=True)
             Path(path).touch()
-        except OSError:
-            logger.exception("sqs_backoff.flag_failed")
+        except OSError as exc:
+            logger.error("sqs_backoff.flag_failed: %s", error_site(exc))
 
     def clear(self) -> None:
         """Remove all flags."""

@@ -1,47 +1,66 @@
-"""From a kombu message to a lease on the SQS message behind it."""
+"""From a received SQS message to a lease on it, and to what Celery's consumer gets."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ..delivery import Delivery
-from ..eta import parse_eta
-from ..queues import Queue, read_queue, settling_client
+from celery.utils.log import get_logger
+
+from ..sqs.clients import Clients
+from ..sqs.delivery import Delivery
+from ..sqs.eta import parse_eta
+from ..sqs.queues import Queue, read_queue
+from ..text import BUG_CALLS, error_site
+from .capacity import Capacity
+from .foreign import IGNORED, Foreign
+from .gates import Gates
 from .groups import MessageGroups
+from .inbox import Arrival
 from .keeper import Keeper
 from .lease import Lease
 from .lost import LostFlags
-from .upstream import ORIGINAL_BODY
+from .payload import NotUnderstood, celery_payload
 
-__all__ = ["WANTED_ATTRIBUTES", "Receiver", "held_seconds"]
+__all__ = ["Receiver", "held_seconds"]
 
-#: What every ReceiveMessage asks for beside the body.
-WANTED_ATTRIBUTES = {
-    "MessageSystemAttributeNames": [
-        "ApproximateReceiveCount",
-        "ApproximateFirstReceiveTimestamp",
-        "AWSTraceHeader",
-        "DeadLetterQueueSourceArn",
-        "MessageDeduplicationId",
-        "MessageGroupId",
-        "SentTimestamp",
-    ],
-    "MessageAttributeNames": ["All"],
-}
+logger = get_logger(__name__)
+
+#: Between two reads of a queue's attributes: as long as it could not be read; while it has no
+#: dead-letter queue, which somebody may be about to attach; else.
+_UNREAD_SECONDS = 2.0
+_WITHOUT_DLQ_SECONDS = 60.0
+_READ_SECONDS = 300.0
 
 
-#: Between two tries to read the attributes of a queue.
-_READ_AGAIN_SECONDS = 2.0
+@dataclass(frozen=True)
+class _Receive:
+    """What is common to the messages of one receive; as for :meth:`Receiver.take`."""
+
+    name: str
+    url: str
+    #: Seconds since the epoch, and by the keeper's clock. One time for all messages: reading the
+    #: first of them may take a while.
+    seen_at: float
+    received_at: float
+    hidden_seconds: int | None
 
 
 class Receiver:
-    """Makes leases, and knows the queues they are from. One per worker.
+    """Makes leases, and knows the queues they are from. One per worker; safe in any thread.
 
     Arguments:
         keeper: who renews and settles the leases.
-        soon: runs a callable in the worker's event loop, from any thread.
+        clients: for the queues.
+        capacity: counts what is held.
+        foreign: makes tasks of messages that Celery has not sent.
+        takes_leases: whether a task of this name settles its message by a lease.
+        gates: of the tasks' providers, once the room for messages is known; ``None``: made here.
+        provider_of: from a task's name to its provider's.
         now: seconds since the epoch.
     """
 
@@ -49,61 +68,230 @@ class Receiver:
         self,
         keeper: Keeper,
         *,
-        soon: Callable[[Callable[[], object]], object],
+        clients: Clients,
+        capacity: Capacity,
+        foreign: Foreign,
+        takes_leases: Callable[[str], bool],
+        gates: Callable[[Callable[[], int]], Gates] | None = None,
+        provider_of: Callable[[str], str | None] = lambda name: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.keeper = keeper
-        self._groups = MessageGroups(soon)
+        self.clients = clients
         self.lost_flags = LostFlags()
+        #: Where messages go that can be delivered; and those that no task can be made of.
+        self.deliver: Callable[[Arrival], object] = lambda arrival: None
+        self.keep: Callable[[Lease, Mapping[str, Any], str], object] = lambda *about: None
+        self._capacity = capacity
+        make = gates or (lambda room: Gates(keeper, calls=clients.settling, room=room))
+        self.gates = make(self._room)
+        self._provider_of = provider_of
+        self._foreign = foreign
+        self._takes_leases = takes_leases
+        self._groups = MessageGroups(lambda start: start())
         self._now = now
-        self._queues: dict[str, Queue] = {}
-        self._read_again_at = 0.0
-        self._clients: dict[str, tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
+        self._queues: dict[str, tuple[Queue, float]] = {}
+        self._leases: dict[str, Lease] = {}
+        self._is_open = True
 
-    def queue(self, url: str, kombu_client: Any) -> Queue:
-        """Return the queue's attributes, read once; if that fails, again a little later."""
-        queue, now = self._queues.get(url), self.keeper.clock()
-        if queue is None or (not queue.is_read and now >= self._read_again_at):
-            queue = self._queues[url] = read_queue(self._client(url, kombu_client), url)
-            self._read_again_at = now + _READ_AGAIN_SECONDS
+    def _room(self) -> int:
+        """Messages to bring forward at once: more than we run, for other workers run them too."""
+        has_room = self._is_open and self._capacity.has_free_process  # closed: the pool may be gone
+        return 2 * self._capacity.processes if has_room else 0
+
+    # Queues
+
+    def queue(self, url: str) -> Queue:
+        """Return what was last read of a queue; read it, if it never was."""
+        known = self._queues.get(url)
+        return known[0] if known else self.read_queue(url)
+
+    def read_queue(self, url: str) -> Queue:
+        """Return a queue's attributes; read them again if that was long ago."""
+        known = self._queues.get(url)
+        if known is not None:
+            queue, read_at = known
+            fresh_for = _WITHOUT_DLQ_SECONDS if queue.dlq_arn is None else _READ_SECONDS
+            if self.keeper.clock() - read_at < (fresh_for if queue.is_read else _UNREAD_SECONDS):
+                return queue
+        queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
+        # Its end counts: a call that hangs for longer would otherwise hold up each poll.
+        self._queues[url] = (queue, self.keeper.clock())
         return queue
 
-    def lease(self, message: Any) -> Lease | None:
-        """Hold a message; ``None`` if it is not from SQS. The same message has one lease."""
-        if (lease := getattr(message, "sqs_lease", None)) is not None:
-            return lease  # type: ignore[no-any-return]
-        info = message.delivery_info
+    # Messages
+
+    def open(self) -> None:
+        """Take messages on from now on."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Give back from now on whatever is still received."""
+        self._is_open = False
+
+    def take(
+        self,
+        name: str,
+        url: str,
+        messages: list[dict[str, Any]],
+        *,
+        seconds_ago: float = 0.0,
+        hidden_seconds: int | None = None,
+    ) -> None:
+        """Hold the messages of one receive, and send each on its way. In the poller's thread.
+
+        Arguments:
+            name: of the queue, in Celery.
+            url: of the queue.
+            messages: as ReceiveMessage returned them, in order.
+            seconds_ago: how long ago SQS has handed them out, at least.
+            hidden_seconds: the visibility timeout that was named; ``None``: the queue's own.
+        """
+        self._groups.begin_receive(url, messages)
+        seen_at, received_at = self._now() - seconds_ago, self.keeper.clock() - seconds_ago
+        receive = _Receive(name, url, seen_at, received_at, hidden_seconds)
+        for message in messages:
+            try:
+                self._take(receive, message)
+            except Exception as exc:  # noqa: BLE001
+                # Left to its visibility timeout; the others of its batch are not.
+                logger.error(
+                    "sqs_backoff.take_failed: a message on %s: %s",
+                    *(name, error_site(exc, calls=BUG_CALLS)),
+                )
+
+    def _take(self, receive: _Receive, message: dict[str, Any]) -> None:
+        name, url = receive.name, receive.url
+        payload, why = self._read(name, message)
+        headers: Mapping[str, Any] = (payload or {}).get("headers", {})
+        task = headers.get("task")
+        self.gates.mix.note(url, name, self._provider_of(task) if isinstance(task, str) else None)
+        if self._is_open and isinstance(task, str) and not self._takes_leases(task):
+            self._arrive(name, url, message, payload or {}, None)
+            return
+        lease = self._hold(receive, message, headers)
         try:
-            sqs_message, url = info["sqs_message"], info["sqs_queue"]
-        except (KeyError, TypeError):
-            return None
-        channel, tag = message.channel, message.delivery_tag
-        kombu_client = _kombu_client(channel, url)
-        queue = self.queue(url, kombu_client)
+            self._send_on(name, url, message, payload, why, lease)
+        except Exception:
+            lease.lose()  # else it would be renewed, and take up its place, with nobody to run it
+            raise
+
+    def _send_on(
+        self,
+        name: str,
+        url: str,
+        message: dict[str, Any],
+        payload: dict[str, Any] | None,
+        why: str,
+        lease: Lease,
+    ) -> None:
+        if not self._is_open:
+            lease.give_back_unrun()
+        elif self.keeper.recognise(lease):
+            # This worker has the message in hand, or is done with it.
+            if lease.queue.is_fifo:
+                self._groups.pass_over(lease)
+        elif payload is IGNORED:
+            logger.info("sqs_backoff.ignored: message %s on %s", lease.delivery.message_id, name)
+            lease.done()
+        else:
+            if lease.queue.is_fifo:
+                self._capacity.blocked(message["ReceiptHandle"])  # until its turn
+            if payload is None:
+                self.in_turn(lease, lambda: self.keep(lease, {}, why))
+            else:
+                self.in_turn(lease, partial(self._arrive, name, url, message, payload, lease))
+
+    def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """The payload, or why there is none."""
+        why = "it is no Celery message"
+        try:
+            if (payload := celery_payload(message["Body"])) is not None:
+                return payload, ""
+        except NotUnderstood as exc:
+            why = str(exc)
+        try:
+            payload = self._foreign.payload(name, message)
+        except NotUnderstood as exc:
+            return None, str(exc)
+        return payload, "" if payload else why
+
+    def _hold(
+        self, receive: _Receive, message: dict[str, Any], headers: Mapping[str, Any]
+    ) -> Lease:
+        url, tag = receive.url, message["ReceiptHandle"]
+        queue = self.queue(url)
         lease = Lease(
-            client=self._client(url, kombu_client),
+            calls=self.clients.settling(url),
             queue=queue,
-            message=sqs_message,
-            body=sqs_message.get(ORIGINAL_BODY, sqs_message["Body"]),
+            message=message,
+            body=message["Body"],
             delivery=Delivery.from_sqs(
-                sqs_message,
+                message,
                 queue_url=url,
-                received_at=self._now(),
+                received_at=receive.seen_at,
                 max_receive_count=queue.max_receive_count,
                 retention_seconds=queue.retention_seconds,
-                eta=parse_eta((message.headers or {}).get("eta")),
+                eta=parse_eta(headers.get("eta")),
                 held_seconds=held_seconds(queue),
-                unrun=self.keeper.memory.unrun(sqs_message["MessageId"]),
+                unrun=self.keeper.memory.unrun(message["MessageId"]),
                 lost_flag=self.lost_flags.path,
             ),
-            received_at=self.keeper.clock(),
+            received_at=receive.received_at,
             keeper=self.keeper,
-            # Not message.ack(): it deletes. Not message.reject(): it deletes, or hides.
-            free=lambda: channel.qos.ack(tag),
+            free=lambda: self._free(tag),
+            hidden_seconds=receive.hidden_seconds,
         )
-        message.sqs_lease = lease
+        self._capacity.received(tag)
         self.keeper.hold(lease)
         return lease
+
+    def _free(self, tag: str) -> None:
+        with self._lock:
+            self._leases.pop(tag, None)
+        self._capacity.freed(tag)
+
+    def _arrive(
+        self,
+        name: str,
+        url: str,
+        message: dict[str, Any],
+        payload: dict[str, Any],
+        lease: Lease | None,
+    ) -> None:
+        tag = message["ReceiptHandle"]
+        if lease is None:
+            self._capacity.received(tag, is_leased=False)
+        else:
+            self._capacity.unblocked(tag)
+            with self._lock:
+                self._leases[tag] = lease
+            message = {key: value for key, value in message.items() if key != "Body"}
+        properties = payload["properties"]
+        properties["delivery_tag"] = tag
+        properties["delivery_info"] |= {"sqs_message": message, "sqs_queue": url}
+        self.deliver(Arrival(name, payload, tag, lease))
+
+    def lease(self, message: Any) -> Lease | None:
+        """The lease on a kombu message; ``None`` if it has none."""
+        lease = getattr(message, "sqs_lease", None)
+        if not isinstance(lease, Lease):
+            with self._lock:
+                lease = self._leases.get(message.delivery_tag)
+            if lease is not None:
+                message.sqs_lease = lease
+        return lease
+
+    def lease_of(self, tag: str) -> Lease | None:
+        """The lease on a delivered message that is not settled."""
+        with self._lock:
+            return self._leases.get(tag)
+
+    def forget(self, message: Any) -> None:
+        """Leave a message without a lease to its visibility timeout."""
+        message.channel.qos.ack(message.delivery_tag)
+        self._capacity.freed(message.delivery_tag)
 
     def in_turn(self, lease: Lease, start: Callable[[], object]) -> None:
         """Call ``start`` now; on a FIFO queue, when the lease's message group allows."""
@@ -112,23 +300,7 @@ class Receiver:
         else:
             start()
 
-    def _client(self, url: str, kombu_client: Any) -> Any:
-        """A client of ours with the credentials of kombu's, which changes when STS ones expire."""
-        source, client = self._clients.get(url, (None, None))
-        if source is not kombu_client:
-            client = settling_client(kombu_client)
-            self._clients[url] = (kombu_client, client)
-        return client
-
 
 def held_seconds(queue: Queue) -> float:
     """How long a worker holds a task that is not due rather than give it back to SQS."""
     return queue.visibility_timeout_seconds / 2
-
-
-def _kombu_client(channel: Any, url: str) -> Any:
-    """kombu's client for a queue's URL. (Its routing key need not be the queue's name.)"""
-    for name, queue in channel.predefined_queues.items():
-        if queue["url"] == url:
-            return channel.sqs(queue=name)
-    return channel.sqs()

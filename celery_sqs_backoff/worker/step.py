@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from celery import bootsteps
@@ -11,23 +11,35 @@ from celery.concurrency import solo
 from celery.utils.log import get_logger
 from celery.worker.consumer.tasks import Tasks
 
-from ..limits import MAX_MAX_RECEIVE_COUNT
-from ..options import DEAD_LETTER
-from ..task import SQSBackoffTask
-from . import prefetch, unreadable, upstream
+from ..retry.options import DEAD_LETTER
+from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
+from ..sqs.queues import Queue
+from ..task.base import SQSBackoffTask
+from . import upstream
+from .check_up import start_check_up
 from .keeper import Keeper
-from .messages import WANTED_ATTRIBUTES, Receiver
+from .observation import EVENT_LOOP, Observation
+from .providers import introduce
+from .receive import Receive
+from .strategy import takes_leases
 
 __all__ = ["LeaseStep"]
 
 logger = get_logger(__name__)
 
-#: How long a worker that stops tries to tell SQS what became of its messages.
+#: How long a stopping worker tries to settle its messages with SQS.
 FLUSH_TIMEOUT_SECONDS = 15.0
+
+#: Interval of the event loop's heartbeat, and the age at which the loop counts as dead.
+_TURN_SECONDS = 5.0
+_LONGEST_TURN_SECONDS = 60.0
+
+#: Names in the start line; an app may have hundreds of tasks.
+_MAX_NAMES = 20
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not typed
-    """Starts the keeper, and attaches it to the consumer's channel at every (re)connect."""
+    """Starts the keeper and the pollers, and attaches them to the channel at every (re)connect."""
 
     requires = (Tasks,)
 
@@ -37,41 +49,42 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def create(self, c: Any) -> None:
         """Before any start(): Tasks.start() asks each task for its strategy."""
         self._keeper = Keeper()
-        upstream.declare_without_leave_to_look(c)
-        c.sqs_receiver = Receiver(self._keeper, soon=_soon(c))
-        upstream.give_back_before_soft_shutdown(c, self._give_back_unstarted)
-        self._blocks_loop = isinstance(c.pool, solo.TaskPool)
+        self._receive = Receive(c, self._keeper)
+        c.sqs_receiver = self._receive.receiver
+        self._has_introduced_itself = False
+        self._observation = Observation(
+            c.app,
+            c.hostname,
+            events=self._keeper.events,
+            pulse=self._keeper.pulse,
+            running=self._receive.running,
+            held=self._keeper.held,
+            providers=lambda: c.sqs_receiver.gates.now(),
+        )
+        upstream.declare_without_asking(c)
+        upstream.give_back_before_soft_shutdown(c, self._receive.pause)
         upstream.remember_running_tasks(c)
-        if self._blocks_loop or type(c.pool).__module__ == "celery.concurrency.gevent":
-            upstream.run_after_receiving(c)
 
     def start(self, c: Any) -> None:
         """Run before the first message is asked for: after Tasks, before the event loop."""
-        channel = c.task_consumer.channel
         if c.hub is not None:
             upstream.wake_event_loop(c.hub)
-            upstream.call_beside_event_loop(c.hub)
-        upstream.survive_bodies_without_json(channel)
-        upstream.ask_for_attributes(channel, WANTED_ATTRIBUTES)
-        prefetch.install(
-            channel,
-            keeper=self._keeper,
-            processes=c.pool.num_processes,
-            # What is received while a task blocks the loop would be noticed, and renewed, too late.
-            only_when_idle=self._blocks_loop,
-        )
-        unreadable.install(c, c.sqs_receiver)
+        self._receive.attach(c.task_consumer.channel)
+        self._watch_event_loop(c)
         self._keeper.start()
         atexit.register(self.shutdown, c)  # some ends of a worker skip its blueprint's shutdown
-        self._check_queues(c, channel)
+        if not self._has_introduced_itself:
+            self._has_introduced_itself = True
+            self._observation.start()
+            self._check_queues(c)
 
     def stop(self, c: Any) -> None:
         """Run at every reconnect, and when a shutdown begins: nobody will start what waits.
 
         Those messages are given back at once; the running ones keep their leases.
         """
-        upstream.keep_event_loop(c)
-        self._give_back_unstarted()
+        self._keeper.pulse.forget(EVENT_LOOP)
+        self._receive.pause()
 
     def terminate(self, c: Any) -> None:
         self.stop(c)
@@ -79,45 +92,94 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def shutdown(self, c: Any) -> None:
         """Run after the pool has stopped: whatever will be settled has been."""
         atexit.unregister(self.shutdown)
+        c.sqs_receiver.gates.stop()
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
+        self._observation.stop()
         c.sqs_receiver.lost_flags.clear()
 
-    def _give_back_unstarted(self) -> None:
-        for lease in self._keeper.held():
-            if not lease.handed_to_pool():
-                lease.give_back_unrun()
+    def _watch_event_loop(self, c: Any) -> None:
+        """Expect Celery's loop to turn; on solo it stands still while a task runs."""
+        if isinstance(c.pool, solo.TaskPool):
+            return
+        pulse = self._keeper.pulse
+        pulse.watch(EVENT_LOOP, limit_seconds=_LONGEST_TURN_SECONDS)
+        c.timer.call_repeatedly(_TURN_SECONDS, pulse.turned, (EVENT_LOOP,))
 
-    def _check_queues(self, c: Any, channel: Any) -> None:
-        tasks = [task for task in c.app.tasks.values() if isinstance(task, SQSBackoffTask)]
-        wants_dlq = any(task.backoff_options.on_give_up == DEAD_LETTER for task in tasks)
-        needed, hungriest = max(
-            ((task.backoff_options.receives_needed, task.name) for task in tasks), default=(0, "")
+    def _check_queues(self, c: Any) -> None:
+        channel, receiver = c.task_consumer.channel, c.sqs_receiver
+        urls = [channel._resolve_queue_url(queue.name) for queue in c.task_consumer.queues]
+        queues = [receiver.queue(url) for url in urls]
+        covered = [name for name, handler in c.strategies.items() if takes_leases(handler)]
+        others = [
+            name for name in c.strategies if name not in covered and not name.startswith("celery.")
+        ]
+        logger.info(
+            "sqs_backoff.started: queues: %s; tasks with leases: %s; tasks without: %s",
+            "; ".join(map(_describe, queues)) or "none",
+            _names(covered),
+            _names(others),
         )
-        for kombu_queue in c.task_consumer.queues:
-            url = channel._resolve_queue_url(kombu_queue.name)
-            name = channel.canonical_queue_name(kombu_queue.name)
-            queue = c.sqs_receiver.queue(url, channel.sqs(queue=name))
-            if wants_dlq and queue.is_read and queue.dlq_url is None:
-                logger.warning(
-                    "Queue %s has no dead-letter queue: tasks that are given up will fail and"
-                    " their messages will be deleted (on_give_up='fail').",
-                    queue.name,
-                )
-            if queue.max_receive_count is not None and queue.max_receive_count < needed:
-                logger.warning(
-                    "Queue %s has maxReceiveCount=%d, but with its delays task %s may need about %d"
-                    " receives: it will be given up before retry_for or max_retries say so."
-                    " SQS allows up to %d.",
-                    queue.name,
-                    queue.max_receive_count,
-                    hungriest,
-                    needed,
-                    MAX_MAX_RECEIVE_COUNT,
-                )
+        names = [queue.name for queue in c.task_consumer.queues]
+        start_check_up(c.app, zip(names, queues, strict=True))
+        tasks = [c.app.tasks[name] for name in covered if name in c.app.tasks]
+        introduce(c.app, tasks)
+        _warn(queues, [task for task in tasks if isinstance(task, SQSBackoffTask)])
 
 
-def _soon(c: Any) -> Callable[[Callable[[], object]], object]:
-    """How to run something in the consumer's event loop, or, without one, in a greenlet."""
-    if c.hub is not None:
-        return c.hub.call_soon  # type: ignore[no-any-return]
-    return lambda callback: c.timer.call_after(0, callback)
+def _describe(queue: Queue) -> str:
+    if not queue.is_read:
+        return f"{queue.name} (attributes not read yet)"
+    dlq = "no dead-letter queue"
+    if queue.dlq_arn is not None:
+        name = queue.dlq_arn.rpartition(":")[2]
+        dlq = f"dead-letter queue {name} after {queue.max_receive_count} receives"
+    return f"{queue.name} (visibility timeout {queue.visibility_timeout_seconds} s, {dlq})"
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = len(listed) - _MAX_NAMES
+    return ", ".join(listed[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def _warn(queues: Iterable[Queue], tasks: Iterable[SQSBackoffTask]) -> None:
+    """Say what in the queues' attributes will surprise somebody."""
+    tasks = list(tasks)
+    wants_dlq = any(task.backoff_options.on_give_up == DEAD_LETTER for task in tasks)
+    needed, hungriest = max(
+        (
+            (task.backoff_options.receives_needed(at_most=MAX_MAX_RECEIVE_COUNT), task.name)
+            for task in tasks
+        ),
+        default=(0, ""),
+    )
+    for queue in queues:
+        if queue.is_its_own_dlq:
+            logger.error(
+                "Queue %s names itself as its dead-letter queue: nothing will be dead-lettered"
+                " into it. Set another queue in its redrive policy.",
+                queue.name,
+            )
+        if queue.hides_nothing:
+            logger.warning(
+                "Queue %s has a visibility timeout of 0: its messages are received with %d s.",
+                queue.name,
+                queue.visibility_timeout_seconds,
+            )
+        if wants_dlq and queue.is_read and queue.dlq_url is None:
+            logger.warning(
+                "Queue %s has no dead-letter queue: tasks that are given up will fail and"
+                " their messages will be deleted (on_give_up='fail').",
+                queue.name,
+            )
+        if queue.max_receive_count is not None and queue.max_receive_count < needed:
+            logger.warning(
+                "Queue %s has maxReceiveCount=%d, but with its delays task %s may need about %d"
+                " receives: it will be given up before retry_for or max_retries say so."
+                " SQS allows up to %d.",
+                queue.name,
+                queue.max_receive_count,
+                hungriest,
+                needed,
+                MAX_MAX_RECEIVE_COUNT,
+            )

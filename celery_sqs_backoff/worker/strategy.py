@@ -1,4 +1,4 @@
-"""Should this message run? Asked for each one, before a request is made of it."""
+"""Decides whether a message runs, before Celery makes a request of it."""
 
 from __future__ import annotations
 
@@ -7,63 +7,128 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from celery.exceptions import InvalidTaskError
+from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.strategy import default as celery_default
 from kombu.exceptions import DecodeError
 
-from ..budget import wire_delay
-from ..eta import parse_eta
+from ..retry.budget import GiveUpReason
+from ..sqs.dead_letter import DeadLetterRecord
+from ..sqs.delivery import Delivery
+from ..sqs.eta import parse_eta
+from ..sqs.visibility import visibility_delay
+from ..text import printable
+from .gate import Gate
+from .inbox import Arrival
 from .lease import Lease
-from .messages import held_seconds
+from .messages import Receiver, held_seconds
 from .request import SettledBeforeRun
 
-__all__ = ["default"]
+__all__ = ["default", "takes_leases"]
+
+logger = get_logger(__name__)
 
 
-def default(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
-    """Celery's default strategy, with a lease on each message that comes from SQS.
+def takes_leases(handler: object) -> bool:
+    """Return whether a strategy's handler settles messages through leases."""
+    return getattr(handler, "takes_leases", False) is True
 
-    A message that this worker is running, or was done with but could not delete in time, is not
-    run again. One that is not due for long goes back to SQS until it is. One whose budget was used
-    up before this receive is given up by its request.
+
+def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+    """Celery's default strategy, which hands each message on with its lease.
+
+    A message that is not due for long goes back to SQS until it is. One whose budget was used up
+    before this receive is given up by its request.
+
+    Arguments: as for ``celery.worker.strategy.default``.
     """
-    handle = celery_default(task, app, consumer)
+    handle = celery_default(task, app, consumer, **options)
     receiver = getattr(consumer, "sqs_receiver", None)
-    if receiver is None:  # another broker
+    if not isinstance(receiver, Receiver):  # another broker
         return handle  # type: ignore[no-any-return]
 
     def handle_with_lease(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any
     ) -> Any:
-        def start() -> None:
-            if lease is None or not _defer_until_due(lease, message.headers or {}):
-                with suppress(SettledBeforeRun):
-                    handle(message, body, ack, reject, callbacks, **kwargs)
-
         lease = receiver.lease(message)
         if lease is None:
-            start()
-        elif not receiver.keeper.recognise(lease):
-            receiver.in_turn(lease, lambda: _contained(start, consumer, message))
+            return handle(message, body, ack, reject, callbacks, **kwargs)
+        if (retry_for := task.backoff_options.retry_for) is not None:
+            lease.gives_up_at = lease.delivery.first_due_at + retry_for
+        try:
+            headers = message.headers or {}
+            if _defer_until_due(lease, headers, consumer.hostname):
+                return None
+            gate = receiver.gates.of_call(task, lambda: message.payload)
+            message.sqs_gate = gate
 
+            def again() -> None:
+                handle_with_lease(message, body, ack, reject, callbacks, **kwargs)
+
+            def start() -> None:
+                receiver.deliver(Arrival("", {}, message.delivery_tag, lease, again))
+
+            if not _is_kept_back(gate, lease, headers, task, start):
+                _check_arguments(message.payload)
+                with suppress(SettledBeforeRun):
+                    handle(message, body, ack, reject, callbacks, **kwargs)
+        except DecodeError as exc:
+            consumer.on_decode_error(message, exc)
+        except Exception as exc:  # noqa: BLE001
+            # Headers of the wrong type, or a missing id, raise whatever they happen to.
+            consumer.on_invalid_task(None, message, exc)
+        return None
+
+    handle_with_lease.takes_leases = True  # type: ignore[attr-defined]
     return handle_with_lease
 
 
-def _contained(start: Callable[[], None], consumer: Any, message: Any) -> None:
-    """Start a task; what is wrong with its message goes where Celery's consumer sends it.
+def _is_kept_back(
+    gate: Gate | None,
+    lease: Lease,
+    headers: Mapping[str, Any],
+    task: Any,
+    start: Callable[[], object],
+) -> bool:
+    """Hide a message whose provider is down, or let it wait for a slot at the provider's rate.
 
-    Celery sends there only what it thought of. Headers of the wrong type, or a missing id, raise
-    whatever they happen to, and would end one worker after the other.
+    Celery sees to what has expired or is revoked.
     """
-    try:
-        start()
-    except DecodeError as exc:
-        consumer.on_decode_error(message, exc)
-    except Exception as exc:  # noqa: BLE001
-        consumer.on_invalid_task(None, message, exc)
+    if gate is None:
+        return False
+    expires = parse_eta(headers.get("expires"))
+    if (expires is not None and expires <= time.time()) or headers.get("id") in state.revoked:
+        return False
+    options = task.backoff_options
+    return gate.hides(lease, options) or gate.waits(lease, options, start)
 
 
-def _defer_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:
+def _check_arguments(payload: Any) -> None:
+    """Refuse arguments that would make Celery fail in the pool, before the task's own code.
+
+    There gevent, eventlet and threads report nothing, so the message would be held, and its place
+    taken, as long as the worker lives; and a failure that Celery takes for a success is deleted.
+
+    Raises:
+        InvalidTaskError: these are not the arguments of a task.
+    """
+    embed: Any = None
+    if isinstance(payload, dict):
+        args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
+    else:
+        args, kwargs, embed = payload
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        raise InvalidTaskError("expected a list of arguments and a dict of keyword arguments")
+    if embed is not None and not (isinstance(embed, dict) and all(map(_is_text, embed))):
+        raise InvalidTaskError("expected a dict of what the task is embedded in")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _defer_until_due(lease: Lease, headers: Mapping[str, Any], worker: str = "") -> bool:
     """Give a message back to SQS until its task is due, or a hop on the way there.
 
     Not if it has expired or is revoked: Celery's strategy sees to that first. Not on the last
@@ -73,10 +138,56 @@ def _defer_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:
     eta, expires = parse_eta(headers.get("eta")), parse_eta(headers.get("expires"))
     if (
         eta is None
+        or eta <= now
         or (expires is not None and expires <= now)
         or headers.get("id") in state.revoked
         or lease.delivery.is_last_before_sqs_moves_it
     ):
         return False
-    seconds = wire_delay(eta - now, lease.delivery, now=now)
-    return seconds > held_seconds(lease.queue) and lease.defer(seconds)
+    seconds = visibility_delay(eta - now, lease.delivery, now=now)
+    if seconds > held_seconds(lease.queue):
+        return lease.defer(seconds)
+    return _is_due_too_late(lease.delivery, eta, now) and _keep_beyond_retention(
+        lease, headers, eta, now, worker
+    )
+
+
+def _is_due_too_late(delivery: Delivery, eta: float, now: float) -> bool:
+    """Whether SQS will have deleted the message when the task is due, and soon."""
+    return delivery.expires_at is not None and now < delivery.expires_at < eta
+
+
+def _keep_beyond_retention(
+    lease: Lease, headers: Mapping[str, Any], eta: float, now: float, worker: str
+) -> bool:
+    """Make a dead letter of a task that is due when its message will be gone.
+
+    The worker could hold the task in memory; but SQS deletes the message, held or not, and with
+    the worker the task would be gone. Without a dead-letter queue that is all there is.
+    """
+    delivery, queue = lease.delivery, lease.queue
+    logger.error(
+        "sqs_backoff.eta_beyond_retention: task %s[%s] on %s is due %.0f s after SQS deletes its"
+        " message: %s",
+        printable(headers.get("task")),
+        printable(headers.get("id")),
+        queue.name,
+        eta - (delivery.expires_at or eta),
+        "it becomes a dead letter" if queue.dlq_url else "this worker holds it in memory",
+    )
+    if queue.dlq_url is None:
+        return False
+    return lease.dead_letter(
+        DeadLetterRecord(
+            task=printable(headers.get("task")),
+            id=printable(headers.get("id")),
+            reason=GiveUpReason.RETENTION.value,
+            outcome=None,
+            attempts=delivery.earlier_runs,
+            first_received_at=delivery.first_received_at,
+            failed_at=now,
+            origin=queue.arn or queue.url,
+            worker=worker,
+            due_at=eta,
+        )
+    )

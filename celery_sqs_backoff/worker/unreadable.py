@@ -1,4 +1,4 @@
-"""Messages that this worker cannot make a task of: they wait, hidden, and are never deleted.
+"""Keeps messages that this worker cannot turn into a task: they are hidden, never deleted.
 
 Celery acks (deletes) what it cannot decode, and rejects (kombu 5.7: deletes, where the queue has
 no redrive policy) what it does not know, after logging the whole body. A worker of yesterday's
@@ -14,68 +14,90 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from ..budget import GiveUpReason, wire_delay
-from ..deadletter import DeadLetterRecord
-from ..policies import FullJitter
+from ..retry.budget import GiveUpReason, capped
+from ..retry.policies import FullJitter
+from ..sqs.dead_letter import DeadLetterRecord
+from ..sqs.visibility import visibility_delay
+from ..text import printable
 from .lease import Lease
 from .messages import Receiver
 
-__all__ = ["install"]
+__all__ = ["install", "keep"]
 
 logger = get_logger(__name__)
 
-#: Between two looks at the same message; a deploy should not take longer than the cap.
+#: Delay between receives of the same message. A deploy should not take longer than the cap.
 _BACKOFF = FullJitter(base=8, cap=900)
+
+#: The cap on a FIFO queue, where a hidden message blocks its message group.
+_FIFO_CAP_SECONDS = 60.0
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
-    """Replace Celery's four ways to be rid of such a message by one that keeps it."""
+    """Replace Celery's four handlers for bad messages, which delete them."""
 
-    def keep(message: Any, what: str, exc: BaseException | None) -> None:
-        headers = message.headers or {}
-        if (lease := receiver.lease(message)) is not None:
-            receiver.in_turn(lease, lambda: settle(lease, headers, what, exc))
-
-    def settle(
-        lease: Lease, headers: Mapping[str, Any], what: str, exc: BaseException | None
-    ) -> None:
-        logger.error(
-            "sqs_backoff.not_understood: message %s on %s, receive %d: %s%s",
-            lease.delivery.message_id,
-            lease.queue.name,
-            lease.delivery.receive_count,
-            what,
-            f" ({type(exc).__name__})" if exc else "",
-        )
-        if lease.delivery.is_last_before_sqs_moves_it and lease.queue.dlq_url:
-            lease.dead_letter(
-                DeadLetterRecord(
-                    task=_text(headers.get("task")),
-                    id=_text(headers.get("id")),
-                    reason=f"{GiveUpReason.NOT_UNDERSTOOD.value}: {what}",
-                    outcome=None,
-                    attempts=lease.delivery.receive_count,
-                    first_received_at=lease.delivery.first_received_at,
-                    failed_at=time.time(),
-                    origin=lease.queue.arn or lease.queue.url,
-                    worker=consumer.hostname,
-                )
-            )
+    def keep_message(message: Any, what: str, exc: BaseException | None) -> None:
+        lease = receiver.lease(message)
+        if lease is None:  # the task is not ours, but its message is broken
+            logger.error("sqs_backoff.not_understood: a message of another task: %s", what)
+            receiver.forget(message)
             return
-        delay = _BACKOFF.delay(lease.delivery.receive_count, random)
-        lease.defer(wire_delay(delay, lease.delivery, now=time.time()))
+        if exc is not None:
+            what = f"{what} ({type(exc).__name__})"
+        keep(lease, message.headers or {}, what, worker=consumer.hostname)
 
-    consumer.on_unknown_message = lambda body, message: keep(
+    def unknown_task(body: Any, message: Any, exc: BaseException) -> None:
+        name = printable((message.headers or {}).get("task"))
+        keep_message(message, f"task {name} is not registered here", None)
+
+    consumer.on_unknown_message = lambda body, message: keep_message(
         message, "it is no Celery message", None
     )
-    consumer.on_unknown_task = lambda body, message, exc: keep(
-        message, f"task {(message.headers or {}).get('task')!r} is not registered here", None
-    )
-    consumer.on_invalid_task = lambda body, message, exc: keep(
+    consumer.on_unknown_task = unknown_task
+    consumer.on_invalid_task = lambda body, message, exc: keep_message(
         message, "its headers or its content type are not those of a task", exc
     )
-    consumer.on_decode_error = lambda message, exc: keep(message, "its body does not decode", exc)
+    consumer.on_decode_error = lambda message, exc: keep_message(
+        message, "its body does not decode", exc
+    )
+
+
+def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
+    """Hide a message for a while; at its last receive make it a dead letter.
+
+    It is logged at its 1st, 2nd, 4th, 8th ... receive: whoever can send such messages must not be
+    able to fill the log.
+    """
+    count = lease.delivery.receive_count
+    is_last = lease.delivery.is_last_before_sqs_moves_it and lease.queue.dlq_url is not None
+    if is_last or count & (count - 1) == 0:
+        logger.error(
+            "sqs_backoff.not_understood: message %s on %s, receive %d: %s",
+            lease.delivery.message_id,
+            lease.queue.name,
+            count,
+            what,
+        )
+    if is_last:
+        lease.dead_letter(
+            DeadLetterRecord(
+                task=_text(headers.get("task")),
+                id=_text(headers.get("id")),
+                reason=f"{GiveUpReason.NOT_UNDERSTOOD.value}: {what}",
+                outcome=None,
+                attempts=count,
+                first_received_at=lease.delivery.first_received_at,
+                failed_at=time.time(),
+                origin=lease.queue.arn or lease.queue.url,
+                worker=worker,
+            )
+        )
+        return
+    delay = _BACKOFF.delay(count, random)
+    if lease.queue.is_fifo:
+        delay = capped(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
+    lease.defer(visibility_delay(delay, lease.delivery, now=time.time()))
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return printable(value) if isinstance(value, str) else None

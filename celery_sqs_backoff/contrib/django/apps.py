@@ -14,3 +14,11 @@ class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
     label = "celery_sqs_backoff"
     verbose_name = "Celery on SQS"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks, and the workers' housekeeping of the outbox."""
+        from . import checks, housekeeping, store_checks
+
+        checks.register()
+        store_checks.register()
+        housekeeping.connect()

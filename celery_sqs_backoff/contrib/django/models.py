@@ -1,17 +1,33 @@
-"""The table behind the store ``"django"``: see :mod:`celery_sqs_backoff.safe.stores.django`."""
+"""The tables behind the store ``"django"`` and the outbox."""
 
 from __future__ import annotations
 
-from django.db import models  # type: ignore[import-untyped]
+from typing import Any
 
-__all__ = ["Record"]
+from django.db import models  # type: ignore[import-untyped]
+from django.db.models.functions import Now  # type: ignore[import-untyped]
+
+__all__ = ["OutboxCall", "Record", "UTCNow"]
+
+
+class UTCNow(Now):  # type: ignore[misc]
+    """The database's clock, in UTC also on MySQL and MariaDB.
+
+    Django's own ``Now`` is the session's local time there, which shifts with daylight saving time
+    and differs between two sessions with different ``time_zone``.
+    """
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
 class Record(models.Model):  # type: ignore[misc]
     """One record: what a guard, a lock, a step or a key has to remember, until it ends."""
 
-    key = models.CharField(max_length=255, primary_key=True)
+    key = models.CharField(max_length=100, primary_key=True)
     value = models.TextField()
+    #: SHA-256 of the value: compared in its place, because collations may ignore case.
+    digest = models.CharField(max_length=64)
     expires_at = models.DateTimeField(db_index=True)
 
     class Meta:
@@ -19,3 +35,23 @@ class Record(models.Model):  # type: ignore[misc]
 
     def __str__(self) -> str:
         return str(self.key)
+
+
+class OutboxCall(models.Model):  # type: ignore[misc]
+    """A task that was called inside a transaction and is to be sent after its commit."""
+
+    task_id = models.CharField(max_length=100, primary_key=True)
+    task = models.CharField(max_length=255)
+    #: JSON: arguments and options. The user's data, like the rest of the database.
+    call = models.TextField()
+    #: A random text of the process that wrote or claimed the call: nobody else sends it before
+    #: ``claimed_until``.
+    claim = models.CharField(max_length=32)
+    claimed_until = models.DateTimeField(db_index=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        verbose_name = "outbox call"
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.task_id}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
@@ -34,12 +34,17 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Leave the options to click."""
-        return _Verbatim(prog=f"{prog_name} {subcommand}", called_from_command_line=True)
+        return _Verbatim(
+            self.command, prog=f"{prog_name} {subcommand}", called_from_command_line=True
+        )
 
     def handle(self, *args: str, **options: Any) -> None:
         name = str(self.command.name).replace("-", "_")
         celery = CLIContext(
-            app=current_app._get_current_object(), no_color=False, workdir=None, quiet=False
+            app=current_app._get_current_object(),
+            no_color=bool(options.get("no_color")),
+            workdir=None,
+            quiet=False,
         )
         try:
             with redirect_stdout(self.stdout._out):
@@ -58,15 +63,27 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
 
 
 class _Verbatim(CommandParser):  # type: ignore[misc]
-    """A parser that parses nothing."""
+    """Parses Django's own options, and leaves all others to click."""
+
+    def __init__(self, command: click.Command, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._command = command
+        self._django = ArgumentParser(add_help=False, allow_abbrev=False)
+        self._django.add_argument("--settings")
+        self._django.add_argument("--pythonpath")
+        self._django.add_argument("--traceback", action="store_true")
+        self._django.add_argument("--no-color", action="store_true")
+        self._django.add_argument("--force-color", action="store_true")
+        self._django.add_argument("--skip-checks", action="store_true")
+        self._django.add_argument("-v", "--verbosity", type=int, choices=range(4), default=1)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Namespace:
-        return Namespace(
-            args=[str(argument) for argument in args or ()],
-            settings=None,
-            pythonpath=None,
-            traceback=False,
-            no_color=False,
-            force_color=False,
-            verbosity=1,
-        )
+        found, rest = self._django.parse_known_args([str(argument) for argument in args or ()])
+        del found.skip_checks
+        found.args = rest
+        return found
+
+    def format_help(self) -> str:
+        """What ``manage.py help`` shows: the help of the click command."""
+        with click.Context(self._command, info_name=self.prog) as context:
+            return f"{self._command.get_help(context)}\n"

@@ -12,7 +12,14 @@ from celery.exceptions import ImproperlyConfigured
 
 from ..store import Store
 
-__all__ = ["check_store", "check_store_of", "has_store", "open_store", "store_of"]
+__all__ = [
+    "check_store",
+    "check_store_of",
+    "has_store",
+    "is_shared",
+    "open_store",
+    "store_of",
+]
 
 _FORMS = (
     "'redis://host:6379/0' (or 'rediss://', 'unix://'), 'django' or 'django://alias',"
@@ -37,8 +44,17 @@ def has_store(app: Any) -> bool:
     return _named(app) is not None
 
 
+def is_shared(named: object) -> bool:
+    """Whether other processes may read and write the store: all but those in memory."""
+    from .memory import MemoryStore
+
+    if isinstance(named, str):
+        return named.partition(":")[0] != "memory"
+    return named is not None and not isinstance(named, MemoryStore)
+
+
 def store_of(app: Any) -> Store:
-    """Return the store that a Celery app names.
+    """Return the store that a Celery app names, as it is: ``settings.vault_of`` is what to use.
 
     Raises:
         ImproperlyConfigured: it names none, or one that is not known.
@@ -50,10 +66,10 @@ def store_of(app: Any) -> Store:
 
 
 def check_store_of(app: Any, *, is_needed: bool) -> None:
-    """Refuse a store that is none, and, if one is needed, an app without.
+    """Validate the configured store; require one if ``is_needed``.
 
     Raises:
-        ImproperlyConfigured: of that kind.
+        ImproperlyConfigured: it is invalid, or missing.
     """
     if (named := _named(app)) is not None:
         check_store(named)
@@ -70,13 +86,32 @@ def check_store(named: object) -> None:
     if isinstance(named, Store):
         return
     if not isinstance(named, str):
-        raise ImproperlyConfigured(
-            f"store: a {type(named).__name__} is not legal: it must be {_FORMS}"
-        )
+        raise ImproperlyConfigured(f"store: invalid {type(named).__name__}: expected {_FORMS}")
+    # No error shows the URL itself, which may hold a password.
     kind = named.partition(":")[0]
     if kind not in _KINDS:
-        # Not the URL itself, which may hold a password.
-        raise ImproperlyConfigured(f"store: {kind!r} is not known; known are {_FORMS}")
+        raise ImproperlyConfigured(f"store: unknown kind {kind[:20]!r}: expected {_FORMS}")
+    try:
+        parts = urlsplit(named)
+        _ = parts.port
+    except ValueError:
+        raise ImproperlyConfigured(
+            "store: invalid host or port in the URL: expected a number as the port, and special"
+            " characters of a password percent-encoded, such as %2F for '/'"
+        ) from None
+    if kind == "dynamodb":
+        if not parts.netloc:
+            raise ImproperlyConfigured("store: 'dynamodb://' names no table: 'dynamodb://table'")
+        _dynamodb_options(parts.query)
+    elif named != "django" and not named.startswith(f"{kind}://"):
+        raise ImproperlyConfigured(f"store: invalid {kind} URL: expected {_FORMS}")
+    elif kind in ("redis", "rediss") and not parts.path.lstrip("/").isdigit() and parts.path > "/":
+        raise ImproperlyConfigured(
+            "store: invalid database in the Redis URL: expected a number after the host, as in"
+            " 'redis://host:6379/0', and special characters of a password percent-encoded"
+        )
+    elif kind == "unix" and not parts.path:
+        raise ImproperlyConfigured("store: 'unix://' names no socket: 'unix:///path/redis.sock'")
 
 
 def open_store(named: object) -> Store:
@@ -110,20 +145,33 @@ def _open(url: str) -> Store:
             from .django import DjangoStore
 
             return DjangoStore(parts.netloc or "default")
-        if scheme == "dynamodb" and parts.netloc:
-            from .dynamodb import DynamoDBStore
+        if scheme == "dynamodb":
+            return _dynamodb(parts.netloc, _dynamodb_options(parts.query))
+        from .memory import MemoryStore
 
-            return DynamoDBStore(parts.netloc, **_dynamodb_options(parts.query))
-        if scheme == "memory":
-            from .memory import MemoryStore
-
-            return MemoryStore()
+        return MemoryStore()
+    # A URL that only the library can tell is wrong; it may quote it.
+    except (ValueError, TypeError, LookupError):
+        raise ImproperlyConfigured(f"store: invalid {scheme} URL: expected {_FORMS}") from None
     except ImportError as exc:
         extra = "redis" if scheme in ("rediss", "unix") else scheme
         raise ImproperlyConfigured(
             f"store: {exc.name} is not installed: pip install 'celery-sqs-backoff[{extra}]'"
         ) from exc
-    raise ImproperlyConfigured("store: 'dynamodb://' names no table: 'dynamodb://table'")
+
+
+def _dynamodb(table: str, options: dict[str, Any]) -> Store:
+    from botocore.exceptions import BotoCoreError
+
+    from .dynamodb import DynamoDBStore
+
+    try:
+        return DynamoDBStore(table, **options)
+    except BotoCoreError as exc:
+        raise ImproperlyConfigured(
+            f"store: no DynamoDB client could be made ({type(exc).__name__}): give the region, as"
+            " in 'dynamodb://table?region=eu-central-1'"
+        ) from exc
 
 
 def _dynamodb_options(query: str) -> dict[str, Any]:

@@ -7,9 +7,11 @@ one statement in autocommit, so it is committed when it returns. What has ended 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 from ..errors import StoreInTransaction, StoreUnavailable
@@ -19,31 +21,42 @@ __all__ = ["DjangoStore"]
 #: add() finds a record that is gone when it looks at it: it tries again, so often.
 _TRIES = 100
 
+_HASHED = re.compile(r"[a-z-]{1,20}:[0-9a-f]{64}")
+
 
 class DjangoStore:
     """Records in the table of the app ``celery_sqs_backoff.contrib.django``.
+
+    Keys and values are compared by their hashes: a collation that ignores case, accents or trailing
+    spaces, as those of MySQL and MariaDB do, would confuse two of them.
 
     Arguments:
         using: alias of the database in ``DATABASES``.
 
     Raises:
-        StoreInTransaction: (its methods) the alias is inside a transaction. Its rollback would take
-            the record of what has been done with it.
+        StoreInTransaction: (its methods) the alias is inside a transaction, whose rollback would
+            take the record with it. The transaction around each test of Django's ``TestCase`` does
+            not count.
     """
 
     def __init__(self, using: str = "default") -> None:
         self._using = using
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        from django.db import IntegrityError  # type: ignore[import-untyped]
+        from django.db import IntegrityError, transaction  # type: ignore[import-untyped]
 
+        at, new = _key(key), _value(value)
         for _ in range(_TRIES):
             with self._records() as (records, now):
-                ended = records.filter(key=key, expires_at__lte=now)
-                if ended.update(value=value, expires_at=now + timedelta(seconds=ttl)):
+                end = now + timedelta(seconds=ttl)
+                if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=end):
                     return None
                 try:
-                    records.create(key=key, value=value, expires_at=now + timedelta(seconds=ttl))
+                    if self._in_test():
+                        with transaction.atomic(using=self._using):  # keeps the test's usable
+                            records.create(key=at, **new, expires_at=end)
+                    else:
+                        records.create(key=at, **new, expires_at=end)
                 except IntegrityError:
                     pass
                 else:
@@ -54,25 +67,25 @@ class DjangoStore:
 
     def get(self, key: str) -> str | None:
         with self._records() as (records, now):
-            value: str | None = (
-                records.filter(key=key, expires_at__gt=now).values_list("value", flat=True).first()
-            )
+            there = records.filter(key=_key(key), expires_at__gt=now)
+            value: str | None = there.values_list("value", flat=True).first()
         return value
 
-    def replace(self, key: str, old: str, new: str, ttl: float) -> bool:
+    def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         changed = 0
         with self._records() as (records, now):
-            changed = records.filter(key=key, value=old, expires_at__gt=now).update(
-                value=new, expires_at=now + timedelta(seconds=ttl)
-            )
-        return bool(changed)
+            end = {} if ttl is None else {"expires_at": now + timedelta(seconds=ttl)}
+            there = records.filter(key=_key(key), digest=_digest(old), expires_at__gt=now)
+            changed = there.update(**_value(new), **end)
+        # MySQL counts changed rows, not those found: old and new may be the same.
+        return bool(changed) or (old == new and self.get(key) == old)
 
     def delete(self, key: str, old: str) -> bool:
         deleted = 0
         with self._records() as (records, now):
             # Not delete(): with a receiver of pre_delete in the project it would first select, and
             # then delete by key alone.
-            ours = records.filter(key=key, value=old, expires_at__gt=now)
+            ours = records.filter(key=_key(key), digest=_digest(old), expires_at__gt=now)
             deleted = ours._raw_delete(self._using)
         return bool(deleted)
 
@@ -83,26 +96,82 @@ class DjangoStore:
             deleted = records.filter(expires_at__lte=now)._raw_delete(self._using)
         return int(deleted)
 
+    def check_settings(self) -> None:
+        """Refuse an app or an alias that is missing from the settings. Asks nobody.
+
+        Raises:
+            ValueError: says which, and what to do.
+        """
+        from django.apps import apps  # type: ignore[import-untyped]
+        from django.db import connections
+
+        if not apps.is_installed("celery_sqs_backoff.contrib.django"):
+            raise ValueError("add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS")
+        if self._using not in connections.settings:
+            known = ", ".join(sorted(connections.settings)) or "none"
+            raise ValueError(f"unknown database alias {self._using!r}: DATABASES has {known}")
+
+    def check_table(self) -> None:
+        """Refuse a database without the table.
+
+        Raises:
+            ValueError: what to do.
+            StoreUnavailable: the database did not answer.
+        """
+        from django.db import DatabaseError, InterfaceError, connections
+
+        from ...contrib.django.models import Record
+
+        try:
+            tables = connections[self._using].introspection.table_names()
+        except (DatabaseError, InterfaceError) as exc:
+            raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
+        if Record._meta.db_table not in tables:
+            raise ValueError(
+                f"the table {Record._meta.db_table!r} is missing:"
+                f" manage.py migrate celery_sqs_backoff --database {self._using}"
+            )
+
+    def _in_test(self) -> bool:
+        from django.db import connections
+
+        blocks = connections[self._using].atomic_blocks
+        return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
+
     @contextmanager
     def _records(self) -> Iterator[tuple[Any, Any]]:
         """The table, and what the database is to take for now."""
         from django.db import DatabaseError, InterfaceError, connections
-        from django.db.models.functions import Now  # type: ignore[import-untyped]
 
-        from ...contrib.django.models import Record
+        from ...contrib.django.models import Record, UTCNow
 
         connection = connections[self._using]
         try:
-            if connection.in_atomic_block or not connection.get_autocommit():
+            if not self._in_test() and (
+                connection.in_atomic_block or not connection.get_autocommit()
+            ):
                 raise StoreInTransaction(
                     f"The store's database alias {self._using!r} is inside a transaction, whose"
                     " rollback would take back what has been recorded: leave the atomic block"
                     " first, or give the store a connection of its own: a copy of the alias in"
                     " DATABASES, say 'records', and the store 'django://records'"
                 )
-            yield Record.objects.using(self._using), Now()
+            yield Record.objects.using(self._using), UTCNow()
         except (DatabaseError, InterfaceError) as exc:
             # Celery closes what is unusable between tasks; a retry within this one should not
             # have to wait for that.
             connection.close_if_unusable_or_obsolete()
             raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
+
+
+def _key(key: str) -> str:
+    """The keys of ``key_of`` as they are; any other hashed."""
+    return key if _HASHED.fullmatch(key) else f"raw:{_digest(key)}"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _value(value: str) -> dict[str, str]:
+    return {"value": value, "digest": _digest(value)}

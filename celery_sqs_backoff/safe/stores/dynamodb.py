@@ -47,9 +47,9 @@ class DynamoDBStore:
         clock: Callable[[], float] = time.time,
         client: Any = None,
     ) -> None:
-        if not clock_skew_seconds >= 0:
+        if not 0 <= clock_skew_seconds < math.inf:
             raise ValueError(
-                f"clock_skew_seconds={clock_skew_seconds!r} is not legal: it must be 0 or more"
+                f"invalid clock_skew_seconds {clock_skew_seconds!r}: expected 0 or more"
             )
         self._table = table
         self._skew = clock_skew_seconds
@@ -79,20 +79,20 @@ class DynamoDBStore:
             return None
         return str(item[_VALUE]["S"])
 
-    def replace(self, key: str, old: str, new: str, ttl: float) -> bool:
+    def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
+        values = {":old": {"S": old}, ":new": {"S": new}, ":now": self._now()}
+        update = "SET #value = :new"
+        if ttl is not None:
+            update += ", #expires_at = :end"
+            values[":end"] = self._end(ttl)
         with self._boundary():
             return None is self._unless_refused(
                 self._client.update_item,
                 Key={_KEY: {"S": key}},
-                UpdateExpression="SET #value = :new, #expires_at = :end",
+                UpdateExpression=update,
                 ConditionExpression="#value = :old AND #expires_at > :now",
                 ExpressionAttributeNames=_NAMES,
-                ExpressionAttributeValues={
-                    ":old": {"S": old},
-                    ":new": {"S": new},
-                    ":now": self._now(),
-                    ":end": self._end(ttl),
-                },
+                ExpressionAttributeValues=values,
             )
         raise AssertionError("unreachable")
 
@@ -130,7 +130,7 @@ class DynamoDBStore:
             yield
         except ClientError as exc:
             raise StoreUnavailable(f"DynamoDB: {exc.response['Error']['Code']}") from exc
-        except BotoCoreError as exc:
+        except (BotoCoreError, RuntimeError) as exc:  # botocore's for credentials that stay expired
             raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
 
     # TTL wants whole seconds. Rounded so that no record ends before its time.

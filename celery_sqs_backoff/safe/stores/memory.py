@@ -36,11 +36,12 @@ class MemoryStore:
         with self._lock:
             return self._get(key)
 
-    def replace(self, key: str, old: str, new: str, ttl: float) -> bool:
+    def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         with self._lock:
             is_there = self._get(key) == old
             if is_there:
-                self._records[key] = (new, self._clock() + ttl)
+                end = self._records[key][1] if ttl is None else self._clock() + ttl
+                self._records[key] = (new, end)
             return is_there
 
     def delete(self, key: str, old: str) -> bool:

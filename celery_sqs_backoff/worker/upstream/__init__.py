@@ -5,26 +5,22 @@ Each says which versions it is for; on others it changes nothing that works.
 
 from __future__ import annotations
 
-from .loop import call_beside_event_loop, keep_event_loop, wake_event_loop
-from .pools import give_back_before_soft_shutdown, remember_running_tasks, run_after_receiving
-from .receiving import (
-    ORIGINAL_BODY,
-    ask_for_attributes,
-    declare_without_leave_to_look,
-    survive_bodies_without_json,
-    survive_failed_receives,
+from .loop import wake_event_loop
+from .pools import (
+    give_back_before_soft_shutdown,
+    pool_size,
+    remember_running_tasks,
+    start_nothing_given_back,
 )
+from .receiving import contain_refusals, declare_without_asking, receive_ourselves
 
 __all__ = [
-    "ORIGINAL_BODY",
-    "ask_for_attributes",
-    "call_beside_event_loop",
-    "declare_without_leave_to_look",
+    "contain_refusals",
+    "declare_without_asking",
     "give_back_before_soft_shutdown",
-    "keep_event_loop",
+    "pool_size",
+    "receive_ourselves",
     "remember_running_tasks",
-    "run_after_receiving",
-    "survive_bodies_without_json",
-    "survive_failed_receives",
+    "start_nothing_given_back",
     "wake_event_loop",
 ]

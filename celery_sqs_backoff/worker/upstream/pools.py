@@ -1,82 +1,76 @@
-"""Guards of how tasks are handed to the pool, and of how they end."""
+"""Guards of how a pool's tasks end."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import celery
-from celery.worker import state
+__all__ = [
+    "give_back_before_soft_shutdown",
+    "is_pool_of",
+    "pool_size",
+    "remember_running_tasks",
+    "start_nothing_given_back",
+]
 
-from ..lease import State
 
-__all__ = ["give_back_before_soft_shutdown", "remember_running_tasks", "run_after_receiving"]
+def is_pool_of(pool: Any, name: str) -> bool:
+    """Return whether a pool is one of Celery's by its module's name, or a subclass of it."""
+    return any(cls.__module__ == f"celery.concurrency.{name}" for cls in type(pool).__mro__)
 
 
-def run_after_receiving(consumer: Any) -> None:
-    """On solo and gevent: run a task only when the whole batch it came in has been taken in.
+def pool_size(pool: Any) -> int:
+    """Return how many tasks a pool can run at once.
 
-    All versions: there the callback that receives a message does not return before its task has
-    ended (solo) or has a greenlet (gevent, whose pool blocks while it is full). So the messages
-    behind it in the batch would stay unknown, and unrenewed. (It is so on eventlet, too, which
-    Celery advises against; there this guard kept a worker from ending.)
+    Celery 5.5 and 5.6, gevent: ``num_processes`` is the number of greenlets that run now.
     """
-    handle, hub = consumer.on_task_request, consumer.hub
-    waiting: deque[Any] = deque()
-
-    running = False
-
-    def run_waiting() -> None:
-        nonlocal running
-        try:
-            while waiting:
-                if hub is None:
-                    consumer.pool._pool.wait_available()  # gevent: until a greenlet is free
-                request = waiting.popleft()
-                if not _is_stopping() and _is_ours(request):
-                    handle(request)
-        finally:
-            running = False
-
-    def on_task_request(request: Any) -> None:
-        nonlocal running
-        waiting.append(request)
-        if running:
-            return
-        running = True
-        if hub is None:
-            consumer.timer.call_after(0, run_waiting)  # in a greenlet of its own
-        else:
-            hub.call_soon(run_waiting)
-
-    consumer.on_task_request = on_task_request
-
-
-def _is_ours(request: Any) -> bool:
-    """Whether the request's message is still to be run here."""
-    lease = getattr(request, "lease", None)  # other tasks' requests have none
-    return lease is None or lease.state is State.HELD
+    return int(pool.limit if is_pool_of(pool, "gevent") else pool.num_processes)
 
 
 def remember_running_tasks(consumer: Any) -> None:
     """Prefork: at a lost connection, do not forget which tasks are running.
 
-    Celery 5.5: ``AsynPool.flush`` clears the pool's cache of jobs, so nobody hears of the results
-    of those that run (celery#8541). Their messages would be held as long as the worker lives.
+    ``AsynPool.flush`` drops jobs from the pool's cache, so nobody hears of their results. All
+    versions: those that a process has been sent and has not accepted yet; it runs them, although
+    their messages are given back. Celery 5.5: those that run, too (celery#8541); their messages
+    would be held as long as the worker lives.
     """
-    if celery.VERSION >= (5, 6) or type(consumer.pool).__module__ != "celery.concurrency.prefork":
+    if not is_pool_of(consumer.pool, "prefork"):
         return
     on_close = consumer.on_close
 
     def on_close_and_remember() -> None:
         jobs = consumer.pool._pool._cache
-        running = {number: job for number, job in jobs.items() if job._accepted}
+        running = {number: job for number, job in jobs.items() if job._accepted or job._write_to}
         on_close()
         jobs.update((number, job) for number, job in running.items() if not job.ready())
 
     consumer.on_close = on_close_and_remember
+
+
+def start_nothing_given_back(
+    controller: Any,
+    may_start: Callable[[Any], bool],
+    start: Callable[[Callable[[Any], object], Any], bool],
+) -> None:
+    """Prefork: of the tasks that wait for a process, start none whose message was given back.
+
+    All versions: between the stop of the consumer and that of the pool, the end of a task starts
+    the next one that waits. And if that cannot be started, the error ends the worker.
+
+    Arguments:
+        controller: Celery's worker.
+        may_start: whether a request's message is still this worker's.
+        start: calls its first argument with the second, and contains errors; whether it had none.
+    """
+    process = controller._process_task
+
+    def process_if_ours(request: Any) -> None:
+        if not may_start(request) or not start(process, request):
+            controller._quick_release()  # no process will end, and give the place back
+
+    controller._process_task = process_if_ours
 
 
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
@@ -94,9 +88,3 @@ def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object
         wait()
 
     controller.wait_for_soft_shutdown = give_back_and_wait
-
-
-def _is_stopping() -> bool:
-    """As Celery tells: an exit code, which may be 0, or True."""
-    codes = (state.should_stop, state.should_terminate)
-    return any(code is not None and code is not False for code in codes)

@@ -1,196 +1,104 @@
-"""Guards of how messages are received."""
+"""Guards of how messages are received: kombu only delivers them, and never asks SQS."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from queue import Empty
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
-from weakref import WeakSet
 
-from botocore.exceptions import BotoCoreError, ClientError
+from celery.utils.log import get_logger
 
-from ...queues import error_code
+__all__ = ["contain_refusals", "declare_without_asking", "receive_ourselves"]
 
-__all__ = [
-    "ORIGINAL_BODY",
-    "ask_for_attributes",
-    "declare_without_leave_to_look",
-    "survive_bodies_without_json",
-    "survive_failed_receives",
-]
+logger = get_logger(__name__)
 
 
-#: Where :func:`ask_for_attributes` keeps the body of a message that kombu decodes in its place.
-ORIGINAL_BODY = "OriginalBody"
+def declare_without_asking(consumer: Any) -> None:
+    """Let a worker start that may not read its queues' attributes, and start faster.
 
-
-def survive_failed_receives(channel: Any, on_result: Callable[[str | None], None]) -> None:
-    """Take a ReceiveMessage that fails for one that returns nothing.
-
-    All versions: a 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
-    loop and ends the worker; without an event loop so does any ``ClientError``. kombu 5.7.0: a 5xx
-    or a timeout does too (``AttributeError: 'list' object has no attribute 'get'``).
-
-    Arguments:
-        channel: kombu's channel.
-        on_result: told after each receive what went wrong, ``None`` for nothing.
-    """
-    if channel.hub is None:
-        _survive_blocking(channel, on_result)
-        return
-
-    def survive(connection: Any) -> None:
-        parse = connection._on_list_ready
-
-        def on_list_ready(parent: Any, markers: Any, operation: str, response: Any) -> Any:
-            if response.status == 200:
-                on_result(None)
-                return parse(parent, markers, operation, response)
-            on_result(f"HTTP {response.status} {_code(response)}".rstrip())
-            return {}
-
-        connection._on_list_ready = on_list_ready
-
-    _change_connections(channel, survive)
-
-
-def _survive_blocking(channel: Any, on_result: Callable[[str | None], None]) -> None:
-    get_bulk = channel._get_bulk
-
-    def surviving_get_bulk(*args: Any, **kwargs: Any) -> Any:
-        try:
-            answer = get_bulk(*args, **kwargs)
-        except Empty:
-            on_result(None)
-            raise
-        except (ClientError, BotoCoreError) as exc:
-            on_result(error_code(exc))
-            raise Empty from exc
-        on_result(None)
-        return answer
-
-    channel._get_bulk = surviving_get_bulk
-    channel._reset_cycle()  # it holds the method
-
-
-def survive_bodies_without_json(channel: Any) -> None:
-    """Receive a message whose body is no JSON object, as one that is not Celery's.
-
-    kombu 5.5: it ends the worker, and the next one that receives it (kombu#2421).
-    """
-    if hasattr(channel, "_prepare_json_payload"):
-        return  # kombu 5.6 and later
-    parse = channel._message_to_python
-
-    def message_to_python(message: dict[str, Any], queue_name: str, queue_url: str) -> Any:
-        try:
-            return parse(message, queue_name, queue_url)
-        except (TypeError, ValueError, AttributeError):
-            delivery_info = {"sqs_message": message, "sqs_queue": queue_url}
-            return {
-                "body": message["Body"],
-                "properties": {
-                    "delivery_info": delivery_info,
-                    "delivery_tag": message["ReceiptHandle"],
-                },
-            }
-
-    channel._message_to_python = message_to_python
-
-
-def declare_without_leave_to_look(consumer: Any) -> None:
-    """Let a worker start that may not read its queues' attributes.
-
-    All versions: kombu asks how long a queue is when it declares it (``Channel._size``), does
-    nothing with the answer, and an AccessDenied there ends the worker.
+    All versions: kombu asks how long a queue is when it declares it (``Channel._size``), with a
+    client of its own per predefined queue, and does nothing with the answer. An AccessDenied there
+    ends the worker.
     """
     connect = consumer.connect
 
     def connect_and_guard() -> Any:
         connection = connect()
-        channel = connection.default_channel
-        size = channel._size
-
-        def size_if_allowed(queue: str) -> int:
-            try:
-                return int(size(queue))
-            except ClientError:
-                return 0
-
-        channel._size = size_if_allowed
+        connection.default_channel._size = lambda queue: 0
         return connection
 
     consumer.connect = connect_and_guard
 
 
-def ask_for_attributes(channel: Any, wanted: Mapping[str, Sequence[str]]) -> None:
-    """Ask for these attributes in every ReceiveMessage, beside those that kombu asks for.
+def receive_ourselves(
+    channel: Any,
+    *,
+    on_consume: Callable[[str], object],
+    on_cancel: Callable[[str], object],
+    drain_events: Callable[[], object],
+) -> None:
+    """Keep kombu from polling, and hear which queues Celery consumes.
 
-    kombu has ``fetch_message_attributes`` for it, but before 5.6 that is a list of another form,
-    cannot name message attributes, and is not heeded without an event loop. There, all versions
-    also decode the body in its place if it is base64, so that it cannot be sent on as it was.
+    All versions. A 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
+    loop and ends the worker; kombu 5.7.0: so does a 5xx or a timeout. kombu 5.5: the HTTP client
+    blocks the event loop (kombu#2258), and a body that is no JSON ends the worker (kombu#2421).
+    Quiet queues hold kombu's ten connections for the length of their long polls. After a lost
+    connection kombu 5.7.0 finds no event loop and polls no more (kombu#2404).
 
     Arguments:
-        channel: kombu's channel.
-        wanted: ReceiveMessage's parameters of that kind.
+        channel: kombu's channel, before it consumes.
+        on_consume: called with the name of each queue that Celery starts to consume.
+        on_cancel: called with the name of each queue that it stops consuming.
+        drain_events: what to do instead where Celery has no event loop.
+    """
+    consume, cancel = channel.basic_consume, channel.basic_cancel
+
+    def basic_consume(queue: str, *args: Any, **kwargs: Any) -> Any:
+        result = consume(queue, *args, **kwargs)
+        on_consume(queue)
+        return result
+
+    def basic_cancel(consumer_tag: str) -> Any:
+        queue = channel._tag_to_queue.get(consumer_tag)
+        result = cancel(consumer_tag)
+        if queue is not None:
+            on_cancel(queue)
+        return result
+
+    channel.basic_consume = basic_consume
+    channel.basic_cancel = basic_cancel
+    channel._schedule_queue = lambda queue: None
+    channel.drain_events = lambda *args, **kwargs: drain_events()
+
+
+def contain_refusals(channel: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
+    """Keep a worker alive whose acknowledgement SQS refuses.
+
+    All versions: an AccessDenied when a task without our base class is acknowledged raises in
+    Celery's loop, and ends a worker with the solo or the thread pool. Now the message comes back
+    when its visibility timeout ends.
+
+    Arguments:
+        channel: kombu's channel, before it consumes.
+        connection_errors: those that Celery handles.
     """
 
-    def merge(params: dict[str, Any]) -> dict[str, Any]:
-        params.pop("AttributeNames", None)  # the older name of MessageSystemAttributeNames
-        asked = {name: list(params.get(name) or ()) for name in wanted}
-        return params | {name: [*{*asked[name], *wanted[name]}] for name in wanted}
+    def contained(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def call_and_contain(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except connection_errors:
+                raise
+            except Exception as exc:  # noqa: BLE001  # whatever SQS says of one message
+                logger.error(
+                    "sqs_backoff.not_acknowledged: a task without our base class: %s; its message"
+                    " comes back",
+                    type(exc).__name__,
+                )
+                return None
 
-    def receive(receive_message: Callable[..., Any], **params: Any) -> Any:
-        answer = receive_message(**merge(params))
-        for message in answer.get("Messages", ()):
-            message[ORIGINAL_BODY] = message["Body"]
-        return answer
+        return call_and_contain
 
-    if channel.hub is None:
-        make_client = channel.sqs
-
-        def sqs(*args: Any, **kwargs: Any) -> Any:
-            client = make_client(*args, **kwargs)
-            if "receive_message" not in vars(client):
-                client.receive_message = partial(receive, client.receive_message)
-            return client
-
-        channel.sqs = sqs
-        return
-
-    def ask(connection: Any) -> None:
-        get_list = connection.get_list
-
-        def get_list_with_attributes(operation: str, params: Any, *args: Any, **kwargs: Any) -> Any:
-            if operation == "ReceiveMessage":
-                by_protocol = kwargs.get("protocol_params") or {}
-                kwargs["protocol_params"] = by_protocol | {"json": merge(by_protocol["json"])}
-            return get_list(operation, params, *args, **kwargs)
-
-        connection.get_list = get_list_with_attributes
-
-    _change_connections(channel, ask)
-
-
-def _change_connections(channel: Any, change: Callable[[Any], None]) -> None:
-    """Apply a change once to each asynchronous connection to SQS that the channel makes."""
-    make, changed = channel.asynsqs, WeakSet[Any]()
-
-    def asynsqs(queue: str | None = None) -> Any:
-        connection = make(queue)
-        if connection not in changed:
-            changed.add(connection)
-            change(connection)
-        return connection
-
-    channel.asynsqs = asynsqs
-
-
-def _code(response: Any) -> str:
-    """The error code in SQS's JSON answer, if it is one."""
-    try:
-        return str(json.loads(response.read())["__type"]).rpartition("#")[2]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return ""
+    channel.basic_ack = contained(channel.basic_ack)
+    channel.basic_reject = contained(channel.basic_reject)

@@ -1,0 +1,182 @@
+"""``celery sqs-doctor``: is the set-up right, before an outage shows that it is not?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, examine
+from celery_sqs_backoff.version import __version__
+
+from .options import option
+
+__all__ = ["COULD_NOT_LOOK", "ERRORS", "HEALTHY", "WARNINGS", "sqs_doctor"]
+
+#: Nothing above info.
+HEALTHY: Final = 0
+#: Warnings, and no error.
+WARNINGS: Final = 1
+#: At least one error.
+ERRORS: Final = 2
+#: SQS could not be reached, so the live half was not looked at.
+COULD_NOT_LOOK: Final = 3
+
+_EPILOG = """\b
+Exit codes: 0 nothing above info, 1 warnings, 2 errors, 3 could not look.
+
+\b
+Examples:
+  celery -A proj sqs-doctor
+  celery -A proj sqs-doctor --explain W010
+  celery -A proj sqs-doctor --ignore 'I014=our bodies are small' --format json
+  celery -A proj sqs-doctor --offline
+"""
+
+
+@click.command("sqs-doctor", cls=CeleryCommand, epilog=_EPILOG)
+@option("What to look at", "--offline", is_flag=True, help="Ask neither SQS nor the store.")
+@option(
+    "What to look at",
+    "--ignore",
+    multiple=True,
+    metavar="ID[:SUBJECT]=REASON",
+    help="Leave out a finding, with the reason why you can live with it. Can be repeated.",
+)
+@option("Output", "--explain", metavar="ID", help="Say what a rule is about, and exit.")
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "sarif"]),
+    default="text",
+    show_default=True,
+    help="What to print on stdout.",
+)
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
+def sqs_doctor(
+    ctx: click.Context, offline: bool, ignore: tuple[str, ...], explain: str | None, form: str
+) -> None:
+    """Check queues, dead-letter queues, tasks and settings; nothing is changed.
+
+    Queues are read with GetQueueAttributes. Permissions are tried with a receipt handle that does
+    not exist, so no message is touched.
+    """
+    if explain is not None:
+        click.echo(_explanation(_rule(explain)))
+        return
+    from celery_sqs_backoff.doctor.look import ignored_by, look
+
+    ignored = [_ignored(text) for text in ignore]
+    app = ctx.obj.app
+    try:
+        app.finalize(auto=True)
+    except Exception as exc:  # noqa: BLE001  # of a task, or of its options
+        click.echo(f"Error: cannot load the app: {type(exc).__name__}: {exc}", err=True)
+        sys.exit(COULD_NOT_LOOK)
+    try:
+        facts = look(app, live=not offline)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
+        click.echo(f"Error: cannot look at SQS: {type(exc.__cause__ or exc).__name__}", err=True)
+        sys.exit(COULD_NOT_LOOK)
+    findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
+    for queue in facts.unread:
+        click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
+    subjects = len(facts.queues) - len(facts.unread)
+    click.echo({"text": _text, "json": _json, "sarif": _sarif}[form](findings, subjects))
+    sys.exit(_exit_code(findings, could_look=not facts.unread))
+
+
+def _exit_code(findings: Sequence[Finding], *, could_look: bool) -> int:
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return ERRORS
+    if not could_look:
+        return COULD_NOT_LOOK
+    return WARNINGS if Severity.WARNING in severities else HEALTHY
+
+
+def _rule(wanted: str) -> Rule:
+    for rule in RULES:
+        if rule.id == wanted.upper():
+            return rule
+    raise click.BadParameter(
+        f"there is no rule {wanted!r}; rules are {', '.join(r.id for r in RULES)}",
+        param_hint="--explain",
+    )
+
+
+def _ignored(text: str) -> str:
+    what, _, reason = text.partition("=")
+    if not reason.strip():
+        raise click.BadParameter(
+            f"{text!r} gives no reason: expected 'ID=REASON', for example 'I014=bodies are small'",
+            param_hint="--ignore",
+        )
+    _rule(what.partition(":")[0])
+    return what
+
+
+def _explanation(rule: Rule) -> str:
+    return f"{rule.id} ({rule.severity.value}): {rule.title}\n\n{rule.why}"
+
+
+def _text(findings: Sequence[Finding], subjects: int) -> str:
+    lines = []
+    for finding in findings:
+        lines += [
+            f"{finding.severity.value.upper()} {finding.id} {finding.subject}: {finding.evidence}",
+            f"    {finding.consequence}",
+        ]
+        lines += [f"    $ {finding.fix.aws}"] if finding.fix.aws else []
+        lines += [f"    {finding.fix.text}"] if finding.fix.text else []
+        lines.append("")
+    counts = {s: sum(f.severity is s for f in findings) for s in Severity}
+    told = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
+    asked = f"{len(RULES)} rules, {subjects} queue{'s' if subjects != 1 else ''}"
+    return "\n".join([*lines, f"{asked}: {told or 'all well'}"])
+
+
+def _json(findings: Sequence[Finding], subjects: int) -> str:
+    return json.dumps({"findings": [finding.as_dict() for finding in findings]}, indent=2)
+
+
+_SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+
+def _sarif(findings: Sequence[Finding], subjects: int) -> str:
+    """SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html"""
+    rules = [
+        {
+            "id": rule.id,
+            "shortDescription": {"text": rule.title},
+            "fullDescription": {"text": rule.why},
+            "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
+        }
+        for rule in RULES
+    ]
+    results: list[dict[str, Any]] = [
+        {
+            "ruleId": finding.id,
+            "level": _SARIF_LEVELS[finding.severity],
+            "message": {
+                "text": f"{finding.subject}: {finding.evidence}. {finding.consequence}",
+            },
+            "locations": [{"logicalLocations": [{"fullyQualifiedName": finding.subject}]}],
+        }
+        for finding in findings
+    ]
+    driver = {"name": "celery-sqs-backoff", "version": __version__, "rules": rules}
+    return json.dumps(
+        {
+            "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+            "version": "2.1.0",
+            "runs": [{"tool": {"driver": driver}, "results": results}],
+        },
+        indent=2,
+    )

@@ -1,0 +1,79 @@
+"""What a command finds around it: a place for journals, signals, and how it was called."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+__all__ = ["as_typed", "journal_directory", "until_signalled"]
+
+
+def journal_directory() -> Path | None:
+    """Where journals are by default; ``None``: nothing can be written there, which is said."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    directory = Path(state, "celery-sqs-backoff")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(13, "not writable", str(directory))
+    except OSError as exc:
+        click.echo(
+            f"Warning: no journal ({directory}: {exc.strerror}): a killed run would send again what"
+            " it had sent. Name a file with --journal.",
+            err=True,
+        )
+        return None
+    return directory
+
+
+@contextmanager
+def until_signalled() -> Iterator[threading.Event]:
+    """Set the event on the first SIGINT, SIGTERM or SIGHUP. The second one, whichever it is, raises
+    KeyboardInterrupt: it does not wait for giving back."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # Python hands signals to the main thread only
+        return
+    before: dict[int, Any] = {}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        for signalled in before:
+            signal.signal(signalled, signal.default_int_handler)
+        with suppress(OSError):  # the terminal has hung up
+            click.echo("Finishing what is under way; the rest is given back.", err=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for signalled, handler in before.items():
+            signal.signal(signalled, handler)
+
+
+def as_typed(command: str) -> tuple[str, str] | None:
+    """Return the words before the command, and all of them, to be pasted into a shell.
+
+    ``("celery -A shop ", "celery -A shop sqs-redrive mail-dlq --yes")``; ``None``: it was not
+    called from a command line.
+    """
+    program = Path(sys.argv[0])
+    first = [program.name]
+    if program.name == "__main__.py":
+        first = ["python", "-m", program.parent.name]
+    words = [*first, *sys.argv[1:]]
+    for name in (command, command.replace("-", "_")):
+        if name in words:
+            return shlex.join(words[: words.index(name)]) + " ", shlex.join(words)
+    return None

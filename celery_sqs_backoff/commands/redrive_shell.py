@@ -1,0 +1,189 @@
+"""One ``celery sqs-redrive``: looks, asks, runs, and ends with a last event in every case."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from celery_sqs_backoff.redrive import RedriveRefused, RedriveReport, peek, redrive
+from celery_sqs_backoff.redrive.audit import is_logged
+from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict
+from celery_sqs_backoff.redrive.look import Plan
+from celery_sqs_backoff.redrive.pace import Pace
+from celery_sqs_backoff.redrive.settings import Settings
+
+from .environment import until_signalled
+from .exit_codes import DONE, INTERRUPTED, NOTHING_MATCHED
+from .options import has_selection
+from .progress import JsonEvents, bar, finished, may_change_rate, rate_keys
+from .show import LOOKED, plan_as_dict, print_plan, print_report
+from .text import safe
+
+__all__ = ["Shell"]
+
+#: Options that a look does not have.
+_OF_THE_RUN = ("engine", "journal")
+
+
+class Shell:
+    """Make one per invocation.
+
+    Arguments:
+        options: as for :func:`~celery_sqs_backoff.redrive`.
+        as_json: print events on stdout, and nothing for people.
+        show_ids: name skipped and poison messages, too.
+    """
+
+    def __init__(
+        self, app: Any, queue: str | None, options: dict[str, Any], *, as_json: bool, show_ids: bool
+    ) -> None:
+        self._app, self._queue, self._options = app, queue, options
+        self._as_json, self._show_ids = as_json, show_ids
+        self._events = JsonEvents()
+        self._journal: str | None = None
+        self._report: RedriveReport | None = None
+
+    def end(self, ended: str, detail: str) -> None:
+        """Say it to a script, too, unless the run itself has."""
+        if self._as_json and not self._events.has_finished:
+            click.echo(json.dumps(finished(ended, detail)))
+
+    def fail(self, ended: str, detail: str) -> None:
+        """End it early, with the counts of what was done, if something was."""
+        self.end(ended, detail)
+        if self._report is not None:
+            self.print(self._report)
+
+    def print(self, report: RedriveReport) -> None:
+        if not self._as_json:
+            print_report(report, queue=self._queue, options=self._options, journal=self._journal)
+
+    def dry_run(self, sample: int) -> int:
+        archive: Path | None = self._options["dump"]
+        plan = self._look(None if archive else sample, copy=archive)
+        if self._as_json:
+            shown = plan_as_dict(plan, show_arguments=False, show_bodies=False)
+            click.echo(json.dumps(shown, default=str))
+        else:
+            print_plan(plan, err=False)
+        click.echo(LOOKED, err=True)
+        self._refuse_if_too_late(plan)
+        return NOTHING_MATCHED if has_selection(self._options) and not plan.matching else DONE
+
+    def refuse_what_needs_a_yes(self) -> None:
+        """Nobody is asked: what has a question of its own needs its own option."""
+        if self._options["engine"] == "native" and not self._options["include_unknown"]:
+            raise RedriveRefused(
+                "The native engine moves all messages, also those that may have been done already"
+                " (outcome UNKNOWN): say --include-unknown, or use the client engine, which leaves"
+                " them."
+            )
+
+    def ask(self, sample: int) -> int | None:
+        """Look, tell, and ask. Returns the exit code, unless it is to go on."""
+        options = self._options
+        plan = self._look(sample)
+        print_plan(plan, err=True)
+        if options["load"] is None:
+            click.echo(LOOKED, err=True)
+        self._refuse_if_too_late(plan)
+        if (code := self._nothing_to_ask(plan)) is not None:
+            return code
+        if plan.unknown and not options["include_unknown"] and not options["delete"]:
+            options["include_unknown"] = self._asked(
+                f"{self._estimated(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
+                " UNKNOWN): a replay may do them twice. Send these, too?"
+            )
+            if options["engine"] == "native" and not options["include_unknown"]:
+                click.echo("The native engine cannot leave them: use the client engine.", err=True)
+                return self._declined()
+            plan = self._look(sample) if options["include_unknown"] else plan
+        return None if self._asked(self._question(plan)) else self._declined()
+
+    def _nothing_to_ask(self, plan: Plan) -> int | None:
+        if plan.matching or plan.looked_at < plan.messages:
+            return None
+        text = "No message matched." if plan.messages else "There is no message."
+        click.echo(text, err=True)
+        self.end("done", text)
+        return NOTHING_MATCHED if has_selection(self._options) else DONE
+
+    def _question(self, plan: Plan) -> str:
+        options = self._options
+        about = "" if plan.looked_at >= plan.messages else "about "
+        number = plan.messages if options["engine"] == "native" else plan.to_send
+        what = "DELETE, without sending," if options["delete"] else "Send"
+        rate = f" at {options['rate']}" if options["rate"] else ", as fast as SQS takes them"
+        question = f"{what} {about}{number} messages{'' if options['delete'] else rate}?"
+        if not plan.matching:
+            question = (
+                f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
+                f" {what} those of the others that do?"
+            )
+        if options["expired"] == "drop" and plan.expired and not options["delete"]:
+            question += f" And DELETE those that have expired, {plan.expired} of those looked at?"
+        return question + " There is no undo."
+
+    def _declined(self) -> int:
+        self.end("declined", "the question was not answered with yes")
+        return INTERRUPTED
+
+    def run(self) -> RedriveReport:
+        rate, ramp = self._options["rate"], self._options["ramp"]
+        pace = None
+        if rate and may_change_rate():
+            pace = Pace(Settings(rate=rate).rate, ramp=Settings(rate=rate, ramp=ramp).ramp)
+        shown = nullcontext(self._events) if self._as_json else bar(show_ids=self._show_ids)
+        with until_signalled() as stop, rate_keys(pace), shown as on_event:
+
+            def note(event: Any) -> None:
+                if isinstance(event, Started):
+                    self._journal = event.journal
+                    if rate is None and not self._options["delete"]:
+                        click.echo("Warning: no --rate: as fast as SQS takes them.", err=True)
+                elif isinstance(event, Finished):
+                    self._report = event.report
+                elif isinstance(event, Audit) and not (self._as_json or is_logged()):
+                    click.echo(f"audit: {safe(json.dumps(as_dict(event)), 20_000)}", err=True)
+                with suppress(OSError) if stop.is_set() else nullcontext():  # it has hung up
+                    on_event(event)
+
+            return redrive(
+                self._app, self._queue, on_event=note, stop=stop, pace=pace, **self._options
+            )
+
+    def _asked(self, question: str) -> bool:
+        try:
+            return click.confirm(question, err=True)
+        except click.Abort:
+            click.echo("No answer. Without a terminal give --yes.", err=True)
+            sys.exit(self._declined())
+
+    @staticmethod
+    def _estimated(plan: Plan, found: int) -> str:
+        if plan.looked_at >= plan.messages:
+            return str(found)
+        return f"about {round(plan.messages * found / max(1, plan.looked_at))}"
+
+    def _look(self, sample: int | None, copy: Path | None = None) -> Plan:
+        if self._queue is None and self._options["load"] is None:
+            raise ValueError("QUEUE: name the dead-letter queue, or a queue that has one")
+        options = {n: value for n, value in self._options.items() if n not in _OF_THE_RUN}
+        with until_signalled() as stop:
+            plan = peek(self._app, self._queue, sample=sample, copy=copy, stop=stop, **options)
+        if stop.is_set():
+            raise KeyboardInterrupt
+        return plan
+
+    def _refuse_if_too_late(self, plan: Plan) -> None:
+        if plan.is_too_late and not self._options["force"]:
+            raise RedriveRefused(
+                "SQS will delete the oldest messages before their turn comes. Raise the rate, or"
+                " the queue's retention period.",
+                overridable=True,
+            )

@@ -1,0 +1,116 @@
+"""``celery sqs-safe``: what do guards, locks, steps and workflows say, and how are they freed?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_backoff.safe.errors import SafeError
+from celery_sqs_backoff.safe.inspect import Entry, free, look
+from celery_sqs_backoff.safe.settings import vault_of
+from celery_sqs_backoff.text import printable
+
+from .options import option
+
+__all__ = ["DONE", "NOTHING", "UNREACHABLE", "USAGE", "sqs_safe"]
+
+#: Shown, or freed.
+DONE: Final = 0
+#: There is no such record, or it has changed meanwhile.
+NOTHING: Final = 1
+#: Wrong options, or the app names no store. (click's own.)
+USAGE: Final = 2
+#: The store does not answer.
+UNREACHABLE: Final = 5
+
+_KINDS = ("guard", "lock", "workflow", "step")
+
+_EPILOG = """\b
+Exit codes: 0 shown or freed, 1 there is no such record, 2 wrong options,
+5 the store does not answer.
+
+\b
+Examples:
+  celery -A proj sqs-safe list order:7
+  celery -A proj sqs-safe show order:7 --show-results
+  celery -A proj sqs-safe list task:shop.tasks.pay:0b1c...
+  celery -A proj sqs-safe free order:7 --kind lock
+  celery -A proj sqs-safe free order:7 --kind step --name release
+"""
+
+
+@click.command("sqs-safe", cls=CeleryCommand, epilog=_EPILOG)
+@click.argument("action", type=click.Choice(["list", "show", "free"]))
+@click.argument("scope")
+@option("Which records", "--kind", type=click.Choice(_KINDS), help="Only records of this kind.")
+@option("Which records", "--name", metavar="NAME", help="Only the step of this name.")
+@option("Output", "--json", "as_json", is_flag=True, help="One JSON object per line.")
+@option("Output", "--show-results", is_flag=True, help="Show results, which are your data.")
+@option("Freeing", "--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
+def sqs_safe(
+    ctx: click.Context,
+    action: str,
+    scope: str,
+    kind: str | None,
+    name: str | None,
+    as_json: bool,
+    show_results: bool,
+    yes: bool,
+) -> None:
+    """See and free the guards, locks, workflows and steps of SCOPE.
+
+    SCOPE is the key of a guard or lock, the scope of steps or of a workflow, such as order:7, or
+    task:NAME:ID for the records of one message. "list" says what there is, "show" adds what is
+    recorded; "free" deletes records, and needs --kind.
+
+    A freed lock lets another run in, a freed guard another message, and a freed step is done again.
+    There is no undo.
+    """
+    if action == "free" and kind is None:
+        raise click.UsageError("free: say which records, with --kind")
+    try:
+        vault = vault_of(ctx.obj.app)
+        found = [
+            entry
+            for entry in look(vault, scope)
+            if kind in (None, entry.kind) and name in (None, entry.name)
+        ]
+        if not found:
+            click.echo("no such record", err=True)
+            sys.exit(NOTHING)
+        for entry in found:
+            _print(entry, as_json=as_json, details=action == "show", show_results=show_results)
+        if action == "free":
+            if not yes:
+                click.confirm(f"Free {len(found)} records?", abort=True, err=True)
+            freed = [free(vault, entry) for entry in found]
+            click.echo(f"{sum(freed)} freed", err=True)
+            if not all(freed):
+                click.echo("the others have changed meanwhile, or are not ours", err=True)
+                sys.exit(NOTHING)
+    except ImproperlyConfigured as exc:
+        raise click.UsageError(str(exc)) from exc
+    except SafeError as exc:
+        click.echo(f"the store does not answer: {exc}", err=True)
+        sys.exit(UNREACHABLE)
+
+
+def _print(entry: Entry, *, as_json: bool, details: bool, show_results: bool) -> None:
+    shown: dict[str, Any] = {"kind": entry.kind, "name": entry.name, "state": entry.state}
+    if details and entry.result is not None:
+        shown["result"] = json.loads(entry.result) if show_results else "(hidden)"
+    if as_json:
+        click.echo(json.dumps(shown))
+        return
+    line = f"{entry.kind:9} {entry.state:12} {printable(entry.name)}"
+    if "result" in shown:
+        result = shown["result"]
+        line += f"  {printable(json.dumps(result) if show_results else result, 500)}"
+    click.echo(line)

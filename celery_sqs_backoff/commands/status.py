@@ -1,0 +1,230 @@
+"""``celery sqs-status``: how many messages are where?"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_sqs_backoff.doctor.horizon import in_words
+from celery_sqs_backoff.observe.board import Board, WorkerNow
+from celery_sqs_backoff.observe.status import (
+    ProviderStatus,
+    QueueStatus,
+    provider_status,
+    read_status,
+    with_workers,
+)
+from celery_sqs_backoff.safe.settings import vault_of
+from celery_sqs_backoff.safe.stores import is_shared
+from celery_sqs_backoff.sqs.errors import Failure
+from celery_sqs_backoff.sqs.find_queue import find_queue
+
+from .options import option
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.text import Text
+
+__all__ = ["COULD_NOT_READ", "DONE", "sqs_status"]
+
+#: Wide enough for the longest name of a queue, where no terminal sets a limit.
+_PIPE_COLUMNS: Final = 160
+
+#: From here on it is worth a word that SQS deletes a message.
+_SOON_DELETED_SECONDS: Final = 24 * 3600.0
+
+#: All queues were read.
+DONE: Final = 0
+#: At least one queue could not be read.
+COULD_NOT_READ: Final = 5
+
+_EPILOG = """\b
+Exit codes: 0 all queues were read, 5 at least one was not.
+
+\b
+Examples:
+  celery -A proj sqs-status
+  celery -A proj sqs-status --watch
+  celery -A proj sqs-status --json | jq '.queues[] | select(.dead_letters > 0)'
+"""
+
+
+@click.command("sqs-status", cls=CeleryCommand, epilog=_EPILOG)
+@option("Output", "--json", "as_json", is_flag=True, help="One JSON object; null is not known.")
+@option("Output", "--watch", is_flag=True, help="Go on until Ctrl-C, on a terminal.")
+@option(
+    "Output",
+    "--interval",
+    type=click.FloatRange(1),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks with --watch. A look costs two calls per queue.",
+)
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
+def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) -> None:
+    """Show the numbers of each queue that the app's workers consume.
+
+    SQS counts messages in flight: those that run, wait in a worker, or wait for a retry. Which is
+    which, how old they are, and what providers do, workers write to the store
+    (sqs_backoff['store']) every ten seconds; without a store it is not known. Messages are not
+    received.
+    """
+    app = ctx.obj.app
+    if watch and not as_json:
+        _watch(app, interval)
+        return
+    seen = _look(app)
+    if as_json:
+        click.echo(json.dumps(_as_dict(seen)))
+    else:
+        from rich.console import Console
+
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+        console.print(_shown(seen))
+    for queue in seen.queues:
+        if queue.failure:
+            click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
+    sys.exit(COULD_NOT_READ if any(queue.failure for queue in seen.queues) else DONE)
+
+
+def _watch(app: Any, interval: float) -> None:
+    from rich.live import Live
+
+    try:
+        with Live(_shown(_look(app)), auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_shown(_look(app)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One look. ``workers``: how many have written; ``None``: nobody could, for ``why``."""
+
+    queues: list[QueueStatus]
+    providers: list[ProviderStatus]
+    at: float
+    workers: int | None
+    why: str = ""
+
+
+def _look(app: Any) -> _Seen:
+    queues, now = _read(app), time.time()
+    workers, why = _workers(app)
+    if workers is None:
+        return _Seen(queues, [], now, None, why)
+    queues = [with_workers(queue, workers, now=now) for queue in queues]
+    return _Seen(queues, provider_status(workers), now, len(workers))
+
+
+def _read(app: Any) -> list[QueueStatus]:
+    names = list(app.amqp.queues.consume_from)
+    try:
+        with app.connection_for_read() as connection:
+            channel = connection.default_channel
+            return [_read_one(channel, name) for name in names]
+    except Exception as exc:  # noqa: BLE001  # whatever keeps us from SQS, of no queue we know more
+        failure = type(exc.__cause__ or exc).__name__
+        return [QueueStatus(name=name, failure=failure) for name in names]
+
+
+def _read_one(channel: Any, name: str) -> QueueStatus:
+    found = find_queue(channel, name)
+    if isinstance(found, Failure):
+        return QueueStatus(name=name, failure=found.code)
+    return read_status(name, *found)
+
+
+def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
+    settings = app.conf.get("sqs_backoff")
+    if not isinstance(settings, Mapping) or not is_shared(settings.get("store")):
+        return None, "sqs_backoff['store'] is not set"
+    try:
+        return list(Board(vault_of(app)).read().values()), ""
+    except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
+        # Not its text: a client's error may quote the URL, with its password.
+        return None, f"the store could not be read ({type(exc.__cause__ or exc).__name__})"
+
+
+def _as_dict(seen: _Seen) -> dict[str, Any]:
+    return {
+        "queues": [queue.as_dict() for queue in seen.queues],
+        "providers": [asdict(provider) for provider in seen.providers],
+    }
+
+
+_COLUMNS = (
+    *("queue", "ready", "waiting", "running", "in flight", "quota", "delayed", "dead", "oldest"),
+)
+
+
+def _shown(seen: _Seen) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*_COLUMNS, box=None, pad_edge=False)
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for queue in seen.queues:
+        share = queue.in_flight_share
+        table.add_row(
+            Text(queue.name),
+            *map(_number, (queue.ready, queue.waiting, queue.running, queue.in_flight)),
+            "?" if share is None else f"{share:.1%}",
+            _number(queue.delayed),
+            Text(_number(queue.dead_letters), style="bold red" if queue.dead_letters else ""),
+            "?" if queue.oldest_seconds is None else in_words(queue.oldest_seconds),
+        )
+    return Group(table, *_notes(seen))
+
+
+def _notes(seen: _Seen) -> Iterator[Text]:
+    from rich.text import Text
+
+    for provider in seen.providers:
+        if provider.state != "closed":
+            yield Text(
+                f"provider {provider.name} is down ({provider.state}): {provider.waiting} messages"
+                " wait for it",
+                style="yellow",
+            )
+    for queue in seen.queues:
+        yield from (Text(f"{queue.name}: {said}") for said in _outlook(queue, seen.at))
+        if queue.failure:
+            yield Text(f"{queue.name}: {queue.failure}", style="red")
+    if seen.workers is None:
+        yield Text(f"? is not known: {seen.why}", style="dim")
+    elif not seen.workers:
+        yield Text("? is not known: no worker has written within the last minute", style="dim")
+
+
+def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
+    if queue.giving_up and queue.next_gives_up_at is not None:
+        first = in_words(max(0.0, queue.next_gives_up_at - now))
+        yield (
+            f"next: {queue.giving_up} message{'' if queue.giving_up == 1 else 's'} give up within"
+            f" 2 hours, the first in {first}"
+        )
+    if queue.deleted_in_seconds is not None and queue.deleted_in_seconds < _SOON_DELETED_SECONDS:
+        yield f"SQS deletes the oldest message in {in_words(max(0.0, queue.deleted_in_seconds))}"
+    if queue.given_up:
+        reasons = sorted(queue.given_up.items(), key=lambda pair: -pair[1])
+        listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
+        yield f"given up by the workers since they started: {listed}"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)

@@ -1,0 +1,73 @@
+"""The doctor's findings as Django system checks: the offline half always, all with ``--deploy``.
+
+Ids are ``celery_sqs_backoff.`` and the doctor's, such as ``celery_sqs_backoff.W010``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app
+from django.core import checks  # type: ignore[import-untyped]
+
+from celery_sqs_backoff.doctor import Finding, Severity, examine
+from celery_sqs_backoff.doctor.look import ignored_by, look
+
+__all__ = ["check_app", "check_deployment", "register"]
+
+_KINDS = {
+    Severity.ERROR: checks.Error,
+    Severity.WARNING: checks.Warning,
+    Severity.INFO: checks.Info,
+}
+
+
+def register() -> None:
+    """Register the checks; called once, by the app config."""
+    checks.register(check_app, "celery_sqs_backoff")
+    checks.register(check_deployment, "celery_sqs_backoff", deploy=True)
+
+
+def check_app(app_configs: Any, **_: Any) -> list[Any]:
+    """Check tasks and settings. Asks nobody."""
+    app = current_app._get_current_object()
+    app.finalize(auto=True)
+    found = examine(look(app, live=False), ignore=ignored_by(app), live=False)
+    return [_message(f) for f in found]
+
+
+def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
+    """Check queues, dead-letter queues, permissions and the store; with ``--deploy`` alone."""
+    app = current_app._get_current_object()
+    app.finalize(auto=True)
+    try:
+        facts = look(app)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
+        return [_could_not_look(type(exc.__cause__ or exc).__name__)]
+    offline = {(f.id, f.subject) for f in examine(facts, live=False)}
+    return [
+        *(_could_not_look(f"queue {queue.name}: {queue.failure}") for queue in facts.unread),
+        *(
+            _message(f)
+            for f in examine(facts, ignore=ignored_by(app))
+            if (f.id, f.subject) not in offline
+        ),
+    ]
+
+
+def _could_not_look(why: str) -> Any:
+    return checks.Warning(
+        f"SQS could not be asked ({why})",
+        hint="Run the check where the workers run, with their credentials.",
+        id="celery_sqs_backoff.W030",  # no rule of the doctor's has this number
+    )
+
+
+def _message(finding: Finding) -> Any:
+    fix = finding.fix.text or finding.fix.aws
+    return _KINDS[finding.severity](
+        f"{finding.subject}: {finding.evidence}. {finding.consequence}",
+        hint=fix or None,
+        obj=finding.subject,
+        id=f"celery_sqs_backoff.{finding.id}",
+    )

@@ -1,0 +1,14 @@
+"""``manage.py sqs_health``: ``celery sqs-health`` on the project's Celery app."""
+
+from __future__ import annotations
+
+from celery_sqs_backoff.commands.health import sqs_health
+
+from ...shell import CeleryShell
+
+__all__ = ["Command"]
+
+
+class Command(CeleryShell):
+    help = sqs_health.help or ""
+    command = sqs_health

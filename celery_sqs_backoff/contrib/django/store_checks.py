@@ -1,0 +1,46 @@
+"""The store's settings as Django system checks: offline always, its table with ``--deploy``.
+
+* ``celery_sqs_backoff.E040``: the store, its database alias or another setting of it is invalid.
+* ``celery_sqs_backoff.E041``: the store does not answer, or its table is missing.
+* ``celery_sqs_backoff.W042``: records on a shared store are not signed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app
+from celery.exceptions import ImproperlyConfigured
+from django.core import checks  # type: ignore[import-untyped]
+
+from celery_sqs_backoff.safe.check import check_by_asking, check_offline, warnings_of
+
+__all__ = ["check_store", "check_store_answers", "register"]
+
+
+def register() -> None:
+    """Register the checks; called once, by the app config."""
+    checks.register(check_store, "celery_sqs_backoff")
+    checks.register(check_store_answers, "celery_sqs_backoff", deploy=True)
+
+
+def check_store(app_configs: Any, **_: Any) -> list[Any]:
+    """Check the settings of the store. Asks nobody."""
+    try:
+        check_offline(current_app._get_current_object())
+    except ImproperlyConfigured as exc:
+        return [checks.Error(str(exc), id="celery_sqs_backoff.E040")]
+    return []
+
+
+def check_store_answers(app_configs: Any, **_: Any) -> list[Any]:
+    """Check that the store answers and is migrated, and that its records are signed."""
+    app = current_app._get_current_object()
+    if check_store(app_configs):
+        return []
+    found = [checks.Warning(w, id="celery_sqs_backoff.W042") for w in warnings_of(app)]
+    try:
+        check_by_asking(app)
+    except ImproperlyConfigured as exc:
+        found.append(checks.Error(str(exc), id="celery_sqs_backoff.E041"))
+    return found

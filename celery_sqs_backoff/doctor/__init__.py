@@ -1,0 +1,25 @@
+"""What is wrong with a set-up, before it loses a message: pure rules over facts that others read.
+
+``facts`` holds what was read, ``rules`` says what is wrong with it, ``look`` reads it from SQS and
+from a Celery app. A finding states evidence, its consequence in an outage, and the fix.
+"""
+
+from __future__ import annotations
+
+from .examine import examine
+from .facts import AppFacts, Facts, QueueFacts, TaskFacts
+from .finding import Finding, Fix, Rule, Severity
+from .rules import RULES
+
+__all__ = [
+    "RULES",
+    "AppFacts",
+    "Facts",
+    "Finding",
+    "Fix",
+    "QueueFacts",
+    "Rule",
+    "Severity",
+    "TaskFacts",
+    "examine",
+]

@@ -1,0 +1,212 @@
+"""What is known of queues, tasks and settings. Plain values: a rule can be tested without SQS.
+
+``None`` means that it is not known: a rule says nothing about what nobody could read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..retry.policies import Policy
+from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
+from .horizon import receives_within
+
+__all__ = ["NO_SUCH_QUEUE", "AppFacts", "Facts", "QueueFacts", "TaskFacts"]
+
+#: SQS's code for the URL of a queue that does not exist.
+NO_SUCH_QUEUE = "NonExistentQueue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFacts:
+    """One queue that the app consumes, and the dead-letter queue that its redrive policy names.
+
+    Arguments:
+        name: as in Celery.
+        url: on SQS.
+        attributes: as GetQueueAttributes returned them; ``None``: they could not be read.
+        failure: why not: SQS's error code.
+        dlq: the dead-letter queue, if there is one; its own ``dlq`` is never followed.
+        denied: actions that SQS refused to this identity.
+        is_consumed: whether workers of the app receive from it.
+    """
+
+    name: str
+    url: str
+    attributes: Mapping[str, str] | None
+    failure: str | None = None
+    dlq: QueueFacts | None = None
+    denied: tuple[str, ...] = ()
+    is_consumed: bool = True
+
+    @property
+    def is_missing(self) -> bool:
+        return self.failure in (NO_SUCH_QUEUE, NOT_CREATED, NOT_PREDEFINED)
+
+    @property
+    def arn(self) -> str | None:
+        return self._text("QueueArn")
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.url.endswith(".fifo")
+
+    @property
+    def visibility_timeout_seconds(self) -> int | None:
+        return self._number("VisibilityTimeout")
+
+    @property
+    def retention_seconds(self) -> int | None:
+        return self._number("MessageRetentionPeriod")
+
+    @property
+    def delay_seconds(self) -> int | None:
+        return self._number("DelaySeconds")
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        return self._number("MaximumMessageSize")
+
+    @property
+    def visible(self) -> int | None:
+        return self._number("ApproximateNumberOfMessages")
+
+    @property
+    def in_flight(self) -> int | None:
+        return self._number("ApproximateNumberOfMessagesNotVisible")
+
+    @property
+    def kms_key(self) -> str | None:
+        return self._text("KmsMasterKeyId")
+
+    @property
+    def kms_reuse_seconds(self) -> int | None:
+        return self._number("KmsDataKeyReusePeriodSeconds")
+
+    @cached_property
+    def redrive_policy(self) -> dict[str, Any]:
+        """Empty: the queue has none, or it could not be read."""
+        return self._json("RedrivePolicy")
+
+    @cached_property
+    def redrive_allow_policy(self) -> dict[str, Any]:
+        """Empty: the queue has none, which allows every source."""
+        return self._json("RedriveAllowPolicy")
+
+    @property
+    def max_receive_count(self) -> int | None:
+        try:
+            return int(self.redrive_policy["maxReceiveCount"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def dlq_arn(self) -> str | None:
+        arn = self.redrive_policy.get("deadLetterTargetArn")
+        return arn if isinstance(arn, str) else None
+
+    def _text(self, name: str) -> str | None:
+        value = (self.attributes or {}).get(name)
+        return value or None
+
+    def _number(self, name: str) -> int | None:
+        try:
+            return int((self.attributes or {})[name])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.attributes or {}).get(name) or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """One task of the app that is not Celery's own.
+
+    Arguments:
+        name: as registered.
+        is_covered: whether its base class is ``SQSBackoffTask``.
+        backoff: the delay policy; ``None`` without the base class.
+        retry_for: seconds, ``None`` = no limit.
+        max_retries: ``None`` = no limit.
+        retried_errors: names of the exception classes that are RETRYABLE.
+        needs_store: whether its options need a store (a guard).
+        wants_dlq: whether it dead-letters what it gives up.
+        acks_late: Celery's option.
+        autoretries: whether Celery's own autoretry is on.
+    """
+
+    name: str
+    is_covered: bool
+    backoff: Policy | None = None
+    retry_for: float | None = None
+    max_retries: int | None = None
+    retried_errors: tuple[str, ...] = ()
+    needs_store: bool = False
+    wants_dlq: bool = True
+    acks_late: bool = True
+    autoretries: bool = False
+
+    @cached_property
+    def receives_needed(self) -> int | None:
+        """Receives that 99 of 100 of its messages make do with; ``None`` without the base class."""
+        if self.backoff is None:
+            return None
+        return receives_within(self.backoff, retry_for=self.retry_for, max_retries=self.max_retries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppFacts:
+    """The app's settings, as far as a rule asks for them."""
+
+    tasks: tuple[TaskFacts, ...] = ()
+    #: Scheme of the store's URL, or ``None``: the app has none. Never the URL, with its password.
+    store: str | None = None
+    #: Why the store cannot be used; ``None``: it can be, or nobody has tried.
+    store_failure: str | None = None
+    pool: str = "prefork"
+    concurrency: int | None = None
+    prefetch_multiplier: int = 4
+    remote_control: bool = False
+    events: bool = False
+    fanout: bool = False
+    #: ``visibility_timeout`` of ``broker_transport_options``; ``None``: not set.
+    kombu_visibility_timeout: int | None = None
+    #: Distribution name to version, of what is installed.
+    versions: Mapping[str, str] = field(default_factory=dict)
+    #: Client libraries that retry by themselves: name to number of retries.
+    client_retries: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that was read."""
+
+    app: AppFacts = field(default_factory=AppFacts)
+    queues: tuple[QueueFacts, ...] = ()
+    #: Names of queues beside those consumed, with their number of messages.
+    other_queues: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def covered(self) -> list[TaskFacts]:
+        return [task for task in self.app.tasks if task.is_covered]
+
+    @property
+    def consumed(self) -> list[QueueFacts]:
+        """The queues that could be read."""
+        return [q for q in self.queues if q.is_consumed and q.attributes is not None]
+
+    @property
+    def unread(self) -> list[QueueFacts]:
+        """Queues of which nothing is known, because SQS did not answer."""
+        return [
+            q for q in self.queues if q.attributes is None and not q.denied and not q.is_missing
+        ]

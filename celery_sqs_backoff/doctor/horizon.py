@@ -1,0 +1,96 @@
+"""How far a number of receives reaches, in the time of an outage: the consequence of a setting.
+
+By the policy itself and by the simulator, with a fixed seed: the same set-up gets the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from ..retry.budget import receives_needed
+from ..retry.policies import Policy
+from ..simulate.forecast import forecast, scenario_of_queue
+from ..simulate.scenario import Scenario, Task
+from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
+
+__all__ = ["dead_lettered_after", "in_words", "receives_within"]
+
+_DRAWS = 200
+_MOST_SIMULATED = 200
+_SEED = 0
+
+
+def dead_lettered_after(
+    backoff: Policy,
+    receives: int,
+    *,
+    retry_for: float | None,
+    max_retries: int | None,
+    attributes: Mapping[str, str],
+) -> tuple[float, float]:
+    """Simulate an outage that does not end; return when messages become dead letters, in seconds.
+
+    The first of them, and half of them, of as many messages as the queue has, but 200 at the most:
+    while all calls fail they do not influence one another.
+
+    Args:
+        backoff: the delays.
+        receives: the queue's ``maxReceiveCount``.
+        retry_for: seconds; ``None`` = no limit.
+        max_retries: ``None`` = no limit.
+        attributes: of the queue.
+    """
+    depth = int(attributes.get("ApproximateNumberOfMessages") or 0)
+    backlog = str(min(_MOST_SIMULATED, depth or _MOST_SIMULATED))
+    task = Task(backoff=backoff, retry_for=retry_for, max_retries=max_retries)
+    found = forecast(
+        scenario_of_queue(
+            Scenario(name="an outage", task=task),
+            {
+                "MessageRetentionPeriod": attributes.get("MessageRetentionPeriod", "345600"),
+                "ApproximateNumberOfMessages": backlog,
+            },
+            max_receive_count=receives,
+        ),
+        seed=_SEED,
+    )
+    half = next((at for at, dead in found.given_up if dead >= found.messages / 2), found.horizon)
+    return found.first if found.first is not None else found.horizon, half
+
+
+def receives_within(
+    backoff: Policy, *, retry_for: float | None, max_retries: int | None, share: float = 0.99
+) -> int:
+    """Return the receives that ``share`` of the messages make do with until their budget ends.
+
+    Arguments:
+        backoff: the delays.
+        retry_for: seconds; ``None`` = no limit.
+        max_retries: ``None`` = no limit.
+        share: 0 to 1.
+
+    At most 1,000, which is the most that a redrive policy allows.
+    """
+    rng = Random(_SEED)
+    counts = sorted(
+        receives_needed(
+            backoff,
+            retry_for=retry_for,
+            max_retries=max_retries,
+            at_most=MAX_MAX_RECEIVE_COUNT,
+            rng=rng,
+        )
+        for _ in range(_DRAWS)
+    )
+    return counts[min(len(counts) - 1, int(share * len(counts)))]
+
+
+def in_words(seconds: float) -> str:
+    """Write a time as a person would say it: ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= (1.5 if unit != "day" else 2) * length:
+            number = round(seconds / length, 1)
+            return f"{number:g} {unit}s"
+    number = round(seconds, 1)
+    return f"{number:g} second{'' if number == 1 else 's'}"

@@ -1,0 +1,227 @@
+"""Read the facts: from a Celery app, and, for the live half, from SQS and the store.
+
+Looking is harmless: attributes are read, and two calls are made with a receipt handle that does
+not exist, to see whether SQS refuses the action or the handle.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ..sqs.calls import Calls
+from ..sqs.errors import Failure, Kind
+from ..sqs.find_queue import find_queue
+from .facts import AppFacts, Facts, QueueFacts, TaskFacts
+
+__all__ = ["facts_of_app", "facts_of_queue", "ignored_by", "look"]
+
+#: No message ever had it, so no message is touched.
+_FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
+
+_DISTRIBUTIONS = ("celery", "kombu", "boto3", "botocore", "billiard")
+
+#: Modules of client libraries whose own retries are a setting of the module, if it is imported.
+_CLIENT_RETRIES = (("stripe", "max_network_retries"),)
+
+
+def look(app: Any, *, live: bool = True) -> Facts:
+    """Read what is known of an app.
+
+    Arguments:
+        app: the Celery app; its tasks are finalized.
+        live: whether to ask SQS and the store too.
+
+    Raises:
+        kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
+    """
+    facts = facts_of_app(app, store_failure=_store_failure(app) if live else None)
+    if not live or not str(app.conf.broker_read_url or app.conf.broker_url).startswith("sqs"):
+        return Facts(app=facts)
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        names = list(app.amqp.queues.consume_from)
+        queues = []
+        for name in names:
+            found = find_queue(channel, name)
+            queues.append(
+                _not_found(name, channel.canonical_queue_name(name), found)
+                if isinstance(found, Failure)
+                else facts_of_queue(name, *found)
+            )
+        others = _other_queues(channel, {q.url for q in queues})
+    return Facts(app=facts, queues=tuple(queues), other_queues=others)
+
+
+def ignored_by(app: Any) -> tuple[str, ...]:
+    """Return the ids that ``sqs_backoff["ignore_findings"]`` names, each with its reason there.
+
+    An id, or ``id:subject``, without a reason is not ignored: nobody could say why it is.
+    """
+    settings = app.conf.get("sqs_backoff")
+    ignored = settings.get("ignore_findings") if isinstance(settings, Mapping) else None
+    if not isinstance(ignored, Mapping):
+        return ()
+    return tuple(str(what) for what, reason in ignored.items() if str(reason or "").strip())
+
+
+def facts_of_app(app: Any, *, store_failure: str | None = None) -> AppFacts:
+    """Read the settings and the tasks of an app; asks nobody."""
+    conf = app.conf
+    options = conf.broker_transport_options or {}
+    own = conf.get("sqs_backoff") or {}
+    store = own.get("store") if isinstance(own, Mapping) else None
+    return AppFacts(
+        tasks=tuple(_tasks(app)),
+        store=None if store is None else _scheme(store),
+        store_failure=store_failure,
+        pool=str(conf.worker_pool or "prefork"),
+        concurrency=conf.worker_concurrency,
+        prefetch_multiplier=int(conf.worker_prefetch_multiplier),
+        remote_control=bool(conf.worker_enable_remote_control),
+        events=bool(conf.worker_send_task_events),
+        fanout=bool(options.get("supports_fanout")),
+        kombu_visibility_timeout=options.get("visibility_timeout"),
+        versions=dict(_versions()),
+        client_retries=dict(_client_retries()),
+    )
+
+
+def facts_of_queue(
+    name: str, url: str, calls_of: Callable[[str], Calls], *, is_consumed: bool = True
+) -> QueueFacts:
+    """Read a queue, and the dead-letter queue that its redrive policy names.
+
+    Arguments:
+        name: as in Celery.
+        url: on SQS.
+        calls_of: from a queue's URL to its port.
+        is_consumed: whether workers receive from it; else only what sending needs is tried.
+    """
+    calls = calls_of(url)
+    answer = calls.attributes()
+    if isinstance(answer, Failure):
+        denied = ("sqs:GetQueueAttributes",) if answer.kind is Kind.DENIED else ()
+        return QueueFacts(
+            name=name,
+            url=url,
+            attributes=None,
+            failure=answer.code,
+            denied=denied,
+            is_consumed=is_consumed,
+        )
+    queue = QueueFacts(
+        name=name,
+        url=url,
+        attributes=answer,
+        denied=tuple(_denied(calls)) if is_consumed else (),
+        is_consumed=is_consumed,
+    )
+    if not is_consumed or queue.dlq_arn is None or queue.dlq_arn == queue.arn:
+        return queue
+    dlq_name = queue.dlq_arn.rpartition(":")[2]
+    dlq = facts_of_queue(
+        dlq_name, f"{url.rpartition('/')[0]}/{dlq_name}", calls_of, is_consumed=False
+    )
+    return QueueFacts(
+        name=name,
+        url=url,
+        attributes=answer,
+        dlq=dlq,
+        denied=queue.denied,
+        is_consumed=is_consumed,
+    )
+
+
+def _not_found(name: str, sqs_name: str, failure: Failure) -> QueueFacts:
+    return QueueFacts(name=name, url=sqs_name, attributes=None, failure=failure.code)
+
+
+def _denied(calls: Calls) -> Iterable[str]:
+    """Try the actions of a worker with a handle that does not exist."""
+    for action, results in (
+        ("sqs:ChangeMessageVisibility", calls.change_visibility([(_FALSE_HANDLE, 0)])),
+        ("sqs:DeleteMessage", calls.delete([_FALSE_HANDLE])),
+    ):
+        failure = results[0]
+        if failure is not None and failure.kind is Kind.DENIED:
+            yield action
+
+
+def _tasks(app: Any) -> Iterable[TaskFacts]:
+    from ..task import SQSBackoffTask  # the rules can do without Celery
+
+    for name, task in sorted(app.tasks.items()):
+        if name.startswith("celery."):
+            continue
+        autoretries = bool(getattr(task, "autoretry_for", ()))
+        if not isinstance(task, SQSBackoffTask):
+            yield TaskFacts(
+                name=name,
+                is_covered=False,
+                acks_late=bool(task.acks_late),
+                autoretries=autoretries,
+            )
+            continue
+        options = task.backoff_options
+        yield TaskFacts(
+            name=name,
+            is_covered=True,
+            backoff=options.backoff,
+            retry_for=options.retry_for,
+            max_retries=options.max_retries,
+            retried_errors=tuple(f"{c.__module__}.{c.__qualname__}" for c in options.retry_on),
+            needs_store=task.guard is not None,
+            wants_dlq=options.on_give_up == "dead-letter",
+            autoretries=autoretries,
+        )
+
+
+def _scheme(store: object) -> str:
+    return store.partition(":")[0] if isinstance(store, str) else type(store).__name__
+
+
+def _store_failure(app: Any) -> str | None:
+    """Open the store and ask for a key that does not exist; return what went wrong."""
+    from ..safe.stores import has_store, store_of
+
+    if not has_store(app):
+        return None
+    try:
+        store_of(app).get("sqs-backoff-doctor")
+    except Exception as exc:  # noqa: BLE001  # whatever it is, it is the finding
+        # Not the text: a client's error may quote the URL, with its password.
+        cause = exc.__cause__ or exc
+        return type(cause).__name__
+    return None
+
+
+def _versions() -> Iterable[tuple[str, str]]:
+    for name in _DISTRIBUTIONS:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def _client_retries() -> Iterable[tuple[str, int]]:
+    for name, setting in _CLIENT_RETRIES:
+        retries = getattr(sys.modules.get(name), setting, 0)
+        if isinstance(retries, int) and retries > 0:
+            yield name, retries
+
+
+def _other_queues(channel: Any, consumed: set[str]) -> dict[str, int]:
+    """Event and reply queues, where SQS lets us list queues; else none."""
+    if channel.predefined_queues:
+        return {}
+    found = {}
+    for name, url in dict(channel._queue_cache).items():
+        if url in consumed or not (name.startswith("celeryev") or "celery-pidbox" in name):
+            continue
+        answer = Calls(channel.sqs(), url).attributes(("ApproximateNumberOfMessages",))
+        if not isinstance(answer, Failure):
+            found[name] = int(answer.get("ApproximateNumberOfMessages", 0))
+    return found

@@ -1,0 +1,52 @@
+"""Fixes that several rules share: attributes of one queue, for the command line and Terraform."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ..facts import QueueFacts
+from ..finding import Fix
+
+__all__ = ["resource_name", "set_attributes", "terraform"]
+
+#: SQS's attribute names and Terraform's arguments of ``aws_sqs_queue``.
+#: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue
+_TERRAFORM = {
+    "DelaySeconds": "delay_seconds",
+    "KmsDataKeyReusePeriodSeconds": "kms_data_key_reuse_period_seconds",
+    "MaximumMessageSize": "max_message_size",
+    "MessageRetentionPeriod": "message_retention_seconds",
+    "VisibilityTimeout": "visibility_timeout_seconds",
+}
+
+
+def resource_name(queue: QueueFacts) -> str:
+    """A name that Terraform allows for the queue's resource."""
+    return "".join(c if c.isalnum() else "_" for c in queue.url.rpartition("/")[2])
+
+
+def terraform(queue: QueueFacts, *arguments: str) -> str:
+    """The queue's resource with some of its arguments."""
+    lines = "\n".join(f"  {argument}" for argument in arguments)
+    return f'resource "aws_sqs_queue" "{resource_name(queue)}" {{\n  # ...\n{lines}\n}}'
+
+
+def set_attributes(queue: QueueFacts, attributes: Mapping[str, str], *arguments: str) -> Fix:
+    """Set attributes of a queue.
+
+    Arguments:
+        queue: the queue.
+        attributes: as SetQueueAttributes takes them.
+        arguments: Terraform's, where they are not plain numbers.
+    """
+    plain = [
+        f"{_TERRAFORM[name]} = {value}" for name, value in attributes.items() if name in _TERRAFORM
+    ]
+    return Fix(
+        aws=(
+            f"aws sqs set-queue-attributes --queue-url {queue.url}"
+            f" --attributes '{json.dumps(dict(attributes))}'"
+        ),
+        terraform=terraform(queue, *plain, *arguments),
+    )

@@ -1,0 +1,90 @@
+"""What this identity may not do, as far as harmless calls can tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ...sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
+from ..facts import Facts, QueueFacts
+from ..finding import Fix, Report, Rule
+
+__all__ = ["RULES"]
+
+
+def _unreadable(facts: Facts) -> Iterator[Report]:
+    for queue in facts.queues:
+        if not queue.is_consumed or queue.attributes is not None or not queue.is_missing:
+            continue
+        if queue.failure == NOT_PREDEFINED:
+            yield (
+                queue.name,
+                "the app consumes the queue, and predefined_queues does not name it",
+                "Workers that consume it do not start, and nothing can be sent to it.",
+                Fix(text="Add it to predefined_queues, or take it out of task_queues."),
+            )
+            continue
+        yield (
+            queue.name,
+            f"the queue does not exist ({queue.failure})",
+            "The first worker or sender creates it, if it may, without a dead-letter queue: what"
+            " is given up then is deleted."
+            if queue.failure == NOT_CREATED
+            else "Workers that consume it receive nothing; what is sent to it is refused.",
+            Fix(
+                aws=f"aws sqs create-queue --queue-name {queue.url.rpartition('/')[2]}",
+            ),
+        )
+
+
+def _denied(facts: Facts) -> Iterator[Report]:
+    for queue in facts.queues:
+        for one in (queue, *([queue.dlq] if queue.dlq else [])):
+            if one.denied:
+                actions = ", ".join(one.denied)
+                yield (
+                    one.name,
+                    f"SQS refuses {actions} to the identity that ran this",
+                    _consequence(one),
+                    Fix(aws=_statement(one), text="Workers may run as another identity."),
+                )
+
+
+def _consequence(queue: QueueFacts) -> str:
+    if not queue.is_consumed:
+        return "What is given up stays hidden in its queue and never becomes a dead letter."
+    if "sqs:ChangeMessageVisibility" in queue.denied:
+        return "No retry can be delayed and no hold renewed: tasks run again while they run."
+    if "sqs:DeleteMessage" in queue.denied:
+        return "Every task runs again and again, until maxReceiveCount ends it."
+    return "Workers cannot see how the queue is set up, or cannot receive."
+
+
+def _statement(queue: QueueFacts) -> str:
+    statement = {
+        "Effect": "Allow",
+        "Action": list(queue.denied),
+        "Resource": queue.arn or f"ARN of {queue.name}",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    return (
+        "aws iam put-role-policy --role-name WORKER_ROLE --policy-name celery-sqs-backoff"
+        f" --policy-document '{policy}'"
+    )
+
+
+RULES = (
+    Rule(
+        "E001",
+        "A queue that workers consume does not exist",
+        "predefined_queues or task_queues name it.",
+        _unreadable,
+    ),
+    Rule(
+        "E027",
+        "An action is denied",
+        "Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that"
+        " does not exist. SQS checks permissions first.",
+        _denied,
+    ),
+)

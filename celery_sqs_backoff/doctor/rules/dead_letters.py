@@ -1,0 +1,294 @@
+"""What is wrong between a queue and its dead-letter queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ...sqs.limits import MAX_MAX_RECEIVE_COUNT
+from ..facts import Facts, QueueFacts
+from ..finding import Fix, Report, Rule
+from ..horizon import dead_lettered_after, in_words
+from ._fixes import resource_name, set_attributes, terraform
+
+__all__ = ["RULES"]
+
+_FOURTEEN_DAYS_SECONDS = 1_209_600
+
+
+def _messages(queue: QueueFacts) -> str:
+    return f"{queue.visible} messages" if queue.visible else "Each message"
+
+
+def _pairs(facts: Facts) -> Iterator[tuple[QueueFacts, QueueFacts]]:
+    for queue in facts.consumed:
+        if queue.dlq is not None and queue.dlq_arn != queue.arn:
+            yield queue, queue.dlq
+
+
+def _missing(facts: Facts) -> Iterator[Report]:
+    if facts.covered and not any(task.wants_dlq for task in facts.covered):
+        return
+    for queue in facts.consumed:
+        if not queue.redrive_policy:
+            dlq = _dlq_name(queue)
+            policy = json.dumps(
+                {"deadLetterTargetArn": f"ARN of {dlq}", "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
+            )
+            yield (
+                queue.name,
+                "the queue has no RedrivePolicy; expected one with a dead-letter queue",
+                "A task that is given up is deleted with its message; nothing is left to look at"
+                " or to replay.",
+                Fix(
+                    aws=f"aws sqs create-queue --queue-name {dlq} --attributes"
+                    f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
+                    + (",FifoQueue=true" if queue.is_fifo else "")
+                    + f" && aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
+                    f" '{json.dumps({'RedrivePolicy': policy})}'",
+                    terraform=(
+                        f'resource "aws_sqs_queue" "{resource_name(queue)}_dlq" {{\n'
+                        f'  name = "{dlq}"\n'
+                        f"  message_retention_seconds = {_FOURTEEN_DAYS_SECONDS}\n"
+                        + ("  fifo_queue = true\n" if queue.is_fifo else "")
+                        + "}\n"
+                        + terraform(
+                            queue,
+                            "redrive_policy = jsonencode({",
+                            f"  deadLetterTargetArn = aws_sqs_queue.{resource_name(queue)}_dlq.arn",
+                            f"  maxReceiveCount     = {MAX_MAX_RECEIVE_COUNT}",
+                            "})",
+                        )
+                    ),
+                ),
+            )
+
+
+def _dlq_name(queue: QueueFacts) -> str:
+    name = queue.url.rpartition("/")[2]
+    return f"{name.removesuffix('.fifo')}-dlq{'.fifo' if queue.is_fifo else ''}"
+
+
+def _itself(facts: Facts) -> Iterator[Report]:
+    for queue in facts.consumed:
+        if queue.dlq_arn is not None and queue.dlq_arn == queue.arn:
+            yield (
+                queue.name,
+                "deadLetterTargetArn is the queue's own ARN",
+                "A message that is given up comes back as a new one, at once and for ever: one"
+                " task ran 43 times in 9 seconds.",
+                Fix(
+                    aws=f"aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
+                    ' \'{"RedrivePolicy": ""}\'',
+                    terraform=terraform(queue, "redrive_policy = null"),
+                    text="Then create a dead-letter queue of its own.",
+                ),
+            )
+
+
+def _gone(facts: Facts) -> Iterator[Report]:
+    for queue, dlq in _pairs(facts):
+        if dlq.attributes is None and dlq.failure in ("NonExistentQueue", "QueueDoesNotExist"):
+            yield (
+                queue.name,
+                f"the dead-letter queue {dlq.name} does not exist",
+                "What is given up can go nowhere: it stays hidden in the queue and is tried again"
+                " until retention deletes it.",
+                Fix(
+                    aws=f"aws sqs create-queue --queue-name {dlq.name} --attributes"
+                    f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
+                    + (",FifoQueue=true" if queue.is_fifo else "")
+                ),
+            )
+
+
+def _of_another_type(facts: Facts) -> Iterator[Report]:
+    for queue in facts.consumed:
+        dlq_arn = queue.dlq_arn
+        if dlq_arn is not None and dlq_arn.endswith(".fifo") != queue.is_fifo:
+            kind, other = ("FIFO", "standard") if queue.is_fifo else ("standard", "FIFO")
+            yield (
+                queue.name,
+                f"a {kind} queue with a {other} dead-letter queue ({dlq_arn})",
+                "SQS refuses what is sent there: given-up messages stay in the queue.",
+                Fix(text=f"Create a {kind} dead-letter queue and name it in the RedrivePolicy."),
+            )
+
+
+def _not_allowed(facts: Facts) -> Iterator[Report]:
+    for queue, dlq in _pairs(facts):
+        policy = dlq.redrive_allow_policy
+        permission = policy.get("redrivePermission", "allowAll")
+        allowed = policy.get("sourceQueueArns")
+        if permission == "denyAll" or (
+            permission == "byQueue" and queue.arn not in (allowed if allowed else ())
+        ):
+            named = [*(allowed or ()), queue.arn]
+            text = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": named})
+            yield (
+                queue.name,
+                f"RedriveAllowPolicy of {dlq.name} is {permission!r} and does not name {queue.arn}",
+                "SQS moves nothing from this queue to its dead-letter queue.",
+                set_attributes(
+                    dlq,
+                    {"RedriveAllowPolicy": text},
+                    "redrive_allow_policy = jsonencode({",
+                    '  redrivePermission = "byQueue"',
+                    f"  sourceQueueArns   = {json.dumps(named)}",
+                    "})",
+                ),
+            )
+
+
+def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
+    for queue, dlq in _pairs(facts):
+        if dlq.redrive_policy:
+            yield (
+                queue.name,
+                f"the dead-letter queue {dlq.name} has a RedrivePolicy itself"
+                f" (maxReceiveCount {dlq.max_receive_count})",
+                "Looking at its messages, in the console or with sqs-peek, counts as a receive: SQS"
+                " moves them on, away from who looks for them.",
+                Fix(
+                    aws=f"aws sqs set-queue-attributes --queue-url {dlq.url} --attributes"
+                    ' \'{"RedrivePolicy": ""}\'',
+                    terraform=terraform(dlq, "redrive_policy = null"),
+                ),
+            )
+
+
+def _short_lived(facts: Facts) -> Iterator[Report]:
+    for queue, dlq in _pairs(facts):
+        mine, theirs = queue.retention_seconds, dlq.retention_seconds
+        if mine is not None and theirs is not None and theirs <= mine < _FOURTEEN_DAYS_SECONDS:
+            yield (
+                queue.name,
+                f"MessageRetentionPeriod of {dlq.name} is {theirs} seconds, the queue's is {mine};"
+                " expected more than that",
+                "A message that SQS moves keeps its age: one that was retried for"
+                f" {in_words(mine)} is deleted as soon as it is a dead letter.",
+                set_attributes(dlq, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
+            )
+
+
+def _few_receives(facts: Facts) -> Iterator[Report]:
+    needy = [
+        (task.receives_needed, task) for task in facts.covered if task.receives_needed is not None
+    ]
+    if not needy:
+        return
+    needed, task = max(needy, key=lambda pair: pair[0])
+    for queue in facts.consumed:
+        allowed = queue.max_receive_count
+        if allowed is None or allowed >= needed:
+            continue
+        assert task.backoff is not None
+        first, half = dead_lettered_after(
+            task.backoff,
+            allowed,
+            retry_for=task.retry_for,
+            max_retries=task.max_retries,
+            attributes=queue.attributes or {},
+        )
+        yield (
+            queue.name,
+            f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need up to {needed}"
+            " receives until its budgets end (drawn 200 times from its delays)",
+            f"{_messages(queue)} would be dead-lettered about {in_words(half)} into an outage, the"
+            f" first after {in_words(first)} (simulated). Deploys and crashes use up receives too.",
+            _raise_receives(queue),
+        )
+
+
+def _raise_receives(queue: QueueFacts) -> Fix:
+    policy = json.dumps(
+        {"deadLetterTargetArn": queue.dlq_arn, "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
+    )
+    return set_attributes(
+        queue,
+        {"RedrivePolicy": policy},
+        "redrive_policy = jsonencode({",
+        f"  deadLetterTargetArn = {json.dumps(queue.dlq_arn)}",
+        f"  maxReceiveCount     = {MAX_MAX_RECEIVE_COUNT}",
+        "})",
+    )
+
+
+def _retention(facts: Facts) -> Iterator[Report]:
+    horizons = [(task.retry_for, task) for task in facts.covered if task.retry_for is not None]
+    if not horizons:
+        return
+    horizon, task = max(horizons, key=lambda pair: pair[0])
+    for queue in facts.consumed:
+        kept = queue.retention_seconds
+        if kept is not None and kept <= horizon:
+            yield (
+                queue.name,
+                f"MessageRetentionPeriod is {kept} seconds ({in_words(kept)}); {task.name} is"
+                f" retried for {in_words(horizon)}",
+                f"{_messages(queue)} would be given up {in_words(kept)} into an outage, because SQS"
+                " deletes it then.",
+                set_attributes(queue, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
+            )
+
+
+_DLQ_PAGE = (
+    "https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/"
+    "sqs-dead-letter-queues.html"
+)
+
+RULES = (
+    Rule(
+        "W002",
+        "The queue has no dead-letter queue",
+        "What cannot be retried is for a person to look at, and to replay once the cause is gone."
+        " Without a dead-letter queue it is deleted.",
+        _missing,
+    ),
+    Rule(
+        "E003",
+        "The queue is its own dead-letter queue",
+        "SQS refuses it today; older queues and local servers have it.",
+        _itself,
+    ),
+    Rule("E004", "The dead-letter queue does not exist", _DLQ_PAGE, _gone),
+    Rule(
+        "E005",
+        "The dead-letter queue is of another type",
+        f"The dead-letter queue of a FIFO queue must be a FIFO queue. {_DLQ_PAGE}",
+        _of_another_type,
+    ),
+    Rule(
+        "E006",
+        "The dead-letter queue does not take this queue's messages",
+        f"RedriveAllowPolicy names the queues that may use it, at most ten. {_DLQ_PAGE}",
+        _not_allowed,
+    ),
+    Rule(
+        "W007",
+        "The dead-letter queue has a redrive policy of its own",
+        f"Each look at a dead letter counts as a receive. {_DLQ_PAGE}",
+        _dlq_of_dlq,
+    ),
+    Rule(
+        "W008",
+        "Dead letters are deleted early",
+        "On standard queues the enqueue timestamp of a message that SQS moves is unchanged, so its"
+        f" time in the queue counts. {_DLQ_PAGE}",
+        _short_lived,
+    ),
+    Rule(
+        "W009",
+        "Retention ends before the retries do",
+        "SQS deletes a message when its retention period is over, hidden or not. Workers give it"
+        " up shortly before.",
+        _retention,
+    ),
+    Rule(
+        "W010",
+        "maxReceiveCount is too small for the delays",
+        "SQS moves a message, without a reason on it, at the receive after maxReceiveCount; workers"
+        f" give it up on the last one. SQS allows up to {MAX_MAX_RECEIVE_COUNT}. {_DLQ_PAGE}",
+        _few_receives,
+    ),
+)

@@ -1,0 +1,170 @@
+"""What is wrong with the app's settings and with what is installed. Needs the app alone, mostly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..facts import Facts
+from ..finding import Fix, Report, Rule
+
+__all__ = ["RULES"]
+
+#: Messages that a worker may hold beside those that run, from which on it is worth a word.
+_MUCH_PREFETCH = 1_000
+
+#: Messages in an event or reply queue, from which on nobody reads it.
+_PILED_UP = 100
+
+#: Distribution, versions that begin so, what happens, what to install.
+_KNOWN_BAD = (
+    ("kombu", "5.4.", "messages carry no receive count", "kombu>=5.5"),
+    ("celery", "5.4.", "a worker on SQS is not supported", "celery>=5.5"),
+)
+
+
+def _reply_queues(facts: Facts) -> Iterator[Report]:
+    for name, messages in sorted(facts.other_queues.items()):
+        is_reply, is_event = name.endswith("reply-celery-pidbox"), name.startswith("celeryev")
+        if (is_reply or is_event) and messages >= _PILED_UP:
+            setting = "worker_send_task_events" if is_event else "worker_enable_remote_control"
+            yield (
+                name,
+                f"{messages} messages in a queue that nobody reads",
+                "Remote control and events do not work on SQS without fanout; what is sent there is"
+                " paid for, and kept until retention deletes it (celery#8348, celery#3280).",
+                Fix(
+                    aws=f"aws sqs delete-queue --queue-url $(aws sqs get-queue-url --queue-name"
+                    f" {name} --query QueueUrl --output text)",
+                    text=f"Set {setting} = False.",
+                ),
+            )
+
+
+def _events(facts: Facts) -> Iterator[Report]:
+    app = facts.app
+    if app.events and not app.fanout:
+        yield (
+            "worker_send_task_events",
+            "worker_send_task_events is on; expected False on SQS without fanout",
+            "Each task sends events to a queue that no monitor can read.",
+            Fix(text="Set worker_send_task_events = False."),
+        )
+
+
+def _prefetch(facts: Facts) -> Iterator[Report]:
+    app = facts.app
+    if not facts.covered:
+        return
+    if app.prefetch_multiplier == 0:
+        yield (
+            "worker_prefetch_multiplier",
+            "worker_prefetch_multiplier is 0: no limit",
+            "One worker takes all messages of a queue and holds them; others stay idle.",
+            Fix(text="Set worker_prefetch_multiplier = 4, or 1 for long tasks."),
+        )
+    elif app.concurrency and app.prefetch_multiplier * app.concurrency > _MUCH_PREFETCH:
+        held = app.prefetch_multiplier * app.concurrency
+        yield (
+            "worker_prefetch_multiplier",
+            f"worker_prefetch_multiplier {app.prefetch_multiplier} x concurrency"
+            f" {app.concurrency} = {held} messages per worker; expected at most {_MUCH_PREFETCH}",
+            "A deploy gives them all back, and each loses one receive.",
+            Fix(text="Lower worker_prefetch_multiplier."),
+        )
+
+
+def _memory_store(facts: Facts) -> Iterator[Report]:
+    if facts.app.store == "memory" and facts.app.pool == "prefork":
+        yield (
+            "sqs_backoff['store']",
+            "the store is memory:// and the pool is prefork",
+            "Each process has guards, steps and locks of its own: two runs hold the same lock.",
+            Fix(text="Use redis://, django or dynamodb://."),
+        )
+
+
+def _no_store(facts: Facts) -> Iterator[Report]:
+    if facts.app.store is None:
+        for task in facts.covered:
+            if task.needs_store:
+                yield (
+                    task.name,
+                    "the task has a guard, and sqs_backoff['store'] is not set",
+                    "Each of its runs fails.",
+                    Fix(text="Set sqs_backoff['store'], for example 'redis://host:6379/0'."),
+                )
+
+
+def _store_fails(facts: Facts) -> Iterator[Report]:
+    if facts.app.store_failure is not None:
+        yield (
+            "sqs_backoff['store']",
+            f"the store ({facts.app.store}) cannot be used: {facts.app.store_failure}",
+            "Tasks with a guard, a step or a lock cannot run; they back off until the store is"
+            " back.",
+            Fix(text="Check the store's address; with Django, run manage.py migrate."),
+        )
+
+
+def _versions(facts: Facts) -> Iterator[Report]:
+    for name, prefix, effect, wanted in _KNOWN_BAD:
+        version = facts.app.versions.get(name, "")
+        if version.startswith(prefix):
+            yield (
+                name,
+                f"{name} {version} is installed; expected {wanted}",
+                f"With this version {effect}.",
+                Fix(text=f"pip install '{wanted}'"),
+            )
+
+
+RULES = (
+    Rule(
+        "W018",
+        "A reply or event queue piles up",
+        "https://github.com/celery/celery/issues/8348, https://github.com/celery/celery/issues/3280",
+        _reply_queues,
+    ),
+    Rule(
+        "W022",
+        "A worker prefetches too much",
+        "Messages that a worker holds without running them wait there, while other workers may be"
+        " idle.",
+        _prefetch,
+        is_live=False,
+    ),
+    Rule(
+        "E023",
+        "The store cannot be used",
+        "It was opened and asked for a key that does not exist.",
+        _store_fails,
+    ),
+    Rule(
+        "E024",
+        "The store is not shared by the pool's processes",
+        "memory:// is for tests and for pools in one process.",
+        _memory_store,
+        is_live=False,
+    ),
+    Rule(
+        "E025",
+        "A guard has no store",
+        "A guard remembers which message has passed, for all workers.",
+        _no_store,
+        is_live=False,
+    ),
+    Rule(
+        "W026",
+        "A version with a known bug is installed",
+        "See docs/how-it-works.md for the bugs that workers guard against.",
+        _versions,
+        is_live=False,
+    ),
+    Rule(
+        "W029",
+        "Task events are sent to nobody",
+        "Celery's events need fanout, which SQS alone has not (kombu 5.7 adds it through SNS).",
+        _events,
+        is_live=False,
+    ),
+)

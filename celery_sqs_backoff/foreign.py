@@ -1,0 +1,150 @@
+"""Adapters for messages that Celery has not sent: S3, SNS and EventBridge notifications.
+
+Name one per queue in the app's settings::
+
+    from celery_sqs_backoff.foreign import s3
+
+    app.conf.sqs_backoff = {"foreign": {"uploads": s3("shop.tasks.on_upload")}}
+
+An adapter is a callable ``(body, attributes) -> (task name, args, kwargs)``. It gets the message's
+body as text, and its message attributes by name, as text or bytes. It returns ``None`` if it does
+not understand the message, which then stays on the queue, and :data:`IGNORE` if there is nothing to
+do, so that the message is deleted. It is called in a thread of the worker's main process, at each
+receive, so it must be quick and must not depend on anything but its arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final, Literal
+from urllib.parse import unquote_plus
+
+__all__ = ["IGNORE", "Adapter", "Call", "eventbridge", "s3", "sns"]
+
+
+class _Ignore(Enum):
+    IGNORE = "ignore"
+
+
+#: What an adapter returns for a message that there is nothing to do for.
+IGNORE: Final = _Ignore.IGNORE
+
+#: Task name, positional and keyword arguments.
+Call = tuple[str, list[Any], dict[str, Any]]
+
+#: From a message's body and attributes to a task's call.
+Adapter = Callable[[str, Mapping[str, Any]], "Call | Literal[_Ignore.IGNORE] | None"]
+
+
+def s3(task: str) -> Adapter:
+    """Call the task with the records of an S3 event notification.
+
+    The task gets one argument: a list of dicts with ``event`` (such as ``ObjectCreated:Put``),
+    ``bucket``, ``key`` (decoded; S3 sends it URL-encoded), ``size`` in bytes, ``etag``,
+    ``version_id``, ``sequencer``, ``time`` (ISO 8601) and ``region``; ``None`` where S3 sent
+    nothing. ``s3:TestEvent``, which S3 sends when a notification is set up, is ignored.
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/notification-content-structure.html
+
+    Arguments:
+        task: the task's name.
+    """
+
+    def adapt(body: str, attributes: Mapping[str, Any]) -> Any:
+        found = _object(body)
+        if found is None:
+            return None
+        if found.get("Event") == "s3:TestEvent":
+            return IGNORE
+        records = found.get("Records")
+        if not isinstance(records, list) or not records:
+            return None
+        return task, [[_s3_record(record) for record in records]], {}
+
+    return adapt
+
+
+def _s3_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    stored, item = record["s3"], record["s3"]["object"]
+    return {
+        "event": record["eventName"],
+        "bucket": stored["bucket"]["name"],
+        "key": unquote_plus(item["key"]),
+        "size": item.get("size"),
+        "etag": item.get("eTag"),
+        "version_id": item.get("versionId"),
+        "sequencer": item.get("sequencer"),
+        "time": record.get("eventTime"),
+        "region": record.get("awsRegion"),
+    }
+
+
+#: What SNS sends about the subscription itself. Nothing was published.
+_SNS_CONFIRMATIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
+
+
+def sns(task: str | Adapter) -> Adapter:
+    """Call the task with what was published to an SNS topic.
+
+    The task gets keyword arguments: ``message`` (text), ``subject`` and ``topic_arn`` (text or
+    ``None``), and ``attributes`` (the SNS message attributes by name, as text). With raw message
+    delivery SQS has no subject and no topic: then those are ``None``. A request to confirm a
+    subscription is not understood, so it stays on the queue for a person.
+    https://docs.aws.amazon.com/sns/latest/dg/sns-sqs-as-subscriber.html
+
+    Arguments:
+        task: the task's name; or another adapter, which gets the published message as its body:
+            ``sns(s3("shop.tasks.on_upload"))``.
+    """
+
+    def adapt(body: str, attributes: Mapping[str, Any]) -> Any:
+        found = _object(body)
+        message, subject, topic_arn = body, None, None
+        if found is not None and found.get("Type") in _SNS_CONFIRMATIONS and "TopicArn" in found:
+            return None
+        if found is not None and found.get("Type") == "Notification" and "TopicArn" in found:
+            message, topic_arn = str(found["Message"]), str(found["TopicArn"])
+            subject = found.get("Subject")
+            attributes = {
+                str(name): value["Value"]
+                for name, value in (found.get("MessageAttributes") or {}).items()
+            }
+        if callable(task):
+            return task(message, attributes)
+        texts = {name: v for name, v in attributes.items() if isinstance(v, str)}
+        return (
+            task,
+            [],
+            {"message": message, "subject": subject, "topic_arn": topic_arn, "attributes": texts},
+        )
+
+    return adapt
+
+
+def eventbridge(task: str) -> Adapter:
+    """Call the task with an EventBridge event.
+
+    The task gets one argument: the event, a dict with ``id``, ``detail-type``, ``source``,
+    ``account``, ``time``, ``region``, ``resources`` and ``detail``.
+    https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-events-structure.html
+
+    Arguments:
+        task: the task's name.
+    """
+
+    def adapt(body: str, attributes: Mapping[str, Any]) -> Any:
+        found = _object(body)
+        if found is None or not {"detail-type", "source", "detail"} <= found.keys():
+            return None
+        return task, [found], {}
+
+    return adapt
+
+
+def _object(body: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,1 @@
+"""What can be seen of queues and workers from outside."""

@@ -1,0 +1,234 @@
+"""Is this worker alive: do its loops turn? Not whether SQS answers, nor whether a task ends.
+
+Restarting a worker does not cure an outage of SQS, and a long task is no fault. What a restart
+cures is a thread that died, a loop that hangs, a process that is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["MAX_AGE_SECONDS", "Heartbeat", "Pulse", "diagnosis"]
+
+logger = logging.getLogger(__name__)
+
+#: Between two writes of the heartbeat file.
+INTERVAL_SECONDS: Final = 5.0
+
+#: A heartbeat file that is older than this was written by a worker that is stopped or gone. With
+#: the interval it keeps the time until a stopped worker is noticed below 30 seconds.
+MAX_AGE_SECONDS: Final = 20.0
+
+#: What it calls itself.
+_NAME: Final = "the heartbeat"
+
+
+@dataclass
+class _Loop:
+    limit_seconds: float
+    is_alive: Callable[[], bool]
+    last_turn: float
+
+
+class Pulse:
+    """When each loop of a worker last turned. Safe to use from any thread.
+
+    Arguments:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loops: dict[str, _Loop] = {}
+        self._checks: dict[str, Callable[[], str | None]] = {}
+
+    def watch(
+        self, name: str, *, limit_seconds: float, is_alive: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Expect a loop to turn from now on.
+
+        Arguments:
+            name: what to call it when it does not, such as "poller of mails".
+            limit_seconds: longest time of one turn, all timeouts of its calls included.
+            is_alive: whether its thread is; a dead one need not be waited for.
+        """
+        with self._lock:
+            self._loops[name] = _Loop(limit_seconds, is_alive, self._clock())
+
+    def check(self, name: str, fault: Callable[[], str | None]) -> None:
+        """Ask ``fault`` at each look: what is wrong, in a few words, or ``None``.
+
+        Args:
+            name: to forget it by.
+            fault: must return at once.
+        """
+        with self._lock:
+            self._checks[name] = fault
+
+    def turned(self, name: str, *, limit_seconds: float | None = None) -> None:
+        """Note that a loop has turned; one that is not watched is passed over.
+
+        Args:
+            name: of the loop.
+            limit_seconds: of its next turn and those after it. Default: as before.
+        """
+        loop = self._loops.get(name)
+        if loop is not None:
+            if limit_seconds is not None:
+                loop.limit_seconds = limit_seconds
+            loop.last_turn = self._clock()
+
+    def forget(self, name: str) -> None:
+        """Expect nothing of a loop any more: it was told to end."""
+        with self._lock:
+            self._loops.pop(name, None)
+            self._checks.pop(name, None)
+
+    def faults(self) -> list[str]:
+        """Say what does not turn; empty: all is well."""
+        now = self._clock()
+        with self._lock:
+            loops, checks = list(self._loops.items()), list(self._checks.values())
+        found = [fault for check in checks if (fault := check()) is not None]
+        for name, loop in loops:
+            silent = now - loop.last_turn
+            if not loop.is_alive():
+                found.append(f"{name} has died")
+            elif silent > loop.limit_seconds:
+                found.append(f"{name} has not turned for {silent:.0f} s")
+        return found
+
+
+class Heartbeat:
+    """Writes what :class:`Pulse` knows to a file, every five seconds, until it is stopped.
+
+    The file is replaced, never rewritten, so a reader sees a whole one. A disk that is full or
+    read-only leaves an old file behind: the worker is then taken for dead.
+
+    Arguments:
+        path: of the file. Its directory must exist.
+        pulse: of the worker.
+        now: seconds since the epoch, because another process reads it.
+    """
+
+    def __init__(self, path: Path, pulse: Pulse, *, now: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._pulse = pulse
+        self._now = now
+        self._written_at: float | None = None
+        self._others: set[int] = set()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Write now, and go on in a thread."""
+        self.write()
+        self._thread = threading.Thread(target=self._run, name="sqs-heartbeat", daemon=True)
+        self._thread.start()
+        self._pulse.check(_NAME, self._fault)
+
+    def stop(self) -> None:
+        """Write no more, and remove the file, unless another worker writes it too."""
+        self._stopped.set()
+        self._pulse.forget(_NAME)
+        if self._thread is not None:
+            self._thread.join(INTERVAL_SECONDS)
+        if _writer(self._path)[0] == os.getpid():
+            with suppress(OSError):
+                self._path.unlink()
+
+    def write(self) -> None:
+        """Write the file once. Does not raise."""
+        self._note_other_writer()
+        faults = [
+            f"process {pid} writes this file too: each worker needs a file of its own"
+            for pid in sorted(self._others)
+        ]
+        now = self._now()
+        text = json.dumps({"pid": os.getpid(), "at": now, "faults": faults + self._pulse.faults()})
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with suppress(OSError):
+            temporary.write_text(text)
+            temporary.replace(self._path)
+            self._written_at = now
+
+    def _note_other_writer(self) -> None:
+        """Two workers with one file hide each other's faults, and one that is stopped.
+
+        What is there from before this worker's first write is nobody's any more.
+        """
+        self._others = {pid for pid in self._others if _runs(pid)}
+        pid, at = _writer(self._path)
+        if pid is None or pid == os.getpid() or pid in self._others or self._written_at is None:
+            return
+        if at >= self._written_at:
+            logger.error(
+                "sqs_backoff.shared_heartbeat: process %d writes %s too: each worker needs a file"
+                " of its own",
+                *(pid, self._path),
+            )
+            self._others.add(pid)
+
+    def _fault(self) -> str | None:
+        """For ``/healthz``; whoever reads the file sees that it is old."""
+        is_alive = self._thread is not None and self._thread.is_alive()
+        return None if is_alive or self._stopped.is_set() else f"{_NAME} has died"
+
+    def _run(self) -> None:
+        while not self._stopped.wait(INTERVAL_SECONDS):
+            self.write()
+
+
+def _writer(path: Path) -> tuple[int | None, float]:
+    """Who has written a heartbeat file, and when; ``None``: nobody knows."""
+    try:
+        found = json.loads(path.read_text())
+        return int(found["pid"]), float(found["at"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return None, 0.0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError, ValueError):
+        return False
+    return True
+
+
+def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECONDS) -> str | None:
+    """Say in one line why the writer of a heartbeat file is unhealthy; ``None``: it is not.
+
+    Arguments:
+        path: the file.
+        now: seconds since the epoch.
+        max_age_seconds: age from which on the file says that nobody writes it.
+    """
+    try:
+        found = json.loads(path.read_text())
+        at, faults = float(found["at"]), [str(fault) for fault in found["faults"]]
+        if not math.isfinite(at):
+            raise ValueError("not a time")
+    except OSError as exc:
+        return f"no heartbeat: {path} cannot be read ({type(exc).__name__})"
+    except (KeyError, TypeError, ValueError):
+        return f"no heartbeat: {path} holds something else"
+    age = now - at
+    if age < -max_age_seconds:
+        return f"the last heartbeat is {-age:.0f} s in the future: the clock was set back"
+    if age > max_age_seconds:
+        return f"the last heartbeat is {age:.0f} s old; expected at most {max_age_seconds:g} s"
+    return "; ".join(faults) or None

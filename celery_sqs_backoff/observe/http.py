@@ -1,0 +1,72 @@
+"""One small HTTP server per worker: ``/metrics`` for Prometheus, ``/healthz`` for Kubernetes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["serve"]
+
+#: How long a client may take to send its request.
+_CLIENT_SECONDS = 10.0
+
+_TEXT = "text/plain; charset=utf-8"
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    metrics: Callable[[], tuple[bytes, str]],
+    faults: Callable[[], list[str]],
+) -> ThreadingHTTPServer:
+    """Answer in a thread; ``shutdown()`` and ``server_close()`` of what is returned end it.
+
+    Arguments:
+        host: address to listen on.
+        port: 0 = one that is free; ``server_port`` tells which.
+        metrics: returns the page and its content type.
+        faults: what does not turn; ``/healthz`` answers 200 if it is empty, else 503.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+        OverflowError: it is no port.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _CLIENT_SECONDS  # one that sends nothing must not keep its thread
+
+        def do_GET(self) -> None:
+            if self.path.split("?")[0] == "/metrics":
+                body, content_type = metrics()
+                self._respond(200, body, content_type)
+            elif self.path == "/healthz":
+                found = faults()
+                self._respond(503 if found else 200, ("; ".join(found) or "ok").encode(), _TEXT)
+            else:
+                self._respond(404, b"expected /metrics or /healthz", _TEXT)
+
+        def _respond(self, status: int, body: bytes, content_type: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
+            """A scrape is no news."""
+
+    family, *_, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+
+    class Server(ThreadingHTTPServer):
+        address_family = family
+        daemon_threads = True
+
+    server = Server((str(address[0]), port), Handler)
+    threading.Thread(target=server.serve_forever, name="sqs-observe", daemon=True).start()
+    return server

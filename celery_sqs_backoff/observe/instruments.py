@@ -1,0 +1,124 @@
+"""What is measured: names, labels and meanings. The table in the docs is made from these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = ["INSTRUMENTS", "Instrument", "Kind"]
+
+
+class Kind(Enum):
+    """How values of an instrument add up."""
+
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """One metric.
+
+    Attributes:
+        name: without the prefix ``sqs_backoff``, and without Prometheus' ``_total``.
+        kind: how its values add up.
+        text: what it counts, as a sentence.
+        labels: their names.
+        buckets: of a histogram.
+        unit: ``"s"``, or empty for a plain number.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
+    unit: str = ""
+
+    @property
+    def prometheus_name(self) -> str:
+        """As it is scraped."""
+        return f"sqs_backoff_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+
+    @property
+    def opentelemetry_name(self) -> str:
+        """As it is exported: the unit is not part of it."""
+        return f"sqs_backoff.{self.name.removesuffix('_seconds')}"
+
+
+_TASK: Final = ("task", "queue")
+_ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89)
+_DELAYS: Final = (1, 4, 16, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
+_BATCH: Final = tuple(range(1, 11))
+
+
+def _counter(name: str, text: str, *labels: str) -> Instrument:
+    return Instrument(name, Kind.COUNTER, text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Instrument:
+    return Instrument(name, Kind.GAUGE, text, labels, unit=unit)
+
+
+RUNS = _counter("runs", "Runs of tasks that have ended.", *_TASK, "outcome")
+RETRIES = _counter("retries", "Failed runs whose message was hidden for a retry.", *_TASK)
+DELAY = Instrument(
+    "retry_delay_seconds", Kind.HISTOGRAM, "Delays asked of SQS for retries.", _TASK, _DELAYS, "s"
+)
+ATTEMPTS = Instrument(
+    "attempts", Kind.HISTOGRAM, "Runs that a message needed to succeed.", _TASK, _ATTEMPTS
+)
+DEAD_LETTERS = _counter("dead_letters", "Messages given up.", *_TASK, "reason")
+RUNNING = _gauge("messages_running", "Messages that this worker has handed to its pool.", "queue")
+WAITING = _gauge(
+    "messages_waiting", "Messages that this worker has hidden and that are not due yet.", "queue"
+)
+OLDEST = _gauge(
+    "oldest_waiting_seconds",
+    "Age of the oldest message that waits, since it was sent; 0 if none does.",
+    "queue",
+    unit="s",
+)
+GIVING_UP = _gauge(
+    "messages_giving_up",
+    "Waiting messages whose retry_for is over within two hours.",
+    "queue",
+)
+RECEIVED = _counter("received", "Messages received.", "queue")
+RECEIVES = _counter("receives", "ReceiveMessage calls that SQS has answered.", "queue")
+RECEIVE_FAILURES = _counter(
+    "receive_failures", "ReceiveMessage calls that failed.", "queue", "code"
+)
+POLL_AGE = _gauge(
+    "poll_age_seconds", "Time since the last answered ReceiveMessage.", "queue", unit="s"
+)
+CALLS = _counter("calls", "Batch calls to SQS.", "queue", "action")
+CALL_FAILURES = _counter(
+    "call_failures", "Entries of batch calls that SQS did not accept.", "queue", "action", "code"
+)
+BATCH = Instrument(
+    "batch_entries", Kind.HISTOGRAM, "Entries of a batch call.", ("queue", "action"), _BATCH
+)
+RENEWALS = _counter("lease_renewals", "Entries that keep a running message hidden.", "queue")
+LEASES_LOST = _counter("leases_lost", "Running messages that another worker may have.", *_TASK)
+GIVEN_BACK = _counter("given_back", "Messages given back before their task started.", "queue")
+
+PROVIDER_OPEN = _gauge(
+    "provider_open",
+    "Gates of the provider that this worker holds shut: 0 or 1, or with a key the tenants'.",
+    "provider",
+)
+PROVIDER_OPENED = _counter(
+    "provider_opened", "Times that a gate of the provider was shut.", "provider"
+)
+RECALLED = _counter("recalled", "Hidden messages that were brought forward.", "provider")
+
+INSTRUMENTS: Final = (
+    *(RUNS, RETRIES, DELAY, ATTEMPTS, DEAD_LETTERS),
+    *(RUNNING, WAITING, OLDEST, GIVING_UP),
+    *(RECEIVED, RECEIVES, RECEIVE_FAILURES, POLL_AGE),
+    *(CALLS, CALL_FAILURES, BATCH, RENEWALS, LEASES_LOST, GIVEN_BACK),
+    *(PROVIDER_OPEN, PROVIDER_OPENED, RECALLED),
+)

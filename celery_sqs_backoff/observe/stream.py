@@ -1,0 +1,47 @@
+"""The one stream of events of a worker: who observes it listens here, and nothing else counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..text import error_site
+from .events import Event
+
+__all__ = ["Events", "Listener"]
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[Event], object]
+
+
+class Events:
+    """Hands each event to every listener, in the thread that emits it.
+
+    A listener must return at once: it counts or writes a line. One that raises is logged, once per
+    listener, and the others are still called.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._broken: set[int] = set()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` with every event from now on; return what ends that."""
+        self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to all listeners. Never raises."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as exc:  # noqa: BLE001
+                # Whatever an observer does, the message that it observes goes on.
+                if id(listener) not in self._broken:
+                    self._broken.add(id(listener))
+                    logger.error("sqs_backoff.listener_failed: %s: %s", event.name, error_site(exc))

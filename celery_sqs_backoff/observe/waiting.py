@@ -1,0 +1,128 @@
+"""The messages that this worker has hidden and that are not due yet: a fold over events.
+
+What SQS counts as one number, "in flight", is here told apart: these wait, the others run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from .events import DeadLettered, Event, Hidden, Parked, Received
+
+__all__ = ["Waiting", "WaitingNow"]
+
+#: Of one queue: SQS allows no more in flight.
+_MOST: Final = 120_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingNow:
+    """What waits on one queue, at one moment.
+
+    Attributes:
+        messages: how many.
+        oldest_sent_at: when the oldest of them was sent, in seconds since the epoch.
+        giving_up: how many have no time left for another attempt within ``horizon`` seconds.
+        next_gives_up_at: when the first of them does.
+    """
+
+    messages: int = 0
+    oldest_sent_at: float | None = None
+    giving_up: int = 0
+    next_gives_up_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    due: float
+    sent_at: float | None
+    gives_up_at: float | None
+
+
+class Waiting:
+    """Folds events into what waits, by queue. Safe in any thread.
+
+    A message stops waiting when it is due, when this worker receives it, or when it is given up.
+    One that is brought forward and received by another worker counts until it would have been due.
+    Memory: about 200 bytes per waiting message, of which SQS allows 120,000 per queue.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[str, dict[str, _Entry]] = defaultdict(dict)
+        self._due: dict[str, list[tuple[float, str]]] = defaultdict(list)
+
+    def __call__(self, event: Event) -> None:
+        """Enter an event: a listener of :class:`.stream.Events`."""
+        if isinstance(event, Hidden):
+            self._hidden(event)
+        elif isinstance(event, Received):
+            if entries := self._entries.get(event.queue):
+                with self._lock:
+                    for message_id in event.message_ids:
+                        entries.pop(message_id, None)
+        elif isinstance(event, Parked | DeadLettered):
+            with self._lock:
+                self._entries[event.queue].pop(event.message_id, None)
+
+    def _hidden(self, event: Hidden) -> None:
+        due = self._clock() + event.seconds
+        with self._lock:
+            entries = self._entries[event.queue]
+            if len(entries) >= _MOST:
+                self._forget(event.queue)
+            if len(entries) < _MOST:
+                entries[event.message_id] = _Entry(due, event.sent_at, event.gives_up_at)
+                heapq.heappush(self._due[event.queue], (due, event.message_id))
+            self._forget(event.queue)
+
+    def count(self, queue: str) -> int:
+        """Return how many messages of a queue are not due yet."""
+        with self._lock:
+            self._forget(queue)
+            return len(self._entries[queue])
+
+    def queues(self) -> list[str]:
+        """Return the names of the queues on which something has waited."""
+        return list(self._entries)
+
+    def now(self, queue: str, *, at: float, horizon: float) -> WaitingNow:
+        """Return what waits on a queue.
+
+        Args:
+            queue: its name.
+            at: the time, in seconds since the epoch.
+            horizon: seconds from then on, for ``giving_up``.
+        """
+        with self._lock:
+            self._forget(queue)
+            entries = list(self._entries[queue].values())
+        ends = [entry.gives_up_at for entry in entries if entry.gives_up_at is not None]
+        return WaitingNow(
+            messages=len(entries),
+            oldest_sent_at=min((e.sent_at for e in entries if e.sent_at is not None), default=None),
+            giving_up=sum(end <= at + horizon for end in ends),
+            next_gives_up_at=min(ends, default=None),
+        )
+
+    def _forget(self, queue: str) -> None:
+        """Drop what is due. An entry that was replaced or removed has left its time behind."""
+        due, entries, now = self._due[queue], self._entries[queue], self._clock()
+        while due and due[0][0] <= now:
+            at, message_id = heapq.heappop(due)
+            entry = entries.get(message_id)
+            if entry is not None and entry.due <= at:
+                del entries[message_id]
+        if len(due) > 2 * len(entries) + 1_000:  # mostly times of messages that were received
+            due[:] = [(entry.due, message_id) for message_id, entry in entries.items()]
+            heapq.heapify(due)

@@ -1,0 +1,140 @@
+"""How many calls a second does a provider get that has just come back?
+
+One rate per worker (AIMD) admits all of a provider's messages while it recovers: those that are
+recalled, those that return by themselves and new ones. Each takes a token; tokens come at the rate.
+Pure: the time is passed in.
+
+* Start: ``START_RATE`` calls a second. Each success adds to it, so that it doubles in
+  ``DOUBLING_SECONDS`` until the provider refuses for the first time.
+* A refusal (a RETRYABLE failure) cuts the rate to ``KEPT_AFTER_REFUSAL`` of it. That is CUBIC's
+  share (RFC 9438, section 4.6), not a half: an overload refuses calls of many workers at once, and
+  if all of them halve together, half of the provider's capacity is idle for a while. Refusals of
+  calls that began before the last cut say nothing new and do not cut again.
+* From then on the rate follows CUBIC's curve (section 4.2) through the rate that was refused: back
+  to it within ``REGAIN_SECONDS``, slowly near it, faster beyond. A rate that was refused is thus
+  tried again about once in that time.
+* A rate that nobody uses does not grow.
+
+Recalls wait until there are tokens; a message that is here already may run into debt of
+``DEBT_SECONDS``, because hiding it again costs a receive.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Admission"]
+
+START_RATE = 1.0
+LOWEST_RATE = 0.2
+DOUBLING_SECONDS = 1.0
+REGAIN_SECONDS = 10.0
+KEPT_AFTER_REFUSAL = 0.7
+
+#: The curve's rise in the ``REGAIN_SECONDS`` after the refused rate, as a share of that rate.
+BEYOND = 0.5
+
+#: How many seconds' worth of calls, and at least how many calls, may run without tokens.
+DEBT_SECONDS = 5.0
+LEAST_DEBT = 8.0
+
+#: Tokens that nobody takes are kept for this long.
+SAVED_SECONDS = 1.0
+
+#: The recovery is over after so long without a refusal and without anybody having to wait.
+CALM_SECONDS = 60.0
+
+
+class Admission:
+    """The rate of one recovering provider in one worker. Not safe for threads by itself.
+
+    Times are seconds of one clock.
+    """
+
+    def __init__(self) -> None:
+        self.is_limiting = False
+        self.rate = START_RATE
+        self._refused_rate: float | None = None
+        self._refused_at = -math.inf
+        self._tokens = 0.0
+        self._filled_at = 0.0
+        self._calm_since = 0.0
+
+    def start(self, now: float) -> None:
+        """Begin to limit: the provider has answered a probe."""
+        self.is_limiting = True
+        self.rate = START_RATE
+        self._refused_rate = None
+        self._refused_at = -math.inf
+        self._tokens = 1.0
+        self._filled_at = self._calm_since = now
+
+    def stop(self) -> None:
+        """Stop limiting: the provider is down again, and the gate decides."""
+        self.is_limiting = False
+
+    def admit(self, now: float, *, is_owed: bool = False) -> bool:
+        """Take the token of a message that is here; ``False``: there is none, hide it.
+
+        ``is_owed``: let it through in any case; those after it wait for longer.
+        """
+        if not self.is_limiting:
+            return True
+        self._fill(now)
+        if not is_owed and self._tokens - 1 < -max(LEAST_DEBT, DEBT_SECONDS * self.rate):
+            self._calm_since = now
+            return False
+        self._tokens -= 1
+        return True
+
+    def recall(self, most: int, now: float) -> int:
+        """Take tokens for up to ``most`` messages to be brought forward; return how many."""
+        if not self.is_limiting or most <= 0:
+            return 0
+        self._fill(now)
+        self._calm_since = now
+        number = min(most, max(0, math.floor(self._tokens)))
+        self._tokens -= number
+        return number
+
+    def seconds_to_room(self, now: float) -> float:
+        """Return the seconds until a message that was not admitted would be."""
+        self._fill(now)
+        debt = -max(LEAST_DEBT, DEBT_SECONDS * self.rate)
+        return max(0.0, (debt + 1 - self._tokens) / self.rate)
+
+    def succeeded(self, now: float) -> None:
+        """Note that a call succeeded: the rate may grow."""
+        if not self.is_limiting:
+            return
+        self._fill(now)
+        if self._tokens >= SAVED_SECONDS * self.rate:  # this rate is not what limits the calls
+            return
+        if self._refused_rate is None:
+            self.rate += math.log(2) / DOUBLING_SECONDS
+            return
+        x = (now - self._refused_at) / REGAIN_SECONDS - 1
+        steepness = 1 - KEPT_AFTER_REFUSAL if x < 0 else BEYOND
+        self.rate = max(self.rate, self._refused_rate * (1 + steepness * x**3))
+
+    def refused(self, began: float, now: float) -> None:
+        """Note a RETRYABLE failure of a call that began at ``began``: the rate is cut."""
+        if not self.is_limiting:
+            return
+        self._calm_since = now
+        if began <= self._refused_at:
+            return
+        self._fill(now)
+        self._refused_rate = self.rate
+        self._refused_at = now
+        self.rate = max(LOWEST_RATE, KEPT_AFTER_REFUSAL * self.rate)
+
+    def is_calm(self, now: float) -> bool:
+        """Return whether nobody was refused and nobody had to wait for ``CALM_SECONDS``."""
+        return self.is_limiting and now - self._calm_since >= CALM_SECONDS
+
+    def _fill(self, now: float) -> None:
+        elapsed = max(0.0, now - self._filled_at)
+        self._filled_at = max(now, self._filled_at)
+        most = max(1.0, SAVED_SECONDS * self.rate)
+        self._tokens = min(most, self._tokens + elapsed * self.rate)

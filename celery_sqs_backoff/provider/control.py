@@ -1,0 +1,326 @@
+"""One provider as one worker sees it: gate, recall and the rate of its recovery in one object.
+
+The worker and the simulator ask the same questions of it:
+
+* ``look``: a message has come due; does it run, or is it hidden, and for how long?
+* ``ended``: a run is over; ``abandoned``: a message that was let through has not run.
+* ``hidden``: SQS has confirmed that a message is hidden; ``gone``: it is no longer ours.
+* ``recalls``: which messages to bring forward now.
+
+Pure: times and randomness are passed in, and nothing is called but ``on_event``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from ..retry.outcomes import Outcome
+from ..retry.policies import Policy, RandomSource
+from .admission import Admission
+from .health import Health, Permission, State, Thresholds
+from .recall import DEFAULT_LIMIT, Hidden, Memory
+
+__all__ = ["Control", "Event", "Look", "Notice"]
+
+#: A message that can be recalled is hidden for about ``HOLD_FACTOR`` times the outage so far: the
+#: number of its receives grows with the logarithm of the outage. The first hold is as long as its
+#: policy's longest delay, up to ``LONGEST_FIRST_HOLD_SECONDS``. Drawn from the upper quarter, so
+#: that those hidden together do not return together.
+HOLD_FACTOR = 2.0
+LONGEST_FIRST_HOLD_SECONDS = 1800.0
+MANY_FAILURES = 1000
+
+#: A message that has come due so often is hidden for longer while the gate is open, and runs while
+#: the provider recovers, also without a token: each look costs one of the queue's receives.
+MANY_LOOKS = 4
+HOLD_JITTER_FROM = 0.75
+
+#: A message without a token, while the provider recovers, waits behind those remembered already.
+SHORTEST_QUEUE_SECONDS = 30.0
+
+#: How long to wait for a message that comes due by itself before one is recalled to probe with.
+PROBE_GRACE_SECONDS = 2.0
+
+#: Between two looks at what to bring forward: while the provider recovers, and while it is down.
+RECOVERY_LOOK_SECONDS = 0.25
+OUTAGE_LOOK_SECONDS = 1.0
+
+#: Our own recalls, and runs under way, that are kept in mind.
+_MOST_KEPT = 10_000
+
+
+T = TypeVar("T")
+
+
+class Event(Enum):
+    """What a worker reports about a provider. The value is the name in logs and signals."""
+
+    OPENED = "opened"
+    PROBING = "probing"
+    CLOSED = "closed"
+    RECOVERED = "recovered"
+    RECALLED = "recalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What has happened to a provider in this worker.
+
+    Attributes:
+        event: what.
+        messages: RECALLED: how many are brought forward now; CLOSED: how many will be.
+        is_told: another worker has found out.
+    """
+
+    event: Event
+    messages: int = 0
+    is_told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What becomes of a message that has come due.
+
+    Attributes:
+        hide_seconds: hide it for this long without running it; ``None`` = run it.
+        is_probe: it runs as the one probe.
+    """
+
+    hide_seconds: float | None = None
+    is_probe: bool = False
+
+    @property
+    def runs(self) -> bool:
+        return self.hide_seconds is None
+
+
+_RUN = Look()
+_PROBE = Look(is_probe=True)
+
+
+def _ignore(notice: Notice) -> None:
+    pass
+
+
+class Control:
+    """Gate, recall and recovery of one provider in one worker. Not safe for threads by itself.
+
+    Args:
+        thresholds: of the gate.
+        rng: draws intervals and delays.
+        limit: most hidden messages to remember; 0 = recall nothing.
+        on_event: is told of each event.
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        rng: RandomSource,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        on_event: Callable[[Notice], None] = _ignore,
+    ) -> None:
+        self.health = Health(thresholds, rng)
+        self.memory = Memory(limit)
+        self.admission = Admission()
+        self._recalls = limit > 0
+        self._rng = rng
+        self._on_event = on_event
+        self._began: dict[str, float] = {}
+        self._recalled: dict[str, None] = {}
+        self._recalled_probe_at = 0.0
+
+    def look(
+        self,
+        message_id: str,
+        now: float,
+        *,
+        policy: Policy,
+        looks: int,
+        longest: float,
+        recallable: bool = True,
+    ) -> Look:
+        """Decide about a message that has come due.
+
+        Args:
+            message_id: SQS's id. An older hold of it is forgotten.
+            now: seconds, as in all calls.
+            policy: draws the delay if the message cannot be recalled.
+            looks: how often the message has come due, 1 = the first time.
+            longest: most seconds that it may be hidden (12 hours, retention, its budget).
+            recallable: whether it may be brought forward later; else its policy alone decides.
+        """
+        self.memory.forget(message_id)
+        recallable = recallable and self.memory.has_room
+        permission = self.health.allow(message_id, now)
+        if permission is Permission.HIDE:
+            if recallable:
+                return Look(self._hold(now, policy, looks, longest))
+            to_probe = max(0.0, self.health.next_probe_at - now)
+            return Look(self._by_policy(to_probe, message_id, policy, looks, longest))
+        if permission is Permission.PROBE:
+            self._on_event(Notice(Event.PROBING))
+        elif self.admission.is_limiting and not self._is_admitted(message_id, looks, now):
+            to_room = self.admission.seconds_to_room(now)
+            if recallable:
+                return Look(self._queue(to_room, longest))
+            return Look(self._by_policy(to_room, message_id, policy, looks, longest))
+        _put(self._began, message_id, now)
+        return _PROBE if permission is Permission.PROBE else _RUN
+
+    def ended(
+        self,
+        message_id: str,
+        outcome: Outcome | None,
+        now: float,
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        """Note how a run ended; ``None`` = it succeeded."""
+        began = self._began.pop(message_id, now)
+        if outcome is None:
+            self.admission.succeeded(now)
+        elif outcome is Outcome.RETRYABLE:
+            self.admission.refused(began, now)
+        changed = self.health.record(message_id, outcome, now, retry_after=retry_after)
+        if changed is State.OPEN:
+            self._opened()
+        elif changed is State.CLOSED:
+            self._closed(now)
+
+    def delay_after_failure(
+        self,
+        delay: float,
+        now: float,
+        *,
+        policy: Policy,
+        looks: int,
+        longest: float,
+        recallable: bool = True,
+    ) -> float:
+        """Lengthen a failed message's delay while the gate is open: it would not run earlier.
+
+        Ask after ``ended``. Returns ``delay`` itself while the gate is closed, or if the message
+        cannot be recalled.
+        """
+        if self.health.state is State.CLOSED or not recallable or not self.memory.has_room:
+            return delay
+        return max(delay, self._hold(now, policy, looks, longest))
+
+    def abandoned(self, message_id: str, now: float) -> None:
+        """Note that a message that was let through has not run (revoked, given back)."""
+        self._began.pop(message_id, None)
+        self.health.abandon(message_id, now)
+
+    def hidden(self, hidden: Hidden, now: float) -> bool:
+        """Remember a message that SQS has confirmed as hidden; return whether it is kept."""
+        return self.memory.remember(hidden, now)
+
+    def gone(self, message_id: str) -> None:
+        """Forget a message: settled, or its hold is in doubt."""
+        self.memory.forget(message_id)
+
+    def recalls(self, now: float, *, room: int) -> list[Hidden]:
+        """Take out the messages to bring forward now; empty = none.
+
+        Args:
+            now: seconds.
+            room: most messages that the worker has processes for.
+        """
+        if self.health.state is not State.CLOSED:
+            return self._probe_recall(now) if self.health.needs_probe(now) else []
+        if not self.admission.is_limiting:
+            return []
+        waiting = self.memory.waiting(now)
+        if not waiting:
+            if self.admission.is_calm(now):
+                self.admission.stop()
+                self._on_event(Notice(Event.RECOVERED))
+            return []
+        taken = self.memory.take(self.admission.recall(min(waiting, room), now), now)
+        for hidden in taken:
+            _put(self._recalled, hidden.message_id, None)
+        if taken:
+            self._on_event(Notice(Event.RECALLED, len(taken)))
+        return taken
+
+    def told_open(self, opened_at: float, next_probe_at: float) -> None:
+        """Take over that the provider is down, and when it is probed, from another worker."""
+        if self.health.told_open(opened_at, next_probe_at):
+            self._opened(is_told=True)
+
+    def told_closed(self, now: float) -> None:
+        """Take over from another worker that the provider is back."""
+        if self.health.told_closed():
+            self._closed(now, is_told=True)
+
+    def look_quietly(self, message_id: str, now: float) -> None:
+        """Note the start of a run that nothing limits; as ``look``, but cheaper."""
+        self.memory.forget(message_id)
+        _put(self._began, message_id, now)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing would come of asking ``recalls`` now or later."""
+        return self.health.state is State.CLOSED and not self.admission.is_limiting
+
+    @property
+    def seconds_to_look(self) -> float | None:
+        """Return the pause before ``recalls`` is worth asking; ``None`` = nothing would come of it.
+
+        It is shorter from the moment at which the gate closes.
+        """
+        if self.is_quiet:
+            return None
+        return RECOVERY_LOOK_SECONDS if self.admission.is_limiting else OUTAGE_LOOK_SECONDS
+
+    def _opened(self, *, is_told: bool = False) -> None:
+        self.admission.stop()
+        self._on_event(Notice(Event.OPENED, is_told=is_told))
+
+    def _closed(self, now: float, *, is_told: bool = False) -> None:
+        if self._recalls:
+            self.admission.start(now)
+        self._on_event(Notice(Event.CLOSED, len(self.memory), is_told))
+
+    def _probe_recall(self, now: float) -> list[Hidden]:
+        since = max(self.health.next_probe_at, self._recalled_probe_at)
+        if now < since + PROBE_GRACE_SECONDS:
+            return []
+        self._recalled_probe_at = now
+        hidden = self.memory.take_next(now)  # it loses least: it was to come back soonest
+        return [] if hidden is None else [hidden]
+
+    def _is_admitted(self, message_id: str, looks: int, now: float) -> bool:
+        if message_id in self._recalled:  # its token is taken
+            del self._recalled[message_id]
+            return True
+        return self.admission.admit(now, is_owed=looks >= MANY_LOOKS)
+
+    def _hold(self, now: float, policy: Policy, looks: int, longest: float) -> float:
+        """Seconds to hide a message while the gate is open: recall will bring it forward."""
+        age = now - self.health.opened_at
+        floor = min(policy.ceiling(MANY_FAILURES), LONGEST_FIRST_HOLD_SECONDS)
+        hold = max(floor, HOLD_FACTOR * age) * max(1, looks - MANY_LOOKS + 2)
+        return min(hold, longest) * self._rng.uniform(HOLD_JITTER_FROM, 1.0)
+
+    def _queue(self, to_room: float, longest: float) -> float:
+        """Seconds to hide a message that found no room while the provider recovers."""
+        turn = (len(self.memory) + 1) / self.admission.rate
+        hold = max(SHORTEST_QUEUE_SECONDS, HOLD_FACTOR * turn)
+        return min(max(to_room, hold), longest)
+
+    def _by_policy(
+        self, seconds: float, message_id: str, policy: Policy, looks: int, longest: float
+    ) -> float:
+        """Seconds to hide a message that cannot be recalled: its own delay begins after these."""
+        return min(longest, seconds + policy.delay_for(message_id, looks, self._rng))
+
+
+def _put(kept: dict[str, T], key: str, value: T) -> None:
+    if len(kept) >= _MOST_KEPT:
+        del kept[next(iter(kept))]
+    kept[key] = value

@@ -1,0 +1,148 @@
+"""Slots that the workers of all machines share, in the app's store: one atomic call for several
+messages.
+
+Redis does it in one script, by its own clock. On other stores it is one conditional write, repeated
+when another worker was faster, by the clocks of the workers: those that differ by a second start
+their calls a second earlier or later, at the same rate.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from ..safe.errors import StoreUnavailable
+from ..safe.store import key_of
+from ..safe.vault import Vault
+from .rate import RETURN_SHARE, Place, Times, assign
+
+__all__ = ["FleetSlots", "HasSlots", "Taken", "advance"]
+
+#: A worker that took no slot for so long does not count as one of the fleet.
+PRESENT_SECONDS = 300.0
+
+#: The record outlives the last place by this.
+KEEP_SECONDS = 600.0
+
+#: Writes that other workers were faster than, before the store counts as away.
+_MOST_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the messages of a worker have got.
+
+    Attributes:
+        places: of each message; their times are seconds from the response on.
+        workers: that have asked lately, this one included.
+    """
+
+    places: list[Place]
+    workers: int
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """A store that assigns slots in one call, by a clock of its own."""
+
+    def take_slots(
+        self,
+        key: str,
+        worker: str,
+        longest: Sequence[float],
+        *,
+        apart: tuple[float, float],
+        present: float,
+        keep: float,
+    ) -> tuple[list[tuple[float, bool]], int]:
+        """Do as :func:`advance`; ``apart``: seconds between slots, and between returns."""
+
+
+class FleetSlots:
+    """One rate for all workers that share a store. Its calls block.
+
+    Args:
+        vault: the app's records.
+        name: of the provider, and of its tenant.
+        rate: slots a second, above 0.
+        worker: this worker's name.
+        now: seconds since the epoch, for stores without a clock.
+    """
+
+    def __init__(
+        self,
+        vault: Vault,
+        name: tuple[str, ...],
+        *,
+        rate: float,
+        worker: str,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._vault = vault
+        self._key = key_of("rate", *name)
+        self._rate = rate
+        self._worker = worker
+        self._now = now
+        self._last: str | None = None
+
+    def take(self, longest: Sequence[float]) -> Taken:
+        """Get a place for each message, of which each may wait so long; none: say it is there.
+
+        Raises:
+            StoreUnavailable: the store did not answer. Slots may be taken nevertheless: then they
+                are lost.
+        """
+        store = self._vault.store
+        if isinstance(store, HasSlots):
+            places, workers = store.take_slots(
+                self._vault.key_in_store(self._key),
+                self._worker,
+                longest,
+                apart=(1 / self._rate, 1 / (self._rate * RETURN_SHARE)),
+                present=PRESENT_SECONDS,
+                keep=KEEP_SECONDS,
+            )
+            return Taken([Place(*place) for place in places], workers)
+        return self._take_by_writes(longest)
+
+    def _take_by_writes(self, longest: Sequence[float]) -> Taken:
+        for _ in range(_MOST_TRIES):
+            now = self._now()
+            new, places, workers = advance(self._last, self._worker, longest, self._rate, now)
+            last = max((place.at for place in places), default=now)
+            if self._write(new, last - now + KEEP_SECONDS):
+                self._last = new
+                now = self._now()
+                return Taken(
+                    [Place(max(0.0, each.at - now), each.is_slot) for each in places], workers
+                )
+        raise StoreUnavailable("other workers were faster each time")
+
+    def _write(self, new: str, ttl: float) -> bool:
+        """Replace what was read last; if that is not there any more, read again."""
+        if self._last is not None:
+            if self._vault.replace(self._key, self._last, new, ttl):
+                return True
+            self._last = self._vault.get(self._key)
+            return False
+        self._last = self._vault.add(self._key, new, ttl)
+        return self._last is None
+
+
+def advance(
+    old: str | None, worker: str, longest: Sequence[float], rate: float, now: float
+) -> tuple[str, list[Place], int]:
+    """Assign places from a record; return the new record, the places, and the workers present."""
+    record: dict[str, Any] = {} if old is None else json.loads(old)
+    times = Times(record.get("free_at", 0.0), record.get("back_at", 0.0))
+    places, times = assign(times, now, longest, rate=rate)
+    seen = {
+        name: at
+        for name, at in record.get("workers", {}).items()
+        if now - PRESENT_SECONDS < at and name != worker
+    }
+    seen[worker] = round(now, 1)
+    return json.dumps({**asdict(times), "workers": seen}), places, len(seen)

@@ -1,0 +1,226 @@
+"""Is the provider up? A circuit breaker in two questions: may this message run, and how did it end?
+
+Pure: times and randomness are passed in, nothing is called. Each worker has one per provider (and
+tenant). States and transitions:
+
+| state | event | next state |
+|---|---|---|
+| closed | enough RETRYABLE failures, of several messages, with too few successes | open |
+| open | a message comes due after the next probe's time | probing (that message is the probe) |
+| open | a call that began before the gate opened succeeds | open, with a probe due at once |
+| probing | the probe succeeds | closed |
+| probing | the probe fails as RETRYABLE | open; the interval doubles |
+| probing | the probe ends as UNKNOWN or NOT_PROCESSED, or does not run | open; same interval |
+| probing | no end in ``PROBE_EXPIRES_AFTER_SECONDS`` | open, with a probe due at once |
+| any | UNKNOWN or NOT_PROCESSED of any other message | no change |
+| closed | another worker has found the provider down | open |
+| open, probing | another worker has found the provider back | closed |
+
+Where workers share what they know, one of them probes for all: see ``needs_permit``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+from ..retry.outcomes import Outcome
+from ..retry.policies import RandomSource
+
+__all__ = ["Health", "Permission", "State", "Thresholds"]
+
+#: A probe whose end nobody reports (its worker process vanished) does not keep the gate open.
+PROBE_EXPIRES_AFTER_SECONDS = 600.0
+
+#: Longest pause that a provider's Retry-After can put between two probes.
+LONGEST_RETRY_AFTER_SECONDS = 3600.0
+
+#: Calls that ended longer ago say nothing about now.
+WINDOW_SECONDS = 300.0
+
+#: An interval is drawn between these shares of itself, so that the probes of a fleet spread.
+JITTER_FROM, JITTER_TO = 0.75, 1.25
+
+
+class State(Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+
+
+class Permission(Enum):
+    """What to do with a message that has come due."""
+
+    RUN = "run"
+    PROBE = "probe"
+    HIDE = "hide"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When the gate opens, and how often it probes. Times are seconds.
+
+    Attributes:
+        failures: fewest RETRYABLE failures that open the gate.
+        messages: fewest different messages that must have failed.
+        share: of failures among the last ``ceil(failures / share)`` calls, above 0, at most 1.
+        probe_interval: mean pause before the first probe.
+        longest_probe_interval: the pause doubles up to this mean.
+    """
+
+    failures: int = 6
+    messages: int = 2
+    share: float = 0.9
+    probe_interval: float = 5.0
+    longest_probe_interval: float = 60.0
+
+
+class Health:
+    """The state of one provider as one worker sees it. Not safe for threads by itself."""
+
+    def __init__(self, thresholds: Thresholds, rng: RandomSource) -> None:
+        self.thresholds = thresholds
+        self.state = State.CLOSED
+        #: When the gate opened and when the next probe may start; meaningless while closed.
+        self.opened_at = 0.0
+        self.next_probe_at = 0.0
+        #: Whether a probe needs a permit, which one worker of a fleet has at a time; and until when
+        #: this one has it.
+        self.needs_permit = False
+        self.permit_until = -math.inf
+        self._rng = rng
+        self._interval = thresholds.probe_interval
+        self._probe: str | None = None
+        self._probe_began = 0.0
+        self._window: deque[tuple[float, str | None]] = deque(
+            maxlen=math.ceil(thresholds.failures / thresholds.share)
+        )
+
+    def allow(self, message_id: str, now: float) -> Permission:
+        """Say whether a message that has come due may run. PROBE makes it the one probe."""
+        if self.state is State.CLOSED:
+            return Permission.RUN
+        self._expire_probe(now)
+        if self.state is State.PROBING:
+            return Permission.PROBE if message_id == self._probe else Permission.HIDE
+        if not self.needs_probe(now):
+            return Permission.HIDE
+        self.state = State.PROBING
+        self._probe = message_id
+        self._probe_began = now
+        return Permission.PROBE
+
+    def record(
+        self,
+        message_id: str,
+        outcome: Outcome | None,
+        now: float,
+        *,
+        retry_after: float | None = None,
+    ) -> State | None:
+        """Note how a run ended; return the new state if the gate has opened or closed.
+
+        Args:
+            message_id: the message that ran.
+            outcome: of its failure; ``None`` = it succeeded.
+            now: seconds of any clock, the same for all calls.
+            retry_after: seconds that the provider asked to be left alone.
+        """
+        if self.state is State.PROBING and message_id == self._probe:
+            return self._probed(outcome, now, retry_after)
+        if self.state is State.CLOSED:
+            return self._judged(message_id, outcome, now, retry_after)
+        if outcome is None:  # begun before the gate opened, and answered since
+            self.next_probe_at = min(self.next_probe_at, now)
+        return None
+
+    def abandon(self, message_id: str, now: float) -> None:
+        """Note that a message that was let through has not run; as a probe it is replaced."""
+        if self.state is State.PROBING and message_id == self._probe:
+            self._open(now, grow=False, retry_after=None)
+
+    def needs_probe(self, now: float) -> bool:
+        """Return whether the gate is open and waits for a message to probe with."""
+        return self._is_probe_due(now) and (not self.needs_permit or now < self.permit_until)
+
+    def wants_permit(self, now: float) -> bool:
+        """Return whether a probe is due but for the permit."""
+        return self.needs_permit and self._is_probe_due(now) and now >= self.permit_until
+
+    def told_open(self, opened_at: float, next_probe_at: float) -> bool:
+        """Take over from another worker that the provider is down; return whether that is new.
+
+        A gate that is open already takes over when the next probe is.
+        """
+        is_new = self.state is State.CLOSED
+        if is_new:
+            self.state, self._probe = State.OPEN, None
+            self.opened_at = opened_at
+            self._interval = self.thresholds.probe_interval
+        if is_new or self.state is State.OPEN:
+            self.next_probe_at = next_probe_at
+        return is_new
+
+    def told_closed(self) -> bool:
+        """Take over from another worker that the provider is back; return whether that is new."""
+        is_new = self.state is not State.CLOSED
+        self._close()
+        return is_new
+
+    def _is_probe_due(self, now: float) -> bool:
+        self._expire_probe(now)
+        return self.state is State.OPEN and now >= self.next_probe_at
+
+    def _expire_probe(self, now: float) -> None:
+        if self.state is State.PROBING and (now - self._probe_began >= PROBE_EXPIRES_AFTER_SECONDS):
+            self.state, self._probe = State.OPEN, None
+            self.next_probe_at = now
+
+    def _judged(
+        self, message_id: str, outcome: Outcome | None, now: float, retry_after: float | None
+    ) -> State | None:
+        if outcome is not None and outcome is not Outcome.RETRYABLE:
+            return None
+        window = self._window
+        window.append((now, None if outcome is None else message_id))
+        if outcome is None:
+            return None
+        while window[0][0] < now - WINDOW_SECONDS:
+            window.popleft()
+        failed = [message for _, message in window if message is not None]
+        enough = self.thresholds
+        if (
+            len(failed) < enough.failures
+            or len(failed) < enough.share * len(window)
+            or len(set(failed)) < enough.messages
+        ):
+            return None
+        self.opened_at = now
+        self._interval = enough.probe_interval
+        self._open(now, grow=False, retry_after=retry_after)
+        return State.OPEN
+
+    def _probed(
+        self, outcome: Outcome | None, now: float, retry_after: float | None
+    ) -> State | None:
+        if outcome is None:
+            self._close()
+            return State.CLOSED
+        self._open(now, grow=outcome is Outcome.RETRYABLE, retry_after=retry_after)
+        return None
+
+    def _close(self) -> None:
+        self.state, self._probe = State.CLOSED, None
+        self.permit_until = -math.inf
+        self._window.clear()
+
+    def _open(self, now: float, *, grow: bool, retry_after: float | None) -> None:
+        self.state, self._probe = State.OPEN, None
+        self.permit_until = -math.inf
+        if grow:
+            self._interval = min(self.thresholds.longest_probe_interval, 2 * self._interval)
+        pause = self._interval * self._rng.uniform(JITTER_FROM, JITTER_TO)
+        floor = min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS)
+        self.next_probe_at = now + max(pause, floor)

@@ -1,0 +1,157 @@
+"""Which hidden messages may a worker bring forward, and in which order?
+
+A worker that hid a message owns its receipt handle until SQS shows it again. This is the bounded
+memory of those handles. Pure: no clock, no calls.
+
+What may be recalled:
+
+* only a message whose ChangeMessageVisibility SQS has confirmed (the caller remembers no other),
+* never within ``MARGIN_SECONDS`` of the end of our hold: another worker may have it by then,
+* never before its ``not_before`` (the provider's Retry-After),
+* on FIFO queues one message per group: its first.
+
+The messages due furthest come first: the others return soon by themselves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["DEFAULT_LIMIT", "MARGIN_SECONDS", "Hidden", "Memory"]
+
+#: Our clock, SQS's clock and a call under way can differ by this much.
+MARGIN_SECONDS = 5.0
+
+#: About 1 KB each: the handle is most of it.
+DEFAULT_LIMIT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A message that this worker has hidden, as SQS confirmed. Times are seconds of one clock.
+
+    Attributes:
+        message_id: SQS's id.
+        handle: the receipt handle that hid it.
+        queue: the name of its queue.
+        until: when SQS shows it again by itself.
+        not_before: it must not run earlier.
+        group: of a FIFO queue's message: queue and message group; else ``None``.
+    """
+
+    message_id: str
+    handle: str
+    queue: str
+    until: float
+    not_before: float = 0.0
+    group: str | None = None
+
+
+class Memory:
+    """The hidden messages of one provider, at most ``limit``. Not safe for threads by itself."""
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self._limit = limit
+        self._hidden: dict[str, Hidden] = {}
+        self._groups: dict[str, str] = {}
+        #: Sorted (until, id) of those that may be recalled, (not_before, id) of the others.
+        self._ready: list[tuple[float, str]] = []
+        self._early: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._hidden)
+
+    def __iter__(self) -> Iterator[Hidden]:
+        return iter(self._hidden.values())
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._hidden) < self._limit
+
+    def remember(self, hidden: Hidden, now: float) -> bool:
+        """Keep a message; return whether it is kept. A newer hold replaces an older one.
+
+        A full memory forgets the message that comes back soonest, which may be this one.
+        """
+        self.forget(hidden.message_id)
+        if hidden.group is not None and hidden.group in self._groups:
+            return False
+        if not self.has_room:
+            self._drop_ended(now)
+        if not self.has_room:
+            soonest = self._soonest()
+            if soonest is None or soonest.until >= hidden.until:
+                return False
+            self.forget(soonest.message_id)
+        self._hidden[hidden.message_id] = hidden
+        if hidden.group is not None:
+            self._groups[hidden.group] = hidden.message_id
+        if hidden.not_before > now:
+            insort(self._early, (hidden.not_before, hidden.message_id))
+        else:
+            insort(self._ready, (hidden.until, hidden.message_id))
+        return True
+
+    def forget(self, message_id: str) -> bool:
+        """Drop a message: it was received again, settled, or its hold is in doubt."""
+        hidden = self._hidden.pop(message_id, None)
+        if hidden is None:
+            return False
+        if hidden.group is not None:
+            del self._groups[hidden.group]
+        if not _remove(self._ready, (hidden.until, message_id)):
+            _remove(self._early, (hidden.not_before, message_id))
+        return True
+
+    def take(self, most: int, now: float) -> list[Hidden]:
+        """Take out up to ``most`` messages whose hold is certain; the furthest due first."""
+        self._drop_ended(now)
+        while self._early and self._early[0][0] <= now:
+            _, message_id = self._early.pop(0)
+            insort(self._ready, (self._hidden[message_id].until, message_id))
+        taken: list[Hidden] = []
+        while self._ready and len(taken) < most:
+            until, message_id = self._ready[-1]
+            if until <= now + MARGIN_SECONDS:
+                break
+            taken.append(self._hidden[message_id])
+            self.forget(message_id)
+        return taken
+
+    def take_next(self, now: float) -> Hidden | None:
+        """Take out the message that would come back first, if its hold is certain."""
+        self._drop_ended(now)
+        if not self._ready:
+            return None
+        hidden = self._hidden[self._ready[0][1]]
+        self.forget(hidden.message_id)
+        return hidden
+
+    def waiting(self, now: float) -> int:
+        """Return how many could be taken now."""
+        first = bisect_right(self._ready, (now + MARGIN_SECONDS, "\U0010ffff"))
+        return len(self._ready) - first + bisect_right(self._early, (now, "\U0010ffff"))
+
+    def _drop_ended(self, now: float) -> None:
+        while self._ready and self._ready[0][0] <= now + MARGIN_SECONDS:
+            self.forget(self._ready[0][1])
+        while self._early:
+            hidden = self._hidden[self._early[0][1]]
+            if hidden.until > now + MARGIN_SECONDS:
+                break
+            self.forget(hidden.message_id)
+
+    def _soonest(self) -> Hidden | None:
+        if self._ready:
+            return self._hidden[self._ready[0][1]]
+        return self._hidden[self._early[0][1]] if self._early else None
+
+
+def _remove(entries: list[tuple[float, str]], entry: tuple[float, str]) -> bool:
+    index = bisect_left(entries, entry)
+    if index == len(entries) or entries[index] != entry:
+        return False
+    del entries[index]
+    return True

@@ -1,0 +1,103 @@
+"""How a run ends: its report, its audit line and its last event, in every case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .audit import audited
+from .book import Book
+from .errors import RedriveError, RedriveRefused
+from .events import Finished
+from .halt import Halt
+from .ledger import numbers_of
+from .queues import Endpoint
+from .report import Ended, RedriveReport
+from .settings import Settings
+from .source import Source
+
+__all__ = ["finish", "tell_end"]
+
+#: A killed run may hide what it has put aside for 15 minutes; SQS's counts are a minute late.
+_LONGEST_HIDDEN_SECONDS = 960
+
+
+def finish(
+    book: Book,
+    halt: Halt,
+    source: Source,
+    settings: Settings,
+    destinations: Sequence[Endpoint],
+    *,
+    messages: int,
+    now: float,
+) -> RedriveReport:
+    """Settle what is left to settle, and tell the end. Raises what has ended the run, if it raised.
+
+    Arguments:
+        messages: in the source at the start.
+        now: seconds since the epoch.
+    """
+    book.name_undeleted("SQS did not delete it")
+    if book.error is not None:
+        halt.fail(book.error)
+    if book.file_error is not None:
+        halt(Ended.FAILED, f"cannot write the journal: {book.file_error.strerror}")
+    if halt.ended is Ended.DONE and settings.limit is None:
+        book.settle_gone(now - _LONGEST_HIDDEN_SECONDS)
+    if halt.ended not in (Ended.UNREACHABLE, Ended.FAILED):
+        book.end()
+    try:
+        remaining = source.depth().total
+    except RedriveError:  # the report of what was done is worth more than this one number
+        remaining = max(0, messages - book.ledger.deleted)
+    book.tell_progress(messages, settings.limit)
+    report = tell_end(
+        book,
+        source,
+        settings,
+        destinations,
+        remaining=remaining,
+        ended=halt.ended,
+        detail=halt.detail,
+        is_refused=isinstance(halt.error, RedriveRefused),
+    )
+    if halt.error is not None:
+        raise halt.error
+    return report
+
+
+def tell_end(
+    book: Book,
+    source: Source,
+    settings: Settings,
+    destinations: Sequence[Endpoint],
+    *,
+    remaining: int,
+    ended: Ended,
+    detail: str,
+    is_refused: bool = False,
+) -> RedriveReport:
+    """Tell the audit line, and the end."""
+    with book.lock:
+        numbers = numbers_of(book.ledger)
+        report = RedriveReport(
+            **{**numbers, "returned": max(book.back, numbers["returned"])},
+            looked_at=book.ledger.looked_at,
+            unknown=book.unknown,
+            remaining=remaining,
+            ended=ended,
+            detail=detail,
+        )
+    word = "refused" if is_refused else ended.value
+    book.tell(
+        audited(
+            settings,
+            report,
+            source=source.key,
+            destinations=[str(queue.arn) for queue in destinations],
+            by_task=book.by_task,
+            ended=word,
+        )
+    )
+    book.tell(Finished(report, word, detail))
+    return report

@@ -1,0 +1,162 @@
+"""What is done with the messages of one receive: triage, archive, drop, send."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .archive import Archive
+from .delivery import Delivery
+from .errors import RedriveRefused
+from .gate import Gate
+from .ledger import Receipt
+from .message import DeadLetter
+from .pace import Pace
+from .queues import Endpoint
+from .report import Ended
+from .schedule import why_too_late
+from .settings import Settings
+from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
+
+__all__ = ["Destinations", "Handling"]
+
+Chosen = list[tuple[DeadLetter, Disposition[Endpoint]]]
+
+
+class Destinations(Protocol):
+    """Where messages go; ``default``: those that do not say where they came from."""
+
+    @property
+    def default(self) -> Endpoint | None: ...
+    @property
+    def retention_seconds(self) -> int | None: ...
+    def destination(self, message: DeadLetter) -> Endpoint | str: ...
+
+
+class Handling:
+    """Called with what was received, from any thread.
+
+    Arguments:
+        delivery: of the run; its sweep, ledger and source are used.
+        archive: gets each message before it is sent or dropped; ``None``: none.
+        run_id: goes on the messages.
+        messages: in the source at the start.
+        clock: seconds; goes on while the machine sleeps. ``now``: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        route: Destinations,
+        settings: Settings,
+        pace: Pace,
+        gate: Gate,
+        *,
+        archive: Archive | None,
+        run_id: str,
+        messages: int,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+    ) -> None:
+        self._delivery, self._sweep = delivery, delivery.sweep
+        self._source, self._book = self._sweep.source, self._sweep.book
+        self._halt = self._sweep.halt
+        self._route, self._settings, self._pace, self._gate = route, settings, pace, gate
+        self._archive, self._run_id, self._messages = archive, run_id, messages
+        self._clock, self._now = clock, now
+        self._held_groups: set[str | None] = set()  # FIFO: one thread
+
+    def __call__(self, found: dict[Receipt, list[DeadLetter]]) -> None:
+        delivery = self._delivery
+        sent_before = found.get(Receipt.SENT_BEFORE, [])
+        if self._source.is_archive:
+            self._book.leave(
+                [(m, Disposition(Action.SKIP, "sent by an earlier run")) for m in sent_before]
+            )
+        else:
+            delivery.delete([(m.id, m.handle) for m in sent_before])
+        chosen = self._triaged(found.get(Receipt.NEW, []))
+        room = self._book.admit(len(chosen), self._settings.limit)
+        chosen, over = chosen[:room], chosen[room:]
+        if over:
+            self._sweep.give_back(self._book.release([m for m, _ in over], admitted=False))
+        self._stop_if_too_late(chosen)
+        if self._archive is not None and chosen:
+            try:
+                self._archive.write(
+                    [message for message, _ in chosen],
+                    [str(d.destination.arn) if d.destination else None for _, d in chosen],
+                )
+            except OSError as exc:
+                self._halt(Ended.FAILED, f"cannot write the archive: {exc.strerror}")
+                return
+        delivery.drop([m for m, d in chosen if d.action is Action.DROP])
+        by_url: dict[str, list[DeadLetter]] = defaultdict(list)
+        queues: dict[str, Endpoint] = {}
+        for message, disposition in chosen:
+            if disposition.action is Action.SEND and disposition.destination is not None:
+                queues[disposition.destination.url] = disposition.destination
+                by_url[disposition.destination.url].append(message)
+        for url, group in by_url.items():
+            delivery.send_all(queues[url], group)
+
+    def _triaged(self, messages: Sequence[DeadLetter]) -> Chosen:
+        """Leave aside what triage says; return the others."""
+        chosen: Chosen = []
+        left: Chosen = []
+        now = self._now()
+        for message in messages:
+            disposition = triage(
+                message,
+                self._settings,
+                self._route.destination,
+                now,
+                run_id=self._run_id,
+                in_doubt=self._delivery.held_in_doubt(message, now),
+                closed=self._delivery.closed,
+            )
+            disposition = self._in_order(message, disposition)
+            is_chosen = disposition.action in (Action.SEND, Action.DROP)
+            (chosen if is_chosen else left).append((message, disposition))
+        if left and (returned := self._book.leave(left)):
+            self._gate.returned(
+                returned,
+                sent=self._book.ledger.sent_in_run,
+                now=self._clock(),
+                sent_per_second=self._book.per_second,
+            )
+        return chosen
+
+    def _in_order(
+        self, message: DeadLetter, disposition: Disposition[Endpoint]
+    ) -> Disposition[Endpoint]:
+        """FIFO: what comes after a message that stays waits for it, also in the same receive."""
+        if not self._source.is_fifo:
+            return disposition
+        if disposition.action is Action.SEND and message.group_id in self._held_groups:
+            return Disposition(Action.FAIL, "an earlier message of its group was left")
+        is_meant = disposition.reason not in (NOT_SELECTED, EXPIRED)
+        if is_meant and disposition.action in (
+            Action.FAIL, Action.HOLD, Action.POISON, Action.SKIP,
+        ):  # fmt: skip
+            self._held_groups.add(message.group_id)
+        return disposition
+
+    def _stop_if_too_late(self, chosen: Chosen) -> None:
+        """SQS deletes by the time of the first send: a run too slow for that loses messages."""
+        sent_at = [m.sent_at for m, d in chosen if d.action is Action.SEND and m.sent_at]
+        why = why_too_late(
+            self._book,
+            self._settings,
+            sent_at,
+            rate=self._pace.asked,
+            messages=self._messages,
+            retention=self._route.retention_seconds,
+            now=self._now(),
+        )
+        if why is None:
+            return
+        if not self._book.ledger.sent:
+            raise RedriveRefused(why, overridable=True)
+        self._halt(Ended.GATE, why)

@@ -1,0 +1,353 @@
+"""What is in a dead-letter queue, and what would a redrive of it do? Nothing is changed.
+
+Looking costs: each message looked at is received, which SQS counts, and is given back.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..units import spell_duration
+from .archive import Archive, ArchiveRoute, ArchiveSource
+from .book import Book
+from .clock import steady_seconds
+from .errors import RedriveUnreachable
+from .halt import Halt
+from .handling import Destinations
+from .journal import NoJournal
+from .ledger import Receipt
+from .message import DeadLetter
+from .pace import seconds_for
+from .queues import Endpoint, broker_of
+from .report import Ended
+from .route import find_route
+from .settings import Settings
+from .source import QueueSource, Source
+from .sweep import Sweep
+from .triage import NOT_SELECTED, Action, Disposition, triage
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["AGES", "DEFAULT_SAMPLE", "MessageFacts", "Plan", "peek", "spell_expiry"]
+
+DEFAULT_SAMPLE = 1_000
+
+#: Messages of which more than numbers is kept.
+_MOST_FACTS = 10_000
+
+#: Hidden for as long as the look takes; renewed if it takes longer.
+_HOLD_SECONDS = 60
+
+_MOST_THREADS = 8
+
+#: Different values that a histogram counts one by one; the others together.
+_MOST_VALUES = 1_000
+
+_HISTOGRAMS = ("task", "reason", "outcome", "age", "destination", "action")
+
+#: Upper ends of the age classes, in seconds.
+AGES: Mapping[str, float] = {
+    "under 1 h": 3_600,
+    "1 h to 6 h": 21_600,
+    "6 h to 1 d": 86_400,
+    "1 d to 4 d": 345_600,
+    "over 4 d": float("inf"),
+}
+
+
+@dataclass(frozen=True)
+class MessageFacts:
+    """One dead letter, without its body.
+
+    ``outcome``: what its last failure meant, by its record; ``None`` = there is none.
+    ``action`` and ``why``: what a redrive would do with it.
+    """
+
+    id: str
+    task: str | None
+    task_id: str | None
+    content_type: str | None
+    age_seconds: float | None
+    reason: str | None
+    outcome: str | None
+    error: str | None
+    attempts: int | None
+    replays: int
+    expired: bool
+    destination: str | None
+    action: str
+    why: str
+
+
+@dataclass
+class Plan:
+    """What was found in the first ``looked_at`` of ``messages`` messages.
+
+    ``matching`` and the histograms count what is selected; ``ready``, those of them that would be
+    sent (or deleted, if that is asked for); ``by_action``, what would become of them and why.
+    ``unknown``: selected messages that may have been done already. ``chords``: that belong to a
+    chord or group. ``oldest_expires_in_seconds``: until SQS deletes the oldest that is selected;
+    ``oldest_to_send_expires_in_seconds``: of those that would be sent.
+    """
+
+    source: str
+    messages: int
+    looked_at: int = 0
+    matching: int = 0
+    ready: int = 0
+    expired: int = 0
+    replayed_out: int = 0
+    unknown: int = 0
+    chords: int = 0
+    by_task: dict[str, int] = field(default_factory=dict)
+    by_reason: dict[str, int] = field(default_factory=dict)
+    by_outcome: dict[str, int] = field(default_factory=dict)
+    by_age: dict[str, int] = field(default_factory=dict)
+    by_destination: dict[str, int] = field(default_factory=dict)
+    by_action: dict[str, int] = field(default_factory=dict)
+    oldest_expires_in_seconds: float | None = None
+    oldest_to_send_expires_in_seconds: float | None = None
+    rate: float | None = None
+    ramp: float = 0.0
+    limit: int | None = None
+    letters: list[MessageFacts] = field(default_factory=list, repr=False)
+    #: The messages themselves, bodies and all, if they were asked for.
+    raw: list[DeadLetter] = field(default_factory=list, repr=False)
+
+    @property
+    def to_send(self) -> int:
+        """Estimate of how many messages would be sent or deleted, from the share in the sample."""
+        if not self.looked_at:
+            return 0
+        estimate = round(self.messages * self.ready / self.looked_at)
+        return estimate if self.limit is None else min(self.limit, estimate)
+
+    @property
+    def duration_seconds(self) -> float | None:
+        """Of sending what would be sent; ``None`` without a rate."""
+        return None if self.rate is None else seconds_for(self.to_send, self.rate, self.ramp)
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether SQS would delete messages before their turn comes."""
+        return (
+            self.duration_seconds is not None
+            and self.oldest_to_send_expires_in_seconds is not None
+            and self.duration_seconds > self.oldest_to_send_expires_in_seconds
+        )
+
+
+def peek(
+    app: Celery,
+    source: str | None = None,
+    *,
+    to: str | None = None,
+    load: str | Path | None = None,
+    sample: int | None = DEFAULT_SAMPLE,
+    raw: bool = False,
+    copy: str | Path | None = None,
+    stop: threading.Event | None = None,
+    now: Callable[[], float] = time.time,
+    **options: Any,
+) -> Plan:
+    """Look at the messages of a dead-letter queue, and give them back.
+
+    Arguments:
+        app: the Celery app whose SQS it is.
+        source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
+        to: the destination that the redrive would have.
+        load: look at this archive instead.
+        sample: look at so many messages at the most. Default 1,000; ``None``: at all. Each is a
+            receive, which counts towards a redrive policy of the dead-letter queue itself.
+        raw: keep the messages with their bodies in ``Plan.raw``.
+        copy: append what is selected to this archive, as it is found.
+        stop: set it to end early.
+        options: as for :func:`~celery_sqs_backoff.redrive`.
+
+    Raises:
+        RedriveRefused: there is no such queue.
+        RedriveUnreachable: SQS does not answer.
+        ValueError: an option is invalid.
+    """
+    settings = Settings(**options)
+    if (source is None) == (load is None):
+        raise ValueError("expected either source or load")
+    with broker_of(app) as broker, ExitStack() as stack:
+        found: Source
+        route: Destinations
+        if source is None:
+            assert load is not None
+            found, route = ArchiveSource(Path(load)), ArchiveRoute(broker, to)
+        else:
+            route = find_route(broker, source, to=to, force=settings.force)
+            found = QueueSource(route.source)
+        archive = None
+        if copy is not None:
+            archive = stack.enter_context(Archive(Path(copy), source=found.key))
+        look = _Look(found, route, settings, archive, raw=raw, now=now)
+        return look(sample, stop)
+
+
+class _Look:
+    def __init__(
+        self,
+        source: Source,
+        route: Destinations,
+        settings: Settings,
+        archive: Archive | None,
+        *,
+        raw: bool,
+        now: Callable[[], float],
+        clock: Callable[[], float] = steady_seconds,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._source, self._route, self._settings = source, route, settings
+        self._archive, self._raw, self._now = archive, raw, now
+        self._book = Book(NoJournal(), None, clock)
+        self._plan = Plan(
+            source.name,
+            source.depth().total,
+            rate=settings.rate,
+            ramp=settings.ramp,
+            limit=settings.limit,
+        )
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HISTOGRAMS}
+
+    def __call__(self, sample: int | None, stop: threading.Event | None) -> Plan:
+        plan, halt = self._plan, Halt(stop)
+        places = plan.messages if sample is None else min(plan.messages, sample)
+        sweep = Sweep(
+            self._source,
+            self._book,
+            halt,
+            places=places,
+            hold_seconds=_HOLD_SECONDS,
+            patient_until=self._clock(),
+            clock=self._clock,
+            sleep=self._sleep,
+            rng=random.Random(),
+        )
+        keeper = sweep.keep(lambda: None)
+        try:
+            is_fifo = self._source.is_fifo
+            sweep.run(1 if is_fifo else max(1, min(_MOST_THREADS, -(-places // 10))), self._handle)
+        finally:
+            halt.finish()
+            keeper.join()
+            sweep.give_all_back()
+        if halt.error is not None:
+            raise halt.error
+        if halt.ended is Ended.UNREACHABLE:
+            raise RedriveUnreachable(f"Cannot look at queue {plan.source}: {halt.detail}")
+        for name, count in self._counts.items():
+            setattr(plan, f"by_{name}", dict(count.most_common()))
+        return plan
+
+    def _handle(self, found: Mapping[Receipt, Sequence[DeadLetter]]) -> None:
+        now = self._now()
+        messages = found.get(Receipt.NEW, [])
+        triaged = [(m, triage(m, self._settings, self._route.destination, now)) for m in messages]
+        self._book.leave([(m, Disposition(Action.SKIP, "looked at")) for m in messages])
+        selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]
+        if self._archive is not None and selected:
+            self._archive.write(
+                [m for m, _ in selected],
+                [str(d.destination.arn) if d.destination else None for _, d in selected],
+            )
+        with self._book.lock:
+            self._plan.looked_at += len(messages)
+            for message, disposition in selected:
+                self._count(message, disposition, now)
+
+    def _count(self, message: DeadLetter, disposition: Disposition[Endpoint], now: float) -> None:
+        plan, settings = self._plan, self._settings
+        facts = _facts(message, disposition, self._route, now)
+        plan.matching += 1
+        is_ready = disposition.action in (Action.SEND, Action.DROP)
+        plan.ready += is_ready and (settings.delete or disposition.action is Action.SEND)
+        plan.expired += facts.expired
+        plan.replayed_out += message.replays >= settings.max_replays
+        plan.unknown += message.outcome == "UNKNOWN"
+        plan.chords += message.chord
+        for name, value in (
+            ("task", facts.task or "(no Celery message)"),
+            ("reason", facts.reason or "(no record: moved by SQS)"),
+            ("outcome", facts.outcome or "(not known)"),
+            ("age", _age_class(facts.age_seconds)),
+            ("destination", facts.destination or "(not known: use --to)"),
+            ("action", f"{facts.action}: {facts.why}" if facts.why else facts.action),
+        ):
+            count = self._counts[name]
+            known = value[:200] in count or len(count) < _MOST_VALUES
+            count[value[:200] if known else "(others)"] += 1
+        retention = self._route.retention_seconds
+        if message.sent_at is not None and retention:
+            left = max(0.0, message.sent_at + retention - now)
+            plan.oldest_expires_in_seconds = _least(plan.oldest_expires_in_seconds, left)
+            if disposition.action is Action.SEND:
+                oldest = plan.oldest_to_send_expires_in_seconds
+                plan.oldest_to_send_expires_in_seconds = _least(oldest, left)
+        if len(plan.letters) < _MOST_FACTS and (self._archive is None or len(plan.letters) < 1_000):
+            plan.letters.append(facts)
+        if self._raw:
+            plan.raw.append(message)
+
+
+def _facts(
+    message: DeadLetter, disposition: Disposition[Endpoint], route: Destinations, now: float
+) -> MessageFacts:
+    destination = disposition.destination or route.destination(message)
+    return MessageFacts(
+        id=message.id,
+        task=message.task,
+        task_id=message.task_id,
+        content_type=message.content_type,
+        age_seconds=None if message.sent_at is None else max(0.0, now - message.sent_at),
+        reason=message.reason,
+        outcome=message.outcome,
+        error=message.error,
+        attempts=message.attempts,
+        replays=message.replays,
+        expired=message.is_expired(now),
+        destination=None if isinstance(destination, str) else destination.name,
+        action=_ACTIONS[disposition.action],
+        why=disposition.reason,
+    )
+
+
+_ACTIONS = {
+    Action.SEND: "send",
+    Action.DROP: "delete",
+    Action.SKIP: "leave",
+    Action.FAIL: "cannot be sent",
+    Action.POISON: "poison",
+    Action.HOLD: "hold",
+    Action.CAME_BACK: "poison",
+}
+
+
+def _least(found: float | None, value: float) -> float:
+    return value if found is None else min(found, value)
+
+
+def _age_class(age: float | None) -> str:
+    if age is None:
+        return "unknown"
+    return next(name for name, end in AGES.items() if age < end)
+
+
+def spell_expiry(plan: Plan) -> str | None:
+    """``"oldest expires in 2 d 3 h"``."""
+    if plan.oldest_expires_in_seconds is None:
+        return None
+    return f"oldest expires in {spell_duration(plan.oldest_expires_in_seconds)}"

@@ -1,0 +1,259 @@
+"""A dead letter: a message as it lies in the source, and as it will be sent.
+
+Whoever can send to the queue has written it. It is read once, within bounds, and reading it never
+raises: what cannot be read is a fact about the message (:attr:`DeadLetter.unreadable`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..sqs.dead_letter import (
+    ATTRIBUTE_NAME,
+    DeadLetterRecord,
+    examine_record,
+    json_object,
+    message_bytes,
+)
+from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
+from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
+from ..sqs.replay import REPLAY_ATTRIBUTE, REPLAY_HEADER
+
+__all__ = ["DeadLetter", "entry_bytes"]
+
+#: What an expiry is extended to, at the least.
+_LEAST_LIFETIME_SECONDS = 3600
+
+#: More replays than this, or fewer than none, were written by somebody else.
+_MAX_REPLAYS = 1_000_000
+
+_OUTCOMES = {"RETRYABLE", "NOT_PROCESSED", "UNKNOWN"}
+
+
+class _Unreadable(Exception):
+    """A field of ours holds what we would never have written."""
+
+
+class DeadLetter:
+    """One receive of one dead letter.
+
+    Arguments:
+        message: as ReceiveMessage returned it, with all attributes.
+
+    Attributes:
+        unreadable: what of it cannot be read, as a constant text; ``None`` = all of it can.
+        sent_at: when SQS got the message, seconds since the epoch (a move to the dead-letter queue
+            keeps it); ``None`` = SQS did not say.
+        source_arn: the queue that SQS itself moved the message from, if it did. Then the
+            dead-letter record is not ours, and is ignored.
+        replays, run_id: how often it was replayed, and by which run last.
+    """
+
+    __slots__ = (
+        "attempts", "attributes", "body", "due_at", "envelope", "group_id", "handle", "id",
+        "message", "record", "replays", "run_id", "sent_at", "source_arn", "trace", "unreadable",
+    )  # fmt: skip
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self.message = message
+        self.id: str = message["MessageId"]
+        self.handle: str = message.get("ReceiptHandle", "")
+        self.body: str = message.get("Body") or ""
+        self.unreadable: str | None = None
+        self.envelope: Envelope | None = None
+        self.record: DeadLetterRecord | None = None
+        self.attributes: dict[str, dict[str, Any]] = {}
+        self.replays = 0
+        self.run_id: str | None = None
+        self.due_at: float | None = None
+        self.attempts: int | None = None
+        self.sent_at: float | None = None
+        self.group_id: str | None = None
+        self.source_arn: str | None = None
+        self.trace: str | None = None
+        try:
+            self._read()
+        except _Unreadable as exc:
+            self.unreadable = str(exc)
+        except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
+            self.unreadable = "its format"
+        if not self.body:
+            self.unreadable = "its body"
+
+    def __repr__(self) -> str:
+        return f"<DeadLetter {self.id}>"
+
+    def _read(self) -> None:
+        system: Mapping[str, str] = self.message.get("Attributes") or {}
+        self.group_id = system.get("MessageGroupId")
+        self.source_arn = system.get("DeadLetterQueueSourceArn")
+        self.trace = system.get("AWSTraceHeader")
+        if (milliseconds := system.get("SentTimestamp")) is not None:
+            self.sent_at = int(milliseconds) / 1000
+        self.envelope = read_envelope(self.body)
+        self.record, self.unreadable = examine_record(self.message)
+        packed: Mapping[str, Mapping[str, Any]] = {}
+        if self.record is not None:
+            self.attempts, self.due_at = self.record.attempts, self.record.due_at
+            packed = self.record.attributes
+        own: Mapping[str, Mapping[str, Any]] = self.message.get("MessageAttributes") or {}
+        self.attributes = _own_attributes(own, packed)
+        mark: object = (self.attributes.get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
+        if mark is None and self.envelope:
+            mark = self.envelope.headers.get(REPLAY_HEADER)
+        if mark is not None:
+            self.replays, self.run_id = _replayed(mark)
+
+    @property
+    def task(self) -> str | None:
+        return self.envelope.task if self.envelope else self._recorded("task")
+
+    @property
+    def task_id(self) -> str | None:
+        return self.envelope.id if self.envelope else self._recorded("id")
+
+    @property
+    def content_type(self) -> str | None:
+        return self.envelope.content_type if self.envelope else None
+
+    @property
+    def reason(self) -> str | None:
+        return self._recorded("reason")
+
+    @property
+    def outcome(self) -> str | None:
+        """What its last failure meant; ``None`` = no record of ours says so."""
+        found = self._recorded("outcome")
+        return found if found in _OUTCOMES else None
+
+    @property
+    def origin(self) -> str | None:
+        """The queue it came from: SQS's own word, or else its record's. Not to be trusted."""
+        return self.source_arn or self._recorded("origin")
+
+    @property
+    def error(self) -> str | None:
+        """Type and message of the exception, as one text."""
+        kind, text = self._recorded("exception_type"), self._recorded("exception_message")
+        return f"{kind or ''}: {text or ''}" if kind or text else None
+
+    def _recorded(self, name: str) -> str | None:
+        found: str | None = getattr(self.record, name, None)
+        return found or None
+
+    @property
+    def chord(self) -> bool:
+        """Whether the task is part of a chord or a group, by Celery's own header."""
+        return bool(self.envelope and self.envelope.headers.get("group"))
+
+    def is_expired(self, now: float) -> bool:
+        """Whether a worker would throw the task away unrun."""
+        expires = self.envelope.expires if self.envelope else None
+        return expires is not None and expires <= now
+
+    def due_in(self, now: float) -> float:
+        """Seconds that a parked message still had to wait; 0 for any other."""
+        return 0.0 if self.due_at is None else max(0.0, self.due_at - now)
+
+    def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
+        """What SendMessageBatch takes, but for ``Id`` and what depends on the destination.
+
+        A message that would pass SQS's limit with its replay mark is sent without the mark.
+
+        Arguments:
+            run_id: goes on the message, with the number of its replays.
+            now: seconds since the epoch.
+            extend: give an expired task as long again as it had at first, at least an hour.
+        """
+        headers: dict[str, object] = {}
+        if extend and self.is_expired(now) and self.envelope:
+            headers["expires"] = iso_time(now + self._lifetime())
+        facts: dict[str, object] = {"replays": self.replays + 1, "run": run_id}
+        if (trace := self._recorded("trace")) is not None:
+            facts["trace"] = trace  # the replay's span links to that of the run that failed
+        mark = json.dumps(facts, separators=(",", ":"))
+        attributes = {name: v for name, v in self.attributes.items() if name != REPLAY_ATTRIBUTE}
+        plain = self._entry(headers, attributes)
+        if len(attributes) < MAX_MESSAGE_ATTRIBUTES:
+            attribute = {"DataType": "String", "StringValue": mark}
+            marked = self._entry(headers, {**attributes, REPLAY_ATTRIBUTE: attribute})
+        elif self.envelope:
+            marked = self._entry({**headers, REPLAY_HEADER: mark}, attributes)
+        else:
+            return plain
+        return marked if entry_bytes(marked) <= MAX_MESSAGE_BYTES else plain
+
+    def _entry(
+        self, headers: Mapping[str, object], attributes: dict[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        entry: dict[str, Any] = {"MessageBody": self.body}
+        if headers:
+            entry["MessageBody"] = with_headers(self.body, **headers)
+        if attributes:
+            entry["MessageAttributes"] = attributes
+        if self.trace:
+            entry["MessageSystemAttributes"] = {
+                "AWSTraceHeader": {"DataType": "String", "StringValue": self.trace}
+            }
+        return entry
+
+    def _lifetime(self) -> float:
+        assert self.envelope is not None
+        expires = self.envelope.expires or 0.0
+        first = expires - (self.sent_at or expires)
+        return max(_LEAST_LIFETIME_SECONDS, first)
+
+
+def entry_bytes(entry: Mapping[str, Any]) -> int:
+    """Bytes of an entry as SQS counts them against the limit of a call."""
+    return message_bytes(entry["MessageBody"], entry.get("MessageAttributes", {}))
+
+
+def _replayed(mark: object) -> tuple[int, str | None]:
+    try:
+        found = json_object(mark) or {}
+    except RecursionError:
+        raise _Unreadable("its replay mark") from None
+    replays = found.get("replays", 0)
+    if isinstance(replays, float) or (isinstance(replays, int) and not 0 <= replays < _MAX_REPLAYS):
+        raise _Unreadable("its replay mark")
+    run_id = found.get("run")
+    return (
+        replays if isinstance(replays, int) else 0,
+        run_id if isinstance(run_id, str) else None,
+    )
+
+
+def _own_attributes(
+    attributes: Mapping[str, Mapping[str, Any]], packed: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The message's own attributes, as SendMessage takes them.
+
+    The dead-letter record is not one of them: it tells of the life that has ended, and would name
+    the wrong reason if SQS were to move the message next time. What it had to pack away to stay
+    within ten attributes is back in its place.
+    """
+    every = {**attributes, **packed}
+    every.pop(ATTRIBUTE_NAME, None)
+    found = {name: _sendable(value) for name, value in every.items()}
+    if len(found) > MAX_MESSAGE_ATTRIBUTES:
+        raise _Unreadable("its attributes")
+    return found
+
+
+def _sendable(value: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        key: value[key]
+        for key in ("DataType", "StringValue", "BinaryValue")
+        if value.get(key) is not None
+    }
+    types = {"DataType": str, "StringValue": str, "BinaryValue": bytes}
+    if (
+        len(found) != 2
+        or "DataType" not in found
+        or not all(v and isinstance(v, types[k]) for k, v in found.items())
+    ):
+        raise _Unreadable("its attributes")
+    return found

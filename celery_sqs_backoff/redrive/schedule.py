@@ -1,0 +1,118 @@
+"""How many threads, how many messages at a time, and is there time enough? Reads the book only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..units import spell_duration
+from .book import Book
+from .errors import RedriveError
+from .pace import Pace, seconds_for
+from .settings import Settings
+from .source import Source
+from .sweep import MAX_THREADS
+
+__all__ = ["most_to_ask", "threads_for", "why_incomplete", "why_too_late"]
+
+#: A thread sends about so many messages per second, one at a time; with room to spare.
+_PER_THREAD = 12
+
+#: Of a throttled rate, so many seconds' worth is held at a time.
+_AHEAD_SECONDS = 5.0
+
+#: From so many messages on, the share that is selected is an estimate for the others.
+_SAMPLE = 100
+
+
+def threads_for(
+    settings: Settings, messages: int, *, is_fifo: bool, may_change: bool = False
+) -> int:
+    """FIFO: one, or the order would be lost. Throttled: as many as hold the rate, and one.
+
+    ``may_change``: the rate may be raised meanwhile, so the threads are not fewer because of it.
+    """
+    if is_fifo:
+        return 1
+    rate, everything = settings.rate, settings.selection.is_everything
+    wanted = settings.threads or MAX_THREADS
+    if everything and rate and settings.threads is None and not may_change:
+        wanted = min(wanted, int(rate / _PER_THREAD) + 2 if rate >= 1 else 1)
+    if everything and settings.limit:
+        messages = min(messages, settings.limit)
+    return max(1, min(wanted, MAX_THREADS, -(-messages // 10)))
+
+
+def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
+    """How many messages to ask for now: ten, or as many as will be sent within seconds.
+
+    What is held for longer than its time has to be renewed, and is lost if that fails.
+    """
+    if (rate := pace.rate_at(now)) is None:
+        return 10
+    with book.lock:
+        share = 1.0 if settings.selection.is_everything else min(1.0, book.share())
+        waiting = book.ledger.waiting + book.claims * share
+    next_at = pace.next_at()
+    if next_at is not None and next_at - now > _AHEAD_SECONDS:
+        return 0
+    room = max(1.0, rate * _AHEAD_SECONDS) - waiting
+    return 0 if room < 1 else min(10, int(room / max(share, 0.1)))
+
+
+def why_too_late(
+    book: Book,
+    settings: Settings,
+    sent_at: Sequence[float],
+    *,
+    rate: float | None,
+    messages: int,
+    retention: int | None,
+    now: float,
+) -> str | None:
+    """Say why SQS would delete messages before their turn; ``None``: there is time.
+
+    Arguments:
+        sent_at: when the messages to be sent next were first sent, seconds since the epoch.
+        rate: messages per second that are asked for by now; ``None``: no limit.
+        messages: in the source at the start.
+        retention: seconds for which the source keeps a message; ``None`` = not known.
+    """
+    selection = settings.selection
+    if settings.force or settings.rate is None or rate is None or retention is None or not sent_at:
+        return None
+    with book.lock:
+        unseen = max(0, messages - book.ledger.places)
+        known = selection.is_everything or book.ledger.places >= _SAMPLE
+        to_send = book.ledger.waiting + (round(unseen * book.share()) if known else 0)
+        begun = book.ledger.sent > 0
+    if settings.limit is not None:
+        to_send = min(to_send, settings.limit)
+    if selection.ids is not None:
+        to_send = min(to_send, len(selection.ids))
+    left = min(sent_at) + retention - now
+    needed = seconds_for(to_send, rate, 0 if begun else settings.ramp)
+    if needed <= left:
+        return None
+    return (
+        f"At this rate the redrive takes {spell_duration(needed)}, but SQS deletes the oldest"
+        f" message in {spell_duration(left)}. Raise the rate, raise the queue's retention period,"
+        " or force it."
+    )
+
+
+def why_incomplete(book: Book, source: Source, messages: int, limit: int | None) -> str | None:
+    """Say so if messages are left that could not be received; ``None``: all were looked at."""
+    unseen = messages - book.ledger.places
+    if unseen <= 0 or (limit is not None and book.admitted >= limit):
+        return None
+    try:
+        others = source.depth().total - book.ledger.hidden
+    except RedriveError:
+        others = unseen
+    if (left := min(unseen, others)) <= 0:
+        return None
+    return (
+        f"{left} messages could not be received: somebody else hides them (a peek, another run, a"
+        " killed one), or on a FIFO queue they wait behind a message that was left. Run it again in"
+        " some minutes"
+    )

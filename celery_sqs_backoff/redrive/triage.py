@@ -1,0 +1,102 @@
+"""What is to become of a message? Pure: the run, the dry run and the peek ask the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
+
+from .message import DeadLetter
+from .settings import Settings
+
+__all__ = ["CAME_BACK", "EXPIRED", "NOT_SELECTED", "UNKNOWN", "Action", "Disposition", "triage"]
+
+
+class Queue(Protocol):
+    """What triage needs to know of a destination."""
+
+    @property
+    def is_fifo(self) -> bool: ...
+    @property
+    def url(self) -> str: ...
+
+
+Q = TypeVar("Q", bound=Queue)
+
+
+class Action(Enum):
+    """What is done with a message."""
+
+    SEND = "send"
+    #: Delete it unsent, as was asked.
+    DROP = "drop"
+    #: Leave it where it is; the value is the field of the report that counts it.
+    SKIP = "skipped"
+    FAIL = "failed"
+    POISON = "poison"
+    HOLD = "in_doubt"
+    CAME_BACK = "came back"
+
+
+@dataclass(frozen=True, slots=True)
+class Disposition(Generic[Q]):
+    """What is done with one message, why, and where it would go."""
+
+    action: Action
+    reason: str = ""
+    destination: Q | None = None
+
+
+CAME_BACK = "came back in this run"
+EXPIRED = "expired"
+NOT_SELECTED = "not selected"
+UNKNOWN = "it may have been done already (outcome UNKNOWN)"
+
+
+def triage(
+    message: DeadLetter,
+    settings: Settings,
+    route: Callable[[DeadLetter], Q | str],
+    now: float,
+    *,
+    run_id: str | None = None,
+    in_doubt: Collection[str] = (),
+    closed: Mapping[str, str] | None = None,
+) -> Disposition[Q]:
+    """Decide about one message. The first rule that applies decides.
+
+    Arguments:
+        message: as it was read.
+        settings: what was asked for.
+        route: from a message to its destination, or to why it has none.
+        now: seconds since the epoch.
+        run_id: of this run; ``None`` = nothing has been sent yet.
+        in_doubt: ids of messages that may have been sent.
+        closed: URLs of destinations that do not accept messages, and why.
+    """
+    if run_id is not None and message.run_id == run_id:
+        return Disposition(Action.CAME_BACK, CAME_BACK)
+    if not settings.selection.matches(message, now):
+        return Disposition(Action.SKIP, NOT_SELECTED)
+    if settings.delete:
+        to = route(message)
+        return Disposition(Action.DROP, destination=None if isinstance(to, str) else to)
+    if message.unreadable is not None:
+        return Disposition(Action.FAIL, f"unreadable: {message.unreadable}")
+    if message.replays >= settings.max_replays:
+        return Disposition(Action.POISON, f"replayed {message.replays} times")
+    if message.id in in_doubt and settings.in_doubt == "hold":
+        return Disposition(Action.HOLD, "it may have been sent")
+    if message.is_expired(now) and settings.expired == "leave":
+        return Disposition(Action.SKIP, EXPIRED)
+    if message.is_expired(now) and settings.expired == "drop":
+        return Disposition(Action.DROP, EXPIRED)
+    if message.outcome == "UNKNOWN" and not settings.include_unknown:
+        return Disposition(Action.SKIP, UNKNOWN)
+    to = route(message)
+    if isinstance(to, str):
+        return Disposition(Action.FAIL, to)
+    if why := (closed or {}).get(to.url):
+        return Disposition(Action.FAIL, why, to)
+    return Disposition(Action.SEND, destination=to)

@@ -1,0 +1,181 @@
+"""How long may a message go on being retried?
+
+Plain numbers only: what SQS has to say about a message, ``sqs.visibility`` turns into them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from .policies import FullJitter, Policy, RandomSource, to_seconds
+
+__all__ = [
+    "GiveUpReason",
+    "Standing",
+    "capped",
+    "draw_delay",
+    "exhausted",
+    "exhausted_before_run",
+    "receives_needed",
+]
+
+logger = logging.getLogger(__name__)
+
+#: Instead of a policy of the user's that fails.
+_FALLBACK = FullJitter()
+
+
+class GiveUpReason(str, Enum):
+    """Why a message is retried no more. The value is what the dead-letter record says."""
+
+    NOT_RETRYABLE = "not retryable"
+    MAX_RETRIES = "max_retries reached"
+    RETRY_FOR = "retry_for is over"
+    DELAY_TOO_LONG = "the delay is longer than retry_for"
+    MAX_RECEIVE_COUNT = "the queue's maxReceiveCount is reached"
+    RETENTION = "the queue's retention period is nearly over"
+    WORKER_LOST = "worker lost"
+    TIME_LIMIT = "hard time limit"
+    ABORTED = "the run was aborted"
+    NOT_HANDED_ON = "the rest of its workflow could not be sent"
+    REJECTED = "rejected by the task"
+    PARKED = "parked"
+    NOT_UNDERSTOOD = "not understood"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Where a message stands against its budgets, after or before one of its runs."""
+
+    #: Runs before this one, at the most: a receive need not have led to a run.
+    retries: int = 0
+    #: Seconds since the first receive at which the message was due.
+    elapsed: float = 0.0
+    #: The queue allows no further receive: at the next one it would move the message silently.
+    is_last_receive: bool = False
+    #: The queue should have moved the message before this receive.
+    is_overdue: bool = False
+    #: The queue's retention period would delete the message before a retry.
+    is_expiring: bool = False
+
+
+def exhausted(
+    standing: Standing, *, max_retries: int | None, retry_for: float | None, delay: float
+) -> GiveUpReason | None:
+    """Say which budget leaves no further retry, or ``None`` if all do.
+
+    Arguments:
+        standing: of the message whose run has just failed.
+        max_retries: most retries; ``None`` = no limit.
+        retry_for: seconds; ``None`` = no limit. A retry that would begin after that would not run,
+            so the message does not wait for it.
+        delay: seconds until the retry would begin.
+    """
+    if max_retries is not None and standing.retries >= max_retries:
+        return GiveUpReason.MAX_RETRIES
+    if retry_for is not None and standing.elapsed + delay >= retry_for:
+        fits = standing.elapsed >= retry_for or delay < retry_for
+        return GiveUpReason.RETRY_FOR if fits else GiveUpReason.DELAY_TOO_LONG
+    if standing.is_last_receive:
+        return GiveUpReason.MAX_RECEIVE_COUNT
+    if standing.is_expiring:
+        return GiveUpReason.RETENTION
+    return None
+
+
+def exhausted_before_run(
+    standing: Standing,
+    *,
+    max_retries: int | None,
+    retry_for: float | None,
+    crashes: int,
+    crash_budget: int,
+) -> GiveUpReason | None:
+    """Say which budget was used up before this receive, so that the task must not even start.
+
+    A receive is not a run: a message may have been given back unstarted by a worker that stopped.
+    So counts of receives end nothing here, unless a run is known to have been started.
+
+    Arguments:
+        standing: of the message that was just received.
+        max_retries, retry_for: as for :func:`exhausted`.
+        crashes: runs known to have been started and lost, of which ``crash_budget`` are too many.
+    """
+    if crashes >= crash_budget:
+        return GiveUpReason.WORKER_LOST
+    if max_retries is not None and crashes > max_retries:
+        return GiveUpReason.MAX_RETRIES
+    if retry_for is not None and standing.retries > 0 and standing.elapsed >= retry_for:
+        return GiveUpReason.RETRY_FOR
+    if crashes > 0 and standing.is_overdue:
+        return GiveUpReason.MAX_RECEIVE_COUNT
+    return None
+
+
+def receives_needed(
+    backoff: Policy,
+    *,
+    retry_for: float | None,
+    max_retries: int | None,
+    at_most: int,
+    rng: Random | None = None,
+) -> int:
+    """About how many receives a message needs until its budgets end.
+
+    For comparison with a queue's ``maxReceiveCount``. The delays are drawn, so another message may
+    need a tenth more or less.
+
+    Arguments:
+        at_most: the count ends there. SQS allows no ``maxReceiveCount`` above 1,000.
+        rng: what draws the delays; ``None`` = always the same draws.
+    """
+    rng, elapsed, failures = rng or Random(0), 0.0, 0
+    while failures < at_most - 1:
+        if max_retries is not None and failures >= max_retries:
+            break
+        if retry_for is not None and elapsed >= retry_for:
+            break
+        failures += 1
+        elapsed += max(1.0, backoff.delay(failures, rng))
+    return failures + 1
+
+
+def capped(delay: float, ceiling: float, cap: float) -> float:
+    """Shrink a delay drawn from 0 to ``ceiling`` to one from 0 to ``cap``, if that is less.
+
+    Shrunk rather than cut, so that the draws stay spread.
+    """
+    return delay if ceiling <= cap else delay * cap / ceiling
+
+
+def draw_delay(
+    backoff: Policy, *, message_id: str, attempt: int, cap: float | None, rng: RandomSource
+) -> float:
+    """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
+
+    A policy that raises, or returns anything but seconds from 0 up, is logged as
+    ``sqs_backoff.backoff_broken``; ``FullJitter()`` takes its place.
+
+    Arguments:
+        cap: the longest delay, whatever the policy says; ``None``: the policy's own.
+    """
+    try:
+        return _drawn(backoff, message_id, attempt, cap, rng)
+    except Exception as exc:  # noqa: BLE001  # the user's code must not lose the message
+        logger.error(
+            "sqs_backoff.backoff_broken: %s fails for attempt %d (%s); using FullJitter() instead",
+            type(backoff).__qualname__,
+            attempt,
+            type(exc).__name__,
+        )
+    return _drawn(_FALLBACK, message_id, attempt, cap, rng)
+
+
+def _drawn(
+    backoff: Policy, message_id: str, attempt: int, cap: float | None, rng: RandomSource
+) -> float:
+    delay = to_seconds("delay", backoff.delay_for(message_id, attempt, rng))
+    return delay if cap is None else capped(delay, backoff.ceiling(attempt), cap)

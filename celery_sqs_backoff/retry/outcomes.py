@@ -1,0 +1,272 @@
+"""What does a failure mean: may the task be tried again, and may its effects be undone?
+
+Every error gets one of three outcomes. Retryable is an allow list: an error that nobody has
+classified may have been processed, and is not tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, TypeAlias
+
+from .policies import to_seconds
+
+__all__ = [
+    "Classifier",
+    "ExplicitOutcome",
+    "NonRetryable",
+    "Outcome",
+    "Retryable",
+    "Verdict",
+    "judge",
+    "known_verdict",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    """What a failure means for the work that the task was to do.
+
+    * ``RETRYABLE``: nothing was processed, and a later attempt may succeed (the provider is down,
+      or throttles). Undo, then retry.
+    * ``NOT_PROCESSED``: certainly nothing was processed, and no retry will help (bad credentials,
+      an address that does not exist). Undo, then give up.
+    * ``UNKNOWN``: it may have been processed (a timeout after the request left), or nobody has
+      said what this error means. Undo nothing and give up: a lost mail is better than two.
+    """
+
+    RETRYABLE = "retryable"
+    NOT_PROCESSED = "not processed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, init=False)
+class Verdict:
+    """An outcome, how long the provider asks to be left alone, and whether repeating is safe.
+
+    "Nothing was processed" and "safe to repeat" are two facts. An idempotent call that timed out
+    may have been processed, and can be repeated all the same:
+    ``Verdict(Outcome.UNKNOWN, safe_to_repeat=True)``.
+
+    Arguments:
+        outcome: one of ``Outcome``.
+        retry_after: seconds or timedelta, from 0 up; kept as float seconds. A floor under the delay
+            of a failure that is retried: jitter is added above it. Ignored for others.
+            ``None`` (default) = the provider asked for nothing.
+        safe_to_repeat: an UNKNOWN failure is retried. Nothing is undone and no guard is taken
+            back; if the retries run out, the dead-letter record says UNKNOWN. Default ``False``.
+            Ignored for the other outcomes, which already decide whether to retry.
+
+    Raises:
+        TypeError: ``outcome`` is not an ``Outcome``, ``retry_after`` is neither a number nor a
+            timedelta, or ``safe_to_repeat`` is not a bool.
+        ValueError: ``retry_after`` is negative, infinite or NaN.
+    """
+
+    outcome: Outcome
+    retry_after: float | None
+    safe_to_repeat: bool
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        retry_after: float | timedelta | None = None,
+        *,
+        safe_to_repeat: bool = False,
+    ) -> None:
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"invalid outcome {outcome!r}: expected an Outcome")
+        if not isinstance(safe_to_repeat, bool):
+            raise TypeError(f"invalid safe_to_repeat {safe_to_repeat!r}: expected a bool")
+        object.__setattr__(self, "outcome", outcome)  # the way to fill a frozen dataclass
+        object.__setattr__(self, "retry_after", _optional_seconds("retry_after", retry_after))
+        object.__setattr__(self, "safe_to_repeat", safe_to_repeat)
+
+    @property
+    def wants_retry(self) -> bool:
+        """Whether the task is retried while its budgets last."""
+        return self.outcome is Outcome.RETRYABLE or (
+            self.outcome is Outcome.UNKNOWN and self.safe_to_repeat
+        )
+
+    @property
+    def nothing_was_processed(self) -> bool:
+        """Whether effects may be undone and a guard taken back."""
+        return self.outcome is not Outcome.UNKNOWN
+
+
+#: Says what an exception means, or ``None`` if it does not know it.
+Classifier: TypeAlias = Callable[[BaseException], Outcome | Verdict | None]
+
+
+class ExplicitOutcome(Exception):
+    """An exception that carries its own verdict. It is asked before anything else."""
+
+    @property
+    def verdict(self) -> Verdict:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is unpickled by calling its class with ``args``, which fails for a
+        # subclass whose constructor takes others; and this one leaves its pool process pickled.
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(cls: type[ExplicitOutcome], args: tuple[Any, ...]) -> ExplicitOutcome:
+    return cls.__new__(cls, *args)
+
+
+class Retryable(ExplicitOutcome):
+    """Raise it in a task: nothing was processed, try again later.
+
+    Arguments:
+        msg: for whoever reads the log or the dead-letter record.
+        retry_after: seconds or timedelta, from 0 up, that the provider asked to be left alone;
+            a floor, the jitter comes on top. Kept as float seconds. ``None`` (default) = nothing
+            was asked.
+
+    Raises:
+        TypeError: ``retry_after`` is neither a number nor a timedelta.
+        ValueError: ``retry_after`` is negative, infinite or NaN.
+    """
+
+    retry_after: float | None = None
+
+    def __init__(self, msg: str = "", retry_after: float | timedelta | None = None) -> None:
+        super().__init__(msg)
+        self.retry_after = _optional_seconds("retry_after", retry_after)
+
+    @property
+    def verdict(self) -> Verdict:
+        """RETRYABLE, with ``retry_after``."""
+        return Verdict(Outcome.RETRYABLE, self.retry_after)
+
+
+class NonRetryable(ExplicitOutcome):
+    """Raise it in a task: no retry will help.
+
+    Arguments:
+        msg: for whoever reads the log or the dead-letter record.
+        safe_to_undo: ``True`` = certainly nothing was processed; ``False`` (default) = it may have
+            been.
+
+    Raises:
+        TypeError: ``safe_to_undo`` is not a bool.
+    """
+
+    safe_to_undo: bool = False
+
+    def __init__(self, msg: str = "", safe_to_undo: bool = False) -> None:
+        super().__init__(msg)
+        if not isinstance(safe_to_undo, bool):
+            raise TypeError(f"safe_to_undo={safe_to_undo!r} is not legal: it must be a bool")
+        self.safe_to_undo = safe_to_undo
+
+    @property
+    def verdict(self) -> Verdict:
+        """NOT_PROCESSED if ``safe_to_undo``, else UNKNOWN."""
+        return Verdict(Outcome.NOT_PROCESSED if self.safe_to_undo else Outcome.UNKNOWN)
+
+
+def judge(
+    exc: BaseException,
+    *,
+    classify: Iterable[Classifier] = (),
+    retry_on: Iterable[type[BaseException]] = (),
+    never_retry: Iterable[type[BaseException]] = (),
+    task: str | None = None,
+) -> Verdict:
+    """Decide what a failure means. The first match wins:
+
+    1. the exception itself, if it is a ``Retryable`` or ``NonRetryable``;
+    2. the ``classify`` callables, in order;
+    3. ``never_retry``: UNKNOWN for these classes and their subclasses;
+    4. ``retry_on``: RETRYABLE for these classes and their subclasses;
+    5. nobody: UNKNOWN.
+
+    A classifier that raises, or returns something else than an ``Outcome``, a ``Verdict`` or
+    ``None``, is logged as ``sqs_backoff.classifier_broken`` and passed over, as if it did not know
+    the exception: a bug in it can lose a retry, but never cause one.
+
+    Classes are compared with the exception itself, not with its ``__cause__`` or ``__context__``:
+    an error wrapped in another may have happened after the work was done. A classifier may look at
+    them.
+
+    Arguments:
+        task: the task's name, for that log line.
+    """
+    verdict = known_verdict(
+        exc, classify=classify, retry_on=retry_on, never_retry=never_retry, task=task
+    )
+    return Verdict(Outcome.UNKNOWN) if verdict is None else verdict
+
+
+def known_verdict(
+    exc: BaseException,
+    *,
+    classify: Iterable[Classifier] = (),
+    retry_on: Iterable[type[BaseException]] = (),
+    never_retry: Iterable[type[BaseException]] = (),
+    task: str | None = None,
+) -> Verdict | None:
+    """Decide what a failure means as :func:`judge` does; ``None`` if nobody knows it."""
+    for classifier in (_explicit_verdict, *classify):
+        verdict = _ask(classifier, exc, task)
+        if verdict is not None:
+            return verdict
+    if isinstance(exc, tuple(never_retry)):
+        return Verdict(Outcome.UNKNOWN)
+    if isinstance(exc, tuple(retry_on)):
+        return Verdict(Outcome.RETRYABLE)
+    return None
+
+
+def _explicit_verdict(exc: BaseException) -> Verdict | None:
+    return exc.verdict if isinstance(exc, ExplicitOutcome) else None
+
+
+def _ask(classifier: Classifier, exc: BaseException, task: str | None) -> Verdict | None:
+    try:
+        answer: object = classifier(exc)
+    except Exception as error:  # noqa: BLE001  # whatever it raises, the task's failure is handled
+        _log_broken(classifier, exc, task, f"raised {_name(type(error))}")
+        return None
+    if isinstance(answer, Outcome):
+        return Verdict(answer)
+    if answer is None or isinstance(answer, Verdict):
+        return answer
+    _log_broken(classifier, exc, task, f"returned {_name(type(answer))}")
+    return None
+
+
+def _log_broken(
+    classifier: Classifier, exc: BaseException, task: str | None, what_it_did: str
+) -> None:
+    # Types only, and no traceback: messages and arguments of errors are the user's data.
+    logger.error(
+        "sqs_backoff.classifier_broken: task %s: %s %s for %s;"
+        " expected an Outcome, a Verdict or None",
+        task or "?",
+        _name(classifier),
+        what_it_did,
+        _name(type(exc)),
+        extra={
+            "sqs_backoff.classifier": _name(classifier),
+            "sqs_backoff.classifier_did": what_it_did,
+            "sqs_backoff.exception_type": _name(type(exc)),
+        },
+    )
+
+
+def _name(thing: object) -> str:
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _optional_seconds(name: str, value: object) -> float | None:
+    return None if value is None else to_seconds(name, value)

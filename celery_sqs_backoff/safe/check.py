@@ -1,0 +1,96 @@
+"""Can the store that the settings name be used? Asked before the first message needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_logger
+
+from ..text import type_name
+from .errors import SafeError
+from .settings import check_settings, is_signed, vault_of
+from .store import key_of
+from .stores import check_store_of, has_store, is_shared, store_of
+from .stores.django import DjangoStore
+
+__all__ = ["StoreStep", "check_by_asking", "check_offline", "warnings_of"]
+
+logger = get_logger(__name__)
+
+
+def check_offline(app: Any) -> None:
+    """Refuse settings that cannot work, without asking the store.
+
+    Raises:
+        ImproperlyConfigured: names the setting and what to do.
+    """
+    check_store_of(app, is_needed=False)
+    check_settings(app)
+    if has_store(app):
+        store = store_of(app)
+        if isinstance(store, DjangoStore):
+            _named(store.check_settings)
+
+
+def check_by_asking(app: Any) -> None:
+    """Refuse a store that does not answer, or has no table.
+
+    Raises:
+        ImproperlyConfigured: names the store's kind and what to do; never its URL.
+    """
+    check_offline(app)
+    if not has_store(app):
+        return
+    store = store_of(app)
+    try:
+        if isinstance(store, DjangoStore):
+            _named(store.check_table)
+        vault_of(app).get(key_of("check", "at start"))
+    except SafeError as exc:
+        raise ImproperlyConfigured(
+            f"sqs_backoff['store']: it does not answer ({exc}); start it, or correct its address"
+            " and credentials"
+        ) from exc
+    except (ValueError, TypeError, AttributeError) as exc:  # the library's, of an option
+        raise ImproperlyConfigured(
+            f"sqs_backoff['store']: it cannot be used ({type_name(exc)}): correct the options of"
+            " its address"
+        ) from None
+
+
+def warnings_of(app: Any) -> Iterator[str]:
+    """What works, and should not stay so in production."""
+    settings = app.conf.get("sqs_backoff") or {}
+    if has_store(app) and is_shared(settings.get("store")) and not is_signed(app):
+        yield (
+            "sqs_backoff['secret'] is missing: whoever can write to the store can make a step or"
+            " a guard's result up"
+        )
+
+
+class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
+    """Stops a worker at its start whose store cannot be used. Runs in the main process."""
+
+    def create(self, worker: Any) -> None:
+        app = worker.app
+        check_by_asking(app)
+        for warning in warnings_of(app):
+            logger.warning("sqs_backoff.not_signed: %s", warning)
+        store = (app.conf.get("sqs_backoff") or {}).get("store")
+        pool = getattr(worker.pool_cls, "__module__", str(worker.pool_cls))
+        if has_store(app) and not is_shared(store) and "prefork" in pool:
+            raise ImproperlyConfigured(
+                "sqs_backoff['store'] is in memory: the processes of a prefork worker do not share"
+                " it, so guards and locks would let all of them through. Use redis://, django or"
+                " dynamodb://, or a pool in one process (--pool solo or threads)"
+            )
+
+
+def _named(check: Any) -> None:
+    try:
+        check()
+    except ValueError as exc:
+        raise ImproperlyConfigured(f"sqs_backoff['store']: {exc}") from exc

@@ -1,0 +1,241 @@
+"""What the task's machinery asks of its guard and workflows, in the process that runs the task."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from inspect import getattr_static
+from types import CodeType
+from typing import Any, ClassVar
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, ImproperlyConfigured, Retry
+from celery.utils.log import get_task_logger
+
+from ..text import error_site, printable
+from .errors import AlreadyDone, Refused
+from .guard import Guard, Passage, Run, enter, finish, unset
+from .identity import message_of, run_id_of
+from .names import input_of
+from .settings import vault_of
+from .store import key_of
+from .stores import has_store
+from .vault import Vault
+from .workflow import TakenBack, Workflow, compensate_scopes_of
+
+__all__ = ["Hooks", "asks_the_store", "enters_workflows"]
+
+logger = get_task_logger(__name__)
+
+_ASKING = {"exclusive", "guarded"}
+
+
+class Hooks:
+    """Base of :class:`SafeTask`: guard before and after the run, compensation when given up."""
+
+    guard: Guard | None = None
+
+    #: Whether the body of a run asks the store for a guard or a lock: read off its code when the
+    #: task is bound, or learned from a run.
+    asks_in_its_body: ClassVar[bool] = False
+
+    #: Whether the task's code names a workflow: an earlier run may have entered one, also where
+    #: this one is no retry, as after a redrive. Read off its code, or learned, likewise.
+    enters_workflows: ClassVar[bool] = False
+
+    # What Celery's Task gives.
+    name: Any
+    app: Any
+    request: Any
+    backend: Any
+    ignore_result: Any
+
+    @classmethod
+    def _check_guard(cls) -> None:
+        """When the task is bound to its app: refuse a guard that could not work."""
+        guard: object = cls.guard
+        if guard is None:
+            return
+        if not isinstance(guard, Guard):
+            raise ImproperlyConfigured(
+                f"invalid guard {guard!r}: expected a Guard(key=..., window=...), or None"
+            )
+        guard.check(_signature_of(cls))
+
+    def _ask_at_the_door(self) -> None:
+        """Before a run whose body will ask the store: is it there?
+
+        Nothing has been done yet, so the run can be retried. In the middle of it that is not
+        known, and a :class:`StoreLost` is not. A task with a guard has asked by that.
+
+        Raises:
+            StoreUnavailable: it is not.
+        """
+        if has_store(self.app) and not self.request.called_directly:
+            self._vault.get(key_of("check", "at the door"))
+
+    def _pass_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Before the run.
+
+        Raises:
+            AlreadyDone: a run of this message has ended well; ``result`` is what it returned.
+            Refused: another message has passed.
+            StoreUnavailable: nothing is known.
+        """
+        if self.guard is None or self.request.called_directly:
+            return
+        key = self.guard.key_for(_signature_of(type(self)), args, kwargs)
+        run = self._run.given(self._vault.digests("input", input_of(None, args, kwargs)))
+        passage = enter(self._vault, key, run, self.guard.window)
+        if passage.is_done:
+            raise AlreadyDone(passage)
+        # What the run does to its arguments does not change which record is its own.
+        self.request.sqs_passage = passage
+
+    def _finish_guard(self, result: object) -> None:
+        """After a run that ended well: this message is done. Does not raise."""
+        passage: Passage | None = getattr(self.request, "sqs_passage", None)
+        if passage is not None:
+            try:
+                finish(self._vault, passage, result)
+            except Exception as exc:  # noqa: BLE001  # the store is away, or the task has left a transaction open
+                # The work is done, and its result counts, whatever a store of the user's raises.
+                # Delivered again, the message runs again.
+                logger.error("sqs_backoff.guard_not_finished: %s", error_site(exc.__cause__ or exc))
+
+    def _unset_guard(self, args: object = (), kwargs: object = None) -> None:
+        """With ``undo``: nothing can have been processed. Does not raise."""
+        passage: Passage | None = getattr(self.request, "sqs_passage", None)
+        if passage is not None:
+            self._unset(passage)
+
+    def _take_back_refused(self, refused: Refused) -> bool:
+        """Take back what earlier runs have done in workflows, if the window ended before the next.
+
+        Whether the message may go; see :meth:`_compensate_given_up`. Not once this run has entered
+        a workflow: another message may go on with that one.
+        """
+        is_over = isinstance(refused, AlreadyDone) or bool(
+            getattr(self.request, "sqs_workflows", None)
+        )
+        return is_over or self._compensate_given_up(may_run_again=True)
+
+    def _end_refused(self, refused: Refused) -> Ignore:
+        """Store why the message was refused; return what to raise to end its chain there."""
+        request = self.request
+        logger.info(
+            "sqs_backoff.refused: %s[%s] ends without a run: %s",
+            *(printable(self.name), printable(request.id), refused),
+        )
+        if not request.is_eager:
+            is_stored = not (request.ignore_result or self.ignore_result)
+            try:
+                # Not stored, it is still a member of its chord.
+                self.backend.mark_as_done(
+                    request.id, refused.result, request=request, store_result=is_stored
+                )
+                for follower in _chord_members(request.chain):
+                    self.backend.mark_as_done(follower.id, refused.result, request=follower)
+            except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
+                logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
+        return Ignore(refused.result)
+
+    def _compensate_given_up(self, *, may_run_again: bool) -> bool:
+        """Take back the workflows of this message, which is given up; whether it may go.
+
+        Does not raise. ``False``: something is owed, and the message should come again for it.
+
+        Arguments:
+            may_run_again: whether what has failed may be repeated. If not, the message goes
+                although the store is away, because its next run could do it once more.
+        """
+        request = self.request
+        if request.called_directly or not has_store(self.app):
+            return True
+        opened: dict[str, Workflow] = getattr(request, "sqs_workflows", {})
+        if not opened and not request.retries and not self.enters_workflows:
+            return True  # no run of this message has entered one
+        taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+        if taken is TakenBack.UNREACHED:
+            return not (opened and may_run_again)
+        return taken is TakenBack.DONE
+
+    def _unset(self, passage: Passage) -> None:
+        try:
+            unset(self._vault, passage)
+        except Exception as exc:  # noqa: BLE001  # the store is away, or the task has left a transaction open
+            # The failure of the run counts, whatever a store of the user's raises. The record ends
+            # with its window; until then it lets this message pass, and no other.
+            logger.error("sqs_backoff.guard_not_unset: %s", error_site(exc.__cause__ or exc))
+
+    def _is_certainly_not_processed(self, exc: BaseException) -> bool:
+        """Whether nothing was done, by the verdict on the exception or on what is retried for."""
+        if isinstance(exc, Retry):
+            if exc.exc is None:  # a bare self.retry(): the task says so itself
+                return True
+            exc = exc.exc
+        if not isinstance(exc, Exception):
+            return False
+        judge: Callable[[Exception], Any] = getattr(self, "_judge")  # noqa: B009  # its host's
+        return bool(judge(exc).nothing_was_processed)
+
+    # Whose records
+
+    @property
+    def _run(self) -> Run:
+        request = getattr(self, "request_stack").top  # noqa: B009  # Celery's
+        return Run.of(self._vault, *message_of(self), run_id_of(request))
+
+    @property
+    def _vault(self) -> Vault:
+        return vault_of(self.app)
+
+
+def _chord_members(rest: Any) -> Iterator[Context]:
+    """The tasks of the rest of a chain that a chord waits for, as requests.
+
+    As ``celery.backends.base.Backend._fail_chain`` has it.
+    """
+    waiting = list(rest or ())
+    while waiting:
+        follower = Context(waiting.pop(0))
+        options = follower.options or {}
+        follower.update(options)
+        follower.id, follower.group = options.get("task_id"), options.get("group_id")
+        if follower.chord is not None and follower.id is not None:
+            yield follower
+        body = (follower.kwargs or {}).get("body")
+        if getattr(follower, "subtask_type", None) == "chord" and body is not None:
+            waiting.append(body)  # what waits for that chord waits for its body
+
+
+def asks_the_store(function: Any) -> bool:
+    """Whether a function's code names a method that asks for a guard or a lock."""
+    return _code_names(function, _ASKING)
+
+
+def enters_workflows(function: Any) -> bool:
+    """Whether a function's code names a workflow."""
+    return _code_names(function, {"workflow"})
+
+
+def _code_names(function: Any, words: set[str]) -> bool:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return isinstance(code, CodeType) and _names(code, words)
+
+
+def _names(code: CodeType, words: set[str]) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return not words.isdisjoint(code.co_names) or any(_names(c, words) for c in inner)
+
+
+def _signature_of(cls: type[Hooks]) -> inspect.Signature:
+    """The arguments of a task, without ``self``."""
+    run = getattr_static(cls, "__wrapped__", None)  # what @app.task was given
+    if run is None:
+        run = getattr_static(cls, "run")
+        run = run if isinstance(run, staticmethod) else inspect.unwrap(run)
+    if isinstance(run, staticmethod):
+        return inspect.signature(run.__func__)
+    signature = inspect.signature(run)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])

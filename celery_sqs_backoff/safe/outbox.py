@@ -1,0 +1,206 @@
+"""Calls of tasks that are written with the data they are about, and sent after its commit.
+
+A call is a row in the same transaction::
+
+    (no row) --write--> claimed --send--> sent --delete--> (no row)
+                         ^   |
+                         +---+ by another, when the claim has ended
+
+It is sent by the process that wrote it, right after the commit, and deleted then; what a crash or a
+broker outage has left is sent by a worker's housekeeping, or by ``manage.py sqs_backoff_outbox``.
+Who sends holds the claim. A call may be sent twice, if a process ends or is stopped between sending
+and deleting, always under the same task id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_task_logger
+from kombu.exceptions import EncodeError
+from kombu.utils.json import dumps, loads
+
+from ..text import error_site, printable
+from .commit import after_commit, open_transactions
+from .errors import StoreInTransaction
+
+__all__ = ["CLAIM_SECONDS", "send_left_calls", "send_on_commit", "use_autocommit"]
+
+logger = get_task_logger(__name__)
+
+#: How long a process has for itself to send a call that it has written or claimed.
+CLAIM_SECONDS = 60.0
+
+#: Calls that are looked up in one go.
+_BATCH = 100
+
+#: So many in a row that could not be sent mean that the broker is away, not that they are bad.
+_MAX_FAILED = 10
+
+
+def send_on_commit(
+    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+) -> str:
+    """Write a call into the outbox of the open transaction; return its task id.
+
+    Outside a transaction it is written, sent and deleted at once. That it could not be sent is
+    logged: it is sent later.
+
+    Raises:
+        ImproperlyConfigured: ``celery_sqs_backoff.contrib.django`` is not installed, or the open
+            transaction is on another database than the outbox.
+        TypeError: the arguments are not the task's, or they or the options are not JSON.
+    """
+    calls, now, alias = _calls()
+    others = set(open_transactions()) - {alias}
+    if others and alias not in open_transactions():
+        raise ImproperlyConfigured(
+            f"a durable call is written in the transaction that is open, but that is on"
+            f" {', '.join(sorted(map(repr, others)))}, and the outbox is on {alias!r}: route the"
+            " model OutboxCall of celery_sqs_backoff there by DATABASE_ROUTERS, and migrate it"
+        )
+    if task.typing and hasattr(task, "__header__"):  # as Celery does, but only when it sends
+        task.__header__(*args, **kwargs)
+    if isinstance(seconds := options.get("expires"), int | float):  # from now, not from the sending
+        options["expires"] = task.app.now() + timedelta(seconds=seconds)
+    task_id = str(options.pop("task_id", None) or uuid4())
+    try:
+        call = dumps({"args": list(args), "kwargs": kwargs, "options": options})
+    except (TypeError, ValueError) as exc:
+        raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
+    claim = uuid4().hex
+    calls.create(
+        task_id=task_id,
+        task=task.name,
+        call=call,
+        claim=claim,
+        claimed_until=now + timedelta(seconds=CLAIM_SECONDS),
+        created_at=now,
+    )
+    after_commit(partial(_send_own, task.app, calls, task_id, claim))
+    return task_id
+
+
+def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -> int:
+    """Send the calls that nobody has sent in time; return how many were sent.
+
+    Each is claimed first, so of several workers one sends it. What cannot be sent waits for the
+    next round, behind the others.
+
+    Arguments:
+        between: called before each call; what it raises ends the round, and nothing is lost.
+
+    Raises:
+        StoreInTransaction: the outbox's database is inside a transaction. A rollback would bring
+            back what has been sent, to be sent again.
+    """
+    calls, now, alias = _calls()
+    _refuse_transaction(alias)
+    sent = failed = 0
+    while failed < _MAX_FAILED:
+        due = calls.filter(claimed_until__lte=now).order_by("claimed_until")
+        found = list(due.values_list("task_id", "claim")[:_BATCH])
+        if not found:
+            break
+        for task_id, claim in found:
+            between()
+            mine = uuid4().hex
+            if not _take_over(calls, task_id, claim, mine):
+                continue  # somebody else was quicker
+            failure = _send(app, calls, task_id, mine)
+            sent += failure is None
+            if not _is_the_calls_own(failure):
+                failed = 0 if failure is None else failed + 1
+            if failed >= _MAX_FAILED:
+                break
+    return sent
+
+
+def _send_own(app: Any, calls: Any, task_id: str, claim: str) -> None:
+    """After the commit, in the process that wrote the call. Does not raise: it is committed."""
+    try:
+        # The transaction may have taken longer than the claim: somebody else may be sending.
+        if _take_over(calls, task_id, claim, mine := uuid4().hex):
+            _send(app, calls, task_id, mine)
+    except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
+        logger.error("sqs_backoff.outbox_not_sent: %s: %s", printable(task_id), error_site(exc))
+
+
+def _take_over(calls: Any, task_id: str, claim: str, mine: str) -> bool:
+    _, now, _ = _calls()
+    end = now + timedelta(seconds=CLAIM_SECONDS)
+    claimed = calls.filter(task_id=task_id, claim=claim).update(claim=mine, claimed_until=end)
+    return bool(claimed)
+
+
+def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
+    """Send and delete a call; return what has kept it from being sent."""
+    row = calls.filter(task_id=task_id, claim=claim).values_list("task", "call").first()
+    if row is None:
+        return LookupError("somebody else has taken it over")
+    name = row[0]
+    try:
+        call = loads(row[1])
+        args, options = tuple(call["args"]), call["options"]
+        if name in app.tasks:
+            app.tasks[name].apply_async(args, call["kwargs"], task_id=task_id, **options)
+        else:  # a task of another service
+            app.send_task(name, args, call["kwargs"], task_id=task_id, **options)
+    except Exception as exc:  # noqa: BLE001  # whatever the broker's library raises; the row stays
+        logger.error(
+            "sqs_backoff.outbox_not_sent: %s[%s]: %s",
+            *(printable(name), printable(task_id), error_site(exc)),
+        )
+        return exc
+    calls.filter(task_id=task_id, claim=claim)._raw_delete(calls.db)
+    return None
+
+
+def _is_the_calls_own(failure: Exception | None) -> bool:
+    """Whether a failure says nothing of the broker, so that other calls may be sent."""
+    is_its_own = isinstance(failure, TypeError | ValueError | LookupError | EncodeError)
+    return is_its_own and not isinstance(failure, OSError)  # a certificate's is a ValueError too
+
+
+def use_autocommit() -> None:
+    """Leave a setting ``AUTOCOMMIT`` of ``False``: for a thread whose connection is its own."""
+    from django.db import connections  # type: ignore[import-untyped]
+
+    connection = connections[_calls()[2]]
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        connection.set_autocommit(True)
+
+
+def _refuse_transaction(alias: str) -> None:
+    from django.db import connections
+
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    if any(not getattr(block, "_from_testcase", False) for block in blocks) or (
+        not blocks and not connection.get_autocommit()
+    ):
+        raise StoreInTransaction(
+            f"The outbox's database alias {alias!r} is inside a transaction, whose rollback would"
+            " bring back what has been sent: leave the atomic block first, or switch autocommit on"
+        )
+
+
+def _calls() -> tuple[Any, Any, str]:
+    """The table, the database's now, and the alias to which the table is routed."""
+    from django.apps import apps  # type: ignore[import-untyped]
+
+    if not apps.is_installed("celery_sqs_backoff.contrib.django"):
+        raise ImproperlyConfigured(
+            "a durable call needs 'celery_sqs_backoff.contrib.django' in INSTALLED_APPS"
+        )
+    from django.db import router
+
+    from ..contrib.django.models import OutboxCall, UTCNow
+
+    alias = router.db_for_write(OutboxCall)
+    return OutboxCall.objects.using(alias), UTCNow(), alias

@@ -1,0 +1,140 @@
+"""What ``app.conf.sqs_backoff`` says of the store, and the vault that follows from it.
+
+=============  =================================================================================
+``store``      a URL or an object; without it there are no guards, steps, locks and workflows
+``namespace``  text; default: the Celery app's name. It keeps projects apart on one store
+``secret``     text, or a list of texts of which the first signs; in Django the default is
+               ``SECRET_KEY`` with ``SECRET_KEY_FALLBACKS``
+``encrypt``    a ``Fernet`` or the like, for results; default: none
+``outbox``     whether ``delay_on_commit`` is durable by default; default ``False``
+=============  =================================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery.exceptions import ImproperlyConfigured
+
+from .stores import has_store, is_shared, store_of
+from .vault import Vault
+
+__all__ = ["check_settings", "is_signed", "namespace_of", "outbox_by_default", "vault_of"]
+
+
+def vault_of(app: Any) -> Vault:
+    """Return the app's records.
+
+    Raises:
+        ImproperlyConfigured: a setting is missing or invalid.
+    """
+    named = store_of(app)
+    cached: tuple[object, Any, Sequence[str], Vault] | None = vars(app).get("_sqs_backoff_vault")
+    settings = app.conf.get("sqs_backoff")
+    secrets = _secrets(app)  # Django's may be configured after the first call
+    if cached is not None and cached[0] is named and cached[1] is settings and cached[2] == secrets:
+        return cached[3]
+    vault = Vault(
+        named,
+        namespace=namespace_of(app),
+        secrets=secrets,
+        cipher=_cipher(app),
+        is_private=not is_shared(_setting(app, "store")),
+    )
+    app._sqs_backoff_vault = (named, settings, secrets, vault)
+    return vault
+
+
+def check_settings(app: Any) -> None:
+    """Refuse settings that could not work, as far as can be told without opening the store.
+
+    Raises:
+        ImproperlyConfigured: names the setting and what to do.
+    """
+    _secrets(app)
+    _cipher(app)
+    if has_store(app) and is_shared(_setting(app, "store")):
+        namespace_of(app)
+    if not isinstance(_setting(app, "outbox", default=False), bool):
+        raise ImproperlyConfigured("sqs_backoff['outbox']: expected True or False")
+
+
+def namespace_of(app: Any) -> str:
+    """Return what keeps this project's records apart from others on the same store.
+
+    Raises:
+        ImproperlyConfigured: the store is shared and neither the setting nor the app has a name.
+    """
+    namespace = _setting(app, "namespace")
+    if namespace is not None and (not isinstance(namespace, str) or not namespace):
+        raise ImproperlyConfigured(
+            f"sqs_backoff['namespace']: invalid {namespace!r}: expected text, such as"
+            " 'shop-staging'"
+        )
+    name = namespace or app.main
+    if name in (None, "__main__", "default") and is_shared(_setting(app, "store")):
+        raise ImproperlyConfigured(
+            "sqs_backoff['namespace'] is missing, and the Celery app has no name of its own: two"
+            " environments on one store would share guards, steps and locks. Set it, for example"
+            " to 'shop-staging'"
+        )
+    return str(name or "")
+
+
+def is_signed(app: Any) -> bool:
+    """Whether the app's records are signed."""
+    return bool(_secrets(app))
+
+
+def outbox_by_default(app: Any) -> bool:
+    """Whether ``delay_on_commit`` is durable where a call does not say."""
+    return bool(_setting(app, "outbox", default=False))
+
+
+def _secrets(app: Any) -> Sequence[str]:
+    secret = _setting(app, "secret")
+    if secret is None:
+        return _django_secrets()
+    secrets = [secret] if isinstance(secret, str) else secret
+    if (
+        not isinstance(secrets, Sequence)
+        or not secrets
+        or not all(isinstance(s, str) and s for s in secrets)
+    ):
+        raise ImproperlyConfigured("sqs_backoff['secret']: expected text, or a list of texts")
+    return list(secrets)
+
+
+def _django_secrets() -> Sequence[str]:
+    if "django.conf" not in sys.modules:
+        return ()
+    from django.conf import settings  # type: ignore[import-untyped]
+    from django.core.exceptions import (  # type: ignore[import-untyped]
+        ImproperlyConfigured as InvalidSettings,
+    )
+
+    if not settings.configured:
+        return ()
+    try:
+        return [settings.SECRET_KEY, *getattr(settings, "SECRET_KEY_FALLBACKS", ())]
+    except InvalidSettings:  # it is lazy, and raises when it is empty
+        return ()
+
+
+def _cipher(app: Any) -> Any:
+    cipher = _setting(app, "encrypt")
+    if cipher is not None and not (
+        callable(getattr(cipher, "encrypt", None)) and callable(getattr(cipher, "decrypt", None))
+    ):
+        raise ImproperlyConfigured(
+            "sqs_backoff['encrypt']: expected an object with encrypt(bytes) and decrypt(bytes),"
+            " such as cryptography.fernet.Fernet(key)"
+        )
+    return cipher
+
+
+def _setting(app: Any, name: str, default: Any = None) -> Any:
+    settings = app.conf.get("sqs_backoff") or {}
+    return settings.get(name, default) if isinstance(settings, Mapping) else default

@@ -1,0 +1,181 @@
+"""Records of one project in a store that others may read, share or write.
+
+Keys carry the project's namespace and are hashed, so neither another environment on the same store
+nor a database's collation can mix them up. Values are signed together with their key: a record that
+this project did not write, or that was moved to another key, is rejected.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Protocol
+
+from .errors import RecordRejected
+from .store import MARK, Store, add_or_mark
+
+__all__ = ["Cipher", "Vault"]
+
+
+#: Before what is encrypted. No JSON begins so.
+_ENCRYPTED = "e1:"
+
+#: The kind of records that may be marked: see :func:`store.add_or_mark`.
+_MARKED_KIND = "guard:"
+
+
+class Cipher(Protocol):
+    """What ``sqs_backoff["encrypt"]`` is: ``cryptography.fernet.Fernet``, or anything like it."""
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Return the token for ``data``."""
+
+    def decrypt(self, token: bytes) -> bytes:
+        """Return the data of a token."""
+
+
+class Vault:
+    """A :class:`Store` over another: the same four methods, with records that are ours alone.
+
+    Arguments:
+        store: where the records are.
+        namespace: what sets this project apart from all others on the same store.
+        secrets: keys for HMAC-SHA256. The first signs, all of them verify, so a secret can be
+            changed. None = records are not signed.
+        cipher: encrypts results; ``None`` = they are stored as plain text.
+        is_private: nobody but this process can write to the store.
+
+    Raises:
+        RecordRejected: (its methods) the record is not signed with one of the secrets.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        namespace: str = "",
+        secrets: Sequence[str] = (),
+        cipher: Cipher | None = None,
+        is_private: bool = False,
+    ) -> None:
+        self.store = store
+        self._namespace = namespace
+        self._secrets = [secret.encode() for secret in secrets]
+        self._cipher = cipher
+        #: Whether a record may say what is to be done, such as which task undoes a step.
+        self.is_trusted = bool(self._secrets) or is_private
+
+    def add(self, key: str, value: str, ttl: float) -> str | None:
+        at = self._at(key)
+        there = self.store.add(at, self._sealed(at, value), ttl)
+        return None if there is None else self._opened(at, there)
+
+    def add_or_mark(self, key: str, value: str, ttl: float, part: str) -> str | None:
+        """Do what :func:`store.add_or_mark` does.
+
+        The mark is outside the signature: the store puts it there, and has no secret. Who could
+        remove it can as well delete the record.
+        """
+        at = self._at(key)
+        there = add_or_mark(self.store, at, self._sealed(at, value), ttl, part)
+        return None if there is None else self._opened(at, there)
+
+    def get(self, key: str) -> str | None:
+        at = self._at(key)
+        there = self.store.get(at)
+        return None if there is None else self._opened(at, there)
+
+    def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
+        at = self._at(key)
+        sealed = self._sealed(at, new)
+        return self._any(at, old, lambda was: self.store.replace(at, was, sealed, ttl))
+
+    def delete(self, key: str, old: str) -> bool:
+        at = self._at(key)
+        return self._any(at, old, lambda was: self.store.delete(at, was))
+
+    def key_in_store(self, key: str) -> str:
+        """Return the key of a record as the store knows it."""
+        return self._at(key)
+
+    def discard(self, key: str) -> bool:
+        """Delete a record whoever wrote it; whether there was one."""
+        at = self._at(key)
+        there = self.store.get(at)
+        return there is not None and self.store.delete(at, there)
+
+    def digest(self, *parts: str) -> str:
+        """Return what stands for a task id or an input: who reads the store learns neither."""
+        return self.digests(*parts)[0]
+
+    def digests(self, *parts: str) -> list[str]:
+        """Return the digest, and those that records of before a change of the secret have."""
+        text = _joined(self._namespace, *parts).encode()
+        secrets = self._secrets or [b""]
+        return [hmac.new(secret, text, sha256).hexdigest()[:32] for secret in secrets]
+
+    def hide(self, text: str) -> str:
+        """Encrypt a result, if there is a cipher. What is returned says whether it was."""
+        if self._cipher is None:
+            return text
+        return _ENCRYPTED + self._cipher.encrypt(text.encode()).decode()
+
+    def reveal(self, text: str) -> str:
+        """Return what was hidden, also from before encryption was switched on.
+
+        Raises:
+            RecordRejected: it cannot be decrypted: the key was changed, or there is none any more.
+        """
+        if not text.startswith(_ENCRYPTED):
+            return text
+        try:
+            if self._cipher is None:
+                raise ValueError("no cipher")
+            return self._cipher.decrypt(text.removeprefix(_ENCRYPTED).encode()).decode()
+        except Exception as exc:  # whatever the cipher's library raises
+            raise RecordRejected(
+                "A record in the store cannot be decrypted: sqs_backoff['encrypt'] was changed"
+                " without keeping the old key (MultiFernet keeps both)"
+            ) from exc
+
+    def _at(self, key: str) -> str:
+        digest = sha256(_joined(self._namespace, key).encode()).hexdigest()
+        return f"{key.partition(':')[0]}:{digest}"
+
+    def _sealed(self, at: str, value: str, secret: bytes | None = None) -> str:
+        """Put the signature before the value: ``s1:<hex>:<value>``; ``s0::`` = not signed."""
+        if value.startswith(MARK):
+            return MARK + self._sealed(at, value.removeprefix(MARK), secret)
+        if secret is None:
+            if not self._secrets:
+                return f"s0::{value}"
+            secret = self._secrets[0]
+        signature = hmac.new(secret, _joined(at, value).encode(), sha256).hexdigest()
+        return f"s1:{signature}:{value}"
+
+    def _opened(self, at: str, sealed: str) -> str:
+        if sealed.startswith(MARK) and at.startswith(_MARKED_KIND):
+            return MARK + self._opened(at, sealed.removeprefix(MARK))
+        _, _, rest = sealed.partition(":")
+        _, _, value = rest.partition(":")
+        for candidate in self._all_sealed(at, value):
+            if hmac.compare_digest(sealed.encode(), candidate.encode()):
+                return value
+        raise RecordRejected(
+            "A record in the store is not signed by this project: somebody else has written it, or"
+            " sqs_backoff['secret'] was changed without keeping the old one in the list"
+        )
+
+    def _all_sealed(self, at: str, value: str) -> list[str]:
+        if not self._secrets:
+            return [self._sealed(at, value)]
+        return [self._sealed(at, value, secret) for secret in self._secrets]
+
+    def _any(self, at: str, old: str, change: Callable[[str], bool]) -> bool:
+        """Make a change for the signature of ``old`` that is there: mostly the first."""
+        return any(change(was) for was in self._all_sealed(at, old))
+
+
+def _joined(*parts: str) -> str:
+    return "".join(f"{len(part)}:{part}" for part in parts)

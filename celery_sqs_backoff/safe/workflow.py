@@ -1,0 +1,245 @@
+"""A workflow: steps under one lock, taken back together when its message is given up.
+
+The scope's record names the message that works on it (``owner``) and the lock that it holds. Who
+gives a message up compensates the scopes that this message owns, and no others: a scope that
+another message has gone on with is that one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from celery.canvas import Signature
+from celery.utils.log import get_task_logger
+from kombu.utils.json import dumps, loads
+
+from ..text import BUG_CALLS, error_site
+from . import keys
+from .errors import Busy, Compensated, NotDispatched, StoreUnavailable
+from .guard import Run
+from .lock import Lock
+from .names import text_of
+from .scope import CLOSED, OPEN
+from .steps import Steps
+from .store import KEEP_SECONDS, key_of, settle
+from .vault import Vault
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["TakenBack", "Workflow", "compensate_scopes_of"]
+
+logger = get_task_logger(__name__)
+
+
+class Workflow:
+    """The steps of one business process, one run at a time: what ``self.workflow(...)`` returns.
+
+    Use it with ``with``. Entering takes the lock; each step renews it first.
+
+    Arguments:
+        vault: where all is recorded.
+        scope: of the business process, such as ``"order:7"``.
+        app: the Celery app that sends the steps' tasks.
+        run: the run that enters.
+        lease: seconds above 0 that the lock outlives a killed holder. It must be longer than any
+            one step takes.
+        namespace: of the idempotency keys.
+        is_certain: whether a step's exception says that nothing was done.
+    """
+
+    def __init__(
+        self,
+        vault: Vault,
+        scope: str,
+        app: Any,
+        run: Run,
+        *,
+        lease: float,
+        namespace: str,
+        is_certain: Callable[[BaseException], bool] = lambda _: False,
+    ) -> None:
+        self._vault = vault
+        self._scope = scope
+        self._namespace = namespace
+        self._run = run
+        self._lock = Lock(vault, scope, lease=lease)
+        self._steps = Steps(vault, scope, app, run, is_certain=is_certain)
+        self._done: set[str] = set()
+
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        undo: Signature | None = None,
+        confirm: Signature | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Do a step, unless it is recorded as done; return its result. Renews the lock first.
+
+        As ``SQSBackoffTask.step``, in this scope; further keyword arguments are ``fn``'s.
+
+        Raises:
+            LockLost: another run may hold the lock; nothing has been done.
+            and all that ``SQSBackoffTask.step`` raises.
+        """
+        name = text_of("name", name)
+        if name in self._done:
+            refuse_second_use(name)
+        self._lock.extend()
+        result = self._steps.do(name, fn, args, kwargs, undo=undo, confirm=confirm)
+        self._done.add(name)
+        return result
+
+    def key(self, name: object) -> str:
+        """Return a UUID for a provider's idempotency header: the same on every attempt."""
+        version = keys.version(self._vault, self._scope, name)
+        return keys.idempotency_key(self._namespace, self._scope, name, version)
+
+    def renew_key(self, name: object) -> str:
+        """Return a new key, in force from now on. Never after a timeout: see ``docs``."""
+        version = keys.renew(self._vault, self._scope, name)
+        return keys.idempotency_key(self._namespace, self._scope, name, version)
+
+    @property
+    def token(self) -> int:
+        """The lock's token: see :attr:`Lock.token`."""
+        return self._lock.token
+
+    def compensate(self) -> None:
+        """Send the undoing tasks of all steps, the last first, each after the one before it.
+
+        Happens by itself when the message is given up. A workflow that was taken back is over.
+        """
+        self._steps.compensate()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        try:
+            self._own()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if exc is None:
+                # Paused for longer than its lease, this run may end while another message is in
+                # the workflow: that one's steps have not ended.
+                mine = self._run.messages
+                self._steps.scope.update(
+                    lambda scope: {"ended": True} if scope.get("owner") in mine else {}
+                )
+        finally:
+            self._lock.release()
+
+    def _own(self) -> None:
+        _note_scope(self._vault, self._run.message, self._scope)
+        scope = self._steps.scope.change(owner=self._run.message, lock=self._lock.text)
+        if scope["state"] != OPEN:
+            self._steps.compensate()  # what an earlier run could not send
+            raise Compensated("The steps of this workflow have been taken back")
+
+    def take_back(self) -> None:
+        """Compensate for a message that is given up, if the scope is still that message's.
+
+        Raises:
+            SafeError: the store is away, or an undoing task could not be sent.
+        """
+        scope = self._steps.scope.read()
+        if scope.get("owner") not in self._run.messages or scope.get("ended"):
+            return
+        if scope["state"] == CLOSED:
+            return
+        # The message is given up, so no run of it goes on; a killed one may have left its lock.
+        self._lock.steal(scope["lock"])
+        try:
+            self._lock.acquire()
+        except Busy:
+            return  # another message has gone on with it meanwhile
+        try:
+            if self._steps.scope.read().get("owner") in self._run.messages:
+                self._steps.compensate()
+        finally:
+            self._lock.release()
+
+
+class TakenBack(Enum):
+    """What became of the workflows of a message that is given up."""
+
+    #: Nothing is owed any more, or it takes a person.
+    DONE = "done"
+    #: The workflows are closed, so no run does a step; the undoing tasks are still to be sent.
+    OWED = "owed"
+    #: The store did not answer: a run could still do steps.
+    UNREACHED = "unreached"
+
+
+def compensate_scopes_of(
+    vault: Vault, app: Any, run: Run, *, opened: dict[str, Workflow] | None = None
+) -> TakenBack:
+    """Take back the workflows of a message that is given up. Does not raise.
+
+    Arguments:
+        run: one of the message's, or what stands for it.
+        opened: workflows of the run that has ended, by scope, if it was in this process.
+
+    What could not be done is done when a run of the message enters the workflow again, such as
+    after a redrive.
+    """
+    try:
+        for scope in _scopes_of(vault, run):
+            workflow = (opened or {}).get(scope) or Workflow(
+                vault, scope, app, run, lease=60, namespace=""
+            )
+            workflow.take_back()
+    except NotDispatched as exc:
+        logger.error("sqs_backoff.not_compensated: %s", error_site(exc.__cause__ or exc))
+        return TakenBack.OWED
+    except StoreUnavailable as exc:
+        logger.error("sqs_backoff.not_compensated: %s", error_site(exc.__cause__ or exc))
+        return TakenBack.UNREACHED
+    except Exception as exc:  # noqa: BLE001  # records that are not ours: planted, or of another secret or cipher
+        # Nobody can say what is owed, also later; the dead letter brings a person to it.
+        logger.error("sqs_backoff.undo_by_hand: %s", error_site(exc, calls=BUG_CALLS))
+    return TakenBack.DONE
+
+
+def refuse_second_use(name: object) -> None:
+    """A loop whose steps all have one name would do the first, and skip the others."""
+    raise ValueError(
+        f"invalid name {name!r}: this run has had a step of that name; give each its own, such as"
+        " f'release {funding.pk}'"
+    )
+
+
+def _scopes_at(message: str) -> str:
+    return key_of("scopes-of", message)
+
+
+def _scopes_of(vault: Vault, run: Run) -> list[str]:
+    texts = (vault.get(_scopes_at(message)) for message in run.messages)
+    listed = (scope for text in texts if text is not None for scope in loads(text))
+    return list(dict.fromkeys(listed))
+
+
+def _note_scope(vault: Vault, message: str, scope: str) -> None:
+    """List the scope as one that the message works on, for whoever gives the message up."""
+    at, first = _scopes_at(message), dumps([scope])
+    there = vault.add(at, first, KEEP_SECONDS)
+    while there is not None:
+        listed = loads(there)
+        listed += [scope] if scope not in listed else []
+        if settle(vault, at, there, dumps(listed), KEEP_SECONDS):  # kept anew in either case
+            return
+        there = vault.add(at, first, KEEP_SECONDS)

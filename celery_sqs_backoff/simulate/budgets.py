@@ -1,0 +1,69 @@
+"""The package's own budgets, asked about a simulated message."""
+
+from __future__ import annotations
+
+import math
+
+from ..retry import budget
+from ..sqs.delivery import Delivery
+from ..sqs.visibility import standing
+from ..sqs.visibility import visibility_delay as sqs_delay
+from .message import Message
+from .scenario import Scenario
+
+__all__ = ["exhausted", "exhausted_before_run", "longest_hold", "visibility_delay"]
+
+
+def _standing(scenario: Scenario, message: Message, now: float) -> budget.Standing:
+    # SQS counts receives, and a worker does not know what another has hidden without running.
+    return standing(_delivery(scenario, message, now), retries=message.receives - 1, now=now)
+
+
+def _delivery(scenario: Scenario, message: Message, now: float) -> Delivery:
+    return Delivery(
+        message_id=message.id,
+        queue_url="",
+        received_at=now,
+        receive_count=message.receives,
+        first_received_at=message.first_received_at,
+        sent_at=message.sent_at,
+        max_receive_count=scenario.max_receive_count,
+        retention_seconds=int(scenario.retention),
+    )
+
+
+def exhausted(scenario: Scenario, message: Message, now: float, delay: float) -> str | None:
+    """Say which budget leaves no retry after a failure; ``None`` = there is one."""
+    task = scenario.task
+    reason = budget.exhausted(
+        _standing(scenario, message, now),
+        max_retries=task.max_retries,
+        retry_for=task.retry_for,
+        delay=delay,
+    )
+    return None if reason is None else reason.value
+
+
+def exhausted_before_run(scenario: Scenario, message: Message, now: float) -> str | None:
+    """Say which budget was exhausted before this receive; ``None`` = the message may run."""
+    task = scenario.task
+    reason = budget.exhausted_before_run(
+        _standing(scenario, message, now),
+        max_retries=task.max_retries,
+        retry_for=task.retry_for,
+        crashes=0,
+        crash_budget=1,
+    )
+    return None if reason is None else reason.value
+
+
+def visibility_delay(scenario: Scenario, message: Message, now: float, delay: float) -> int:
+    """Return the whole seconds that SQS is asked for."""
+    return sqs_delay(delay, _delivery(scenario, message, now), now=now)
+
+
+def longest_hold(scenario: Scenario, message: Message, now: float) -> float:
+    """Most seconds that the gate may hide a message: until its budget ends."""
+    if scenario.task.retry_for is None or message.first_received_at is None:
+        return math.inf
+    return max(1.0, message.first_received_at + scenario.task.retry_for - now)

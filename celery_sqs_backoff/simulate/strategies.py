@@ -1,0 +1,187 @@
+"""How a fleet behaves: what ``--compare`` compares. Each worker has one of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar
+
+from ..provider.control import Control
+from ..provider.recall import Hidden
+from ..retry.outcomes import Outcome
+from ..retry.policies import Schedule
+from . import budgets
+from .message import Message
+from .scenario import Scenario
+
+__all__ = ["STRATEGIES", "Strategy", "Told"]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What to do with a message: run it (both ``None``), hide it, or call it dead."""
+
+    hide: float | None = None
+    dead: str | None = None
+
+
+RUN = Told()
+
+
+class Strategy:
+    """Backoff by the task's policy: full jitter, unless the scenario says otherwise."""
+
+    name: ClassVar[str] = "full-jitter"
+
+    def __init__(self, scenario: Scenario, rng: Random) -> None:
+        self.scenario = scenario
+        self.task = scenario.task
+        self.rng = rng
+
+    def received(self, message: Message, now: float) -> Told:
+        """Decide about a message that has come due."""
+        if message.receives > 1:
+            reason = budgets.exhausted_before_run(self.scenario, message, now)
+            if reason is not None:
+                return Told(dead=reason)
+        return RUN
+
+    def ended(
+        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
+    ) -> Told:
+        """Decide about a message whose run has ended; on success the answer is not used."""
+        if outcome is None:
+            return RUN
+        delay = self.task.backoff.delay_for(message.id, message.receives, self.rng)
+        delay += retry_after or 0.0
+        delay = self.delayed(message, delay, now)
+        reason = budgets.exhausted(self.scenario, message, now, delay)
+        if reason is not None:
+            return Told(dead=reason)
+        return Told(hide=budgets.visibility_delay(self.scenario, message, now, delay))
+
+    def delayed(self, message: Message, delay: float, now: float) -> float:
+        """Return the delay after a failure, from the one that the policy drew."""
+        return delay
+
+    def hidden(self, message: Message, until: float, now: float) -> None:
+        """Note that SQS has hidden a message."""
+
+    def recalls(self, now: float, *, room: int) -> list[Message]:
+        """Return the messages to bring forward now."""
+        return []
+
+    def tick_seconds(self, now: float) -> float | None:
+        """Return the seconds until ``recalls`` is worth asking; ``None`` = never."""
+        return None
+
+
+class Autoretry(Strategy):
+    """Celery's ``autoretry_for`` with ``retry_backoff=True``: copies with a countdown.
+
+    ``min(600, 2**retries)`` seconds, jittered, and three retries, unless the scenario says
+    otherwise (celery/app/autoretry.py, celery/utils/time.py ``get_exponential_backoff_interval``).
+    """
+
+    name = "autoretry"
+
+    def received(self, message: Message, now: float) -> Told:
+        return RUN
+
+    def ended(
+        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
+    ) -> Told:
+        if outcome is None:
+            return RUN
+        if message.runs > self.task.autoretry_max_retries:
+            return Told(dead="Celery's max_retries exceeded")
+        longest = min(self.task.autoretry_backoff_max, 2 ** (message.runs - 1))
+        return Told(hide=float(max(1, self.rng.randrange(int(longest) + 1))))
+
+
+class Gate(Strategy):
+    """The policy, and the provider's gate: nothing runs while the provider is down."""
+
+    name = "gate"
+    remembers: ClassVar[bool] = False
+
+    def __init__(self, scenario: Scenario, rng: Random) -> None:
+        super().__init__(scenario, rng)
+        limit = self.task.remember if self.remembers else 0
+        self.control = Control(self.task.thresholds, rng, limit=limit)
+        self._hidden: dict[str, Message] = {}
+        self._is_recallable = not isinstance(self.task.backoff, Schedule)
+
+    def received(self, message: Message, now: float) -> Told:
+        self._hidden.pop(message.id, None)
+        if message.receives > 1:
+            reason = budgets.exhausted_before_run(self.scenario, message, now)
+            if reason is not None:
+                self.control.gone(message.id)
+                return Told(dead=reason)
+        control = self.control
+        if control.is_quiet:
+            control.look_quietly(message.id, now)
+            return RUN
+        look = control.look(
+            message.id,
+            now,
+            policy=self.task.backoff,
+            looks=message.receives,
+            longest=budgets.longest_hold(self.scenario, message, now),
+            recallable=self._is_recallable,
+        )
+        if look.hide_seconds is None:
+            return RUN
+        return Told(hide=budgets.visibility_delay(self.scenario, message, now, look.hide_seconds))
+
+    def ended(
+        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
+    ) -> Told:
+        self.control.ended(message.id, outcome, now, retry_after=retry_after)
+        self._retry_after = retry_after
+        return super().ended(message, outcome, now, retry_after)
+
+
+class Recall(Gate):
+    """The gate, and recall: what a worker has hidden it brings forward after the outage."""
+
+    name = "gate+recall"
+    remembers = True
+    _retry_after: float | None = None
+
+    def hidden(self, message: Message, until: float, now: float) -> None:
+        if not self._is_recallable:
+            return
+        not_before = now + (self._retry_after or 0.0)
+        self._retry_after = None
+        hidden = Hidden(message.id, "", "", until, not_before)
+        if self.control.hidden(hidden, now):
+            self._hidden[message.id] = message
+            if len(self._hidden) > 2 * self.task.remember:
+                kept = {hidden.message_id for hidden in self.control.memory}
+                self._hidden = {k: v for k, v in self._hidden.items() if k in kept}
+
+    def delayed(self, message: Message, delay: float, now: float) -> float:
+        longest = budgets.longest_hold(self.scenario, message, now)
+        return self.control.delay_after_failure(
+            delay,
+            now,
+            policy=self.task.backoff,
+            looks=message.receives,
+            longest=max(1.0, longest - 1),
+            recallable=self._is_recallable,
+        )
+
+    def recalls(self, now: float, *, room: int) -> list[Message]:
+        return [
+            self._hidden.pop(hidden.message_id) for hidden in self.control.recalls(now, room=room)
+        ]
+
+    def tick_seconds(self, now: float) -> float | None:
+        return self.control.seconds_to_look
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    strategy.name: strategy for strategy in (Autoretry, Strategy, Gate, Recall)
+}

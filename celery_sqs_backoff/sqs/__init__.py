@@ -1,0 +1,1 @@
+"""What Amazon SQS is: its limits, queues, messages and calls."""

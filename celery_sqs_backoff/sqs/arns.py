@@ -1,0 +1,54 @@
+"""The ARN of a queue, read strictly: what is compared is the whole of it, never only the name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+__all__ = ["QueueArn", "is_queue_name"]
+
+_NAME = r"(?=.{1,80}\Z)[A-Za-z0-9_-]+(?:\.fifo)?"
+
+#: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
+_ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueArn:
+    """One queue among all queues of AWS."""
+
+    partition: str
+    region: str
+    account: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: object) -> QueueArn:
+        """Read an ARN.
+
+        Raises:
+            ValueError: it is not the ARN of a queue.
+        """
+        found = _ARN.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise ValueError("expected the ARN of a queue: arn:aws:sqs:REGION:ACCOUNT:NAME")
+        return cls(*found.groups())
+
+    def sibling(self, name: str) -> QueueArn:
+        """Return the ARN of another queue of the same account and Region."""
+        return replace(self, name=name)
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.name.endswith(".fifo")
+
+    def __str__(self) -> str:
+        return f"arn:{self.partition}:sqs:{self.region}:{self.account}:{self.name}"
+
+
+def is_queue_name(text: str) -> bool:
+    """Whether SQS would accept this as the name of a queue.
+
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_CreateQueue.html
+    """
+    return re.fullmatch(_NAME, text) is not None

@@ -1,0 +1,205 @@
+"""The port to one queue: plain values in, one result per entry out, and it never raises.
+
+Success is only what SQS lists as successful. Any exception, known or not, is a result: what to do
+about it is decided by whoever called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import NOT_LISTED, Failure, Kind, Operation, failure_of, failure_of_entry
+from .limits import MAX_BATCH_ENTRIES
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+__all__ = ["RECEIVE_ATTRIBUTES", "Calls", "Received", "Results", "Sent"]
+
+_Result = TypeVar("_Result")
+
+#: One per entry, in order: ``None`` where SQS lists the entry as successful.
+Results = list[Failure | None]
+
+#: The attributes that every ReceiveMessage requests.
+RECEIVE_ATTRIBUTES: Mapping[str, Sequence[str]] = {
+    "MessageSystemAttributeNames": [
+        "ApproximateFirstReceiveTimestamp",
+        "ApproximateReceiveCount",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "SentTimestamp",
+    ],
+    "MessageAttributeNames": ["All"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The result of one ReceiveMessage: messages, or the failure."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The result of one SendMessageBatch entry: its new message id, or the failure."""
+
+    message_id: str | None = None
+    failure: Failure | None = None
+
+
+class Calls:
+    """The batch calls on one queue.
+
+    Arguments:
+        client: a boto3 client, or a callable that returns one. It is called before every call to
+            SQS, so the client can be replaced.
+        queue_url: the queue.
+        refresh: makes the next client have newer credentials. It is called, and the call is
+            repeated once, where an error says that the credentials are at fault.
+
+    No method raises, except for more than ten entries, which is a bug of the caller.
+    """
+
+    __slots__ = ("_client", "_refresh", "queue_url")
+
+    def __init__(
+        self,
+        client: SQSClient | Callable[[], SQSClient],
+        queue_url: str,
+        *,
+        refresh: Callable[[], object] | None = None,
+    ) -> None:
+        self._client: Callable[[], SQSClient] = client if callable(client) else lambda: client
+        self._refresh = refresh
+        self.queue_url = queue_url
+
+    def on(self, queue_url: str) -> Calls:
+        """Return the calls on another queue with the same client."""
+        return Calls(self._client, queue_url, refresh=self._refresh)
+
+    def receive(
+        self,
+        *,
+        max_messages: int,
+        wait_seconds: int,
+        visibility_timeout_seconds: int | None = None,
+    ) -> Received:
+        """Receive 1 to 10 messages with all their attributes; wait 0 to 20 seconds for them.
+
+        Arguments:
+            max_messages: most messages.
+            wait_seconds: of the long poll.
+            visibility_timeout_seconds: for the messages received; ``None`` = the queue's own.
+        """
+        parameters: dict[str, Any] = {
+            "QueueUrl": self.queue_url,
+            "MaxNumberOfMessages": max_messages,
+            "WaitTimeSeconds": wait_seconds,
+            **RECEIVE_ATTRIBUTES,
+        }
+        if visibility_timeout_seconds is not None:
+            parameters["VisibilityTimeout"] = visibility_timeout_seconds
+        result = self._attempt(
+            Operation.RECEIVE,
+            lambda client: list(client.receive_message(**parameters).get("Messages") or ()),
+        )
+        if isinstance(result, Failure):
+            return Received(failure=result)
+        return Received(messages=result)
+
+    def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
+        """Hide up to ten messages: receipt handle, seconds from now (0 = show it at once)."""
+        return self._batch(
+            Operation.CHANGE_VISIBILITY,
+            lambda client: client.change_message_visibility_batch,
+            [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries],
+        )
+
+    def delete(self, receipt_handles: Sequence[str]) -> Results:
+        """Delete up to ten messages."""
+        return self._batch(
+            Operation.DELETE,
+            lambda client: client.delete_message_batch,
+            [{"ReceiptHandle": handle} for handle in receipt_handles],
+        )
+
+    def send(self, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
+        """Send up to ten messages: entries as for SendMessageBatch, without ``Id``."""
+        listed, failures = self._call(
+            Operation.SEND, lambda client: client.send_message_batch, entries
+        )
+        return [
+            Sent(message_id=listed[i].get("MessageId"))
+            if failure is None
+            else Sent(failure=failure)
+            for i, failure in enumerate(failures)
+        ]
+
+    def attributes(self, names: Sequence[str] = ("All",)) -> dict[str, str] | Failure:
+        """Return the queue's attributes by name, or why they could not be read."""
+        return self._attempt(
+            Operation.GET_ATTRIBUTES,
+            lambda client: dict(
+                client.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=list(names))[
+                    "Attributes"
+                ]
+            ),
+        )
+
+    def _attempt(
+        self, operation: Operation, call: Callable[[Any], _Result], *, again: bool = True
+    ) -> _Result | Failure:
+        try:
+            return call(self._client())
+        except Exception as exc:  # noqa: BLE001  # any exception is a result
+            failure = failure_of(exc, operation)
+        if again and self._refresh is not None and failure.newer_credentials_may_help:
+            try:
+                self._refresh()
+            except Exception as exc:  # noqa: BLE001  # the credentials' source is down: a result
+                return replace(failure_of(exc, operation), kind=Kind.CREDENTIALS)
+            return self._attempt(operation, call, again=False)
+        return failure
+
+    def _batch(
+        self,
+        operation: Operation,
+        method: Callable[[Any], Callable[..., Any]],
+        entries: Sequence[Mapping[str, Any]],
+    ) -> Results:
+        return self._call(operation, method, entries)[1]
+
+    def _call(
+        self,
+        operation: Operation,
+        method: Callable[[Any], Callable[..., Any]],
+        entries: Sequence[Mapping[str, Any]],
+    ) -> tuple[dict[int, Mapping[str, Any]], Results]:
+        """Number the entries by position; return what SQS listed as successful, and the results."""
+        if len(entries) > MAX_BATCH_ENTRIES:
+            raise ValueError(f"{len(entries)} entries: SQS takes {MAX_BATCH_ENTRIES} in a batch")
+        if not entries:
+            return {}, []
+        numbered = [{**entry, "Id": str(i)} for i, entry in enumerate(entries)]
+
+        def call(client: Any) -> tuple[dict[int, Mapping[str, Any]], dict[int, Failure]]:
+            response = method(client)(QueueUrl=self.queue_url, Entries=numbered)
+            successful = {int(e["Id"]): e for e in response.get("Successful") or ()}
+            failed = response.get("Failed") or ()
+            return successful, {int(e["Id"]): failure_of_entry(e, operation) for e in failed}
+
+        result = self._attempt(operation, call)
+        if isinstance(result, Failure):
+            return {}, [result] * len(entries)
+        successful, failed = result
+        results: Results = [
+            failed.get(i, None if i in successful else NOT_LISTED) for i in range(len(entries))
+        ]
+        return successful, results

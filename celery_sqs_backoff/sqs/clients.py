@@ -1,0 +1,284 @@
+"""boto clients for a worker's queues: one per credentials, region and endpoint, not one per queue.
+
+Two clients, because they must not share connections: quiet long polls would hold those that
+settling needs. Both make one attempt per call; the caller decides whether to retry.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
+from botocore.session import Session, get_session
+
+from .calls import Calls
+from .limits import MAX_WAIT_TIME_SECONDS
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+__all__ = ["Clients", "settling_client"]
+
+#: botocore waits 60 s and tries five times by default: too long for a thread on whose next call
+#: other leases depend.
+_SETTLING = Config(
+    connect_timeout=5,
+    read_timeout=10,
+    retries={"total_max_attempts": 1},
+    tcp_keepalive=True,
+    max_pool_connections=50,
+)
+
+#: Each queue has up to three calls under way; urllib3 closes the connections above this number
+#: after each call. The pool is filled on demand.
+_POLLING = Config(
+    connect_timeout=5,
+    read_timeout=MAX_WAIT_TIME_SECONDS + 10,
+    retries={"total_max_attempts": 1},
+    tcp_keepalive=True,
+    max_pool_connections=1_000,
+    parameter_validation=False,
+)
+
+#: Shares of a token's lifetime that may be left when it is renewed: in the background, and before
+#: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has.
+_RENEW_EARLY_SHARE = 1 / 3
+_RENEW_NOW_SHARE = 1 / 9
+
+#: Between two rebuilds of the same clients because credentials were refused.
+_REBUILD_SECONDS = 5.0
+
+#: Of kombu's tokens (``sts_token_timeout``).
+_TOKEN_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The clients for one set of credentials."""
+
+    polling: SQSClient
+    settling: SQSClient
+    made_at: float
+
+
+class Clients:
+    """The clients for a worker's queues, with the credentials, region and endpoint of kombu's.
+
+    They stay when Celery reconnects. Credentials are taken from kombu's own client, so that a
+    subclass's ``new_sqs_client`` is heeded; with ``sts_role_arn`` (in the transport options, or on
+    a predefined queue) they refresh themselves before they expire. Safe to use from any thread; a
+    role whose token is not to be had holds up its own queues only.
+
+    Arguments:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._channel: Any = None
+        self._pairs: dict[tuple[Any, ...], _Pair] = {}
+        self._making: dict[tuple[Any, ...], threading.Lock] = {}
+        self._key_of: dict[str, tuple[Any, ...]] = {}
+        self._settling: dict[str, Calls] = {}
+        self._refused: set[tuple[Any, ...]] = set()
+
+    def attach(self, channel: Any) -> None:
+        """Use kombu's channel from now on; it makes no session per predefined queue any more."""
+        with self._lock:
+            self._channel = channel
+            _share_clients(channel)
+
+    def settling(self, url: str) -> Calls:
+        """The port for all but receiving: one per queue."""
+        calls = self._settling.get(url)
+        if calls is None:
+            calls = self._settling[url] = Calls(
+                lambda: self._pair(url).settling, url, refresh=lambda: self.refresh(url)
+            )
+        return calls
+
+    def polling(self, url: str) -> Calls:
+        """The port for receiving: it may wait for the longest of long polls."""
+        return Calls(lambda: self._pair(url).polling, url, refresh=lambda: self.refresh(url))
+
+    def settling_client(self, url: str) -> SQSClient:
+        """The client behind :meth:`settling`."""
+        return self._pair(url).settling
+
+    def refresh(self, url: str) -> None:
+        """Make the queue's clients anew, with new credentials: the old ones have been refused.
+
+        At most every 5 seconds; raises nothing.
+        """
+        with self._lock:
+            key = self._key_of.get(url)
+            pair = self._pairs.get(key) if key is not None else None
+            if pair is not None and self._clock() - pair.made_at >= _REBUILD_SECONDS:
+                del self._pairs[key]  # type: ignore[arg-type]
+                self._refused.add(key)  # type: ignore[arg-type]
+
+    def _pair(self, url: str) -> _Pair:
+        with self._lock:
+            key = self._key_of.get(url)
+            if key is None:
+                key = self._key_of[url] = _key(self._channel, url)
+            if (pair := self._pairs.get(key)) is not None:
+                return pair
+            making = self._making.setdefault(key, threading.Lock())
+        with making:  # the others need not wait: a role's token comes from STS
+            if (pair := self._pairs.get(key)) is None:
+                pair = self._pairs[key] = self._make(key)
+            return pair
+
+    def _make(self, key: tuple[Any, ...]) -> _Pair:
+        region, access_key, secret_key, role = key
+        channel, credentials, token = self._channel, None, None
+        make = channel.new_sqs_client
+        if key in self._refused:
+            make = inspect.unwrap(make)
+        if role is not None:
+            credentials = _RoleCredentials.of(_token_source(channel, role))
+            access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
+        kombu_client = make(region, access_key, secret_key, token)
+        return _Pair(
+            polling=_copy(kombu_client, _POLLING, credentials),
+            settling=_copy(kombu_client, _SETTLING, credentials),
+            made_at=self._clock(),
+        )
+
+
+def settling_client(client: Any) -> SQSClient:
+    """Copy kombu's client, credentials included, with short timeouts and no retries of its own."""
+    return _copy(client, _SETTLING)
+
+
+def _copy(client: Any, config: Config, credentials: Any = None) -> SQSClient:
+    credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
+    with _SESSION_LOCK:
+        session = _session()
+        session._credentials = credentials  # type: ignore[attr-defined]  # shared: they refresh
+        try:
+            copy: Any = session.create_client(
+                "sqs",
+                region_name=client.meta.region_name,
+                endpoint_url=client.meta.endpoint_url,
+                config=client.meta.config.merge(config),
+            )
+        finally:
+            session._credentials = None  # type: ignore[attr-defined]
+    return copy  # type: ignore[no-any-return]
+
+
+#: A session has 8 MB of service descriptions; one serves all clients of the process.
+_SESSION_LOCK = threading.Lock()
+
+
+@cache
+def _session() -> Session:
+    return get_session()
+
+
+def _key(channel: Any, url: str) -> tuple[Any, ...]:
+    """What a queue's clients depend on: region, access key, secret key, role."""
+    options: Mapping[str, Any] = next(
+        (queue for queue in channel.predefined_queues.values() if queue["url"] == url), {}
+    )
+    role = None
+    if channel.predefined_queues:
+        role = options.get("sts_role_arn") or channel.transport_options.get("sts_role_arn")
+    return (
+        options.get("region", channel.region),
+        None if role else options.get("access_key_id", channel.conninfo.userid),
+        None if role else options.get("secret_access_key", channel.conninfo.password),
+        role,
+    )
+
+
+# kombu
+
+
+def _share_clients(channel: Any) -> None:
+    """Let kombu make one client per set of credentials.
+
+    kombu, all versions: a boto3 session and a client (8 MB, 0.1 s) per predefined queue.
+    """
+    if "new_sqs_client" in vars(channel):
+        return
+    make = channel.new_sqs_client
+    made: dict[Any, Any] = {}
+
+    def new_sqs_client(
+        region: Any, access_key_id: Any, secret_access_key: Any, session_token: Any = None
+    ) -> Any:
+        if session_token is not None:  # kombu replaces it when the token has expired
+            return make(region, access_key_id, secret_access_key, session_token)
+        key = (region, access_key_id, secret_access_key)
+        if key not in made:
+            made[key] = make(*key)
+        return made[key]
+
+    new_sqs_client.__wrapped__ = make  # type: ignore[attr-defined]
+    channel.new_sqs_client = new_sqs_client
+
+
+def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
+    """How kombu gets a token for a role; works when the channel has been closed, too."""
+    options = dict(channel.transport_options)
+    seconds = options.get("sts_token_timeout", _TOKEN_SECONDS)
+
+    def fetch() -> Mapping[str, Any]:
+        if (
+            role == options.get("sts_role_arn")
+            and hasattr(channel, "get_sts_credentials")  # kombu 5.7
+            and channel.connection is not None
+        ):
+            return channel.get_sts_credentials()  # type: ignore[no-any-return]
+        return channel.generate_sts_session_token(role, seconds)  # type: ignore[no-any-return]
+
+    return fetch
+
+
+class _RoleCredentials(RefreshableCredentials):
+    """botocore's credentials that refresh themselves, for tokens of any lifetime."""
+
+    @classmethod
+    def of(cls, fetch: Callable[[], Mapping[str, Any]]) -> _RoleCredentials:
+        """Fetch the first token now, and each further one before the last has expired."""
+        credentials: list[_RoleCredentials] = []
+
+        def refresh() -> dict[str, str]:
+            token = fetch()
+            metadata = {
+                "access_key": str(token["AccessKeyId"]),
+                "secret_key": str(token["SecretAccessKey"]),
+                "token": str(token["SessionToken"]),
+                "expiry_time": _utc(token["Expiration"]).isoformat(),
+            }
+            for made in credentials:
+                made._plan(_utc(token["Expiration"]))
+            return metadata
+
+        metadata = refresh()
+        made = cls.create_from_metadata(metadata, refresh_using=refresh, method="sts-assume-role")
+        made._plan(datetime.fromisoformat(metadata["expiry_time"]))
+        credentials.append(made)
+        return made
+
+    def _plan(self, expires: datetime) -> None:
+        lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
+        self._advisory_refresh_timeout = lifetime * _RENEW_EARLY_SHARE
+        self._mandatory_refresh_timeout = lifetime * _RENEW_NOW_SHARE
+
+
+def _utc(time_: Any) -> datetime:
+    parsed = datetime.fromisoformat(time_) if isinstance(time_, str) else time_
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)

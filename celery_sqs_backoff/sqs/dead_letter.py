@@ -1,0 +1,284 @@
+"""The dead-letter record: what a given-up message carries, so that a person can judge it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from .limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
+from .redact import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
+
+__all__ = [
+    "ATTRIBUTE_NAME",
+    "DeadLetterRecord",
+    "examine_record",
+    "json_object",
+    "message_bytes",
+    "read_record",
+    "with_record",
+]
+
+#: The one message attribute that we add. It holds JSON.
+ATTRIBUTE_NAME = "celery-sqs-backoff"
+
+#: Characters of names and ids in a record; most come from the message, so from its sender.
+_MAX_NAME_CHARACTERS = 500
+
+#: Of the texts that are not names. What is cut also gets dots that say so, hence the few more.
+_MAX_CHARACTERS = {
+    "exception_message": MAX_MESSAGE_CHARACTERS + 10,
+    "traceback": MAX_TRACEBACK_CHARACTERS + 10,
+}
+
+#: More digits than any count or time has. Python reads longer numbers in quadratic time.
+_MAX_DIGITS = 20
+
+_TIMES = ("first_received_at", "failed_at", "due_at")
+
+#: The keys of an attribute that SendMessage accepts. ReceiveMessage adds lists, always empty.
+_VALUE_KEYS = ("DataType", "StringValue", "BinaryValue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterRecord:
+    """Why a message is in the dead-letter queue. Times are seconds since the epoch.
+
+    It never holds a task's arguments, but an exception's message may quote them. Texts of errors
+    are to be taken from :class:`~.redact.ErrorText`, which has masked what looks like a credential.
+    """
+
+    task: str | None
+    id: str | None
+    reason: str
+    outcome: str | None
+    exception_type: str | None = None
+    exception_message: str | None = None
+    traceback: str | None = None
+    attempts: int
+    first_received_at: float | None
+    failed_at: float
+    origin: str
+    worker: str
+    #: Of a parked message: when its backoff would have ended.
+    due_at: float | None = None
+    #: The span of the last run, as a W3C ``traceparent``: a replay's span links to it.
+    trace: str | None = None
+    #: The message's own attributes for which the record took the place, as SendMessage takes them.
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    version: int = 1
+
+    def to_json(self) -> str:
+        """Serialize. ASCII only, so that no character is one that SQS refuses."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        packed = {name: _packed(value) for name, value in fields.pop("attributes").items()}
+        if packed:
+            fields["attributes"] = packed
+        return json.dumps(fields, separators=(",", ":"))
+
+
+def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
+    """Read the record of a message in a dead-letter queue. Never raises.
+
+    Args:
+        message: as ReceiveMessage returned it, with all attributes and system attributes asked for.
+
+    Returns:
+        The record, or ``None``: there is none, it is not one, or SQS itself moved the message
+        (``DeadLetterQueueSourceArn`` says so). Then the attribute is not a worker's: whoever
+        sent the message put it there. Whoever may send to the dead-letter queue itself can still
+        forge a record; a queue's access policy is what keeps others from that.
+
+        Fields that are missing or of the wrong type are ``None``, empty or 0; counts are never
+        negative, times are finite, texts are as short as a worker writes them.
+    """
+    return examine_record(message)[0]
+
+
+def examine_record(message: Mapping[str, Any]) -> tuple[DeadLetterRecord | None, str | None]:
+    """Read a record as :func:`read_record` does, and say what no worker can have written.
+
+    For who is to act on the message, and not only to show it. Never raises.
+
+    Returns:
+        The record, and what of it cannot be read, as a constant text; ``None`` = all of it can.
+    """
+    if (message.get("Attributes") or {}).get("DeadLetterQueueSourceArn"):
+        return None, None
+    attribute = (message.get("MessageAttributes") or {}).get(ATTRIBUTE_NAME) or {}
+    text = attribute.get("StringValue") if isinstance(attribute, Mapping) else None
+    try:
+        found = json_object(text)
+    except RecursionError:
+        return None, "its record"
+    if found is None:
+        return None, None
+    record, packed = _record(found), found.get("attributes")
+    if any(_is_endless(found.get(name)) for name in _TIMES):
+        return record, "a time in its record"
+    if packed is not None and (
+        not isinstance(packed, dict) or len(record.attributes) < len(packed)
+    ):
+        return record, "the attributes in its record"
+    return record, None
+
+
+def json_object(text: object) -> dict[str, Any] | None:
+    """Read a JSON object that a stranger may have written; ``None`` = it is not one.
+
+    Numbers that no count or time has are infinite.
+
+    Raises:
+        RecursionError: it is nested too deep.
+    """
+    try:
+        found = json.loads(text, parse_int=_bounded_int)  # type: ignore[arg-type]  # see below
+    except (TypeError, ValueError):  # it is not text, or not JSON
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _record(found: Mapping[str, Any]) -> DeadLetterRecord:
+    text = partial(_text, found)
+    return DeadLetterRecord(
+        task=text("task"),
+        id=text("id"),
+        reason=text("reason") or "",
+        outcome=text("outcome"),
+        exception_type=text("exception_type"),
+        exception_message=text("exception_message"),
+        traceback=text("traceback"),
+        origin=text("origin") or "",
+        worker=text("worker") or "",
+        attempts=_count(found.get("attempts")),
+        first_received_at=_time(found.get("first_received_at")),
+        failed_at=_time(found.get("failed_at")) or 0.0,
+        due_at=_time(found.get("due_at")),
+        trace=text("trace"),
+        attributes=_unpacked(found.get("attributes")),
+        version=_count(found.get("version")),
+    )
+
+
+def with_record(
+    body: str, attributes: Mapping[str, Mapping[str, Any]], record: DeadLetterRecord
+) -> dict[str, dict[str, Any]]:
+    """Return the message attributes for the dead letter: the message's own, and the record.
+
+    Args:
+        body: the message's body, for its size only.
+        attributes: ``MessageAttributes`` as ReceiveMessage returned them. An attribute with the
+            record's name is dropped: on a message that is not dead yet it is not ours.
+        record: what to add. Its texts are cut to the lengths that :func:`read_record` gives.
+
+    SQS takes ten attributes and 1 MiB in all. Attributes beyond the first nine move into the
+    record, under ``"attributes"``; texts that do not fit are left out of it, longest first. If
+    nothing fits, the message keeps its own attributes and goes without a record.
+    """
+    own = {name: _sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
+    kept = dict(list(own.items())[: MAX_MESSAGE_ATTRIBUTES - 1])
+    packed = {name: value for name, value in own.items() if name not in kept}
+    room = MAX_MESSAGE_BYTES - message_bytes(body, kept)
+    record = replace(_bounded(record), attributes=packed)
+    for smaller in (
+        record,
+        replace(record, traceback=None),
+        replace(record, traceback=None, exception_message=None),
+    ):
+        attribute = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": smaller.to_json()}}
+        if _size(attribute) <= room:
+            return {**kept, **attribute}
+    return own  # a body of the full 1 MiB: better a dead letter without its reason than none
+
+
+def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Bytes of a message as SQS counts them against its limit of 1 MiB."""
+    return len(body.encode()) + _size(attributes)
+
+
+def _bounded(record: DeadLetterRecord) -> DeadLetterRecord:
+    fields = vars(record)
+    texts = {name: _text(fields, name) for name, value in fields.items() if isinstance(value, str)}
+    return replace(record, **texts)  # type: ignore[arg-type]  # texts where texts were
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        return None
+    limit = _MAX_CHARACTERS.get(name, _MAX_NAME_CHARACTERS)
+    # The end of a traceback is where the error stands.
+    cut = value[-limit:] if name == "traceback" else value[:limit]
+    return cut.encode(errors="replace").decode()  # half a surrogate pair cannot be sent on
+
+
+def _count(value: object) -> int:
+    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _time(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _is_endless(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _bounded_int(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
+
+
+def _sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: attribute[key] for key in _VALUE_KEYS if attribute.get(key) is not None}
+
+
+def _packed(attribute: Mapping[str, Any]) -> dict[str, str]:
+    """An attribute as JSON takes it."""
+    return {
+        key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        for key, value in attribute.items()
+    }
+
+
+def _unpacked(attributes: object) -> dict[str, dict[str, Any]]:
+    """The attributes that were packed; without those that cannot have been."""
+    if not isinstance(attributes, dict):
+        return {}
+    found = {name: _unpacked_value(value) for name, value in attributes.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and name.isascii()  # SQS takes letters, digits and three marks
+    }
+
+
+def _unpacked_value(packed: object) -> dict[str, Any] | None:
+    if not isinstance(packed, dict):
+        return None
+    value: dict[str, Any] = _sendable(packed)
+    if not all(isinstance(part, str) for part in value.values()):
+        return None
+    if "DataType" not in value or len(value) != 2:
+        return None
+    try:
+        "".join(value.values()).encode()
+        if "BinaryValue" in value:
+            value["BinaryValue"] = base64.b64decode(value["BinaryValue"], validate=True)
+    except ValueError:
+        return None
+    return value
+
+
+def _size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Bytes that SQS counts: names, types and values."""
+    return sum(
+        len(name.encode())
+        + sum(len(v if isinstance(v, bytes) else v.encode()) for v in value.values())
+        for name, value in attributes.items()
+    )

@@ -1,0 +1,133 @@
+"""What a worker knows of the SQS message behind a task: one receive of it, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .eta import deferrals
+from .replay import replay_of
+
+__all__ = ["Delivery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One receive of one message. Plain values only: it is pickled to the pool process.
+
+    Times are seconds since the epoch. Those of SQS (``first_received_at``, ``sent_at``) come from
+    its clock, ``received_at`` from the worker's.
+    """
+
+    message_id: str
+    queue_url: str
+    received_at: float
+    #: SQS's own count, this receive included. It counts receives, not runs: a prefetched message
+    #: given back at a deploy has been received too.
+    receive_count: int = 1
+    first_received_at: float | None = None
+    sent_at: float | None = None
+    #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
+    #: receive *after* this many. ``None``: the queue has none, or it could not be read.
+    max_receive_count: int | None = None
+    #: Receives that led to no run, as far as is known: to wait for the task's ETA, or for its turn.
+    deferrals: int = 0
+    #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
+    retention_seconds: int | None = None
+    #: A file that exists once the message is no longer this worker's.
+    lost_flag: str | None = None
+    #: The task's ETA. ``None``: it was due when it was sent.
+    due_at: float | None = None
+    #: ``traceparent`` of the run whose dead letter this message is a replay of.
+    replay_of: str | None = None
+
+    @classmethod
+    def from_sqs(
+        cls,
+        message: Mapping[str, Any],
+        *,
+        queue_url: str,
+        received_at: float,
+        max_receive_count: int | None = None,
+        retention_seconds: int | None = None,
+        eta: float | None = None,
+        held_seconds: float = 0,
+        unrun: int = 0,
+        lost_flag: Callable[[str, int], str | None] = lambda message_id, receive_count: None,
+    ) -> Delivery:
+        """Read a message as ReceiveMessage returned it; what SQS was not asked for is ``None``.
+
+        Arguments:
+            eta: when the task is due.
+            held_seconds: a worker waits for so long itself rather than give the message back.
+            unrun: receives after which this worker gave the message back without running it.
+            lost_flag: from message id and receive count to the file that tells of a loss.
+        """
+        attributes = message.get("Attributes") or {}
+        sent_at = _seconds(attributes.get("SentTimestamp"))
+        message_id = message["MessageId"]
+        receive_count = int(attributes.get("ApproximateReceiveCount", 1))
+        first_received_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
+        waits = deferrals(
+            eta=eta,
+            sent_at=sent_at,
+            held_seconds=held_seconds,
+            first_received_at=first_received_at,
+        )
+        return cls(
+            message_id=message_id,
+            queue_url=queue_url,
+            received_at=received_at,
+            receive_count=receive_count,
+            first_received_at=first_received_at,
+            sent_at=sent_at,
+            deferrals=unrun + waits,
+            max_receive_count=max_receive_count,
+            retention_seconds=retention_seconds,
+            lost_flag=lost_flag(message_id, receive_count),
+            due_at=eta,
+            replay_of=replay_of(message),
+        )
+
+    @property
+    def earlier_runs(self) -> int:
+        """Runs before this one, at the most: a receive need not have led to one."""
+        return max(0, self.receive_count - 1 - self.deferrals)
+
+    @property
+    def first_due_at(self) -> float:
+        """When the message was first received while its task was due: ``retry_for`` begins then.
+
+        SQS says when it was first received, not when it was received again after that.
+        """
+        first = self.received_at if self.first_received_at is None else self.first_received_at
+        if self.deferrals > 0 and self.earlier_runs == 0:
+            return self.received_at
+        return first if self.due_at is None else max(first, self.due_at)
+
+    @property
+    def is_last_before_sqs_moves_it(self) -> bool:
+        """Whether SQS would move the message, silently, at its next receive."""
+        return self.max_receive_count is not None and self.receive_count >= self.max_receive_count
+
+    @property
+    def is_overdue_for_dead_letter_queue(self) -> bool:
+        """Whether SQS should have moved the message already: its redrive policy was tightened."""
+        return self.max_receive_count is not None and self.receive_count > self.max_receive_count
+
+    @property
+    def is_fifo(self) -> bool:
+        """Whether hiding the message holds up the rest of its message group."""
+        return self.queue_url.endswith(".fifo")
+
+    @property
+    def expires_at(self) -> float | None:
+        """When SQS's retention period deletes the message, hidden or not."""
+        if self.sent_at is None or self.retention_seconds is None:
+            return None
+        return self.sent_at + self.retention_seconds
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    return None if milliseconds is None else int(milliseconds) / 1000

@@ -1,0 +1,121 @@
+"""What a message body says of its task: Celery's envelope, read as JSON and in no other way.
+
+The envelope is JSON whatever the task's own serializer is, so task name, id and expiry can be read
+of a pickled task too; its arguments can not, and nothing here ever unpickles.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from .eta import parse_eta
+
+__all__ = ["Envelope", "arguments", "iso_time", "read_envelope", "with_headers"]
+
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The facts of a Celery message that can be told without its arguments.
+
+    Times are seconds since the epoch; ``None``: the message does not say.
+    """
+
+    task: str | None
+    id: str | None
+    content_type: str | None
+    eta: float | None
+    expires: float | None
+    #: All of Celery's headers. Among them is a text of the arguments (``argsrepr``): never log it.
+    headers: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the arguments may be decoded."""
+        return self.content_type == _JSON
+
+
+def read_envelope(body: str) -> Envelope | None:
+    """Read an SQS message's body, plain or in base64 as kombu writes it by default.
+
+    ``None``: it is not a Celery message.
+    """
+    found = _load(body)
+    if found is None:
+        return None
+    headers = found.get("headers")
+    headers = headers if isinstance(headers, dict) else {}
+    task = headers.get("task")
+    if not isinstance(task, str) or not isinstance(found.get("body"), str):
+        return None
+    content_type = found.get("content-type")
+    return Envelope(
+        task=task,
+        id=_text(headers.get("id")),
+        content_type=_text(content_type),
+        eta=parse_eta(headers.get("eta")),
+        expires=parse_eta(headers.get("expires")),
+        headers=headers,
+    )
+
+
+def arguments(body: str) -> tuple[Any, Any] | None:
+    """Decode a task's positional and keyword arguments; ``None`` if they are not JSON.
+
+    They are the user's data: for a person who has asked to see them, never for a log.
+    """
+    envelope, found = read_envelope(body), _load(body)
+    if envelope is None or found is None or not envelope.is_json:
+        return None
+    try:
+        payload = found["body"]
+        if (found.get("properties") or {}).get("body_encoding") == "base64":
+            payload = base64.b64decode(payload, validate=True)
+        args, kwargs, _embed = json.loads(payload)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return args, kwargs
+
+
+def with_headers(body: str, **headers: object) -> str:
+    """Return the body with some of Celery's headers replaced, in the encoding it came in.
+
+    Raises:
+        ValueError: it is not a Celery message.
+    """
+    found = _load(body)
+    if found is None or not isinstance(found.get("headers"), dict):
+        raise ValueError("not a Celery message")
+    found["headers"] |= headers
+    text = json.dumps(found)
+    if not body.isascii():  # escapes would make it three times as long
+        plain = json.dumps(found, ensure_ascii=False)
+        text = text if any("\ud800" <= c <= "\udfff" for c in plain) else plain
+    return text if body.lstrip().startswith("{") else base64.b64encode(text.encode()).decode()
+
+
+def iso_time(seconds: float) -> str:
+    """A time as Celery writes ``eta`` and ``expires``: ISO 8601, UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def _load(body: str) -> dict[str, Any] | None:
+    text: str | bytes = body
+    try:
+        if not body.lstrip().startswith("{"):
+            text = base64.b64decode(body, validate=True)
+        found = json.loads(text)
+    except (ValueError, binascii.Error, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

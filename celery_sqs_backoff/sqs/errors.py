@@ -1,0 +1,251 @@
+"""What an error of a call to SQS means for whoever made the call: the one taxonomy.
+
+Every exception has a place here, known or not: botocore raises more than its own classes (a
+``RuntimeError`` for credentials that stay expired, an ``OSError`` for a token file that is gone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from botocore import exceptions as botocore
+
+from ..traces import before_the_request, certificate_failed
+
+__all__ = ["NOT_LISTED", "Failure", "Kind", "Operation", "failure_of", "failure_of_entry"]
+
+
+class Kind(Enum):
+    """What a failed call, or a failed entry of a batch, means."""
+
+    #: SQS, or the way there, asks for fewer calls. Nothing was done.
+    THROTTLED = "throttled"
+    #: SQS was not reached (DNS, refused connection, TLS). Nothing was done.
+    UNREACHABLE = "unreachable"
+    #: The request left and its response was lost, or SQS failed inside. It may have been done.
+    IN_DOUBT = "in doubt"
+    #: The credentials have expired, or could not be fetched. Nothing was done; newer ones may do.
+    CREDENTIALS = "credentials"
+    #: A person has to act: permissions, or the state of a KMS key. Nothing was done.
+    DENIED = "denied"
+    #: There is no such queue.
+    NO_QUEUE = "no queue"
+    #: The receipt handle is void: the message is deleted, or received by somebody else.
+    STALE_HANDLE = "stale handle"
+    #: The message would be hidden for more than 12 hours after its receive.
+    TOO_LONG = "too long"
+    #: This entry cannot be sent as it is (its size, its characters, its attributes).
+    BAD_ENTRY = "bad entry"
+    #: The server does not know this call. Only local servers say so.
+    UNSUPPORTED = "unsupported"
+    #: Nothing left this machine, and repeating will not help: no credentials, no region, a bug.
+    LOCAL = "local"
+
+
+class Operation(Enum):
+    """The SQS actions that the package calls; the value is the name in SQS's API."""
+
+    RECEIVE = "ReceiveMessage"
+    CHANGE_VISIBILITY = "ChangeMessageVisibilityBatch"
+    DELETE = "DeleteMessageBatch"
+    SEND = "SendMessageBatch"
+    GET_ATTRIBUTES = "GetQueueAttributes"
+    GET_URL = "GetQueueUrl"
+    LIST_SOURCES = "ListDeadLetterSourceQueues"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call, or one entry of a batch, did not succeed. Falsy values stand for success.
+
+    Attributes:
+        kind: what it means.
+        code: SQS's error code without its namespace, or the name of the exception. Never a text.
+        retry_after: seconds that SQS asked to be left alone; ``None`` = it did not say.
+        is_of_call: the whole call failed, so this says nothing about one entry of it.
+    """
+
+    kind: Kind
+    code: str
+    retry_after: float | None = None
+    is_of_call: bool = False
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same call may succeed later without anybody changing anything."""
+        return self.kind in _TRANSIENT
+
+    @property
+    def may_have_been_done(self) -> bool:
+        """Whether SQS may have carried the call out all the same."""
+        return self.kind is Kind.IN_DOUBT
+
+    @property
+    def newer_credentials_may_help(self) -> bool:
+        """Whether to fetch credentials anew before somebody looks for a missing permission."""
+        return self.kind is Kind.CREDENTIALS or self.code in _SIGNED_WRONGLY
+
+    def __str__(self) -> str:
+        return self.code
+
+
+#: SQS said neither that it did it nor that it did not (a proxy's empty 200, for one).
+NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
+
+_TRANSIENT = frozenset({Kind.THROTTLED, Kind.UNREACHABLE, Kind.IN_DOUBT, Kind.CREDENTIALS})
+
+#: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
+#: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference.
+_KINDS: Mapping[str, Kind] = {
+    code: kind
+    for kind, codes in {
+        Kind.THROTTLED: (
+            "BandwidthLimitExceeded KmsThrottled LimitExceededException OverLimit"
+            " RequestLimitExceeded RequestThrottled RequestThrottledException SlowDown"
+            " ThrottledException Throttling ThrottlingException TooManyRequestsException"
+        ),
+        Kind.CREDENTIALS: (
+            "ExpiredToken ExpiredTokenException RequestExpired InvalidClientTokenId"
+            " UnrecognizedClientException CredentialRetrievalError MetadataRetrievalError"
+            " TokenRetrievalError RefreshWithMFAUnsupportedError"
+        ),
+        Kind.DENIED: (
+            "AccessDenied AccessDeniedException AuthFailure IncompleteSignature"
+            " InvalidSignatureException KmsAccessDenied KmsDisabled KmsInvalidKeyUsage"
+            " KmsInvalidState KmsNotFound KmsOptInRequired MissingAuthenticationToken"
+            " NotAuthorized OptInRequired SignatureDoesNotMatch InvalidSecurity"
+        ),
+        Kind.NO_QUEUE: "NonExistentQueue QueueDoesNotExist QueueDeletedRecently InvalidAddress",
+        Kind.STALE_HANDLE: "MessageNotInflight ReceiptHandleIsInvalid",
+        Kind.BAD_ENTRY: (
+            "BatchRequestTooLong InvalidMessageContents InvalidAttributeValue MessageTooLong"
+        ),
+        Kind.UNSUPPORTED: "InvalidAction UnsupportedOperation UnknownOperationException",
+        Kind.IN_DOUBT: "InternalError InternalFailure InternalServerError ServiceUnavailable",
+    }.items()
+    for code in codes.split()
+}
+
+#: Denied, but for how the request was signed: keys that were rotated look like this.
+_SIGNED_WRONGLY = frozenset(
+    {
+        "AuthFailure",
+        "IncompleteSignature",
+        "InvalidSecurity",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "SignatureDoesNotMatch",
+    }
+)
+
+#: Codes that mean an entry where something is sent, and a receipt handle where one is used.
+_PARAMETER_CODES = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
+
+#: Before the request left, by botocore's class names; the rest of its HTTP errors is in doubt.
+#: https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
+_UNREACHABLE = (
+    botocore.EndpointConnectionError,
+    botocore.ConnectTimeoutError,
+    botocore.ProxyConnectionError,
+)
+_IN_DOUBT = (
+    botocore.HTTPClientError,
+    botocore.ConnectionError,
+    botocore.ResponseStreamingError,
+    botocore.IncompleteReadError,
+)
+_CREDENTIALS = (
+    botocore.CredentialRetrievalError,
+    botocore.MetadataRetrievalError,
+    botocore.TokenRetrievalError,
+)
+#: What an expired role or a token file that is being replaced raises while the request is signed.
+_WHILE_SIGNING = (RuntimeError, OSError)
+
+_BEYOND_12_HOURS = "beyond the limit"
+
+
+def failure_of(exc: BaseException, operation: Operation) -> Failure:
+    """Say what an exception of a call means. Never raises.
+
+    Arguments:
+        exc: whatever the call raised.
+        operation: the call; some codes mean something else in another one.
+    """
+    if isinstance(exc, botocore.ClientError):
+        return _of_response(exc, operation)
+    return Failure(_kind_of_exception(exc), type(exc).__name__, is_of_call=True)
+
+
+def _kind_of_exception(exc: BaseException) -> Kind:
+    if isinstance(exc, _UNREACHABLE):
+        return Kind.UNREACHABLE
+    if isinstance(exc, _CREDENTIALS):
+        return Kind.CREDENTIALS
+    if isinstance(exc, _IN_DOUBT):
+        # A TLS error, a timeout or a reset is the same class before the request and after it.
+        was_sent = not (certificate_failed(exc) or before_the_request(exc))
+        return Kind.IN_DOUBT if was_sent else Kind.UNREACHABLE
+    if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):
+        return Kind.CREDENTIALS
+    return Kind.LOCAL
+
+
+def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
+    """Say what one entry of a batch response's ``Failed`` list means. Never raises."""
+    code = str(entry.get("Code", "Unknown")).rpartition(".")[2]
+    kind = _kind(code, str(entry.get("Message", "")), operation)
+    if kind is None:
+        kind = Kind.BAD_ENTRY if entry.get("SenderFault") else Kind.IN_DOUBT
+    return Failure(kind, code)
+
+
+def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
+    response = exc.response if isinstance(exc.response, Mapping) else {}
+    error = _mapping(response.get("Error"))
+    code = str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
+    metadata = _mapping(response.get("ResponseMetadata"))
+    status = metadata.get("HTTPStatusCode")
+    kind = _kind(code, str(error.get("Message", "")), operation)
+    if kind is None:
+        kind = _of_status(status)
+    return Failure(kind, code, _retry_after(metadata), is_of_call=True)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A server that is not SQS may answer with anything."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _of_status(status: object) -> Kind:
+    if status == 429:
+        return Kind.THROTTLED
+    if status in (401, 403):
+        return Kind.DENIED
+    if isinstance(status, int) and 400 <= status < 500:
+        return Kind.LOCAL
+    return Kind.IN_DOUBT
+
+
+def _kind(code: str, text: str, operation: Operation) -> Kind | None:
+    if code in _PARAMETER_CODES:
+        if operation is Operation.SEND:
+            return Kind.BAD_ENTRY
+        if _BEYOND_12_HOURS in text:
+            return Kind.TOO_LONG
+        if operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE):
+            return Kind.STALE_HANDLE
+        return Kind.LOCAL
+    return _KINDS.get(code)
+
+
+def _retry_after(metadata: Mapping[str, Any]) -> float | None:
+    headers = _mapping(metadata.get("HTTPHeaders"))
+    try:
+        seconds = float(headers["retry-after"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return seconds if 0 <= seconds <= 3600 else None

@@ -1,0 +1,41 @@
+"""Find a queue as kombu does: from its name in Celery to its URL, and a client for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from .calls import Calls
+from .errors import Failure, Kind
+
+__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "find_queue"]
+
+#: No queue on SQS has the name; kombu creates it when somebody declares it.
+NOT_CREATED: Final = "QueueDoesNotExist"
+#: There are ``predefined_queues``, and it is none of them.
+NOT_PREDEFINED: Final = "NotInPredefinedQueues"
+
+#: kombu's exceptions, by name: not all of its versions have both.
+_CODES: Final = {
+    "DoesNotExistQueueException": NOT_CREATED,
+    "UndefinedQueueException": NOT_PREDEFINED,
+}
+
+
+def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | Failure:
+    """Return a queue's URL, and what makes a port of an URL with the queue's credentials.
+
+    Args:
+        channel: kombu's.
+        name: as in Celery.
+    """
+    try:
+        url = channel._resolve_queue_url(name)
+        client = channel.sqs(queue=name if name in channel.predefined_queues else None)
+    except Exception as exc:  # noqa: BLE001  # kombu's, botocore's, or of a user's client
+        code = _CODES.get(type(exc).__name__)
+        if code is not None:
+            return Failure(Kind.NO_QUEUE, code)
+        return Failure(Kind.LOCAL, type(exc.__cause__ or exc).__name__)
+    return url, partial(Calls, client)

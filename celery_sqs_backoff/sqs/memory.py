@@ -1,0 +1,103 @@
+"""Remembers settled messages, crashes and early returns, in case SQS delivers one again.
+
+It is lost with the process, and not shared; what must not be lost is on the message itself. It is
+bounded in entries and in bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from .dead_letter import DeadLetterRecord
+
+__all__ = ["Memory"]
+
+#: Messages remembered of each kind; the oldest are forgotten first.
+_SIZE = 10_000
+
+#: Given-up messages whose record is remembered with its texts; of older ones only the facts are.
+_WITH_TEXTS = 200
+
+#: Longer texts are not remembered at all.
+_MAX_TEXT_CHARACTERS = 10_000
+
+
+class Memory:
+    """Fates and counts by message id. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fates: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
+        self._with_texts: OrderedDict[str, None] = OrderedDict()
+        self._crashes: OrderedDict[str, int] = OrderedDict()
+        self._unrun: OrderedDict[str, int] = OrderedDict()
+
+    def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
+        """Note that a message is done, or with a record, that it is to be a dead letter."""
+        with self._lock:
+            if record is None:
+                self._with_texts.pop(message_id, None)
+            else:
+                record = _bounded(record)
+                _remember(self._with_texts, message_id, None)
+            _remember(self._fates, message_id, record)
+            self._drop_old_texts()
+
+    def knows(self, message_id: str) -> bool:
+        """Whether the message has been settled."""
+        with self._lock:
+            return message_id in self._fates
+
+    def record(self, message_id: str) -> DeadLetterRecord | None:
+        """What a settled message is to carry to the dead-letter queue; ``None``: it is done."""
+        with self._lock:
+            return self._fates.get(message_id)
+
+    def count_crash(self, message_id: str) -> int:
+        """Count a run of the message that ended with its process; return how many did so far."""
+        return self._count(self._crashes, message_id)
+
+    def crashes(self, message_id: str) -> int:
+        with self._lock:
+            return self._crashes.get(message_id, 0)
+
+    def count_unrun(self, message_id: str) -> int:
+        """Count a receive after which the message was given back without having been run."""
+        return self._count(self._unrun, message_id)
+
+    def unrun(self, message_id: str) -> int:
+        with self._lock:
+            return self._unrun.get(message_id, 0)
+
+    def _count(self, memory: OrderedDict[str, int], message_id: str) -> int:
+        with self._lock:
+            count = memory.get(message_id, 0) + 1
+            _remember(memory, message_id, count)
+            return count
+
+    def _drop_old_texts(self) -> None:
+        while len(self._with_texts) > _WITH_TEXTS:
+            oldest, _ = self._with_texts.popitem(last=False)
+            record = self._fates.get(oldest)
+            if record is not None:
+                self._fates[oldest] = _without_texts(record)
+
+
+def _remember(memory: OrderedDict[str, Any], key: str, value: Any) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > _SIZE:
+        memory.popitem(last=False)
+
+
+def _bounded(record: DeadLetterRecord) -> DeadLetterRecord:
+    texts = (record.exception_message, record.traceback)
+    too_long = any(text is not None and len(text) > _MAX_TEXT_CHARACTERS for text in texts)
+    return _without_texts(record) if too_long else record
+
+
+def _without_texts(record: DeadLetterRecord) -> DeadLetterRecord:
+    return replace(record, exception_message=None, traceback=None)

@@ -1,0 +1,136 @@
+"""A queue's attributes, as far as they decide what happens to its messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+from celery.utils.log import get_logger
+
+from .calls import Calls
+from .errors import Failure, Kind
+from .limits import DEFAULT_VISIBILITY_TIMEOUT_SECONDS
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+__all__ = ["Queue", "error_code", "read_queue"]
+
+logger = get_logger(__name__)
+
+#: Failures that reading again soon does not help against. (``DENIED`` has more codes than these:
+#: a signature that is refused says nothing of the queue.)
+_FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A queue's attributes, as far as they decide what becomes of a message.
+
+    ``None`` means that the queue has no such attribute, or that it could not be read.
+    """
+
+    url: str
+    #: What a receive is hidden for: the queue's own, or, if that is 0, SQS's default, which the
+    #: worker asks for at each receive.
+    visibility_timeout_seconds: int = DEFAULT_VISIBILITY_TIMEOUT_SECONDS
+    retention_seconds: int | None = None
+    max_receive_count: int | None = None
+    arn: str | None = None
+    dlq_arn: str | None = None
+    #: False: SQS could not be asked, so that nobody knows yet whether there is a dead-letter queue.
+    is_read: bool = True
+    #: True: the queue's own visibility timeout is 0, so a receive must name another.
+    hides_nothing: bool = False
+    #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
+    is_its_own_dlq: bool = False
+    #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
+    attributes: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.url.endswith(".fifo")
+
+    @property
+    def dlq_url(self) -> str | None:
+        """The dead-letter queue's URL: SQS wants it in the same account and Region, so only the
+        name differs. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+        """
+        if self.dlq_arn is None:
+            return None
+        return f"{self.url.rpartition('/')[0]}/{self.dlq_arn.rpartition(':')[2]}"
+
+    @property
+    def receive_timeout_seconds(self) -> int | None:
+        """The visibility timeout to name at a receive; ``None`` = the queue's own."""
+        return self.visibility_timeout_seconds if self.hides_nothing else None
+
+
+def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
+    """Ask SQS for a queue's attributes (GetQueueAttributes).
+
+    A queue that may not be read is logged and treated as one with SQS's default visibility timeout
+    and no dead-letter queue. One that cannot be read now (unreachable, expired credentials) is
+    returned with ``is_read=False``, to be asked for again.
+
+    Arguments:
+        client: a boto3 client, or the port.
+        url: the queue's.
+        last: what was read of it before: it stands if the queue cannot be read now, silently.
+    """
+    calls = client if isinstance(client, Calls) else Calls(client, url)
+    found = calls.attributes()
+    code = str(found) if isinstance(found, Failure) else "malformed"
+    if isinstance(found, Failure):
+        for_good = found.code in _FOR_GOOD or found.kind is Kind.UNSUPPORTED
+    else:
+        try:
+            return _from_attributes(url, found)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            for_good = True
+    if last is not None and (last.is_read or not for_good):
+        return last
+    if not for_good:
+        logger.warning("Cannot read the attributes of %s now (%s)", url, code)
+        return Queue(url, is_read=False)
+    logger.error(
+        "Cannot read the attributes of %s (%s): assuming a visibility timeout of %d s and no"
+        " dead-letter queue. The worker needs sqs:GetQueueAttributes on the queue.",
+        url,
+        code,
+        DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
+    )
+    return Queue(url)
+
+
+def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
+    redrive = json.loads(attributes.get("RedrivePolicy") or "{}")
+    retention = attributes.get("MessageRetentionPeriod")
+    visibility = int(attributes.get("VisibilityTimeout", DEFAULT_VISIBILITY_TIMEOUT_SECONDS))
+    arn, dlq_arn = attributes.get("QueueArn"), redrive.get("deadLetterTargetArn")
+    is_its_own_dlq = dlq_arn is not None and dlq_arn == arn
+    return Queue(
+        url,
+        visibility_timeout_seconds=visibility or DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
+        retention_seconds=None if retention is None else int(retention),
+        max_receive_count=int(redrive["maxReceiveCount"]) if redrive else None,
+        arn=arn,
+        dlq_arn=None if is_its_own_dlq else dlq_arn,
+        hides_nothing=visibility == 0,
+        is_its_own_dlq=is_its_own_dlq,
+        attributes=attributes,
+    )
+
+
+def error_code(exc: BaseException) -> str:
+    """Name an error of a call to SQS: its code without the namespace, else the exception's type."""
+    if isinstance(exc, ClientError):
+        return str(exc.response.get("Error", {}).get("Code", "Unknown")).rpartition(".")[2]
+    return type(exc).__name__

@@ -1,0 +1,246 @@
+"""Credentials in the texts of errors: found by their usual forms, and masked.
+
+An error's text can quote what the sender of a message wrote. So a text is cut before it is
+searched, and each pattern takes time linear in what is left: quantifiers are not nested, and those
+that can fail after a match are bounded. It is a net, not a promise: a password in a sentence has
+no form by which it could be found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from traceback import format_exception
+
+from ..text import type_name
+
+__all__ = [
+    "MAX_MESSAGE_CHARACTERS",
+    "MAX_TRACEBACK_CHARACTERS",
+    "ErrorText",
+    "mask",
+    "redacted",
+]
+
+MAX_MESSAGE_CHARACTERS = 1_000
+MAX_TRACEBACK_CHARACTERS = 6_000
+
+MASK = "***"
+
+#: Searched beyond the cut, so that a credential that begins before it is still seen as one.
+_MARGIN = 2_000
+
+#: Of each exception in a chain; more than what a record keeps of them.
+_MAX_FRAMES = 60
+
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
+_END_OF_KEY = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
+
+#: What can stand between ``://`` and the end of a URL in a text.
+_URL = re.compile(r"[^\s\"'<>`]{0,2000}")
+
+_KEYWORD = r"""
+    (?: pass(?:w(?:or)?d|phrase|code)s? | (?<![a-z])pass | (?<![a-z])pwd | secrets? | token
+      | api[_-]?key | access[_-]?key | account[_-]?key | private[_-]?key | signing[_-]?key
+      | encryption[_-]?key | shared[_-]?key | (?<=[?&])key | credentials? | cookie | signature
+      | (?<![a-z])sig | session[_-]?id | (?<![a-z])sid
+      | x-amz-(?:credential|signature|security-token|server-side-encryption-customer-key) )
+    (?:[_-][\w-]{0,40})?
+"""
+
+#: After a name: ``=``, ``: ``, ``": "``, ``\": \"``, ``', '`` (a pair), ``=>``, ``>`` (XML).
+_SEPARATOR = r"""
+    (?: \\{0,3}["'] \s{0,3} , \s{0,3} (?=[bru]{0,2}\\{0,3}["'])
+      | \\{0,3}["']? \]? \s{0,3} (?: => | [=:>] ) \s{0,3} )
+    [\[({]{0,2}
+"""
+
+#: A quoted value, which may hold anything up to the same quote, and may have been cut.
+_QUOTED = r"""
+      [bru]{0,2} (?P<quote>["']) (?: [^"'\\\n] | \\. | (?!(?P=quote))["'] )* (?P=quote)?
+    | [bru]{0,2} (?P<escaped>\\{1,3}["']) (?: (?!(?P=escaped)) [^\n] )* (?P=escaped)?
+"""
+
+_NAMED = re.compile(
+    rf"""(?ix)
+    (?P<name> (?: (?P<header> (?:proxy-)?authorization ) | {_KEYWORD} ) {_SEPARATOR} )
+    (?: {_QUOTED}
+      | (?(header)
+            (?: (?:basic|bearer|token|bot|key|api-?key|negotiate) \s{{1,3}} [^\s"'&<]* | [^\n"<]* )
+          | (?:(?:basic|bearer|token) \s{{1,3}})? [^\s"'&<]+ )
+    )
+    """
+)
+
+#: Credentials that show by themselves what they are.
+_BARE = re.compile(
+    r"""(?x)
+    (?<![A-Za-z0-9])
+    (?: (?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])                       # AWS access key ids
+      | eyJ[\w.+/=-]{10,}                                              # JWT, or JSON in base64
+      | (?:[sr]k_(?:live|test)|whsec)_\w{8,}                           # Stripe
+      | gh[pousr]_\w{16,} | github_pat_\w{16,} | glpat-[\w-]{16,}      # GitHub, GitLab
+      | xox[a-z]-[\w-]{8,} | xapp-[\w-]{8,}                            # Slack
+      | AIza[\w-]{30,}                                                 # Google
+      | sk-[\w-]{16,}                                                  # providers of models
+      | SG\.[\w-]{16,64}\.[\w-]{16,}                                   # SendGrid
+      | key-[0-9a-f]{32}                                               # Mailgun
+    )
+    """
+)
+#: ``Bearer ...`` without its header; in a sentence, the word after it has no digit.
+_SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})(?=[^\s\"']{0,200}[0-9=])[^\s\"',;]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorText:
+    """What a dead-letter record may say of an error: short, credentials masked. Empty: no error.
+
+    Plain strings, so that it travels from the process that ran the task to the main process.
+    """
+
+    exception_type: str | None = None
+    exception_message: str | None = None
+    traceback: str | None = None
+    #: The run's span, as a W3C ``traceparent``.
+    trace: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        exc: BaseException,
+        *,
+        traceback: str | None = None,
+        type_only: bool = False,
+        redact: Callable[[str], str] | None = None,
+    ) -> ErrorText:
+        """Describe an error. Call it in the process that ran the task. Never raises.
+
+        Args:
+            exc: what was raised; its ``__str__`` is the user's, and may fail.
+            traceback: as formatted. ``None``: that of ``exc`` is formatted here, if it has one.
+            type_only: keep the name of the class and nothing else.
+            redact: the user's own masking, given each text after ours has cut and masked it. If it
+                raises, or returns anything but a string, that text is left out.
+        """
+        if type_only:
+            return cls(exception_type=type_name(exc))
+        message = redacted(_text(exc), MAX_MESSAGE_CHARACTERS)
+        frames = redacted(
+            _formatted(exc) if traceback is None else traceback,
+            MAX_TRACEBACK_CHARACTERS,
+            keep_end=True,
+        )
+        return cls(
+            exception_type=type_name(exc),
+            exception_message=_by_user(redact, message, MAX_MESSAGE_CHARACTERS),
+            traceback=_by_user(redact, frames, MAX_TRACEBACK_CHARACTERS),
+        )
+
+
+def redacted(text: str | None, limit: int, *, keep_end: bool = False) -> str | None:
+    """Return a text with credentials masked, cut to about ``limit`` characters.
+
+    It is cut to ``limit`` and a margin first, so that the time does not grow with the text.
+
+    Args:
+        text: ``None`` stays ``None``.
+        limit: characters kept, the dots that mark a cut not counted.
+        keep_end: keep the end, where a traceback has its error, not the beginning.
+    """
+    if text is None:
+        return None
+    window = limit + _MARGIN
+    if len(text) <= window:
+        masked = mask(text)
+        is_cut = False
+    elif keep_end:
+        masked, is_cut = mask(_from_a_boundary(text[-window:])), True
+    else:
+        masked, is_cut = mask(text[:window]), True
+    if not is_cut and len(masked) <= limit:
+        return masked
+    return f"... {masked[-limit:]}" if keep_end else f"{masked[:limit]} ..."
+
+
+def mask(text: str) -> str:
+    """Replace what has the form of a credential by ``***``. Time is linear in the text's length."""
+    text = _without_private_keys(text)
+    text = _without_userinfo(text)
+    text = _NAMED.sub(rf"\g<name>{MASK}", text)
+    text = _BARE.sub(MASK, text)
+    return _SCHEME.sub(rf"\1\2{MASK}", text)
+
+
+def _from_a_boundary(text: str) -> str:
+    """Drop what the cut has left of a line, or of a word if the line is long."""
+    for end in ("\n", " "):
+        position = text.find(end, 0, _MARGIN)
+        if position != -1:
+            return text[position:]
+    return text[_MARGIN:]
+
+
+def _without_private_keys(text: str) -> str:
+    """Mask from the first line of a key to its last; a cut key has only one of the two."""
+    if "PRIVATE KEY" not in text:
+        return text
+    kept, position = [], 0
+    first_end, first_begin = _END_OF_KEY.search(text), _PRIVATE_KEY.search(text)
+    if first_end and not (first_begin and first_begin.start() < first_end.start()):
+        kept, position = [MASK], first_end.end()
+    while begin := _PRIVATE_KEY.search(text, position):
+        kept += [text[position : begin.start()], MASK]
+        end = _END_OF_KEY.search(text, begin.end())
+        position = end.end() if end else len(text)
+    return "".join([*kept, text[position:]])
+
+
+def _without_userinfo(text: str) -> str:
+    """Mask the user and the password of URLs."""
+    first, *rest = text.split("://")
+    return "://".join([first, *map(_without_userinfo_at_the_start, rest)])
+
+
+def _without_userinfo_at_the_start(text: str) -> str:
+    """Mask ``user:password`` before ``@``; a password may hold ``/``, ``?`` and ``@``."""
+    url = _URL.match(text)
+    assert url is not None  # it matches the empty text
+    authority = re.split(r"[/?#]", url[0], maxsplit=1)[0]
+    if "@" in authority:
+        return f"{MASK}{text[authority.rindex('@') :]}"
+    _, colon, port = authority.partition(":")
+    if colon and not port.isdigit() and "@" in url[0]:
+        return f"{MASK}{text[url[0].rindex('@') :]}"
+    return text
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as broken:  # noqa: BLE001
+        # A user's __str__: it must not keep the message from its dead-letter queue.
+        return f"<unprintable: {type(broken).__name__}>"
+
+
+def _formatted(exc: BaseException) -> str | None:
+    """The traceback as Python prints it, of the innermost frames only."""
+    if exc.__traceback__ is None:
+        return None
+    try:
+        return "".join(format_exception(type(exc), exc, exc.__traceback__, limit=-_MAX_FRAMES))
+    except Exception:  # noqa: BLE001
+        # The exception's class is the user's, and so is what it may do to its attributes.
+        return None
+
+
+def _by_user(redact: Callable[[str], str] | None, text: str | None, limit: int) -> str | None:
+    if text is None or redact is None:
+        return text
+    try:
+        found = redact(text)
+    except Exception:  # noqa: BLE001
+        # The user's code. A text that could not be made safe is not kept.
+        return None
+    return found[:limit] if isinstance(found, str) else None

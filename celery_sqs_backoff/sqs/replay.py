@@ -1,0 +1,36 @@
+"""The mark that a redrive leaves on a message that it sends again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["REPLAY_ATTRIBUTE", "REPLAY_HEADER", "replay_of"]
+
+#: The message attribute that a replay adds. It outlives the next dead-lettering, by SQS or by us,
+#: both of which keep attributes that are not the dead-letter record.
+REPLAY_ATTRIBUTE: Final = "celery-sqs-backoff-replay"
+
+#: Where it goes when the message has ten attributes of its own.
+REPLAY_HEADER: Final = "sqs_backoff_replay"
+
+#: Of a mark: its sender may have written anything.
+_MAX_CHARACTERS: Final = 1_000
+
+
+def replay_of(message: Mapping[str, Any]) -> str | None:
+    """Return the ``traceparent`` of the run that failed, which a replayed message names.
+
+    Args:
+        message: as ReceiveMessage returned it.
+    """
+    mark = ((message.get("MessageAttributes") or {}).get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
+    if not isinstance(mark, str) or len(mark) > _MAX_CHARACTERS:
+        return None
+    try:
+        found = json.loads(mark)
+    except (ValueError, RecursionError):
+        return None
+    trace = found.get("trace") if isinstance(found, dict) else None
+    return trace if isinstance(trace, str) else None

@@ -1,0 +1,61 @@
+"""How long SQS lets a message stay hidden, and where a received message stands against budgets."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from ..retry.budget import Standing
+from .delivery import Delivery
+from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
+
+__all__ = ["longest_delay", "standing", "visibility_delay"]
+
+#: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
+#: MAX_WAIT_TIME_SECONDS before the worker saw the response; the rest is for clocks and slow calls.
+_TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
+
+#: A message that is hidden until retention deletes it is lost; come back this much earlier.
+_RETENTION_MARGIN_SECONDS: Final = 300
+
+
+def longest_delay(delivery: Delivery, *, now: float) -> int:
+    """Return the most seconds, at least 1, that the message may be hidden from ``now`` on.
+
+    What is left of SQS's 12 hours since the receive, and of the queue's retention period.
+    """
+    longest = (
+        MAX_VISIBILITY_TIMEOUT_SECONDS
+        - _TWELVE_HOURS_MARGIN_SECONDS
+        - max(0.0, now - delivery.received_at)
+    )
+    if delivery.expires_at is not None:
+        longest = min(longest, delivery.expires_at - _RETENTION_MARGIN_SECONDS - now)
+    return max(1, math.floor(longest))
+
+
+def visibility_delay(delay: float, delivery: Delivery, *, now: float) -> int:
+    """Turn a drawn delay into what SQS is asked for: whole seconds, at least 1, and allowed.
+
+    Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
+    """
+    longest = longest_delay(delivery, now=now)
+    return longest if delay >= longest else max(1, math.ceil(delay))
+
+
+def standing(delivery: Delivery, *, retries: int, now: float) -> Standing:
+    """Return where a message stands against its budgets.
+
+    Arguments:
+        delivery: this receive.
+        retries: runs before this one, at the most.
+        now: seconds since the epoch.
+    """
+    expires_at = delivery.expires_at
+    return Standing(
+        retries=retries,
+        elapsed=max(0.0, now - delivery.first_due_at),
+        is_last_receive=delivery.is_last_before_sqs_moves_it,
+        is_overdue=delivery.is_overdue_for_dead_letter_queue,
+        is_expiring=expires_at is not None and expires_at - now <= _RETENTION_MARGIN_SECONDS,
+    )

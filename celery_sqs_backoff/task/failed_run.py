@@ -1,0 +1,305 @@
+"""A run that did not return: what that means, what is undone, and what to raise instead.
+
+All of it happens in the process that ran the task, before Celery hears of the failure.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Reject, Retry, TaskPredicate, WorkerLostError
+from celery.utils.log import get_task_logger
+
+from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
+from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
+from ..retry.outcomes import Outcome, Verdict, judge, known_verdict
+from ..safe.errors import Busy
+from ..safe.lock import busy_delay
+from ..safe.shared import busy_receives, count_busy
+from ..sqs.visibility import standing, visibility_delay
+from ..text import error_site, printable, type_name
+from .handover import BackoffRetry, NamedRetry, Report, delivery_of, describe, run_of
+from .leaving import ends_the_process, is_pools_time_limit
+from .tracing import current_trace, note_end
+
+__all__ = [
+    "Aborted",
+    "FailedRun",
+    "Final",
+    "drawn_delay",
+    "ended_by",
+    "judge_failure",
+    "retries_before",
+]
+
+logger = get_task_logger(__name__)
+
+#: After which a message comes back whose workflow could not be taken back: the store or the broker
+#: was away.
+_NOT_COMPENSATED_SECONDS = 30.0
+
+#: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
+#: failure. There is nothing else by which ``retry_for`` could be kept there.
+FIRST_FAILED_AT = "sqs_backoff_first_failed_at"
+
+
+class Aborted(BaseException):
+    """Takes a ``MemoryError`` past Celery's own handling, which would store a FAILURE at once."""
+
+
+class Final:
+    """What ``self.retry()`` raised because no retry was left, and why."""
+
+    def __init__(self, failure: BaseException, reason: GiveUpReason) -> None:
+        self.failure = failure
+        self.reason = reason
+
+    @staticmethod
+    def of(request: Any, exc: BaseException) -> GiveUpReason | None:
+        """Why ``self.retry()`` has raised this exception; ``None`` if it has not."""
+        final = getattr(request, "sqs_final", None)
+        return final.reason if final is not None and final.failure is exc else None
+
+
+class FailedRun:
+    """One failure of one run.
+
+    Arguments:
+        task: the task, with its request still in place.
+        exc: what its ``run`` raised.
+        args, kwargs: what it was called with.
+    """
+
+    def __init__(self, task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
+        self._task = task
+        self._exc = exc
+        self._arguments = (args, kwargs)
+        self._request = task.request
+        self._run = run_of(self._request)
+        self._now = time.time()
+
+    def instead(self) -> BaseException | None:
+        """Decide, undo, note the word; return what to raise, or ``None`` = the exception itself."""
+        exc = self._exc
+        if self._request.called_directly:
+            return None
+        if isinstance(exc, TaskPredicate):
+            self._predicate(exc)
+            return None
+        if ends_the_process(exc) or self._is_pools_time_limit(exc):
+            return None
+        if isinstance(exc, SystemExit) and self._run is None:
+            return None  # another broker: as Celery does
+        if isinstance(exc, SystemExit):
+            # In the pools that share the worker's process it would end the worker (solo) or
+            # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
+            failure = WorkerLostError(f"The task called sys.exit({exc.code!r})")
+            return self._judged(failure, judge_failure(self._task, failure)) or failure  # type: ignore[no-any-return]
+        if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+            return self._judged(exc, judge_failure(self._task, exc))
+        return self._aborted(exc)
+
+    def _is_pools_time_limit(self, exc: BaseException) -> bool:
+        return is_pools_time_limit(exc, self._task, self._request.timelimit)
+
+    def _predicate(self, exc: TaskPredicate) -> None:
+        """Retry, Ignore, Reject: the task says itself what is to become of it."""
+        cause = exc
+        if isinstance(exc, Retry):
+            cause = exc.exc or exc
+            if self._task._is_certainly_not_processed(exc):
+                undo(self._task, cause, *self._arguments)
+        self._note(ended_by(exc), cause)
+
+    def _aborted(self, exc: BaseException) -> BaseException | None:
+        """Nobody knows how far the run got, unless one of the task's own rules does."""
+        if self._run is None:
+            return None  # another broker: Celery's own way
+        options = self._task.backoff_options
+        verdict = known_verdict(
+            exc,
+            classify=options.classify,
+            retry_on=options.retry_on,
+            never_retry=options.never_retry,
+            task=self._task.name,
+        )
+        if verdict is not None:
+            failure = exc if isinstance(exc, Exception) else _as_exception(exc)
+            return self._judged(failure, verdict, cause=exc) or failure
+        self._note(Ended(End.ABORTED), exc)
+        return Aborted(type_name(exc)) if isinstance(exc, Exception) else None
+
+    def _judged(
+        self, exc: Exception, verdict: Verdict, *, cause: BaseException | None = None
+    ) -> Retry | None:
+        """Return the retry, or ``None`` if the task has failed."""
+        if verdict.nothing_was_processed:
+            undo(self._task, exc, *self._arguments)
+        final = Final.of(self._request, exc)
+        if self._run is None:
+            retry = None if final else self._on_another_broker(exc, verdict)
+            if retry is None:
+                self._task._compensate_given_up(may_run_again=False)
+            return retry
+        word: Word
+        word = GiveUp(final, verdict.outcome) if final else self._word(exc, verdict)
+        if isinstance(word, GiveUp) and not self._task._compensate_given_up(
+            may_run_again=verdict.wants_retry or verdict.nothing_was_processed
+        ):
+            # What is owed is sent by the next run: until then the message must not be gone.
+            word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
+        self._note(Ended(End.RAISED, word), cause or exc)
+        if isinstance(word, RetryIn):
+            return BackoffRetry(exc=exc, when=word.seconds)
+        return None
+
+    def _word(self, exc: Exception, verdict: Verdict) -> Word:
+        assert self._run is not None
+        delivery = self._run.delivery
+        max_retries = self._task.max_retries
+        delay = (verdict.retry_after or 0) + self._drawn_delay
+        if isinstance(exc, Busy):  # not counted as a retry
+            max_retries = None
+            times = max(1, count_busy(self._task.app, delivery.message_id))
+            delay = busy_delay(times, exc.lease_left, random)
+        word = word_for(
+            verdict,
+            standing(delivery, retries=self._retries, now=self._now),
+            max_retries=max_retries,
+            retry_for=self._task.backoff_options.retry_for,
+            delay=delay,
+        )
+        if isinstance(word, RetryIn):
+            return replace(word, seconds=visibility_delay(delay, delivery, now=self._now))
+        return word
+
+    # Elsewhere than on SQS: Celery's own retry, with our delay.
+
+    def _on_another_broker(self, exc: Exception, verdict: Verdict) -> Retry | None:
+        if not verdict.wants_retry:
+            return None
+        request, options = self._request, self._task.backoff_options
+        if isinstance(exc, Busy):
+            return self._publish_busy(exc)
+        max_retries = self._task.max_retries
+        if request.is_eager and max_retries is None:
+            return None  # no time passes there: nothing would end it
+        delay = (verdict.retry_after or 0) + self._drawn_delay
+        headers = dict(request.headers or {})
+        first_failed_at = headers.setdefault(FIRST_FAILED_AT, self._now)
+        elapsed = self._now - first_failed_at
+        if exhausted(
+            Standing(retries=request.retries, elapsed=elapsed),
+            max_retries=max_retries,
+            retry_for=options.retry_for,
+            delay=delay,
+        ):
+            return None
+        return _celerys_retry(self._task, exc=exc, countdown=delay, headers=headers)
+
+    def _publish_busy(self, exc: Busy) -> Retry | None:
+        request = self._request
+        if request.is_eager:
+            return None  # it would be busy for ever
+        request.retries -= 1  # Celery adds one to what it publishes
+        try:
+            return _celerys_retry(
+                self._task, exc=exc, countdown=busy_delay(1, exc.lease_left, random)
+            )
+        finally:
+            request.retries += 1
+
+    @cached_property
+    def _retries(self) -> int:
+        return retries_before(self._task, self._request)
+
+    @cached_property
+    def _drawn_delay(self) -> float:
+        return drawn_delay(self._task, self._request)
+
+    def _note(self, ended: Ended, exc: BaseException) -> None:
+        if self._run is not None:
+            error = describe(exc, self._task.backoff_options)
+            self._run.report = Report(ended, replace(error, trace=current_trace()))
+            note_end(self._run, attempt=self._request.retries + 1)
+
+
+def ended_by(exc: TaskPredicate) -> Ended:
+    """Say how a run ended that raised one of Celery's own words."""
+    if isinstance(exc, BackoffRetry):
+        word = RetryIn(exc.when, is_named=isinstance(exc, NamedRetry))
+        return Ended(End.RETRY_ASKED, word)
+    if isinstance(exc, Retry):
+        return Ended(End.RETRY_ASKED)
+    if isinstance(exc, Reject):
+        return Ended(End.REQUEUED if exc.requeue else End.REJECTED)
+    return Ended(End.IGNORED)
+
+
+def judge_failure(task: Any, exc: Exception) -> Verdict:
+    """Say what a failure of the task's run means."""
+    if Final.of(task.request, exc) is not None:
+        return Verdict(Outcome.RETRYABLE)
+    options = task.backoff_options
+    return judge(
+        exc,
+        classify=options.classify,
+        retry_on=options.retry_on,
+        never_retry=options.never_retry,
+        task=task.name,
+    )
+
+
+def retries_before(task: Any, request: Any) -> int:
+    """Retries before this run, without those that found a lock held."""
+    run, retries = run_of(request), int(request.retries)
+    if run is None or not retries:
+        return retries
+    if run.busy_receives is None:
+        run.busy_receives = busy_receives(task.app, run.delivery.message_id)
+    return max(0, retries - run.busy_receives)
+
+
+def drawn_delay(task: Any, request: Any) -> float:
+    """Draw seconds from the task's policy, for the failure of this run."""
+    delivery, options = delivery_of(request), task.backoff_options
+    return draw_delay(
+        options.backoff,
+        message_id=request.id if delivery is None else delivery.message_id,
+        attempt=retries_before(task, request) + 1,
+        cap=options.fifo_cap if delivery is not None and delivery.is_fifo else None,
+        rng=random,
+    )
+
+
+def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
+    """Call the task's ``undo`` and take its guard back. Never raises an ``Exception``."""
+    if task.backoff_options.undo is not None:
+        try:
+            task.backoff_options.undo(task, exc, args, kwargs)
+        except Exception as failure:  # noqa: BLE001  # the user's code
+            # The failure that is being handled decides what becomes of the message; an undo that
+            # fails too must not turn a retry into a loss. No traceback: it would hold the text of
+            # the failure that is being handled, too.
+            logger.error(
+                "sqs_backoff.undo_failed: task %s: %s",
+                printable(task.name),
+                error_site(failure),
+                extra={"task_name": task.name},
+            )
+    task._unset_guard(args, kwargs)
+
+
+def _celerys_retry(task: Any, **options: Any) -> Any:
+    return Task.retry(task, throw=False, **options)
+
+
+def _as_exception(exc: BaseException) -> Exception:
+    return WorkerLostError(  # type: ignore[no-any-return]
+        f"The task raised {type_name(exc)}"
+    )

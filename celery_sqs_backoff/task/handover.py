@@ -1,0 +1,105 @@
+"""What crosses between the process that runs a task and the worker's main process.
+
+The main process gives the :class:`Delivery` along with the request; the tracer takes it out again
+before Celery sees it. Back comes a :class:`Report`: how the run ended, the task's word, and what
+may be said of the failure. It is an attribute of Celery's ``ExceptionInfo``, because of what
+happens in the one process only what Celery pickles reaches the other.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from celery.exceptions import Retry
+
+from ..retry.decision import Ended
+from ..retry.options import TYPE_ONLY, Options
+from ..sqs.delivery import Delivery
+from ..sqs.redact import ErrorText
+
+__all__ = [
+    "DELIVERY_KEY",
+    "RUNNING",
+    "BackoffRetry",
+    "Report",
+    "Run",
+    "attach_report",
+    "delivery_of",
+    "describe",
+    "report_of",
+    "run_of",
+]
+
+#: Where a request carries the :class:`Delivery` on its way to the tracer.
+DELIVERY_KEY = "sqs_delivery"
+
+_NO_ERROR = ErrorText()
+
+
+class BackoffRetry(Retry):  # type: ignore[misc]  # Celery is not typed
+    """Ask the worker to hide the message for ``when`` seconds. Nothing has been published.
+
+    It has no fields of its own: ``Retry.__reduce__`` would drop them on the way.
+    """
+
+
+class NamedRetry(BackoffRetry):
+    """One whose delay the task has named. Only the run's report says so in the main process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run ended, as the process that ran the task says it. Plain values only."""
+
+    ended: Ended
+    error: ErrorText = _NO_ERROR
+
+
+class Run:
+    """A run that is under way in this process, for a message from SQS."""
+
+    __slots__ = ("busy_receives", "delivery", "report", "task_id")
+
+    def __init__(self, task_id: str, delivery: Delivery) -> None:
+        self.task_id = task_id
+        self.delivery = delivery
+        #: What the run has said about its end; ``None`` until then.
+        self.report: Report | None = None
+        #: Receives that led to a run which found a lock held; ``None``: the store was not asked.
+        self.busy_receives: int | None = None
+
+
+#: Of this thread, greenlet or coroutine.
+RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=None)
+
+
+def run_of(request: Any) -> Run | None:
+    """Return the run behind a task request, or ``None``: another broker, eager, or a plain call."""
+    run = RUNNING.get()
+    if run is None or request.id != run.task_id or request.called_directly or request.is_eager:
+        return None
+    return run
+
+
+def delivery_of(request: Any) -> Delivery | None:
+    """Return the SQS message behind a task request, or ``None``: see :func:`run_of`."""
+    run = run_of(request)
+    return None if run is None else run.delivery
+
+
+def describe(exc: BaseException, options: Options) -> ErrorText:
+    """Say what a dead-letter record may say of an exception, in the process that ran the task."""
+    return ErrorText.of(exc, type_only=options.record_detail == TYPE_ONLY, redact=options.redact)
+
+
+def attach_report(exc_info: Any, report: Report) -> None:
+    """Let the report travel with Celery's ``ExceptionInfo``."""
+    exc_info.sqs_report = report
+
+
+def report_of(exc_info: Any) -> Report | None:
+    """Read the report, or ``None``: the run ended without one."""
+    report = getattr(exc_info, "sqs_report", None)
+    return report if isinstance(report, Report) else None

@@ -1,0 +1,326 @@
+"""What is wrapped around a task when it is bound: its ``run``, its tracer and its hooks.
+
+``run`` is where a failure is judged. The tracer is the outermost code in the process that runs the
+task: it hands over what ``run`` has said, whatever failed after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from inspect import getattr_static
+from typing import Any, Final
+
+from billiard.einfo import ExceptionInfo
+from celery import Task, states
+from celery._state import _task_stack
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
+from celery.utils.log import get_task_logger
+from kombu.utils.encoding import safe_repr
+
+from ..retry.budget import GiveUpReason
+from ..retry.decision import End, Ended, GiveUp, RetryIn
+from ..retry.outcomes import Outcome
+from ..safe.errors import AlreadyDone, NotDispatched, Refused
+from ..safe.hooks import asks_the_store, enters_workflows
+from ..safe.identity import begin_call
+from ..sqs.delivery import Delivery
+from ..sqs.redact import ErrorText
+from ..text import error_site, printable
+from .failed_run import Aborted, FailedRun, ended_by
+from .handover import (
+    DELIVERY_KEY,
+    RUNNING,
+    BackoffRetry,
+    Report,
+    Run,
+    attach_report,
+    describe,
+    run_of,
+)
+from .leaving import ends_the_process, is_pools_time_limit
+from .tracing import note_end
+
+__all__ = ["contain_hooks", "wrap_run", "wrap_trace"]
+
+logger = get_task_logger(__name__)
+
+_RETURNED: Final = Report(Ended(End.RETURNED))
+
+#: Celery's hooks that run after the task's end has been decided.
+_HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
+
+#: Characters of a failure's text and traceback that go through the pool's pipe, for Celery's
+#: events. (The result backend has stored the whole by then, in the process that ran the task.)
+_MAX_REPR_CHARACTERS: Final = 1_000
+_MAX_TRACEBACK_CHARACTERS: Final = 6_000
+
+#: Exceptions that are looked at, of those that one was raised in the handling of.
+_MAX_CHAIN: Final = 10
+
+
+class FailedInPool(Exception):
+    """Stands in the main process for what a task raised; its ``repr`` is that of the original."""
+
+    def __repr__(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+def wrap_run(cls: Any) -> None:
+    """Wrap a task's ``run``, once. (A ``__call__`` would cost every run several times as much.)"""
+    run = cls.run
+    if getattr(run, "_is_wrapped", False):
+        return
+    takes_self = not isinstance(getattr_static(cls, "run"), staticmethod)
+
+    @wraps(run)
+    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        if request is not None:
+            if request.id is not None and getattr(request, "sqs_is_running", False):
+                return _called_by_itself(self, args, kwargs)
+            begin_call(request)
+        try:
+            if self.guard is not None:
+                self._pass_guard(args, kwargs)
+            elif self.asks_in_its_body:
+                self._ask_at_the_door()
+            result = run(self, *args, **kwargs) if takes_self else run(*args, **kwargs)
+            if self.guard is not None:
+                self._finish_guard(result)
+        except Refused as refused:
+            if self.request.called_directly:
+                raise
+            if not self._take_back_refused(refused):
+                owed = NotDispatched("What an earlier run has done is to be taken back first")
+                raise FailedRun(self, owed, args, kwargs).instead() or owed from refused
+            if not isinstance(refused, AlreadyDone) or not refused.has_result:
+                raise self._end_refused(refused) from None
+            result = refused.result
+        except BaseException as exc:
+            instead = FailedRun(self, exc, args, kwargs).instead()
+            if instead is None:
+                raise
+            raise instead from exc
+        finally:
+            if request is not None:
+                request.sqs_is_running = False
+        if RUNNING.get() is not None and (current := run_of(self.request)) is not None:
+            current.report = _RETURNED
+            note_end(current, attempt=self.request.retries + 1)
+        return result
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    cls.run = wrapped
+    cls.asks_in_its_body = asks_the_store(run)
+    cls.enters_workflows = enters_workflows(run)
+
+
+def _called_by_itself(task: Any, args: Any, kwargs: Any) -> Any:
+    """Run a task that calls itself as a function, as one that calls another.
+
+    For that call Celery uses the message's own request, or a copy of it with the same id
+    (``Task.push_request``), so it would pass for the message: its failure, its guard, its keys.
+    """
+    _task_stack.push(task)
+    task.push_request(args=args, kwargs=kwargs, id=None, called_directly=True)
+    try:
+        return task.run(*args, **kwargs)
+    finally:
+        task.pop_request()
+        _task_stack.pop()
+
+
+def contain_hooks(cls: Any) -> None:
+    """Keep what the task's own hooks raise from changing what has been decided; it is logged."""
+    for name in _HOOKS:
+        hook = getattr(cls, name)
+        if hook is not getattr(Task, name) and not getattr(hook, "_is_wrapped", False):
+            setattr(cls, name, _contained(hook))
+
+
+def _contained(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(hook)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as exc:
+            run = run_of(self.request)
+            if run is None:  # another broker, or the main process, which contains it too
+                raise
+            _log_failed_later(self, run.task_id, exc)
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function by which Celery runs a task, stores its result and calls its hooks."""
+
+    def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+        delivery = request.pop(DELIVERY_KEY, None) if request else None
+        if not isinstance(delivery, Delivery):  # another broker
+            return trace(task_id, args, kwargs, request)
+        run = Run(task_id, delivery)
+        token = RUNNING.set(run)
+        try:
+            result = trace(task_id, args, kwargs, request)
+        except BaseException as exc:
+            limits = request.get("timelimit")
+            if ends_the_process(exc) or is_pools_time_limit(exc, task, limits):
+                raise
+            return _result_of_escaped(task, run, request, exc)
+        finally:
+            RUNNING.reset(token)
+        if result.info is None:
+            return result
+        # Rebound: this frame is the caller of the failure's frames, and must not hold the failure.
+        result = _handed_over(task, run, request, result)
+        return result
+
+    return traced
+
+
+def _result_of_escaped(task: Any, run: Run, request: Any, exc: BaseException) -> Any:
+    """What Celery's tracer would have returned, had the exception not got out of it."""
+    from celery.app.trace import TraceInfo, trace_ok_t  # brings the worker along
+
+    report = run.report
+    if report is None:
+        end = End.RAISED if isinstance(exc, Exception) else End.ABORTED
+        report = Report(Ended(end), _error_of(task, exc))
+    if report.ended.end is End.RETURNED:
+        report = _returned_but(task, run, request, exc)
+        if report.ended.word is None:
+            return trace_ok_t(None, None, 0.0, None)
+    elif report.ended.end is End.ABORTED:
+        exc = WorkerLostError(f"The run was aborted: {report.error.exception_type}")
+    else:
+        _log_failed_later(task, run.task_id, exc)
+    info = _small(exc, report, traceback=report.error.traceback or "", internal=True)
+    return trace_ok_t(info, TraceInfo(states.FAILURE, exc), 0.0, None)
+
+
+def _handed_over(task: Any, run: Run, request: Any, result: Any) -> Any:
+    """The tracer's result with a small ``ExceptionInfo``, and the report on it."""
+    from celery.app.trace import TraceInfo  # brings the worker along
+
+    exc, report = result.info.retval, run.report
+    if isinstance(exc, TaskPredicate) and not _is_from(report, exc):
+        report = Report(ended_by(exc), report.error if report else ErrorText())
+    elif report is None or (report.ended.end is End.ABORTED and not _is_abort(exc)):
+        report = Report(Ended(End.RAISED), _error_of(task, exc))
+    elif report.ended.end is End.RETURNED:
+        report = _returned_but(task, run, request, exc)
+    retval = result.retval
+    small = _small(exc, report, traceback=retval.traceback or "", internal=retval.internal)
+    _release_frames(exc)
+    return result._replace(retval=small, info=TraceInfo(result.info.state))
+
+
+def _returned_but(task: Any, run: Run, request: Any, exc: BaseException) -> Report:
+    """Say what becomes of a run that returned, although something failed after it."""
+    _log_failed_later(task, run.task_id, exc)
+    reason = _undelivered_work(request, exc)
+    if reason is None:
+        return _RETURNED
+    return Report(Ended(End.RETURNED, GiveUp(reason, Outcome.UNKNOWN)), _error_of(task, exc))
+
+
+def _is_from(report: Report | None, exc: TaskPredicate) -> bool:
+    """Whether this is the retry that the report speaks of, and not a later word of the task's."""
+    word = None if report is None else report.ended.word
+    return isinstance(exc, BackoffRetry) and isinstance(word, RetryIn) and word.seconds == exc.when
+
+
+def _is_abort(exc: BaseException) -> bool:
+    return isinstance(exc, WorkerLostError)
+
+
+def _undelivered_work(request: Any, exc: BaseException) -> GiveUpReason | None:
+    """Why a task that has returned is not done: what follows it was not, or may not be, sent.
+
+    Celery sends the callbacks and the rest of a chain first, then stores the result and with it
+    the task's part of a chord. Where it failed shows in the traceback.
+    """
+    failed_in = set(_functions_in(exc))
+    if "mark_as_done" in failed_in:
+        is_lost = bool(request.get("chord"))
+    else:
+        is_lost = "apply_async" in failed_in and bool(
+            request.get("callbacks") or request.get("chain")
+        )
+    return GiveUpReason.NOT_HANDED_ON if is_lost else None
+
+
+def _release_frames(exc: BaseException | None) -> None:
+    """Free what the frames of a failure hold, now that they have ended.
+
+    The tracer's own frame holds Celery's ``ExceptionInfo``, which holds the exception, which holds
+    the frame: some 150 KB for each failure, until Python's oldest garbage is collected.
+    """
+    for _ in range(_MAX_CHAIN):
+        if exc is None:
+            return
+        traceback = exc.__traceback__
+        while traceback is not None:
+            with suppress(RuntimeError):  # still executing: a task that runs inside of another
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+        exc = exc.__cause__ or exc.__context__
+
+
+def _functions_in(exc: BaseException | None) -> Iterator[str]:
+    for _ in range(_MAX_CHAIN):  # what it was raised in the handling of, if anything
+        if exc is None:
+            return
+        traceback = exc.__traceback__
+        while traceback is not None:
+            yield traceback.tb_frame.f_code.co_name
+            traceback = traceback.tb_next
+        exc = exc.__context__
+
+
+def _small(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
+    """An ``ExceptionInfo`` without what makes it big: frames, and the exception's own data.
+
+    A new one: in the pools that share the worker's process, the task's hooks have Celery's.
+    """
+    info = ExceptionInfo.__new__(ExceptionInfo)
+    info.exception = _stand_in(exc)
+    info.type = type(info.exception)
+    info.traceback = traceback[-_MAX_TRACEBACK_CHARACTERS:]
+    info.internal = internal
+    attach_report(info, report)
+    return info
+
+
+def _stand_in(exc: BaseException) -> Any:
+    if isinstance(exc, Retry):
+        cause = None if exc.exc is None else _stand_in(exc.exc)
+        return (BackoffRetry if isinstance(exc, BackoffRetry) else Retry)(exc=cause, when=exc.when)
+    if isinstance(exc, Reject):
+        return Reject(requeue=exc.requeue)
+    if isinstance(exc, Ignore):
+        return Ignore()
+    if isinstance(exc, WorkerLostError):
+        return WorkerLostError(str(exc))
+    return FailedInPool(safe_repr(exc)[:_MAX_REPR_CHARACTERS])
+
+
+def _error_of(task: Any, exc: BaseException) -> ErrorText:
+    if isinstance(exc, Aborted):
+        return ErrorText(exception_type=str(exc))
+    return describe(exc, task.backoff_options)
+
+
+def _log_failed_later(task: Any, task_id: str, exc: BaseException) -> None:
+    # No text of the exception: it may quote the task's arguments.
+    logger.error(
+        "sqs_backoff.after_run_failed: task %s[%s]: what had been decided stands; %s",
+        printable(task.name),
+        printable(task_id),
+        error_site(exc),
+        extra={"task_name": task.name, "task_id": task_id},
+    )

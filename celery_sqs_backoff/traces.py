@@ -1,0 +1,145 @@
+"""Where was an HTTP library when an error was raised?
+
+Some errors say nothing of that themselves: a timeout is the same class while a connection is made
+and while an answer is awaited. Their traceback knows. It is used as evidence for one thing only,
+that the request had not left; without a traceback a failure stays in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ssl import SSLCertVerificationError
+from traceback import walk_tb
+from types import FrameType
+
+__all__ = [
+    "after_another_mail",
+    "before_the_request",
+    "certificate_failed",
+    "certificate_rejected",
+    "entered",
+    "frames",
+    "proxy_wants_credentials",
+    "tried_before",
+    "wrapped",
+]
+
+# gevent and eventlet bring their own socket and ssl modules.
+_SOCKETS = ("socket", "ssl", "gevent", "eventlet")
+
+
+def frames(exc: BaseException) -> Iterator[tuple[str, str, FrameType]]:
+    """Module, function and frame of each call the error has passed, the outermost first."""
+    for frame, _ in walk_tb(exc.__traceback__):
+        yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_name, frame
+
+
+def entered(exc: BaseException, module: str) -> set[str]:
+    """Names of the functions of a module that the error has passed."""
+    return {function for name, function, _ in frames(exc) if name == module}
+
+
+def wrapped(exc: BaseException) -> Iterator[BaseException]:
+    """The error, and those that urllib3, requests, urllib and botocore have wrapped in it.
+
+    They keep them in ``args``, ``reason``, ``kwargs["error"]`` or ``__cause__``. What was merely
+    being handled (``__context__``) is left out: it need not be the reason.
+    """
+    waiting: list[object] = [exc]
+    seen: set[int] = set()
+    while waiting:
+        error = waiting.pop()
+        if not isinstance(error, BaseException) or id(error) in seen:
+            continue
+        seen.add(id(error))
+        yield error
+        kwargs = getattr(error, "kwargs", None)
+        waiting += [
+            *error.args,
+            getattr(error, "reason", None),
+            kwargs.get("error") if isinstance(kwargs, dict) else None,
+            error.__cause__,
+        ]
+
+
+def before_the_request(exc: BaseException) -> bool:
+    """Did a connection, a proxy's tunnel or a TLS handshake fail? Nothing was sent then."""
+    return any(
+        _connects(module, function) for e in wrapped(exc) for module, function, _ in frames(e)
+    )
+
+
+def tried_before(exc: BaseException) -> bool:
+    """Had urllib3 or stripe sent the request before, by retries of their own?
+
+    The error is that of the last attempt only: it may have been refused a connection after an
+    earlier one had reached the provider.
+    """
+    return any(_tried(module, f, frame) for e in wrapped(exc) for module, f, frame in frames(e))
+
+
+def _tried(module: str, function: str, frame: FrameType) -> bool:
+    if (module, function) == ("urllib3.connectionpool", "urlopen"):
+        history = getattr(frame.f_locals.get("retries"), "history", None) or ()
+        return any(_was_sent(getattr(attempt, "error", None)) for attempt in history)
+    if module.startswith("stripe.") and "request_with_retries" in function:
+        return bool(frame.f_locals.get("num_retries"))
+    return False
+
+
+def _was_sent(error: BaseException | None) -> bool:
+    """Whether an attempt that ended so had left: with a status, or not while connecting."""
+    return error is None or not (
+        any(type(e).__name__ in _NO_CONNECTION for e in wrapped(error)) or before_the_request(error)
+    )
+
+
+#: Errors of urllib3 that mean that an attempt was not sent.
+_NO_CONNECTION = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError")
+
+#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED: these pass by
+#: themselves, or by the provider's doing. (https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/)
+_PASSING = (9, 10)
+
+
+def certificate_failed(exc: BaseException) -> bool:
+    """Did the provider's certificate not do, for whatever reason? Nothing was sent then."""
+    return any(isinstance(error, SSLCertVerificationError) for error in wrapped(exc))
+
+
+def certificate_rejected(exc: BaseException) -> bool:
+    """Is the provider's certificate not to be trusted (another name, an unknown authority)?
+
+    No later attempt will help. An expired one is another matter: it will be renewed.
+    """
+    return any(
+        isinstance(error, SSLCertVerificationError) and error.verify_code not in _PASSING
+        for error in wrapped(exc)
+    )
+
+
+def after_another_mail(exc: BaseException) -> bool:
+    """Were mails before this one accepted, in one call of Django's ``send_mass_mail``?
+
+    Django's SMTP backend and django-anymail's send one mail after the other, and count them.
+    """
+    return any(
+        function == "send_messages"
+        and module in ("django.core.mail.backends.smtp", "anymail.backends.base")
+        and frame.f_locals.get("num_sent")
+        for module, function, frame in frames(exc)
+    )
+
+
+def proxy_wants_credentials(exc: BaseException) -> bool:
+    """Has a proxy refused its tunnel with 407? Nothing was sent, and no later attempt will help."""
+    return any("407 Proxy Auth" in str(error) for error in wrapped(exc))
+
+
+def _connects(module: str, function: str) -> bool:
+    if function == "_tunnel":
+        return module in ("http.client", "urllib3.connection")
+    return module.partition(".")[0] in _SOCKETS and function in (
+        "create_connection",
+        "do_handshake",
+    )

@@ -1,0 +1,73 @@
+"""Rates and durations as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from .retry.policies import to_seconds
+
+__all__ = ["parse_duration", "parse_rate", "spell_duration"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"\s*(?:(\d+(?:\.\d+)?)\s*([smhd]))", re.IGNORECASE)
+
+
+def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
+    """Read Celery's rate syntax (``"10/s"``, ``"300/m"``, ``"7200/h"``; a number is per second).
+
+    Returns the number per second; ``None`` stays ``None``: no limit.
+
+    Raises:
+        TypeError: it is neither text nor a number.
+        ValueError: it is not a rate, or not above 0.
+    """
+    from celery.utils.time import rate as celery_rate  # late: what is pure imports this module
+
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError(f"invalid {name} {value!r}: expected text such as '60/s', or a number")
+    try:
+        per_second = float(celery_rate(value.strip() if isinstance(value, str) else value))
+    except (KeyError, ValueError, OverflowError):
+        per_second = 0.0
+    if not 0 < per_second < float("inf"):
+        raise ValueError(
+            f"invalid {name} {value!r}: expected messages per second, minute or hour, for example"
+            " '10/s', '300/m' or '7200/h'"
+        )
+    return per_second
+
+
+def parse_duration(value: str | float | timedelta | None, name: str) -> float | None:
+    """Read ``"90s"``, ``"10m"``, ``"36h"``, ``"2d"``, ``"1h30m"``, seconds or a timedelta.
+
+    Returns seconds; ``None`` stays ``None``.
+
+    Raises:
+        ValueError: it is none of these.
+        TypeError: it is neither text, a number nor a timedelta.
+    """
+    if value is None or not isinstance(value, str):
+        return None if value is None else to_seconds(name, value)
+    parts = _DURATION.findall(value)
+    if value.strip().isdigit():
+        return float(value)
+    if not parts or _DURATION.sub("", value).strip():
+        raise ValueError(
+            f"invalid {name} {value!r}: expected a number with a unit of s, m, h or d, for example"
+            " '90s', '10m' or '1h30m'"
+        )
+    return sum(float(number) * _UNITS[unit.lower()] for number, unit in parts)
+
+
+def spell_duration(seconds: float) -> str:
+    """The two largest units of a duration: ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
+    left = int(max(0, seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, left = divmod(left, size)
+        if number or (unit == "s" and not parts):
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2])

@@ -1,0 +1,76 @@
+"""The cheap half of ``celery sqs-doctor``, at a worker's start: one log line per rule, no more.
+
+It asks nobody: it has the attributes that the worker has read, and those of no dead-letter queue.
+It runs in a thread of its own, and whatever fails there is logged: it never stops the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Final
+
+from celery.utils.log import get_logger
+
+from ..doctor import Facts, Finding, QueueFacts, Severity, examine
+from ..doctor.look import facts_of_app, ignored_by
+from ..sqs.queues import Queue
+from ..text import BUG_CALLS, error_site
+
+__all__ = ["check_up", "start_check_up"]
+
+logger = get_logger(__name__)
+
+_LEVELS: Final = {
+    Severity.ERROR: logging.ERROR,
+    Severity.WARNING: logging.WARNING,
+    Severity.INFO: logging.INFO,
+}
+
+#: The worker's start says these itself, of what it has read anyway.
+_SAID_ALREADY: Final = ("E003", "W002", "W010", "E011")
+
+
+def start_check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> None:
+    """Check in a thread, and log what is found.
+
+    Args:
+        app: the Celery app.
+        queues: those that the worker consumes, with their names in Celery.
+    """
+    threading.Thread(
+        target=_run, args=(app, list(queues)), name="sqs-check-up", daemon=True
+    ).start()
+
+
+def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
+    try:
+        for severity, line in check_up(app, queues):
+            logger.log(_LEVELS[severity], "sqs_backoff.finding: %s", line)
+    except Exception as exc:  # noqa: BLE001
+        # A bug of ours, or settings that nobody thought of: the worker works all the same.
+        logger.error("sqs_backoff.check_up_failed: %s", error_site(exc, calls=BUG_CALLS))
+
+
+def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severity, str]]:
+    """Return a line per rule that has found something, the worst first."""
+    found = examine(
+        Facts(
+            app=facts_of_app(app),
+            queues=tuple(
+                QueueFacts(name=name, url=queue.url, attributes=queue.attributes)
+                for name, queue in queues
+            ),
+        ),
+        ignore=(*_SAID_ALREADY, *ignored_by(app)),
+    )
+    groups = (list(group) for _, group in groupby(found, key=lambda finding: finding.id))
+    return [(group[0].severity, _line(group)) for group in groups]
+
+
+def _line(findings: list[Finding]) -> str:
+    first, more = findings[0], len(findings) - 1
+    others = f" (and {more} more)" if more else ""
+    return f"{first.id} {first.subject}{others}: {first.evidence}. {first.consequence}"

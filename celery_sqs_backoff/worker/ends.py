@@ -1,0 +1,76 @@
+"""How did a run end that did not return? Read from what the pool hands to Celery's request."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
+
+from ..retry.decision import End, Ended
+from ..retry.options import TYPE_ONLY, Options
+from ..sqs.redact import ErrorText
+from ..task.failed_run import ended_by
+from ..task.handover import report_of
+
+__all__ = ["WITHOUT_THE_TASK", "raised", "read_end"]
+
+#: Ends in which no code of the task's was left to say what happened.
+WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
+
+
+def read_end(request: Any, exc_info: Any, *, is_stopping: bool) -> tuple[Ended, ErrorText]:
+    """Return how a run ended, and the parts of its error that may be recorded.
+
+    Arguments:
+        request: Celery's, of the run.
+        exc_info: what the pool reported.
+        is_stopping: the worker ends runs itself: a cold shutdown, or a lost connection.
+    """
+    exc, report = raised(exc_info), report_of(exc_info)
+    if report is not None:
+        ended, error = report.ended, report.error
+    else:
+        ended = Ended(_end_by(request, exc))
+        if isinstance(exc, TaskPredicate):
+            ended = ended_by(exc)
+        error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
+    was_ended = ended.end in WITHOUT_THE_TASK or isinstance(exc, Terminated)
+    if is_stopping and was_ended and ended.word is None:
+        return Ended(End.CANCELLED), error
+    return ended, error
+
+
+def raised(exc_info: Any) -> BaseException:
+    """Return the exception itself. In-process pools wrap it together with its traceback."""
+    exc = exc_info.exception
+    unwrapped: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+    return unwrapped
+
+
+def _end_by(request: Any, exc: BaseException) -> End:
+    if isinstance(exc, Terminated):
+        return End.REVOKED
+    if isinstance(exc, TimeLimitExceeded):
+        return End.TIME_LIMIT
+    if isinstance(exc, WorkerLostError):
+        return End.RETURNED if _success_is_stored(request) else End.PROCESS_LOST
+    if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+        return End.RAISED
+    return End.ABORTED
+
+
+def _success_is_stored(request: Any) -> bool:
+    """Whether the process was lost only after its task had succeeded (Celery 5.7 can tell)."""
+    check = getattr(request, "_success_was_stored", None)
+    return check is not None and bool(check())
+
+
+def _error_of(exc: BaseException, traceback: str | None, options: Options) -> ErrorText:
+    """Describe what the task's process did not describe itself.
+
+    The user's ``redact`` may take its time, and this process has none: where there is one, only
+    the exception's type is kept.
+    """
+    type_only = options.record_detail == TYPE_ONLY or options.redact is not None
+    return ErrorText.of(exc, traceback=traceback, type_only=type_only)

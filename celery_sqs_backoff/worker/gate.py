@@ -1,0 +1,209 @@
+"""One provider in one worker: may a message run, how did its run end, how long is it hidden?"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..observe.stream import Events
+from ..provider.control import Control
+from ..provider.health import State
+from ..provider.rate import LATEST_SECONDS, longest_wait
+from ..provider.settings import Provider
+from ..retry.decision import End, Ended, RetryIn
+from ..retry.options import Options
+from ..retry.outcomes import Outcome
+from ..retry.policies import Schedule
+from ..sqs.visibility import standing, visibility_delay
+from .announcer import Announcer
+from .lease import Lease
+from .pacing import Pace, Paced, Pacer
+
+__all__ = ["Gate", "Owner"]
+
+
+class Owner(Protocol):
+    """What a gate needs of the worker's gates."""
+
+    lock: Any  # a context manager
+    rng: random.Random
+    clock: Callable[[], float]
+    today: Callable[[], float]
+    events: Events
+    pacer: Pacer
+
+    def look_again(self, gate: Gate) -> None: ...
+    def expect(self, lease: Lease, gate: Gate, not_before: float) -> None: ...
+    def is_alone(self, lease: Lease, provider: Provider) -> bool: ...
+
+
+class Gate:
+    """One provider, or one tenant of it. Safe in any thread; no method waits for SQS or a store.
+
+    Arguments:
+        provider: its settings.
+        owner: the worker's gates.
+        tenant: what stands for the tenant in logs; empty = there is none.
+        pace: the line for slots at its rate; ``None`` = it has no rate.
+    """
+
+    def __init__(
+        self, provider: Provider, owner: Owner, *, tenant: str = "", pace: Pace | None = None
+    ) -> None:
+        self.provider = provider
+        self.tenant = tenant
+        self.pace = pace
+        self._owner = owner
+        self.control = Control(
+            provider.thresholds,
+            owner.rng,
+            limit=0 if provider.recall is False else provider.remember,
+            on_event=Announcer(provider.name, tenant, owner.events),
+        )
+
+    def hides(self, lease: Lease, options: Options) -> bool:
+        """Hide a message that has come due without running it, if the provider says so.
+
+        Not on the last receive that the queue allows, because SQS would move the message at the
+        next one, and not when ``retry_for`` is over: then it is given up.
+        """
+        delivery, now = lease.delivery, self._owner.clock()
+        with self._owner.lock:
+            may_start = _has_slot(lease, now) and self.control.health.state is State.CLOSED
+            if may_start or self.control.is_quiet:
+                self.control.look_quietly(delivery.message_id, now)
+                return False
+            today = self._owner.today()
+            longest = _seconds_left(lease, options, today)
+            if delivery.is_last_before_sqs_moves_it or longest <= 0:
+                self.control.look_quietly(delivery.message_id, now)
+                return False
+            look = self.control.look(
+                delivery.message_id,
+                now,
+                policy=options.backoff,
+                looks=delivery.receive_count,
+                longest=max(1.0, longest),
+                recallable=self.is_recallable(options),
+            )
+            if look.is_probe:
+                lease.slot_at = math.inf  # one call, from time to time
+                self._replace_if_not_run(lease)
+            if look.hide_seconds is None:
+                return False
+            if self.is_recallable(options):
+                self._owner.expect(lease, self, 0.0)
+        return lease.give_back_unrun(
+            until=now + visibility_delay(look.hide_seconds, delivery, now=today)
+        )
+
+    def _replace_if_not_run(self, probe: Lease) -> None:
+        """Look for another probe if this one is settled, or lost, before its task has begun."""
+        free = probe.free
+
+        def freed() -> None:
+            free()
+            if not probe.handed_to_pool():
+                with self._owner.lock:
+                    self.control.abandoned(probe.delivery.message_id, self._owner.clock())
+                    self._owner.look_again(self)
+
+        probe.free = freed
+
+    def waits(self, lease: Lease, options: Options, start: Callable[[], object]) -> bool:
+        """Put a message that may run in line for a slot at the provider's rate.
+
+        Returns:
+            ``False`` if it needs none, or has one: then it starts now. Else ``start`` is called
+            once it has, or the message is hidden until slots are near again.
+        """
+        if self.pace is None or _has_slot(lease, self._owner.clock()):
+            return False
+        if _seconds_left(lease, options, self._owner.today()) <= 0:
+            return False  # it is given up
+        with self._owner.lock:
+            self.control.abandoned(lease.delivery.message_id, self._owner.clock())
+
+        def give_slot(slot: float) -> None:
+            lease.slot_at = slot
+            lease.keeps_place = False
+            start()
+
+        def hide(until: float) -> None:
+            now, today = self._owner.clock(), self._owner.today()
+            seconds = min(until - now, max(1.0, _seconds_left(lease, options, today)))
+            lease.give_back_unrun(until=now + visibility_delay(seconds, lease.delivery, now=today))
+
+        lease.keeps_place = self._owner.is_alone(lease, self.provider)
+        self._owner.pacer.join(
+            self.pace,
+            Paced(give_slot, hide, lease.is_settled),
+            longest_wait(
+                is_returned=lease.delivery.receive_count > 1,
+                is_alone=lease.keeps_place,
+                must_stay=lease.delivery.is_last_before_sqs_moves_it,
+            ),
+        )
+        return True
+
+    def ended(self, lease: Lease, ended: Ended) -> None:
+        """Note how a run ended. An end without the task's word says nothing of the provider."""
+        message_id, now = lease.delivery.message_id, self._owner.clock()
+        with self._owner.lock:
+            if ended.word is not None:
+                retry_after = ended.word.retry_after if isinstance(ended.word, RetryIn) else None
+                self.control.ended(message_id, ended.word.outcome, now, retry_after=retry_after)
+            elif ended.end is End.RETURNED:
+                self.control.ended(message_id, None, now)
+            elif ended.end is End.RAISED:
+                self.control.ended(message_id, Outcome.UNKNOWN, now)
+            else:
+                self.control.abandoned(message_id, now)
+            self._owner.look_again(self)
+
+    def delayed(self, seconds: float, lease: Lease, ended: Ended, options: Options) -> float:
+        """Return how long to hide a message that has failed; remember it for a recall."""
+        if not isinstance(ended.word, RetryIn):
+            return seconds
+        now = self._owner.clock()
+        longest = _seconds_left(lease, options, self._owner.today()) - 1
+        is_recallable = self.is_recallable(options)
+        with self._owner.lock:
+            if is_recallable:
+                floor = seconds if ended.word.is_named else ended.word.retry_after or 0.0
+                self._owner.expect(lease, self, now + floor)
+            return self.control.delay_after_failure(
+                seconds,
+                now,
+                policy=options.backoff,
+                looks=lease.delivery.receive_count,
+                longest=max(seconds, longest),
+                recallable=is_recallable,
+            )
+
+    def is_recallable(self, options: Options) -> bool:
+        """Whether a task's hidden messages may be brought forward."""
+        if self.provider.recall is None:
+            return not isinstance(options.backoff, Schedule)
+        return self.provider.recall
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing in mind that would be missed."""
+        has_line = self.pace is not None and len(self.pace.line) > 0
+        return self.control.is_quiet and not has_line and not len(self.control.memory)
+
+
+def _has_slot(lease: Lease, now: float) -> bool:
+    """Whether a message may start now. A slot that it was too late for is lost."""
+    return lease.slot_at is not None and now - lease.slot_at <= LATEST_SECONDS
+
+
+def _seconds_left(lease: Lease, options: Options, today: float) -> float:
+    """Seconds of ``retry_for`` that a message has left."""
+    if options.retry_for is None:
+        return math.inf
+    delivery = lease.delivery
+    return options.retry_for - standing(delivery, retries=delivery.earlier_runs, now=today).elapsed

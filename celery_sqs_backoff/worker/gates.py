@@ -1,0 +1,287 @@
+"""The providers of a worker's tasks: who may run, what is brought forward, who waits for a slot.
+
+The decisions are those of :class:`~celery_sqs_backoff.provider.control.Control`, one per provider
+and tenant. This room gives it the worker's facts: messages that come due, how runs end, what SQS
+has hidden. A thread brings messages forward; it sleeps while every provider is well.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from celery.utils.log import get_logger
+
+from ..observe.board import ProviderNow
+from ..provider.health import State
+from ..provider.recall import MARGIN_SECONDS, Hidden
+from ..provider.settings import Provider
+from ..provider.tenant import Template, digest_of, parameters_of
+from ..sqs.calls import Calls
+from ..sqs.limits import MAX_BATCH_ENTRIES
+from ..sqs.settlement import Row
+from ..text import BUG_CALLS, error_site, printable
+from .gate import Gate
+from .keeper import Keeper
+from .lease import Lease
+from .mix import QueueMix
+from .pacing import Fleet, Pace, Pacer
+from .sharing import Sharing
+
+__all__ = ["Gates"]
+
+logger = get_logger(__name__)
+
+#: Messages whose hiding SQS has not confirmed yet.
+_MOST_PENDING: Final = 50_000
+
+#: Tenants of one provider; those beyond share one gate.
+MOST_TENANTS: Final = 1_000
+
+
+class Gates:
+    """The gates of a worker, by provider and tenant.
+
+    Arguments:
+        keeper: whose clock and events they share.
+        calls: from a queue's URL to its port.
+        room: most messages that the worker has processes for now.
+        fleet: from the name of a provider and its tenant, and its rate, to where its slots are
+            shared; ``None``: each worker has the rate for itself.
+        share: makes the thread that shares the health of providers, once one wants that.
+        mix: which provider's messages each queue brings.
+        rng: draws intervals and delays.
+        today: seconds since the epoch, as SQS's timestamps.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        *,
+        calls: Callable[[str], Calls],
+        room: Callable[[], int],
+        fleet: Callable[[tuple[str, ...], float], Fleet | None] = lambda name, rate: None,
+        share: Callable[..., Sharing | None] = lambda **facts: None,
+        mix: QueueMix | None = None,
+        rng: random.Random | None = None,
+        today: Callable[[], float] = time.time,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.rng = rng or random.Random()
+        self.clock = keeper.clock
+        self.today = today
+        self.events = keeper.events
+        self.pacer = Pacer(keeper.clock)
+        self.mix = mix or QueueMix()
+        self._calls = calls
+        self._room = room
+        self._fleet = fleet
+        self._share = share
+        self._sharing: Sharing | None = None
+        self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
+        self._differing: set[Provider] = set()
+        self._pending: dict[str, tuple[Gate, float, str | None]] = {}
+        self._changed = threading.Condition(self.lock)
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        keeper.on_hidden = self.confirmed
+
+    def of(self, provider: Any, tenant: str = "") -> Gate | None:
+        """Return the gate of a task's option ``provider``; ``None``: the task has none."""
+        if provider is None:
+            return None
+        name = provider if isinstance(provider, str) else provider.name
+        with self.lock:
+            gate = self._gates.get((name, tenant))
+            if gate is None:
+                wanted = Provider(provider) if isinstance(provider, str) else provider
+                return self._make(wanted, tenant)
+            if gate.provider is not provider and not isinstance(provider, str):
+                self._compare(gate.provider, provider)
+            if tenant:
+                self._gates.move_to_end((name, tenant))
+            return gate
+
+    def _compare(self, first: Provider, other: Provider) -> None:
+        if other != first and other not in self._differing:
+            self._differing.add(other)
+            logger.warning(
+                "sqs_backoff.provider_differs: %s is described twice; the first one counts",
+                printable(first.name),
+            )
+
+    def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
+        """Return the gate of one call of a task; its arguments are read only if they matter."""
+        provider = task.backoff_options.provider
+        key = getattr(provider, "key", None)
+        if key is None:
+            return self.of(provider)
+        return self.of(provider, _tenant(_template(key), task, payload()))
+
+    def _make(self, provider: Provider, tenant: str) -> Gate:
+        if tenant and not self._make_room(provider.name):
+            return self.of(provider) or self._make(provider, "")
+        name = (provider.name, tenant) if tenant else (provider.name,)
+        pace = None
+        if provider.rate is not None:
+            pace = Pace(provider.name, provider.rate, self._fleet(name, provider.rate))
+        stands_for = digest_of(tenant) if tenant else ""
+        gate = Gate(provider, self, tenant=stands_for, pace=pace)
+        self._gates[provider.name, tenant] = gate
+        if provider.shared:
+            self._sharing = self._sharing or self._share(
+                lock=self.lock, clock=self.clock, wake=self.look_again
+            )
+            if self._sharing is not None:
+                self._sharing.add(gate, name)
+        return gate
+
+    def _make_room(self, name: str) -> bool:
+        """Forget the tenant that was not seen for longest, and is not missed."""
+        tenants = [key for key in self._gates if key[0] == name and key[1]]
+        if len(tenants) < MOST_TENANTS:
+            return True
+        idle = next((key for key in tenants if self._gates[key].is_idle), None)
+        if idle is None:
+            return False
+        forgotten = self._gates.pop(idle)
+        if self._sharing is not None:
+            self._sharing.discard(forgotten)
+        return True
+
+    def is_alone(self, lease: Lease, provider: Provider) -> bool:
+        """Return whether a message's queue brings only messages of one provider, for all alike."""
+        return provider.key is None and self.mix.only(lease.queue.url) == provider.name
+
+    def most_to_receive(self, url: str) -> int:
+        """Return how many messages a receive from a queue may bring.
+
+        None while the only provider whose messages it brings is down; one to probe with.
+        """
+        name = self.mix.only(url)
+        with self.lock:
+            gate = None if name is None else self._gates.get((name, ""))
+            if gate is None or gate.provider.key is not None:
+                return MAX_BATCH_ENTRIES
+            health = gate.control.health
+            if health.state is State.CLOSED:
+                return MAX_BATCH_ENTRIES
+            return 1 if health.needs_probe(self.clock()) else 0
+
+    def now(self) -> list[ProviderNow]:
+        """Return the state of each provider, for ``sqs-status``."""
+        with self.lock:
+            return [
+                ProviderNow(
+                    name=f"{name}[{gate.tenant}]" if gate.tenant else name,
+                    state=gate.control.health.state.value,
+                    waiting=len(gate.control.memory),
+                )
+                for (name, _), gate in self._gates.items()
+            ]
+
+    def expect(self, lease: Lease, gate: Gate, not_before: float) -> None:
+        """Note a message that is about to be hidden, to be remembered once SQS agrees."""
+        if len(self._pending) >= _MOST_PENDING:
+            del self._pending[next(iter(self._pending))]
+        group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
+        self._pending[lease.delivery.message_id] = gate, not_before, group
+
+    def confirmed(self, row: Row) -> None:
+        """SQS has hidden a message. Called by the keeper's threads."""
+        with self.lock:
+            pending = self._pending.pop(row.message_id, None)
+            if pending is None or row.in_doubt:
+                return
+            gate, not_before, group = pending
+            hidden = Hidden(
+                row.message_id, row.handle, row.queue.url, row.due_at, not_before, group
+            )
+            gate.control.hidden(hidden, self.clock())
+
+    # The thread
+
+    def look_again(self, gate: Gate) -> None:
+        """Wake the thread if there is something to watch; start it if there never was."""
+        if gate.control.is_quiet or self._is_stopping:
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="sqs-recall", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # the machine has no thread left: the next time
+                logger.warning("sqs_backoff.no_thread_left: no message is brought forward yet")
+                return
+            self._thread = thread
+        self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Bring nothing forward any more."""
+        with self.lock:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self.pacer.stop()
+        if self._sharing is not None:
+            self._sharing.stop()
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                if self._is_stopping:
+                    return
+                self._changed.wait(self._pause())
+            try:
+                self.recall()
+            except Exception as exc:  # noqa: BLE001
+                # A bug. What was taken out comes back by itself; the thread must live.
+                logger.error("sqs_backoff.recall_failed: %s", error_site(exc, calls=BUG_CALLS))
+
+    def _pause(self) -> float | None:
+        pauses = [gate.control.seconds_to_look for gate in self._gates.values()]
+        return min((pause for pause in pauses if pause is not None), default=None)
+
+    def recall(self) -> int:
+        """Bring forward what is due; return how many messages SQS was asked for."""
+        messages = 0
+        for url, handles in self.recalls():
+            # Refused or in doubt: the message comes back when its hold ends.
+            self._calls(url).change_visibility([(handle, 0) for handle in handles])
+            messages += len(handles)
+        return messages
+
+    def recalls(self) -> Iterator[tuple[str, list[str]]]:
+        """Take out what is due now; yield each batch's queue and receipt handles.
+
+        A message that has waited behind slow calls is left out if its hold is about to end: another
+        worker may have it when the call arrives. It comes back by itself.
+        """
+        by_queue: dict[str, list[Hidden]] = defaultdict(list)
+        room, now = self._room(), self.clock()
+        with self.lock:
+            for gate in self._gates.values():
+                for hidden in gate.control.recalls(now, room=room):
+                    by_queue[hidden.queue].append(hidden)
+        for url, taken in by_queue.items():
+            for first in range(0, len(taken), MAX_BATCH_ENTRIES):
+                certain_until = self.clock() + MARGIN_SECONDS
+                batch = taken[first : first + MAX_BATCH_ENTRIES]
+                if handles := [each.handle for each in batch if each.until > certain_until]:
+                    yield url, handles
+
+
+def _tenant(template: Template, task: Any, payload: Any) -> str:
+    """The tenant of a call, empty if an argument is missing: then it has the gate of no tenant."""
+    is_call = isinstance(payload, list | tuple) and len(payload) > 1
+    args, kwargs = payload[:2] if is_call else ((), {})
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        return ""
+    return template.tenant(args, kwargs, _parameters_of(task.run)) or ""
+
+
+_template = functools.lru_cache(maxsize=256)(Template)
+_parameters_of = functools.lru_cache(maxsize=256)(parameters_of)

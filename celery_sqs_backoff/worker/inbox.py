@@ -1,0 +1,142 @@
+"""Hands received messages to Celery's consumer, in the thread of its loop, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery.utils.log import get_logger
+
+from .capacity import Capacity
+from .lease import Lease, State
+
+__all__ = ["Arrival", "Inbox"]
+
+logger = get_logger(__name__)
+
+#: Without an event loop, Celery looks at signals between two waits of this length.
+_WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A received message on its way to Celery.
+
+    ``lease`` is ``None`` where the message's task is not ours: kombu acknowledges that itself.
+    ``again`` is what to call for a message that Celery has had already, and that may start now.
+    """
+
+    queue: str
+    payload: dict[str, Any]
+    tag: str
+    lease: Lease | None
+    again: Callable[[], object] | None = None
+
+
+class Inbox:
+    """Messages that wait for Celery's loop, under their leases.
+
+    Arguments:
+        deliver: gives a message to Celery; called in its loop.
+        capacity: updated with the fate of each message.
+        is_stopping: whether no further task may start.
+        soon: schedules a callable in the event loop, from any thread. ``None``: Celery has no
+            event loop and calls :meth:`drain_events` instead.
+        one_at_a_time: delivering a task may block the loop until it ends (solo, gevent).
+        on_error: what to do with a message that Celery fails to take.
+    """
+
+    def __init__(
+        self,
+        *,
+        deliver: Callable[[Arrival], object],
+        capacity: Capacity,
+        is_stopping: Callable[[], bool],
+        soon: Callable[[Callable[[], object]], object] | None,
+        one_at_a_time: bool,
+        on_error: Callable[[Arrival, BaseException], object],
+    ) -> None:
+        self._deliver = deliver
+        self._capacity = capacity
+        self._is_stopping = is_stopping
+        self._soon = soon
+        self._one_at_a_time = one_at_a_time
+        self._on_error = on_error
+        self._cond = threading.Condition()
+        self._arrivals: deque[Arrival] = deque()
+        self._will_drain = False
+        capacity.on_freed = self.wake
+
+    def put(self, arrival: Arrival) -> None:
+        """Add a message; from any thread."""
+        with self._cond:
+            self._arrivals.append(arrival)
+            self._cond.notify()
+        self.wake()
+
+    def wake(self) -> None:
+        """Deliver soon what can be delivered; from any thread."""
+        if self._soon is None:
+            with self._cond:
+                self._cond.notify()
+            return
+        with self._cond:
+            if self._will_drain or not self._arrivals:
+                return
+            self._will_drain = True
+        self._soon(self._drain)
+
+    def clear(self) -> None:
+        """Drop all waiting messages. The caller gives their leases back."""
+        with self._cond:
+            left, self._arrivals = list(self._arrivals), deque()
+            self._will_drain = False
+        for arrival in left:
+            self._capacity.freed(arrival.tag)
+
+    def drain_events(self) -> None:
+        """Wait briefly for a message, then deliver everything that can be delivered.
+
+        Raises:
+            TimeoutError: no message arrived.
+        """
+        with self._cond:
+            if not self._can_deliver():
+                self._cond.wait(_WAIT_SECONDS)
+            if not self._can_deliver():
+                raise TimeoutError
+        while self._can_deliver():
+            self._deliver_one()
+
+    def _drain(self) -> None:
+        with self._cond:
+            self._will_drain = False
+        while self._can_deliver():
+            self._deliver_one()
+            if self._one_at_a_time:
+                self.wake()
+                return
+
+    def _can_deliver(self) -> bool:
+        if not self._arrivals or self._is_stopping():
+            return False
+        return not self._one_at_a_time or self._capacity.has_free_process
+
+    def _deliver_one(self) -> None:
+        try:
+            arrival = self._arrivals.popleft()
+        except IndexError:
+            return
+        lease = arrival.lease
+        if lease is not None and lease.state is not State.HELD:
+            self._capacity.freed(arrival.tag)  # given back, or lost, while it waited
+            return
+        try:
+            self._deliver(arrival)
+        except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
+            self._on_error(arrival, exc)
+        if lease is not None and lease.state is State.HELD and not lease.keeps_place:
+            self._capacity.blocked(arrival.tag)

@@ -1,0 +1,185 @@
+"""The observers of one worker, each a listener of its events: what the app's settings ask for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from celery.utils.log import get_logger
+
+from ..observe.announce import Announce
+from ..observe.board import ProviderNow
+from ..observe.health import Heartbeat, Pulse
+from ..observe.metrics import Metrics, Recorder
+from ..observe.stream import Events
+from ..observe.waiting import Waiting
+from ..safe.stores import is_shared
+from .bulletin import Bulletin
+from .lease import Lease
+
+__all__ = ["EVENT_LOOP", "Observation"]
+
+logger = get_logger(__name__)
+
+#: What the heartbeat calls Celery's loop.
+EVENT_LOOP = "Celery's event loop"
+
+#: Between two tries to have the port.
+_AGAIN_SECONDS = 10.0
+
+_DEFAULT_HOST = "127.0.0.1"
+
+
+class Observation:
+    """Starts the observers. The settings, in the app's ``sqs_backoff``:
+
+    ``heartbeat``: path of the heartbeat file; ``prometheus_port`` and ``prometheus_host``: where
+    metrics and health are served; ``opentelemetry=True``: metrics by OpenTelemetry's API;
+    ``status=False``: nothing is written to the store for ``sqs-status``.
+
+    Nothing that fails here stops the worker: a port that is taken, or a library that is missing,
+    is logged.
+
+    Args:
+        app: the Celery app.
+        worker: this worker's name.
+        events: of the worker.
+        pulse: of the worker.
+        running: how many messages of a queue are in the pool's hands.
+        held: the leases that are not settled.
+        providers: what is known of providers.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        worker: str,
+        *,
+        events: Events,
+        pulse: Pulse,
+        running: Callable[[str], int],
+        held: Callable[[], Iterable[Lease]] = tuple,
+        providers: Callable[[], Iterable[ProviderNow]] = tuple,
+    ) -> None:
+        settings = app.conf.get("sqs_backoff")
+        self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+        self._app = app
+        self._worker = worker
+        self._events = events
+        self._pulse = pulse
+        self._running = running
+        self._held = held
+        self._providers = providers
+        self._waiting = Waiting()
+        self._stops: list[Callable[[], object]] = []
+
+    def start(self) -> None:
+        """Start the observers; once per worker."""
+        self._stops.append(self._events.subscribe(Announce(self._app.tasks.get)))
+        self._stops.append(self._events.subscribe(self._waiting))
+        if path := self._settings.get("heartbeat"):
+            try:
+                heartbeat = Heartbeat(Path(path), self._pulse)
+            except TypeError as exc:
+                logger.error("sqs_backoff.no_heartbeat: %s", exc)
+            else:
+                heartbeat.start()
+                self._stops.append(heartbeat.stop)
+        if (port := self._settings.get("prometheus_port")) is not None:
+            try:
+                self._serve(str(self._settings.get("prometheus_host") or _DEFAULT_HOST), int(port))
+            except (ImportError, TypeError, ValueError, OverflowError) as exc:
+                logger.error("sqs_backoff.no_metrics: port %s: %s", port, exc)
+        if self._settings.get("opentelemetry"):
+            try:
+                from ..observe.opentelemetry import OpenTelemetryRecorder
+
+                self._count_for(OpenTelemetryRecorder())
+            except ImportError as exc:
+                logger.error("sqs_backoff.no_opentelemetry: %s", exc)
+        if is_shared(self._settings.get("store")) and self._settings.get("status", True):
+            self._publish()
+
+    def stop(self) -> None:
+        """Stop them."""
+        while self._stops:
+            self._stops.pop()()
+
+    def _count_for(self, recorder: Recorder) -> None:
+        metrics = Metrics(recorder, self._waiting, running=self._running)
+        self._stops.append(self._events.subscribe(metrics))
+
+    def _publish(self) -> None:
+        bulletin = Bulletin(
+            self._app,
+            self._worker,
+            waiting=self._waiting,
+            running=self._running,
+            held=self._held,
+            providers=self._providers,
+        )
+        bulletin.start()
+        self._stops += [bulletin.stop, self._events.subscribe(bulletin)]
+
+    def _serve(self, host: str, port: int) -> None:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+        from ..observe.http import serve
+        from ..observe.prometheus import PrometheusRecorder
+
+        registry = CollectorRegistry()
+        self._count_for(PrometheusRecorder(registry))
+
+        def try_to_serve() -> bool:
+            try:
+                server = serve(
+                    host,
+                    port,
+                    metrics=lambda: (generate_latest(registry), CONTENT_TYPE_LATEST),
+                    faults=self._pulse.faults,
+                )
+            except OSError as exc:
+                if not tries.has_failed:
+                    logger.error(
+                        "sqs_backoff.no_metrics: port %s: %s; trying again every %g s",
+                        *(port, exc, _AGAIN_SECONDS),
+                    )
+                return False
+            self._stops += [server.server_close, server.shutdown]
+            logger.info("sqs_backoff.metrics: http://%s:%d/metrics", host, server.server_port)
+            return True
+
+        tries = _Tries(try_to_serve)
+        self._stops.append(tries.stop)
+        tries.start()
+
+
+class _Tries:
+    """Tries something now, and in a thread again and again, until it works or is stopped.
+
+    The port of a worker that is replaced is free when that worker, or a pool process that has
+    outlived it, has ended.
+    """
+
+    def __init__(self, attempt: Callable[[], bool]) -> None:
+        self.has_failed = False
+        self._attempt = attempt
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        if not self._attempt():
+            self.has_failed = True
+            threading.Thread(target=self._run, name="sqs-observe-again", daemon=True).start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(_AGAIN_SECONDS):
+            with self._lock:
+                if self._over.is_set() or self._attempt():
+                    return

@@ -1,0 +1,244 @@
+"""Messages that wait for their slots at their providers' rates, and the threads that see to them.
+
+Celery's event loop puts a message in line and goes on; it never waits for a store. One thread lets
+messages start at their slots, or hides them. Another asks the store for slots, one call for all
+messages in line. A store that is away, or slow, costs a share of the rate, never a stop.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from celery.utils.log import get_logger
+
+from ..provider.fleet import Taken
+from ..provider.rate import HEADROOM, Line, Place, Times, assign
+from ..text import BUG_CALLS, error_site, printable
+
+__all__ = ["Pace", "Paced", "Pacer"]
+
+logger = get_logger(__name__)
+
+#: A store that has not answered by then is taken to be away.
+_PATIENCE_SECONDS: Final = 1.0
+
+#: Until a store that is away is asked again.
+_AWAY_SECONDS: Final = 10.0
+
+#: Workers to share a rate with, as long as the store has never said how many there are.
+_WORKERS_UNKNOWN: Final = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Paced:
+    """A message that may start but for its slot.
+
+    Attributes:
+        start: called in the pacer's thread at its slot, which it is given; must not block.
+        hide: called with the time until which it is to be hidden; must not block.
+        is_over: whether somebody else has settled it meanwhile.
+    """
+
+    start: Callable[[float], object]
+    hide: Callable[[float], object]
+    is_over: Callable[[], bool]
+
+
+class Fleet(Protocol):
+    """Where slots are shared; may block, and raise anything."""
+
+    def take(self, longest: Sequence[float]) -> Taken: ...
+
+
+class Pace:
+    """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
+
+    Arguments:
+        name: of the provider, for the log.
+        rate: agreed slots a second.
+        fleet: where slots are shared; ``None``: each worker has the rate for itself.
+    """
+
+    def __init__(self, name: str, rate: float, fleet: Fleet | None) -> None:
+        self.name = name
+        self.rate = rate * HEADROOM
+        self.fleet = fleet
+        self.line: Line[Paced] = Line()
+        self.workers = _WORKERS_UNKNOWN
+        #: Since when a message is in line that has no place.
+        self.waiting_since: float | None = None
+        self.away_until: float | None = None
+        self._times = Times()
+
+    def give_local(self, now: float, share: float) -> None:
+        """Give places of this worker's own, at a share of the rate."""
+        self.waiting_since = None
+        missing = self.line.missing
+        places, self._times = assign(self._times, now, missing, rate=self.rate * share)
+        self.line.give(places)
+
+    def give_shared(self, taken: Taken, asked_at: float, now: float) -> None:
+        """Give places that the fleet's store has handed out, half way between call and answer."""
+        self.waiting_since = None
+        then = (asked_at + now) / 2
+        self.line.give(Place(max(now, then + each.at), each.is_slot) for each in taken.places)
+
+
+class Pacer:
+    """The lines of a worker, and their two threads, which start with the first message.
+
+    Arguments:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._wanted = threading.Condition(self._lock)
+        self._busy: dict[Pace, None] = {}
+        self._to_ask: dict[Pace, None] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_stopping = False
+
+    def join(self, pace: Pace, paced: Paced, longest: float) -> None:
+        """Put a message in line, which may wait here for so many seconds. Does not block."""
+        with self._lock:
+            if not self._threads and not self._is_stopping:
+                self._start_threads()
+            pace.line.join(paced, longest)
+            self._busy[pace] = None
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Let nothing start any more; what waits is given back by its lease."""
+        with self._lock:
+            self._is_stopping = True
+            self._changed.notify_all()
+            self._wanted.notify_all()
+
+    def _start_threads(self) -> None:
+        for name, run in (("sqs-pace", self._pace), ("sqs-slots", self._ask)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    # One thread: messages start
+
+    def _pace(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_stopping:
+                    return
+                actions = self.step(self._clock())
+                if not actions:
+                    self._changed.wait(self._pause())
+                    continue
+            for action in actions:
+                try:
+                    action()
+                except Exception as exc:  # noqa: BLE001
+                    # A bug. The message is left to its lease; the thread has others to see to.
+                    logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
+
+    def step(self, now: float) -> list[Callable[[], object]]:
+        """Give slots that need no store, and return what is to be done now."""
+        actions: list[Callable[[], object]] = []
+        with self._lock:
+            for pace in list(self._busy):
+                self._see_to_slots(pace, now)
+                departure = pace.line.depart(now)
+                self._see_to_slots(pace, now)  # of those that have missed theirs
+                actions += [
+                    functools.partial(paced.start, slot)
+                    for paced, slot in departure.start
+                    if not paced.is_over()
+                ]
+                actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
+                if not len(pace.line):
+                    del self._busy[pace]
+        return actions
+
+    def _see_to_slots(self, pace: Pace, now: float) -> None:
+        if not pace.line.is_missing:
+            return
+        if pace.fleet is None:
+            pace.give_local(now, 1.0)
+            return
+        if pace.waiting_since is None:
+            pace.waiting_since = now
+        elif now - pace.waiting_since >= _PATIENCE_SECONDS:
+            self._note_away(pace, now, "no answer")
+        if pace.away_until is not None:
+            pace.give_local(now, 1 / pace.workers)
+        if pace.away_until is None or now >= pace.away_until:
+            self._to_ask[pace] = None
+            self._wanted.notify()
+
+    def _pause(self) -> float | None:
+        """Seconds until a message may start, or a store's answer is overdue."""
+        now = self._clock()
+        times = [at for pace in self._busy if (at := pace.line.next_at()) is not None]
+        times += [
+            pace.waiting_since + _PATIENCE_SECONDS
+            for pace in self._busy
+            if pace.waiting_since is not None
+        ]
+        return max(0.0, min(times) - now) + 0.001 if times else None
+
+    # The other: slots are taken
+
+    def _ask(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_stopping:
+                    return
+                if not self._to_ask:
+                    self._wanted.wait()
+                    continue
+                pace = next(iter(self._to_ask))
+                del self._to_ask[pace]
+                longest = pace.line.missing
+                if pace.away_until is not None:
+                    if self._clock() < pace.away_until:
+                        continue
+                    longest = []  # ask whether it is back
+                elif not longest:
+                    continue
+            self.ask(pace, longest)
+
+    def ask(self, pace: Pace, longest: list[float]) -> None:
+        """Ask a line's store for places, and give them."""
+        assert pace.fleet is not None
+        asked_at = self._clock()
+        try:
+            taken = pace.fleet.take(longest)
+        except Exception as exc:  # noqa: BLE001  # of any library: the message must not wait for it
+            with self._lock:
+                self._note_away(pace, self._clock(), type(exc).__name__)
+                self._changed.notify()
+            return
+        with self._lock:
+            pace.workers = max(1, taken.workers)
+            if pace.away_until is not None:
+                pace.away_until = None
+                logger.info(
+                    "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
+                )
+            pace.give_shared(taken, asked_at, self._clock())
+            self._changed.notify()
+
+    def _note_away(self, pace: Pace, now: float, why: str) -> None:
+        if pace.away_until is None:
+            logger.warning(
+                "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
+                " until the store answers",
+                printable(pace.name),
+                printable(why),
+                pace.workers,
+            )
+        pace.away_until = now + _AWAY_SECONDS

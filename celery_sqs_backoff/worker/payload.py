@@ -1,0 +1,236 @@
+"""From the body of an SQS message to what kombu makes a message of; anything else is refused.
+
+The queue's senders are not trusted: kombu and Celery take the types in an envelope for granted, and
+a list where a dict is due would end one worker after the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+from kombu.utils.json import loads
+
+__all__ = ["MAX_DECOMPRESSED_BYTES", "NotUnderstood", "celery_payload", "task_payload"]
+
+#: Most bytes of a body after decompression. SQS allows 1 MiB on the wire, in base64.
+MAX_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
+
+#: kombu's own test for a body in base64.
+_BASE64 = re.compile(r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
+
+
+class NotUnderstood(Exception):
+    """The body is not a task message. The text says why, without a word of the body."""
+
+
+def celery_payload(body: str) -> dict[str, Any] | None:
+    """Read a message that kombu has sent.
+
+    Returns:
+        kombu's raw payload, or ``None`` if the body is something else altogether: no JSON object,
+        or one without kombu's fields.
+
+    Raises:
+        NotUnderstood: it has kombu's fields, but they cannot be those of a task.
+    """
+    found = _load(body)
+    if not isinstance(found, dict) or "properties" not in found or "body" not in found:
+        return None
+    headers = found["headers"] = _dict(found.get("headers"), "its headers are")
+    properties = found["properties"] = _dict(found["properties"], "its properties are")
+    properties["delivery_info"] = _dict(properties.get("delivery_info"), "its delivery_info is")
+    for name in ("content-type", "content-encoding"):
+        _text(found.get(name), f"its {name} is")
+    for name, check in _HEADERS.items():
+        if (value := headers.get(name)) is not None and not check(value):
+            raise NotUnderstood(f"its header {name} is {_kind(value)}, or out of range")
+    for name in ("exchange", "routing_key"):
+        _text(properties["delivery_info"].get(name), f"its {name} is")
+    raw = _raw_body(found["body"], properties.get("body_encoding"))
+    if (compression := headers.pop("compression", None)) is not None:
+        # kombu would decompress it without a bound, in the worker's main process.
+        found["body"], properties["body_encoding"] = _decompress(raw, compression), None
+    return found
+
+
+def task_payload(
+    task: str, args: Any, kwargs: Any, *, task_id: str, queue: str, origin: str
+) -> dict[str, Any]:
+    """Write the payload of a task whose message Celery has not sent.
+
+    Arguments:
+        task: the task's name.
+        task_id: the same for each receive of the message.
+        queue: the name of its queue in Celery.
+        origin: who made a task of it; the ``origin`` header.
+
+    Raises:
+        TypeError: ``args`` or ``kwargs`` cannot be written as JSON.
+    """
+    args, kwargs = list(args), dict(kwargs)
+    embed = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
+    return {
+        "body": base64.b64encode(json.dumps([args, kwargs, embed]).encode()).decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {
+            "lang": "py",
+            "task": task,
+            "id": task_id,
+            "root_id": task_id,
+            "parent_id": None,
+            "group": None,
+            "eta": None,
+            "expires": None,
+            "retries": 0,
+            "timelimit": [None, None],
+            # What Celery logs and shows of the arguments; these are a stranger's.
+            "argsrepr": "(...)",
+            "kwargsrepr": "{...}",
+            "origin": origin,
+            "ignore_result": False,
+        },
+        "properties": {
+            "body_encoding": "base64",
+            "correlation_id": task_id,
+            "delivery_info": {"exchange": "", "routing_key": queue},
+            "priority": 0,
+        },
+    }
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, str | datetime)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1_000_000
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9
+
+
+def _is_time_limit(value: Any) -> bool:
+    limits = value if isinstance(value, list | tuple) else ()
+    return len(limits) == 2 and all(limit is None or _is_number(limit) for limit in limits)
+
+
+#: The headers that Celery's main process works with, and what it takes for granted. ``None``, or
+#: none, is right for all of them. https://docs.celeryq.dev/en/stable/internals/protocol.html
+_HEADERS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "shadow", "lang"), _is_text),
+    **dict.fromkeys(("argsrepr", "kwargsrepr", "origin"), _is_text),
+    **dict.fromkeys(("eta", "expires"), _is_time),
+    **dict.fromkeys(("retries", "replaced_task_nesting"), _is_count),
+    "timelimit": _is_time_limit,
+    "ignore_result": lambda value: isinstance(value, bool),
+    "stamped_headers": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "stamps": lambda value: isinstance(value, dict),
+}
+
+
+def _load(body: str) -> Any:
+    text: str | bytes = body
+    try:
+        if _BASE64.match(body):
+            text = base64.b64decode(body)
+        return loads(text)
+    except Exception:  # noqa: BLE001  # kombu's JSON also makes objects, of which any may fail
+        return None
+
+
+def _dict(value: Any, what: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise NotUnderstood(f"{what} {_kind(value)}")
+    return value
+
+
+def _text(value: Any, what: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise NotUnderstood(f"{what} {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"
+
+
+def _raw_body(body: Any, encoding: Any) -> bytes:
+    """Decode as kombu will, to see that it can be."""
+    if body is None:
+        body = ""
+    if not isinstance(body, str):
+        raise NotUnderstood(f"its body is {_kind(body)}")
+    if encoding in (None, "", "utf-8", "UTF-8"):
+        return body.encode(errors="surrogatepass")
+    if encoding != "base64":
+        raise NotUnderstood("its body has an unknown encoding")
+    try:
+        return base64.b64decode(body)
+    except ValueError:
+        raise NotUnderstood("its body does not decode") from None
+
+
+# Decompression
+
+
+def _decompress(data: bytes, compression: Any) -> bytes:
+    decompress = _DECOMPRESSORS.get(compression) if isinstance(compression, str) else None
+    if decompress is None:
+        raise NotUnderstood("its compression is not known here")
+    try:
+        result, is_whole = decompress(data)
+    except Exception as exc:  # noqa: BLE001  # each library has its own errors
+        raise NotUnderstood(f"its body does not decompress ({type(exc).__name__})") from None
+    if not is_whole:
+        raise NotUnderstood(
+            f"its body does not end within {MAX_DECOMPRESSED_BYTES} bytes, decompressed"
+        )
+    return result
+
+
+def _gzip(data: bytes) -> tuple[bytes, bool]:
+    stream = zlib.decompressobj()
+    return stream.decompress(data, MAX_DECOMPRESSED_BYTES), stream.eof
+
+
+def _bz2(data: bytes) -> tuple[bytes, bool]:
+    stream = bz2.BZ2Decompressor()
+    return stream.decompress(data, MAX_DECOMPRESSED_BYTES), stream.eof
+
+
+def _lzma(data: bytes) -> tuple[bytes, bool]:
+    stream = lzma.LZMADecompressor(memlimit=8 * MAX_DECOMPRESSED_BYTES)
+    return stream.decompress(data, MAX_DECOMPRESSED_BYTES), stream.eof
+
+
+def _zstd(data: bytes) -> tuple[bytes, bool]:
+    import zstandard  # type: ignore[import-not-found,unused-ignore]  # optional, as in kombu
+
+    window = MAX_DECOMPRESSED_BYTES
+    with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(data) as stream:
+        result = stream.read(MAX_DECOMPRESSED_BYTES)
+        return result, not stream.read(1)
+
+
+#: kombu's names (``kombu.compression``). Brotli's library has no bound, so it is not among them.
+_DECOMPRESSORS: dict[str, Callable[[bytes], tuple[bytes, bool]]] = {
+    **dict.fromkeys(("application/x-gzip", "gzip", "zlib"), _gzip),
+    **dict.fromkeys(("application/x-bz2", "bzip2", "bzip"), _bz2),
+    **dict.fromkeys(("application/x-lzma", "lzma", "xz"), _lzma),
+    **dict.fromkeys(("application/zstd", "zstd", "zstandard"), _zstd),
+}

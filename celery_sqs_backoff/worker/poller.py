@@ -1,0 +1,255 @@
+"""Receives the messages of one queue, in its own threads, until it is stopped."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery.utils.log import get_logger
+
+from ..observe.events import Received as Polled
+from ..observe.events import ReceiveFailed, ReceivingAgain
+from ..observe.health import Pulse
+from ..observe.log_lines import logged_events
+from ..observe.stream import Events
+from ..retry.policies import EqualJitter
+from ..sqs.calls import Calls, Received
+from ..sqs.limits import MAX_BATCH_ENTRIES
+from ..text import BUG_CALLS, error_site
+from .capacity import Capacity
+from .reports import queue_name
+
+__all__ = ["Poller"]
+
+logger = get_logger(__name__)
+
+#: Between receives that fail: SQS is unreachable, or the credentials have expired.
+_AFTER_FAILURE = EqualJitter(base=1, cap=10)
+
+#: Calls for one queue at the same time, while it has a backlog and there is room for all responses.
+_MAX_CALLS = 3
+
+#: An empty response that arrives sooner did not wait: the server does not support long polls, or
+#: the queue has reached its quota of in-flight messages.
+_TOO_SOON_SECONDS = 0.2
+_AFTER_TOO_SOON_SECONDS = 1.0
+
+#: Between two looks whether receiving goes on that is paused because a provider is down.
+_PAUSED_SECONDS = 0.5
+
+#: Most time of a call, not counting the long poll: credentials, connect, client timeout.
+_LONGEST_CALL_SECONDS = 40.0
+
+#: Most time of what is done between two calls, none of which waits for anybody: the longest pause,
+#: and some, for a machine that is busy.
+_LONGEST_TURN_SECONDS = 20.0
+
+#: SQS responds when a long poll ends. A response that arrives more than this later was delayed,
+#: for example because the machine was suspended, and its messages become visible that much sooner.
+_ON_THE_WAY_SECONDS = 1.0
+
+
+class Poller:
+    """Receives from one queue: one long poll after the other, and more calls while it is behind.
+
+    No exception ends it. Its threads are daemons: at the end of the process they just stop.
+
+    Arguments:
+        url: of the queue. Others may have the same name, in another account or Region.
+        calls: the port to receive with.
+        capacity: decides when to receive, and how many messages.
+        take: called in the poller's thread with each response's messages, the seconds (at least)
+            since SQS sent it, and the visibility timeout that was requested.
+        before_each: called before each long poll.
+        most: how many messages a receive may bring at the most; 0 = none for the moment.
+        wait_seconds: of the long poll.
+        visibility_timeout_seconds: passed to each receive; ``None`` = the queue's own.
+        clock: seconds, monotonic.
+        rng: for the jitter of pauses.
+        events, pulse: of the worker, for whoever observes it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        calls: Calls,
+        capacity: Capacity,
+        take: Callable[[list[dict[str, Any]], float, int | None], object],
+        before_each: Callable[[], object] = lambda: None,
+        most: Callable[[], int] = lambda: MAX_BATCH_ENTRIES,
+        wait_seconds: int = 20,
+        visibility_timeout_seconds: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        events: Events | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.url = url
+        self.queue = queue_name(url)  # as all events call it, whatever Celery calls it
+        self._events = events or logged_events()
+        self._pulse = pulse or Pulse()
+        self._name = f"the poller of {url}"
+        self._calls = calls
+        self._capacity = capacity
+        self._take = take
+        self._before_each = before_each
+        self._most = most
+        self._wait_seconds = wait_seconds
+        self._visibility_timeout_seconds = visibility_timeout_seconds
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._failures = 0  # in a row
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._stopped.set()
+        self._more = threading.Event()
+        self._main: threading.Thread | None = None
+        self._helpers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start receiving. A call that is still in flight is kept."""
+        with self._lock:
+            self._stopped.clear()
+            if self._main is None or not self._main.is_alive():
+                self._main = self._thread(self._run)
+        limit = self._wait_seconds + _LONGEST_CALL_SECONDS
+        self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
+
+    def stop(self) -> None:
+        """Stop receiving. Messages of a call in flight still go to ``take``."""
+        self._pulse.forget(self._name)
+        with self._lock:
+            self._stopped.set()
+        self._more.set()
+        self._capacity.wake()
+
+    # The threads
+
+    def _thread(self, run: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=run, name=f"sqs-poll-{self.queue}", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        while self._goes_on():
+            self._survive(self._poll)
+
+    def _goes_on(self) -> bool:
+        """Return whether the main thread continues; if not, the next ``start`` creates another."""
+        with self._lock:
+            if self._stopped.is_set():
+                self._main = None
+                return False
+            return True
+
+    def _run_helper(self) -> None:
+        name = f"{self._name}, thread {threading.get_ident()},"
+        while True:
+            self._pulse.forget(name)
+            self._more.wait()
+            self._more.clear()
+            self._pulse.watch(name, limit_seconds=_LONGEST_TURN_SECONDS)
+            if self._stopped.is_set():
+                self._pulse.forget(name)
+                with self._lock:
+                    self._helpers.remove(threading.current_thread())
+                self._more.set()  # for the next helper
+                return
+            self._survive(partial(self._receive_more, name))
+
+    def _receive_more(self, name: str) -> None:
+        while (
+            not self._stopped.is_set()
+            and self._most() >= MAX_BATCH_ENTRIES
+            and (asked_for := self._capacity.take_more(self.url))
+        ):
+            self._receive(asked_for, wait_seconds=0, name=name)
+
+    def _survive(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except BaseException as exc:  # noqa: BLE001
+            # Our bug or a client's: the queue must still be polled.
+            logger.error(
+                "sqs_backoff.poller_failed: queue %s: %s",
+                *(self.queue, error_site(exc, calls=BUG_CALLS)),
+            )
+            self._stopped.wait(_AFTER_FAILURE.delay(1, self._rng))
+
+    def _poll(self) -> None:
+        self._pulse.turned(self._name, limit_seconds=_LONGEST_CALL_SECONDS)
+        self._before_each()
+        self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
+        if not (most := self._most()):
+            self._is_over()
+            self._stopped.wait(_PAUSED_SECONDS)
+            return
+        asked_for = self._capacity.wait_for_room(self.url, self._is_over, most=most)
+        if asked_for:
+            self._receive(asked_for, wait_seconds=self._wait_seconds, name=self._name)
+
+    def _is_over(self) -> bool:
+        """Return whether to stop. Called every second while there is no room."""
+        self._pulse.turned(self._name)
+        return self._stopped.is_set()
+
+    def _is_alive(self) -> bool:
+        main = self._main
+        return main is not None and main.is_alive()
+
+    def _tell(self, received: Received, asked_for: int) -> int:
+        """Tell observers how a receive ended; return how many in a row have failed."""
+        if received.failure is not None:
+            failures = self._failures = self._failures + 1
+            code = received.failure.code
+            self._events.emit(ReceiveFailed(queue=self.queue, code=code, failures=failures))
+            return failures
+        failures, self._failures = self._failures, 0
+        if failures:
+            self._events.emit(ReceivingAgain(queue=self.queue, failures=failures))
+        ids = tuple(message["MessageId"] for message in received.messages)
+        self._events.emit(
+            Polled(queue=self.queue, messages=len(ids), asked_for=asked_for, message_ids=ids)
+        )
+        return 0
+
+    def _receive(self, asked_for: int, *, wait_seconds: int, name: str) -> None:
+        asked_at, brought, seconds, failures = self._clock(), 0, 0.0, 0
+        try:
+            hidden_seconds = self._visibility_timeout_seconds()
+            self._pulse.turned(name, limit_seconds=wait_seconds + _LONGEST_CALL_SECONDS)
+            received = self._calls.receive(
+                max_messages=asked_for,
+                wait_seconds=wait_seconds,
+                visibility_timeout_seconds=hidden_seconds,
+            )
+            self._pulse.turned(name, limit_seconds=_LONGEST_TURN_SECONDS)
+            brought, seconds = len(received.messages), self._clock() - asked_at
+            failures = self._tell(received, asked_for)  # before anything becomes of them
+            if received.messages:
+                seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
+                self._take(received.messages, seconds_ago, hidden_seconds)
+        finally:
+            self._capacity.responded(
+                self.url, asked_for=asked_for, messages=brought, seconds=seconds
+            )
+        if failures:
+            self._stopped.wait(_AFTER_FAILURE.delay(failures, self._rng))
+        elif brought >= asked_for:
+            self._start_helper()
+        elif not brought and wait_seconds and seconds < _TOO_SOON_SECONDS:
+            self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
+
+    def _start_helper(self) -> None:
+        """The queue has a backlog: let a helper receive too, if there is room."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            if not self._helpers or (len(self._helpers) < _MAX_CALLS - 1 and self._more.is_set()):
+                self._helpers.append(self._thread(self._run_helper))
+        self._more.set()

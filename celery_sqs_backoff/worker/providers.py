@@ -1,0 +1,120 @@
+"""What the app says of its tasks' providers: which there are, which queue brings whose messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_logger
+
+from ..provider.fleet import FleetSlots
+from ..provider.rate import HEADROOM
+from ..provider.settings import Provider
+from ..safe.settings import vault_of
+from ..safe.stores import has_store, is_shared
+from ..safe.vault import Vault
+from ..text import printable
+from .pacing import Fleet
+from .sharing import Sharing
+
+__all__ = [
+    "fleet_of",
+    "introduce",
+    "provider_name_of",
+    "provider_of",
+    "providers_routed_to",
+    "shares_a_store",
+    "sharing_of",
+]
+
+logger = get_logger(__name__)
+
+
+def provider_of(task: Any) -> Provider | None:
+    """Return a task's provider; ``None`` = it has none."""
+    provider = getattr(getattr(task, "backoff_options", None), "provider", None)
+    return Provider(provider) if isinstance(provider, str) else provider
+
+
+def provider_name_of(task: Any) -> str | None:
+    """Return the name of a task's provider; ``None`` = it has none."""
+    provider = getattr(getattr(task, "backoff_options", None), "provider", None)
+    return provider if isinstance(provider, str) else getattr(provider, "name", None)
+
+
+def providers_routed_to(app: Any, queue: str) -> Iterable[str | None]:
+    """Return the providers of the tasks that the app routes to a queue; ``None``: one has none.
+
+    Celery's own tasks do not count, nor what a sender routes elsewhere.
+    """
+    found: set[str | None] = set()
+    for name, task in list(app.tasks.items()):
+        if name.startswith("celery."):
+            continue
+        try:
+            target = app.amqp.router.route({}, name).get("queue")
+        except Exception:  # noqa: BLE001  # a router of the user's, who routes by arguments
+            found.add(None)
+            continue
+        if getattr(target, "name", target) == queue:
+            found.add(provider_name_of(task))
+    return found
+
+
+def shares_a_store(app: Any) -> bool:
+    """Return whether the app names a store that other workers can reach."""
+    return has_store(app) and is_shared((app.conf.get("sqs_backoff") or {}).get("store"))
+
+
+def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], Fleet | None]:
+    """Return what makes, of a provider's name and rate, the place where its slots are shared."""
+
+    def make(name: tuple[str, ...], rate: float) -> Fleet | None:
+        vault = _vault(app)
+        if vault is None:
+            return None
+        return FleetSlots(vault, name, rate=rate * HEADROOM, worker=worker)
+
+    return make
+
+
+def sharing_of(app: Any, *, worker: str) -> Callable[..., Sharing | None]:
+    """Return what makes the thread that shares the health of providers; see :class:`Sharing`."""
+
+    def make(**facts: Any) -> Sharing | None:
+        vault = _vault(app)
+        return None if vault is None else Sharing(vault, worker=worker, **facts)
+
+    return make
+
+
+def _vault(app: Any) -> Vault | None:
+    """The app's records, if other workers can reach them."""
+    if not shares_a_store(app):
+        return None
+    try:
+        return vault_of(app)
+    except ImproperlyConfigured:  # said at start
+        return None
+
+
+def introduce(app: Any, tasks: Iterable[Any]) -> None:
+    """Say which rates the workers do not share."""
+    providers = {provider for task in tasks if (provider := provider_of(task)) is not None}
+    for provider in sorted(providers, key=lambda each: each.name):
+        if (provider.rate is None and not provider.shared) or shares_a_store(app):
+            continue
+        if provider.rate is not None:
+            logger.warning(
+                "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
+                " because the app names no store for a rate that all share",
+                printable(provider.name),
+                provider.rate,
+            )
+        if provider.shared:
+            logger.warning(
+                "sqs_backoff.health_per_worker: %s: each worker finds out by itself that it is"
+                " down, because the app names no store",
+                printable(provider.name),
+            )

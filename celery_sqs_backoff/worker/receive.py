@@ -1,0 +1,317 @@
+"""Receives for a worker: one poller per consumed queue, and the inbox that Celery's loop drains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from ..observe.events import Started
+from ..sqs.clients import Clients
+from ..sqs.limits import MAX_WAIT_TIME_SECONDS
+from . import unreadable, upstream
+from .capacity import Capacity
+from .foreign import Foreign
+from .gates import Gates
+from .inbox import Arrival, Inbox
+from .keeper import Keeper
+from .lease import Lease, State
+from .messages import Receiver
+from .mix import QueueMix
+from .poller import Poller
+from .providers import fleet_of, provider_name_of, providers_routed_to, sharing_of
+from .strategy import takes_leases
+from .upstream.pools import is_pool_of
+
+__all__ = ["Receive"]
+
+logger = get_logger(__name__)
+
+#: Pools in which handing a task over may wait until it, or another, has ended.
+_BLOCKING_POOLS = ("solo", "gevent", "eventlet")
+
+
+class Receive:
+    """Everything between SQS and Celery's consumer, for the life of a worker.
+
+    Arguments:
+        consumer: Celery's, which has no channel yet.
+        keeper: who renews and settles the leases.
+    """
+
+    def __init__(self, consumer: Any, keeper: Keeper) -> None:
+        self._consumer = consumer
+        self._channel: Any = None
+        self._pollers: dict[str, Poller] = {}
+        self._keeper = keeper
+        self._clients = Clients()
+        self._capacity = Capacity(
+            processes=lambda: _processes(consumer),
+            multiplier=lambda: int(consumer.prefetch_multiplier),
+            is_behind=keeper.is_behind,
+        )
+        self.receiver = Receiver(
+            keeper,
+            clients=self._clients,
+            capacity=self._capacity,
+            foreign=Foreign(
+                (consumer.app.conf.get("sqs_backoff") or {}).get("foreign") or {},
+                is_registered=lambda name: name in consumer.strategies,
+                origin=consumer.hostname,
+            ),
+            takes_leases=lambda name: (
+                name not in consumer.strategies or takes_leases(consumer.strategies[name])
+            ),
+            gates=self._gates,
+            provider_of=lambda name: provider_name_of(consumer.app.tasks.get(name)),
+        )
+        self._inbox = Inbox(
+            deliver=self._deliver,
+            capacity=self._capacity,
+            is_stopping=_is_stopping,
+            soon=_soon(consumer.hub),
+            one_at_a_time=_blocks(consumer.pool),
+            on_error=self._on_error,
+        )
+        self.receiver.deliver = self._inbox.put
+        self.receiver.keep = lambda lease, headers, what: unreadable.keep(
+            lease, headers, what, worker=consumer.hostname
+        )
+        self._note_started_tasks(consumer)
+
+    def _gates(self, room: Callable[[], int]) -> Gates:
+        app = self._consumer.app
+        return Gates(
+            self._keeper,
+            calls=self._clients.settling,
+            room=room,
+            fleet=fleet_of(app, worker=self._consumer.hostname),
+            share=sharing_of(app, worker=self._consumer.hostname),
+            mix=QueueMix(lambda name: providers_routed_to(app, name)),
+        )
+
+    def attach(self, channel: Any) -> None:
+        """Deliver through this channel from now on. Call it before the channel consumes."""
+        self._channel = channel
+        self._clients.attach(channel)
+        self._inbox.clear()
+        self.receiver.open()
+        upstream.receive_ourselves(
+            channel,
+            on_consume=self._start,
+            on_cancel=self._stop,
+            drain_events=self._inbox.drain_events,
+        )
+        upstream.contain_refusals(channel, self._consumer.connection_errors)
+        self._settle_by_leases(channel)
+        unreadable.install(self._consumer, self.receiver)
+
+    def pause(self) -> None:
+        """Stop receiving; give back messages that have not started, and those that still arrive."""
+        self.receiver.close()
+        for poller in self._pollers.values():
+            poller.stop()
+        self._inbox.clear()
+        self._capacity.forget_unleased()
+        for lease in self._keeper.held():
+            if not lease.handed_to_pool():
+                lease.give_back_unrun()
+
+    # Pollers
+
+    def _start(self, name: str) -> None:
+        poller = self._pollers.get(name)
+        if poller is None:
+            poller = self._pollers[name] = self._poller(name)
+        poller.start()
+
+    def _stop(self, name: str) -> None:
+        if name in self._pollers:
+            self._pollers[name].stop()
+
+    def _poller(self, name: str) -> Poller:
+        url = self._channel._resolve_queue_url(name)
+        receiver = self.receiver
+
+        def take(
+            messages: list[dict[str, Any]], seconds_ago: float, hidden_seconds: int | None
+        ) -> None:
+            receiver.take(
+                name, url, messages, seconds_ago=seconds_ago, hidden_seconds=hidden_seconds
+            )
+
+        return Poller(
+            url,
+            calls=self._clients.polling(url),
+            capacity=self._capacity,
+            take=take,
+            before_each=lambda: receiver.read_queue(url),
+            most=lambda: receiver.gates.most_to_receive(url),
+            wait_seconds=_wait_seconds(self._channel),
+            clock=self._keeper.clock,
+            visibility_timeout_seconds=lambda: self._keeper.seconds_to_receive_for(
+                receiver.queue(url)
+            ),
+            events=self._keeper.events,
+            pulse=self._keeper.pulse,
+        )
+
+    # Celery's loop
+
+    def _deliver(self, arrival: Arrival) -> None:
+        if arrival.again is not None:
+            arrival.again()
+            return
+        channel = self._channel
+        if arrival.queue not in channel.connection._callbacks:
+            self._give_back(arrival)
+            return
+        channel.connection._deliver(arrival.payload, arrival.queue)
+        if arrival.lease is not None:
+            # What becomes of it is the lease's business: kombu need not hold, or restore, it.
+            channel.qos.ack(arrival.tag)
+
+    def _give_back(self, arrival: Arrival) -> None:
+        """Its queue has been cancelled meanwhile ("cancel_consumer").
+
+        kombu would reject it on whatever channel it finds first, which need not be ours.
+        """
+        if arrival.lease is not None:
+            arrival.lease.give_back_unrun()
+            return
+        channel = self._channel
+        channel.qos.append(channel.Message(arrival.payload, channel=channel), arrival.tag)
+        channel.basic_reject(arrival.tag, requeue=True)
+
+    def _on_error(self, arrival: Arrival, exc: BaseException) -> None:
+        """Keep a message that Celery or kombu failed to accept, unless its task is running."""
+        what = f"its headers or its body cannot be used ({type(exc).__name__})"
+        if arrival.lease is not None and arrival.lease.state is State.HELD:
+            if not arrival.lease.handed_to_pool():
+                self.receiver.keep(arrival.lease, {}, what)
+        else:
+            logger.error(
+                "sqs_backoff.not_understood: a message on %s of another task: %s",
+                arrival.queue,
+                what,
+            )
+            self._channel.qos.ack(arrival.tag)
+            self._capacity.freed(arrival.tag)
+
+    def _settle_by_leases(self, channel: Any) -> None:
+        """Make kombu's ack and reject settle the message's lease, if it has one."""
+        ack, reject = channel.basic_ack, channel.basic_reject
+
+        def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
+            if (lease := self.receiver.lease_of(delivery_tag)) is not None:
+                lease.done()
+                return
+            try:
+                ack(delivery_tag, multiple)
+            finally:
+                self._capacity.freed(delivery_tag)
+
+        def basic_reject(delivery_tag: str, requeue: bool = False) -> None:
+            if (lease := self.receiver.lease_of(delivery_tag)) is not None:
+                lease.release()
+                return
+            try:
+                reject(delivery_tag, requeue=requeue)
+            finally:
+                self._capacity.freed(delivery_tag)
+
+        channel.basic_ack = basic_ack
+        channel.basic_reject = basic_reject
+
+    def running(self, queue: str) -> int:
+        """Return how many messages of a queue the pool is running."""
+        return self._capacity.running(queue)
+
+    def _note_started(self, request: Any) -> None:
+        lease, tag = getattr(request, "lease", None), request.message.delivery_tag
+        if not isinstance(lease, Lease):
+            self._capacity.started(tag)
+            return
+        self._capacity.started(tag, lease.queue.name)
+        self._keeper.events.emit(
+            Started(
+                queue=lease.queue.name,
+                task=request.name,
+                task_id=request.id,
+                message_id=lease.delivery.message_id,
+            )
+        )
+
+    def _note_started_tasks(self, consumer: Any) -> None:
+        """Distinguish tasks handed to the pool from those that wait for an ETA or a rate limit."""
+        handle: Callable[[Any], object] = consumer.on_task_request
+
+        def on_task_request(request: Any) -> None:
+            if not _may_start(request):
+                _forget(request)
+                return
+            self._note_started(request)
+            self._hand_over(handle, request)
+
+        consumer.on_task_request = on_task_request
+        upstream.start_nothing_given_back(consumer.controller, _may_start, self._hand_over)
+
+    def _hand_over(self, handle: Callable[[Any], object], request: Any) -> bool:
+        """Give a request to the pool; keep its message if that fails before the task has begun.
+
+        Returns:
+            Whether the pool has taken it.
+        """
+        try:
+            handle(request)
+            return True
+        except Exception as exc:
+            lease = getattr(request, "lease", None)
+            if lease is None or lease.state is not State.HELD or lease.handed_to_pool():
+                raise
+            what = f"the pool cannot take it ({type(exc).__name__})"
+            self.receiver.keep(lease, {"task": request.name, "id": request.id}, what)
+            _forget(request)
+            return False
+
+
+def _may_start(request: Any) -> bool:
+    """Return whether this worker still holds the request's message (always, without a lease)."""
+    lease = getattr(request, "lease", None)
+    return lease is None or lease.state is State.HELD
+
+
+def _forget(request: Any) -> None:
+    """Celery keeps a request, and its message's body, until its task has ended."""
+    if state.requests.get(request.id) is request:
+        state.task_ready(request)
+
+
+def _soon(hub: Any) -> Callable[[Callable[[], object]], object] | None:
+    """Look ``call_soon`` up at each call: ``wake_event_loop`` replaces it at each (re)connect."""
+    return None if hub is None else lambda callback: hub.call_soon(callback)
+
+
+def _processes(consumer: Any) -> int:
+    """Return how many tasks can run at once, counting processes that autoscale may add."""
+    autoscaler = getattr(consumer.controller, "autoscaler", None)  # may be told other limits
+    most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
+    return max(upstream.pool_size(consumer.pool), most)
+
+
+def _blocks(pool: Any) -> bool:
+    return any(is_pool_of(pool, name) for name in _BLOCKING_POOLS)
+
+
+def _wait_seconds(channel: Any) -> int:
+    """The length of a long poll: what the user has set, else SQS's longest."""
+    seconds = channel.transport_options.get("wait_time_seconds", MAX_WAIT_TIME_SECONDS)
+    return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))
+
+
+def _is_stopping() -> bool:
+    """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
+    codes = (state.should_stop, state.should_terminate)
+    return any(code is not None and code is not False for code in codes)

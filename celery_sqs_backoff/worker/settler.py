@@ -1,0 +1,275 @@
+"""From how a run ended to what is asked of its message's lease: one decision, told once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from celery.utils.log import get_logger
+
+from ..observe.events import DeadLettered, OfTask, Retried, RunEnded
+from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted_before_run
+from ..retry.decision import (
+    DeadLetter,
+    Delete,
+    End,
+    Ended,
+    Facts,
+    GiveBack,
+    Hide,
+    Settle,
+    decide,
+)
+from ..retry.options import DEAD_LETTER, Options
+from ..retry.outcomes import Outcome
+from ..safe.shared import busy_receives, compensate_given_up, count_crash
+from ..sqs.dead_letter import DeadLetterRecord
+from ..sqs.redact import ErrorText
+from ..sqs.visibility import standing, visibility_delay
+from ..text import error_site, printable
+from .gate import Gate
+from .lease import Lease
+
+__all__ = ["Settler"]
+
+logger = get_logger(__name__)
+
+_SUCCESSES = frozenset({End.RETURNED, End.IGNORED})
+
+#: Ends of messages whose task was not begun, or that are not the task's doing.
+_WITHOUT_A_RUN = frozenset({End.REFUSED, End.NOT_STARTED, End.REVOKED, End.CANCELLED})
+
+#: Ends that leave no workflow to take back: a run that raised has done so in its own process, and
+#: those of a run that returned have ended. It must not be repeated because the store is away.
+_COMPENSATED = frozenset({End.RAISED, End.RETURNED})
+
+_CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
+
+#: After which a message comes back that could not be settled as decided, for example because the
+#: store was away.
+_COMES_BACK_SECONDS = 30.0
+
+
+class Settler:
+    """Settles the lease of one message. Runs in the worker's main process.
+
+    Arguments:
+        lease: of the message.
+        options: the task's.
+        app: the task's app, for the counts that workers share.
+        task, task_id: as the message names them.
+        hostname: the worker's.
+        retries: runs before this one, at the most.
+        gate: of the task's provider.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        options: Options,
+        app: Any,
+        task: str,
+        task_id: str,
+        hostname: str,
+        retries: int,
+        gate: Gate | None = None,
+    ) -> None:
+        self._lease = lease
+        self._options = options
+        self._app = app
+        self._task = task
+        self._task_id = task_id
+        self._hostname = hostname
+        self._retries = retries
+        self._gate = gate
+
+    def exhausted(self) -> GiveUpReason | None:
+        """Say which budget was used up before this receive; ``None``: the task may start."""
+        return exhausted_before_run(
+            self._standing(),
+            max_retries=self._options.max_retries,
+            retry_for=self._options.retry_for,
+            crashes=self._lease.keeper.memory.crashes(self._lease.delivery.message_id),
+            crash_budget=self._options.crash_budget,
+        )
+
+    def settle(self, ended: Ended, error: ErrorText) -> Settle:
+        """Decide, and settle the lease. Does not wait for SQS. Never raises.
+
+        Where something fails on the way (a store, a provider's gate), a message that has served is
+        deleted all the same, and any other comes back: it must not be held for good.
+        """
+        settle: Settle | None = None
+        try:
+            facts = self._facts(ended)
+            settle = decide(ended, facts)
+            return self._carry_out(settle, ended, error, facts)
+        except Exception as exc:  # noqa: BLE001  # a user's store, or a bug
+            logger.error(
+                "sqs_backoff.settle_failed: task %s[%s]: %s",
+                printable(self._task),
+                printable(self._task_id),
+                error_site(exc),
+            )
+        if isinstance(settle, Delete) and settle.reason is None:
+            self._lease.done()
+            return settle
+        self._lease.defer(_COMES_BACK_SECONDS)
+        return Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
+
+    def _carry_out(self, settle: Settle, ended: Ended, error: ErrorText, facts: Facts) -> Settle:
+        if ended.end not in _WITHOUT_A_RUN:
+            outcome = "succeeded" if ended.end in _SUCCESSES else _outcome_of(ended)
+            self._emit(RunEnded, outcome=outcome, attempt=self._retries + 1)
+        if self._gate is not None:
+            self._gate.ended(self._lease, ended)
+        owes = _gives_up(settle) and ended.end not in _COMPENSATED
+        if owes and not self._compensate():
+            settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
+        if isinstance(settle, Hide):
+            return self._hide(settle, ended, error, facts)
+        if isinstance(settle, DeadLetter):
+            self._dead_letter(settle, error)
+        elif isinstance(settle, GiveBack):
+            if settle.started:
+                self._lease.release()
+            else:
+                self._lease.give_back_unrun()
+        else:
+            self._lease.done()
+        if isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
+            self._emit_given_up(settle, error)
+        return settle
+
+    def _compensate(self) -> bool:
+        """Take the message's workflows back; return whether that is done."""
+        return compensate_given_up(self._app, self._task, self._task_id)
+
+    def _facts(self, ended: Ended) -> Facts:
+        options, queue = self._options, self._lease.queue
+        has_dlq = queue.dlq_url is not None
+        crashes = 0
+        if ended.word is None and ended.end in _CRASHES:
+            message_id = self._lease.delivery.message_id
+            crashes = max(
+                self._lease.keeper.memory.count_crash(message_id),
+                count_crash(self._app, message_id),
+            )
+            self._leave_out_busy_receives(message_id)
+        return Facts(
+            standing=self._standing(),
+            max_retries=options.max_retries,
+            retry_for=options.retry_for,
+            crash_budget=options.crash_budget,
+            crashes=crashes,
+            delay=self._draw_delay(),
+            keeps_dead_letters=options.on_give_up == DEAD_LETTER and (has_dlq or not queue.is_read),
+            # A message that is parked would be overtaken by the rest of its message group.
+            can_park=has_dlq and not queue.is_fifo,
+        )
+
+    def _leave_out_busy_receives(self, message_id: str) -> None:
+        """As in the process that runs the task: a run that found a lock held is no retry."""
+        if self._retries > 0:
+            self._retries = max(0, self._retries - busy_receives(self._app, message_id))
+
+    def _standing(self) -> Standing:
+        return standing(self._lease.delivery, retries=self._retries, now=time.time())
+
+    def _draw_delay(self) -> float:
+        return draw_delay(
+            self._options.backoff,
+            message_id=self._lease.delivery.message_id,
+            attempt=self._retries + 1,
+            cap=self._options.fifo_cap if self._lease.queue.is_fifo else None,
+            rng=random,
+        )
+
+    def _hide(self, hide: Hide, ended: Ended, error: ErrorText, facts: Facts) -> Hide:
+        delay = hide.seconds
+        if self._gate is not None:
+            delay = self._gate.delayed(delay, self._lease, ended, self._options)
+        seconds = visibility_delay(delay, self._lease.delivery, now=time.time())
+
+        def park(seconds_left: float) -> DeadLetterRecord:
+            record = self._record(GiveUpReason.PARKED, hide.outcome, error)
+            return replace(record, due_at=time.time() + seconds_left)
+
+        above = self._options.park_above if hide.parkable else None
+        self._lease.defer(seconds, park_above=above, park=park)
+        self._emit_retry(seconds, hide, ended, error, facts)
+        return replace(hide, seconds=seconds)
+
+    def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> None:
+        record = self._record(settle.reason, settle.outcome, error)
+        if self._lease.queue.is_read:
+            self._lease.dead_letter(record)
+        else:
+            self._lease.keeper.postpone(self._lease, record)
+
+    def _record(self, reason: GiveUpReason, outcome: Outcome, error: ErrorText) -> DeadLetterRecord:
+        return DeadLetterRecord(
+            task=self._task,
+            id=self._task_id,
+            reason=reason.value,
+            outcome=outcome.name,
+            exception_type=error.exception_type,
+            exception_message=error.exception_message,
+            traceback=error.traceback,
+            trace=error.trace,
+            attempts=self._retries + 1,
+            first_received_at=self._lease.delivery.first_received_at,
+            failed_at=time.time(),
+            origin=self._lease.queue.arn or self._lease.queue.url,
+            worker=self._hostname,
+        )
+
+    def _emit_retry(
+        self, seconds: int, hide: Hide, ended: Ended, error: ErrorText, facts: Facts
+    ) -> None:
+        retry_for = self._options.retry_for
+        self._emit(
+            Retried,
+            delay=float(seconds),
+            attempt=self._retries + 1,
+            outcome=hide.outcome.value,
+            reason=ended.end.value,
+            error=error.exception_type,
+            budget_left=None
+            if retry_for is None
+            else max(0, int(retry_for - facts.standing.elapsed)),
+        )
+
+    def _emit_given_up(self, settle: DeadLetter | Delete, error: ErrorText) -> None:
+        self._emit(
+            DeadLettered,
+            reason=settle.reason.value if settle.reason else "",
+            outcome=settle.outcome.value if settle.outcome else None,
+            attempt=self._retries + 1,
+            error=error.exception_type,
+            is_kept=isinstance(settle, DeadLetter),
+        )
+
+    def _emit(self, kind: Callable[..., OfTask], **facts: object) -> None:
+        event = kind(
+            queue=self._lease.queue.name,
+            task=self._task,
+            task_id=self._task_id,
+            message_id=self._lease.delivery.message_id,
+            **facts,
+        )
+        self._lease.keeper.events.emit(event)
+
+
+def _outcome_of(ended: Ended) -> str:
+    """What a failed run means; a run that left no word may have done anything."""
+    outcome = ended.word.outcome if ended.word is not None else Outcome.UNKNOWN
+    return outcome.value
+
+
+def _gives_up(settle: Settle) -> bool:
+    return isinstance(settle, DeadLetter | Delete) and settle.reason is not None
