@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -9,15 +10,15 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
 from .support.fault_proxy import FaultProxy, fault_proxy
 from .support.processes import children, eventually
+from .support.queues import create_queue
 from .support.record import Record
-from .support.servers import sqs_client, sqs_server
+from .support.servers import before_the_first_call, sqs_client, sqs_server
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -39,6 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "sqs_endpoint" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Say it before the first test, and once, when the server costs money or cannot be had."""
+    if any(item.get_closest_marker("server") for item in session.items):
+        try:
+            if said := before_the_first_call():
+                session.config.get_terminal_writer().line(f"\n{said}")
+        except RuntimeError as exc:
+            raise pytest.UsageError(str(exc)) from None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -73,20 +84,18 @@ def _left_over() -> dict[int, str]:
     return {pid: cmd for pid, cmd in children().items() if "resource_tracker" not in cmd}
 
 
-@pytest.fixture(scope="session")
-def run_id() -> str:
-    """Sets the names of this run apart from those of any other on the same servers."""
-    return uuid4().hex[:8]
+@pytest.fixture(autouse=True)
+def no_django_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test starts must not find the settings that another test has named."""
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
 
 
-@pytest.fixture
-def unique_name(run_id: str, request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """``unique_name("mail")`` is a name that is legal for SQS and never given twice."""
-
-    def name(stem: str = "q") -> str:
-        return f"{stem}-{run_id}-{uuid4().hex[:8]}"
-
-    return name
+@pytest.fixture(autouse=True)
+def root_log_level() -> Iterator[None]:
+    """Celery's worker in a thread of the tests sets it for all; the next test must not notice."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -106,16 +115,12 @@ def sqs(sqs_endpoint: str) -> SQSClient:
 
 
 @pytest.fixture
-def make_queue(
-    sqs: SQSClient, unique_name: Callable[[str], str]
-) -> Iterator[Callable[..., LocalQueue]]:
+def make_queue(sqs: SQSClient) -> Iterator[Callable[..., LocalQueue]]:
     """Make queues on ``sqs_endpoint``, with a DLQ each, as ``create_local_queue`` does."""
-    from celery_sqs_backoff.testing import create_local_queue  # after pytest, which rewrites it
-
     made: list[LocalQueue] = []
 
     def make(**options: Any) -> LocalQueue:
-        made.append(create_local_queue(sqs, **{"name": unique_name("test"), **options}))
+        made.append(create_queue(sqs, **options))
         return made[-1]
 
     yield make

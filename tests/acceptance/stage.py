@@ -17,9 +17,10 @@ from uuid import uuid4
 
 from celery import Celery
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME
-from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.processes import eventually
+from tests.support.queues import create_queue
 from tests.support.record import Record
 from tests.support.workers import Worker, worker
 
@@ -195,8 +196,7 @@ def stage(
 ) -> Iterator[Stage]:
     """Make queues (name stem to options of ``create_local_queue``), delete them afterwards."""
     made = tuple(
-        create_local_queue(sqs, **{"name": f"{stem}-{uuid4().hex[:12]}", **options})
-        for stem, options in (queues or {"test": {}}).items()
+        create_queue(sqs, stem, **options) for stem, options in (queues or {"test": {}}).items()
     )
     if proxy is not None:
         proxy.record(*RECORDED)

@@ -55,7 +55,29 @@ HALF_A_TASK: dict[str, dict[str, object]] = {
     "retries-is-text": TASK | {"retries": "many"},
     "timelimit-is-a-number": TASK | {"timelimit": 3},
     "expires-is-a-list": TASK | {"expires": [1]},
+    "id-is-a-dict": TASK | {"id": {}},
+    "task-is-a-list": TASK | {"task": ["a"]},
+    "compression-is-unknown": TASK | {"compression": "nosuch"},
+    "compression-is-a-list": TASK | {"compression": [1]},
 }
+WHOLE = json.loads(envelope(TASK, NO_ARGS))
+POISON = [
+    *(envelope(headers, NO_ARGS) for headers in HALF_A_TASK.values()),
+    *(
+        json.dumps(WHOLE | {where: wrong})
+        for where in ("headers", "properties")
+        for wrong in ([1], "abc", 5)
+    ),
+    *(
+        json.dumps(WHOLE | {"properties": WHOLE["properties"] | {"delivery_info": wrong}})
+        for wrong in ([1], "abc", 5)
+    ),
+    json.dumps(WHOLE | {"body": 5}),
+    json.dumps(WHOLE | {"body": "abc"}),
+    json.dumps(WHOLE | {"content-type": [1]}),
+    '{"headers": {"__type__": "datetime", "__value__": 5}}',
+    "[" * 5000,
+]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -92,18 +114,20 @@ def test_before_its_last_receive_bad_input_is_hidden_for_a_while(
     assert stage.dead_letters() == []
 
 
-def test_half_a_task_does_not_end_the_worker(make_stage: Callable[..., Stage]) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+def test_poison_does_not_end_the_worker(make_stage: Callable[..., Stage], pool: str) -> None:
     """It would end every worker that receives it, one after the other."""
     stage = make_stage(queues={"test": {"max_receive_count": 1}})
-    for headers in HALF_A_TASK.values():
-        body = envelope(headers, NO_ARGS)
+    for body in POISON:
         stage.sqs.send_message(QueueUrl=stage.queues[0].url, MessageBody=body)
-    with stage.worker(pool="threads", concurrency=1) as worker:
+    with stage.worker(pool=pool, concurrency=1) as worker:
         stage.send("bad_input.works")
         eventually(
             lambda: not worker.is_running or stage.messages() == (0, 0),
-            timeout=10,
+            timeout=20,
             message="not settled",
         )
         assert worker.is_running
-    assert len(stage.dead_letters()) == len(HALF_A_TASK)
+        assert len(stage.runs("bad_input.works")) == 1
+    kept = {letter.body for letter in stage.dead_letters()}
+    assert [body for body in POISON if body not in kept] == []

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from tests.support.fault_proxy import fault_proxy
 from tests.support.processes import eventually
-from tests.support.record import note
+from tests.support.record import connect_in_worker, note
 
 from .stage import REDIS, Stage, app_of_this_module, stage
 
@@ -61,12 +61,12 @@ def collect(results: list[str]) -> list[str]:
     return results
 
 
-@task_failure.connect(weak=False)
+@connect_in_worker(task_failure)
 def note_failure(task_id: str, **_: Any) -> None:
     note(signal="task_failure", id=task_id)
 
 
-@task_retry.connect(weak=False)
+@connect_in_worker(task_retry)
 def note_retry(request: Any, **_: Any) -> None:
     note(signal="task_retry", id=request.id)
 
@@ -78,7 +78,7 @@ def succeed(self: Any) -> str:
     return "stored"
 
 
-@task_success.connect(weak=False)
+@connect_in_worker(task_success)
 def crash_when_the_result_is_stored(sender: Any, **_: Any) -> None:
     if sender.name == "crashes.afterwards":
         os._exit(1)

@@ -131,7 +131,7 @@ def test_a_task_due_after_the_visibility_timeout_runs_once_and_not_early(
 def test_a_task_that_is_not_due_is_given_back_to_sqs_until_it_is(afternoon: Afternoon) -> None:
     """Hidden for as long as is left, not held in the worker's memory and renewed."""
     hidden = sorted(afternoon.asked_to_hide)
-    assert ETA_SECONDS - 3 <= hidden[0] <= ETA_SECONDS
+    assert ETA_SECONDS - 6 <= hidden[0] <= ETA_SECONDS, "less what the worker took to receive it"
     assert 7200 - 30 <= hidden[-1] <= 7200
     assert afternoon.runs_of("far") == []
 

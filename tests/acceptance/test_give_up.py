@@ -21,7 +21,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from tests.support.processes import eventually
-from tests.support.record import note
+from tests.support.record import connect_in_worker, note
 
 from .stage import REDIS, DeadLetter, Stage, app_of_this_module, stage
 
@@ -154,7 +154,7 @@ def errback(request: Any, exc: BaseException, traceback: Any) -> None:
     note(errback=request.id, error=type(exc).__name__)
 
 
-@signals.task_failure.connect(weak=False)
+@connect_in_worker(signals.task_failure)
 def note_failure(task_id: str, **_: Any) -> None:
     note(signal="task_failure", id=task_id)
 
@@ -325,7 +325,7 @@ def test_on_give_up_fail_makes_no_dead_letter(aftermath: Aftermath) -> None:
 
 def test_a_queue_without_a_dead_letter_queue_is_named_once_at_start(aftermath: Aftermath) -> None:
     assert aftermath.undeliverable.state == "FAILURE"
-    said = [line for line in aftermath.log.splitlines() if "no dead-letter queue" in line]
+    said = [line for line in aftermath.log.splitlines() if "has no dead-letter queue:" in line]
     assert len(said) == 1
     assert aftermath.no_dlq.name in said[0]
     assert "on_give_up='fail'" in said[0]

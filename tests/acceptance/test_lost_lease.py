@@ -13,7 +13,7 @@ from celery_sqs_backoff.signals import lease_lost
 from tests.support.differences import STALE_HANDLE_IS_REFUSED, differs
 from tests.support.fault_proxy import unavailable
 from tests.support.processes import eventually
-from tests.support.record import note
+from tests.support.record import connect_in_worker, note
 
 from .stage import Stage, app_of_this_module
 
@@ -24,15 +24,17 @@ SETTLING = ("ChangeMessageVisibilityBatch", "DeleteMessageBatch")
 
 
 @app.task(base=SQSBackoffTask, bind=True, name="lost.lasts")
-def lasts(self: Any, at_most_seconds: float) -> None:
+def lasts(self: Any, at_most_seconds: float, to_stop_seconds: float = 0) -> None:
+    """Run until its lease is lost, and then for the time that it takes to stop."""
     note(task="lost.lasts", what="start")
     deadline = time.monotonic() + at_most_seconds
     while not self.lease_lost and time.monotonic() < deadline:
         time.sleep(0.05)
+    time.sleep(to_stop_seconds)
     note(task="lost.lasts", what="end", lost=self.lease_lost)
 
 
-@lease_lost.connect(weak=False)
+@connect_in_worker(lease_lost)
 def note_signal(sender: Any, message_id: str, queue: str, task_id: str, **_: object) -> None:
     note(task=sender.name, what="signal", message_id=message_id, queue=queue, id=task_id)
 
@@ -45,7 +47,8 @@ def test_a_task_learns_that_its_message_is_gone_and_leaves_it_alone(
     stage = make_stage(queues={"test": {"visibility_timeout_seconds": 2}})
     with stage.worker(pool=pool, concurrency=1, options=("--prefetch-multiplier", "1")):
         stage.proxy.inject(unavailable(actions=SETTLING))
-        result = stage.send("lost.lasts", 15)
+        # It stops slowly: a worker with a free process would receive its own message again.
+        result = stage.send("lost.lasts", 15, 3)
         eventually(lambda: stage.record.entries(what="start"))
         [theirs] = eventually(
             lambda: stage.sqs.receive_message(

@@ -38,11 +38,12 @@ def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
 
 
 @pytest.fixture
-def run(stage: RedriveStage) -> Callable[..., Result]:
+def run(stage: RedriveStage, tmp_path: Path) -> Callable[..., Result]:
     """Run ``celery -A <the stage's app> ...`` in this process."""
 
     def run(*arguments: str, answer: str | None = None) -> Result:
         with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
             patch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
             return CliRunner().invoke(celery, ["-A", "stage", *arguments], input=answer)
 
@@ -75,12 +76,12 @@ def test_peek_shows_a_pickled_body_as_such(stage, run):
     assert "(application/x-python-serialize: not decoded)" in result.stdout
 
 
-def test_peek_lists_one_letter_per_line_whatever_its_error_says(stage, run):
+def test_peek_lists_one_message_per_line_whatever_its_error_says(stage, run):
     error = record(
         exception_type="E", exception_message="two\nlines, and \x1b[2J a terminal's orders"
     )
     stage.fill(task(), MessageAttributes=error)
-    result = run("sqs-peek", stage.dlq.name, "--letters")
+    result = run("sqs-peek", stage.dlq.name, "--messages")
     assert "two\\nlines, and \\x1b[2J" in result.stdout
 
 
@@ -88,8 +89,8 @@ def test_peek_json_is_one_object(stage, run):
     stage.fill(task("mails.send"), task("sms.send"))
     result = run("sqs-peek", stage.dlq.name, "--json", "--task", "mails.*")
     plan = json.loads(result.stdout)
-    assert (plan["messages"], plan["matching"], len(plan["letters"])) == (2, 1, 1)
-    assert "body" not in plan["letters"][0]
+    assert (plan["messages"], plan["matching"], len(plan["messages_looked_at"])) == (2, 1, 1)
+    assert "body" not in plan["messages_looked_at"][0]
 
 
 def test_a_dry_run_changes_nothing_and_says_how_long_it_takes(stage, run):
@@ -137,11 +138,12 @@ def test_it_looks_and_asks_first(stage, run, answer, code, left):
         ("extend", "Send 3 messages, as fast"),
     ],
 )
-def test_the_question_counts_what_would_be_sent(stage, run, expired, question):
+def test_the_question_counts_what_would_be_sent(stage, run, tmp_path, expired, question):
     mark = {"DataType": "String", "StringValue": '{"replays":3,"run":"x"}'}
     stage.fill(task(), task(), task(expires="2020-01-01T00:00:00+00:00"))
     stage.fill("poison", MessageAttributes={"celery-sqs-backoff-replay": mark})
-    result = run("sqs-redrive", stage.dlq.name, "--expired", expired, answer="n\n")
+    dump = ["--dump", str(tmp_path / "a")] if expired == "drop" else []
+    result = run("sqs-redrive", stage.dlq.name, "--expired", expired, *dump, answer="n\n")
     assert question in result.stderr
 
 
@@ -290,21 +292,22 @@ def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
             child = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "celery", "-A", __name__),
-                    *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "20/s"),
+                    *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "10/s"),
                 ],
-                env=os.environ | {"TEST_APP_SETTINGS": json.dumps(conf)},
+                env=os.environ
+                | {"TEST_APP_SETTINGS": json.dumps(conf), "XDG_STATE_HOME": str(tmp_path)},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
         try:
             eventually(
-                lambda: '"Sent"' in output.read_text() or child.poll() is not None, timeout=20
+                lambda: '"Sent"' in output.read_text() or child.poll() is not None, timeout=60
             )
             proxy.set_latency(500)  # so that there is something to finish
             for number in signals:
                 child.send_signal(number)
-                eventually(lambda: "Finishing" in output.read_text(), timeout=20)
-            return child.wait(20)
+                eventually(lambda: "Finishing" in output.read_text(), timeout=60)
+            return child.wait(60)
         finally:
             child.kill()
             child.wait()
@@ -312,7 +315,7 @@ def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
     return signalled
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_the_rest_given_back(stage, signalled, number):
     bodies = stage.fill_numbered(100)
     assert signalled(number) == exit_codes.INTERRUPTED
@@ -321,9 +324,15 @@ def test_a_signal_ends_it_with_the_rest_given_back(stage, signalled, number):
     assert 0 < sum(moved.values()) < 100
 
 
-def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(stage, signalled):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(
+    stage, signalled, number, tmp_path
+):
     stage.fill_numbered(100)
-    assert signalled(signal.SIGINT, signal.SIGINT) == exit_codes.INTERRUPTED
+    assert signalled(number, number) == exit_codes.INTERRUPTED
+    lines = (tmp_path / "out").read_text().splitlines()
+    (last,) = [json.loads(line) for line in lines if '"Finished"' in line]
+    assert last["ended"] == "interrupted"
     moved = sum(stage.bodies(stage.queue).values())
     found = stage.sqs.get_queue_attributes(QueueUrl=stage.dlq.url, AttributeNames=["All"])
     stem = "ApproximateNumberOfMessages"
@@ -354,8 +363,241 @@ def test_a_disk_that_is_full_is_said(stage, run, tmp_path, monkeypatch):
     def on_a_full_disk(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Journal, "sending", on_a_full_disk)
+    monkeypatch.setattr(Journal, "write", on_a_full_disk)
     result = run("sqs-redrive", stage.dlq.name, "--yes", "--journal", str(tmp_path / "journal"))
     assert result.exit_code == exit_codes.SOME_FAILED
-    assert "No space left on device. The run has ended" in result.stderr
+    assert "cannot write the journal: No space left on device" in result.stdout
+    assert "sent 0  deleted 0" in result.stdout, "the report is there all the same"
     assert sum(stage.bodies(stage.dlq).values()) == 3
+
+
+# At 3 a.m.
+
+
+UNKNOWN = record(reason="not retryable", outcome="UNKNOWN")
+
+
+def test_unknown_outcomes_are_asked_for_by_a_question_of_their_own(stage, run):
+    origin = {"origin": stage.queue.arn}
+    stage.fill(task(), MessageAttributes=record(**origin))
+    stage.fill(task(), task(), MessageAttributes=record(outcome="UNKNOWN", **origin))
+    asked = run("sqs-redrive", stage.dlq.name, answer="n\nn\n")
+    assert "2 of them may have been DONE ALREADY" in asked.stderr
+    assert "Send 1 messages" in asked.stderr
+    unattended = run("sqs-redrive", stage.dlq.name, "--yes")
+    assert "1 of 3 sent." in unattended.stdout
+    assert "2 may have been done already and stay" in unattended.stdout
+    assert "--include-unknown" in unattended.stdout
+    assert "2 of 2 sent." in run("sqs-redrive", stage.dlq.name, "--yes", "--include-unknown").stdout
+
+
+def test_the_end_is_a_sentence_with_the_next_command(stage, run):
+    stage.fill_numbered(2)
+    stage.fill("x", MessageAttributes=record(origin="arn:aws:sqs:eu-west-1:1:elsewhere"))
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
+    assert "2 of 3 sent." in result.stdout
+    assert f"`sqs-peek {stage.dlq.name} --messages` shows why" in result.stdout
+
+
+def test_nothing_that_matches_is_said_and_is_an_exit_code(stage, run):
+    stage.fill(task("mails.send"))
+    for command in (["sqs-redrive", "--yes"], ["sqs-redrive", "--dry-run"], ["sqs-peek"]):
+        result = run(*command, stage.dlq.name, "--task", "no.such")
+        assert result.exit_code == exit_codes.NOTHING_MATCHED
+    assert "No message matched" in run("sqs-peek", stage.dlq.name, "--task", "no.such").stderr
+
+
+def test_messages_that_are_hidden_are_not_done(stage, run):
+    stage.fill_numbered(3)
+    stage.sqs.receive_message(QueueUrl=stage.dlq.url, VisibilityTimeout=600)
+    result = run("sqs-redrive", stage.dlq.name, "--yes")
+    assert result.exit_code == exit_codes.INCOMPLETE
+    assert "again in some minutes" in result.stdout
+
+
+def test_one_message_is_shown_whole(stage, run):
+    traceback = "Traceback (most recent call last):\n  File x\nOSError: \x1b[2J refused"
+    body = stage.fill(
+        task("mails.send", id="the-id"), MessageAttributes=record(traceback=traceback)
+    )
+    stage.fill_numbered(3)
+    result = run("sqs-peek", stage.dlq.name, "--id", "the-id")
+    for text in ("task: mails.send", "outcome: RETRYABLE", "attempts: 7", "  OSError: \\x1b[2J"):
+        assert text in result.stdout
+    assert "\x1b" not in result.output
+    assert body[0] not in result.stdout
+
+
+@pytest.mark.parametrize("command", [["sqs-redrive", "--yes"], ["sqs-peek"]])
+def test_json_ends_with_an_event_when_it_is_refused(run, command):
+    result = run(*command, "no-such-queue", "--json")
+    event = json.loads(result.stdout.splitlines()[-1])
+    assert (event["event"], event["ended"]) == ("Finished", "refused")
+    assert "no queue" in event["detail"]
+
+
+def test_json_ends_with_an_event_when_the_answer_is_no(stage, run):
+    stage.fill_numbered(1)
+    result = run("sqs-redrive", stage.dlq.name, "--json", answer="n\n")
+    assert json.loads(result.stdout.splitlines()[-1])["ended"] == "declined"
+
+
+def test_without_a_terminal_it_says_what_to_do(stage, run):
+    stage.fill_numbered(1)
+    result = run("sqs-redrive", stage.dlq.name)
+    assert result.exit_code == exit_codes.INTERRUPTED
+    assert "--yes" in result.stderr
+    stage.fill(task(), MessageAttributes=UNKNOWN)
+    result = run("sqs-redrive", stage.dlq.name)
+    assert result.stderr.count("[y/N]") == 1, "nobody is there: no second question"
+
+
+def test_a_journal_is_kept_by_default_and_its_path_is_shown(stage, run, tmp_path):
+    stage.fill_numbered(3)
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
+    (path,) = (tmp_path / "state" / "celery-sqs-backoff").iterdir()
+    assert str(path) in result.stderr.replace("\n", "")
+    assert path.stat().st_mode & 0o077 == 0
+    stage.fill_numbered(1)
+    run("sqs-redrive", stage.dlq.name, "--yes", "--no-journal")
+    assert len(list(path.parent.iterdir())) == 1
+
+
+def test_a_run_without_a_rate_is_warned_of(stage, run):
+    stage.fill_numbered(1)
+    assert "Warning: no --rate" in run("sqs-redrive", stage.dlq.name, "--yes").stderr
+
+
+def test_what_is_printed_of_a_message_does_not_reach_the_terminal(stage, run):
+    """Escapes, bidirectional marks and sheer length: in reasons, origins, bodies and tasks."""
+    evil = "\x1b]0;pwned\x07\u202e" + "A" * 50_000
+    stage.fill(
+        json.dumps({"body": "", "headers": {"task": evil, "id": evil}}),
+        MessageAttributes=record(reason=evil, origin=evil, exception_message=evil),
+    )
+    for arguments in (["sqs-peek", "--messages"], ["sqs-redrive", "--yes", "--show-ids"]):
+        result = run(*arguments, stage.dlq.name)
+        assert "\x1b" not in result.output
+        assert "\u202e" not in result.output
+        assert len(result.output) < 20_000
+
+
+def test_a_dry_run_of_an_archive_shows_its_plan(stage, run, tmp_path):
+    stage.fill_numbered(4)
+    archive = str(tmp_path / "a.jsonl")
+    run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, "--yes")
+    result = run("sqs-redrive", "--load", archive, "--dry-run", "--rate", "2/s")
+    assert result.exit_code == exit_codes.DONE, result.output
+    assert "4 messages, 4 looked at" in result.stdout
+    assert stage.queue.name in result.stdout
+    assert not stage.bodies(stage.queue)
+    asked = run("sqs-redrive", "--load", archive, answer="n\n")
+    assert "Send 4 messages" in asked.stderr
+
+
+def test_messages_of_one_queue_of_a_shared_dead_letter_queue(stage, run, make_queue):
+    other = make_queue(dead_letter_queue=False)
+    policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
+    stage.sqs.set_queue_attributes(
+        QueueUrl=other.url, Attributes={"RedrivePolicy": json.dumps(policy)}
+    )
+    options = stage.app.conf.broker_transport_options
+    options["predefined_queues"][other.name] = {"url": other.url}
+    stage.fill("mine", MessageAttributes=record(origin=stage.queue.arn))
+    stage.fill("other's", MessageAttributes=record(origin=other.arn))
+    run("sqs-redrive", stage.dlq.name, "--yes", "--from", other.name)
+    assert stage.bodies(other) == Counter(["other's"])
+    assert not stage.bodies(stage.queue)
+
+
+def test_native_asks_about_all_it_moves(stage, run):
+    """It looks at no expiry and no replays: the question counts every message."""
+    stage.fill(task(), *(task(expires="2020-01-01T00:00:00+00:00") for _ in range(2)))
+    result = run("sqs-redrive", stage.dlq.name, "--engine", "native", answer="n\n")
+    assert "Send 3 messages" in result.stderr
+
+
+def test_native_does_not_leave_what_may_have_been_done_already(stage, run):
+    """It moves all messages: so it is refused unattended, and ends if the answer is no."""
+    stage.fill(task(), MessageAttributes=UNKNOWN)
+    native = ["sqs-redrive", stage.dlq.name, "--engine", "native"]
+    unattended = run(*native, "--yes")
+    assert unattended.exit_code == exit_codes.USAGE
+    assert "--include-unknown" in unattended.stderr
+    asked = run(*native, answer="n\ny\n")
+    assert asked.exit_code == exit_codes.INTERRUPTED
+    assert "cannot leave them" in asked.stderr
+
+
+def test_nobody_is_asked_about_nothing(stage, run):
+    none = run("sqs-redrive", stage.dlq.name)
+    assert (none.exit_code, "There is no message." in none.stderr) == (exit_codes.DONE, True)
+    assert run("sqs-peek", stage.dlq.name, "--id", "x").exit_code == exit_codes.NOTHING_MATCHED
+    stage.fill(*(task("mails.send") for _ in range(3)))
+    unmatched = run("sqs-redrive", stage.dlq.name, "--task", "no.such", "--json")
+    assert unmatched.exit_code == exit_codes.NOTHING_MATCHED
+    assert json.loads(unmatched.stdout.splitlines()[-1])["ended"] == "done"
+    sampled = ["sqs-redrive", stage.dlq.name, "--task", "no.such", "--sample", "1"]
+    assert "None of the 1 looked at match; there are 3." in run(*sampled, answer="n\n").stderr
+
+
+def test_a_run_that_is_refused_after_its_look_ends_with_that_event(stage, run):
+    """Once it sees how old the messages are; it used to say that it was done."""
+    stage.sqs.set_queue_attributes(
+        QueueUrl=stage.dlq.url, Attributes={"MessageRetentionPeriod": "7200"}
+    )
+    stage.fill_numbered(10)
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "1/h", "--json")
+    assert result.exit_code == exit_codes.USAGE
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [e["ended"] for e in events if e["event"] == "Finished"] == ["refused"]
+    assert events[-1]["event"] == "Finished"
+    assert "SQS deletes the oldest" in events[-1]["detail"]
+    assert events[-1]["report"]["remaining"] == 10
+
+
+def test_an_audit_line_that_no_log_would_keep_is_printed(stage, run, monkeypatch):
+    stage.fill(task("mails.send"))
+    monkeypatch.setattr("celery_sqs_backoff.commands.redrive_shell.is_logged", lambda: False)
+    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("audit: ")]
+    audit = json.loads(line.removeprefix("audit: "))
+    assert (audit["by_task"], audit["sent"], audit["ended"]) == ({"mails.send": 1}, 1, "done")
+    assert "@" in audit["who"]
+    monkeypatch.setattr("celery_sqs_backoff.commands.redrive_shell.is_logged", lambda: True)
+    assert "audit: " not in run("sqs-redrive", stage.dlq.name, "--yes").stderr
+
+
+def test_the_next_command_can_be_pasted(stage, run, monkeypatch):
+    name = stage.dlq.name
+    stage.fill("x", MessageAttributes=record(origin="arn:aws:sqs:eu-west-1:1:elsewhere"))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/celery", "-A", "my shop", "sqs-redrive", name])
+    result = run("sqs-redrive", name, "--yes")
+    assert f"`celery -A 'my shop' sqs-peek {name} --messages` shows why" in result.stdout
+    monkeypatch.setattr(sys, "argv", ["manage.py", "sqs_redrive", name])
+    result = run("sqs-redrive", name, "--yes")
+    assert f"`manage.py sqs_peek {name} --messages` shows why" in result.stdout
+
+
+def test_a_run_that_fails_prints_its_counts(stage, run, proxy, monkeypatch):
+    """Whatever ends it: here what shows the events."""
+    stage.fill_numbered(3)
+
+    class Bar:
+        def __init__(self, **_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            pass
+
+        def __call__(self, event):
+            if type(event).__name__ != "Started":
+                raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("celery_sqs_backoff.commands.redrive_shell.bar", Bar)
+    result = run("sqs-redrive", stage.dlq.name, "--yes")
+    assert result.exit_code == exit_codes.SOME_FAILED
+    assert "sent 3  deleted 3" in result.stdout

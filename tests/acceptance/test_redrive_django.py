@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -29,13 +30,14 @@ def stage(sqs: SQSClient, sqs_endpoint: str, queue: LocalQueue) -> RedriveStage:
 
 
 @pytest.fixture
-def manage(stage: RedriveStage, sqs_endpoint: str) -> Manage:
+def manage(stage: RedriveStage, sqs_endpoint: str, tmp_path: Path) -> Manage:
     """Run the example project's ``manage.py``, its queue being the stage's."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env = {
             "BROKER_URL": f"sqs://testing:testing@{urlsplit(sqs_endpoint).netloc}",
             "MAILS_QUEUE_URL": stage.queue.url,
+            "XDG_STATE_HOME": str(tmp_path),
         }
         return subprocess.run(
             [sys.executable, "-m", "example_project.manage", *arguments],
@@ -74,3 +76,19 @@ def test_its_exit_codes_are_those_of_celery(
     ended = manage("sqs_redrive", stage.dlq.url, "--yes", *arguments)
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr
+
+
+def test_djangos_own_options_are_taken(stage: RedriveStage, manage: Manage) -> None:
+    stage.fill(task("mails.send"))
+    own = ["--settings", "example_project.settings", "--traceback", "-v", "2", "--no-color"]
+    for arguments in (own, ["--settings=example_project.settings", "--verbosity=0"]):
+        peeked = manage("sqs_peek", stage.dlq.url, "--json", *arguments)
+        assert peeked.returncode == exit_codes.DONE, peeked.stderr
+        assert json.loads(peeked.stdout)["messages"] == 1
+
+
+def test_manage_help_shows_the_options(manage: Manage) -> None:
+    shown = manage("help", "sqs_redrive")
+    assert shown.returncode == 0, shown.stderr
+    for option in ("--rate", "--canary", "--journal", "--outcome"):
+        assert option in shown.stdout

@@ -12,7 +12,7 @@ from celery import Celery, signals
 
 from celery_sqs_backoff import FullJitter, Schedule, SQSBackoffTask
 from tests.support.processes import eventually
-from tests.support.record import note
+from tests.support.record import connect_in_worker, note
 
 from .stage import REDIS, Stage, app_of_this_module
 
@@ -62,17 +62,17 @@ def hopeless(self: Any) -> None:
     raise ProviderDown("still down")
 
 
-@signals.task_retry.connect(weak=False)
+@connect_in_worker(signals.task_retry)
 def note_retry(request: Any, reason: Any, **_: Any) -> None:
     note(signal="task_retry", id=request.id, reason=str(reason))
 
 
-@signals.task_success.connect(weak=False)
+@connect_in_worker(signals.task_success)
 def note_success(sender: Any, result: Any, **_: Any) -> None:
     note(signal="task_success", id=sender.request.id, result=result)
 
 
-@signals.task_failure.connect(weak=False)
+@connect_in_worker(signals.task_failure)
 def note_failure(task_id: str, exception: BaseException, **_: Any) -> None:
     note(signal="task_failure", id=task_id, error=type(exception).__name__)
 

@@ -97,7 +97,8 @@ def test_every_message_is_where_it_belongs_after_a_stop(
     )
     assert len(stage.record.entries(what="has run")) == int(may_end)
     assert len(stage.record.entries(what="waits")) == 0
-    assert [delay for delay in stage.delays_asked() if delay > 10] == [600]
+    # Longer ones than a renewal's are for the message whose delete is refused: it is kept hidden.
+    assert stage.delays_asked().count(600) == 1
     assert stage.dead_letters() == []
 
 

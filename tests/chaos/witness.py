@@ -21,7 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from tests.support.fault_proxy import FaultProxy
 from tests.support.fault_proxy_server import _Proxy
 from tests.support.faults import Count, Fault
@@ -122,6 +122,7 @@ def witness(upstream: str, log: Path) -> Iterator[FaultProxy]:
     try:
         eventually(
             lambda: process.poll() is not None or output.read_text().endswith("}\n"),
+            timeout=60,
             message=lambda: f"the proxy did not start:\n{output.read_text()}",
         )
         if process.poll() is not None:

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from celery import Celery
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord
 from celery_sqs_backoff.redrive import RedriveReport, redrive
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, DeadLetterRecord
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 
 if TYPE_CHECKING:

@@ -13,14 +13,18 @@ import subprocess
 import sys
 from typing import Any
 
-from celery_sqs_backoff.safe.errors import Busy, LockLost
+from celery_sqs_backoff.safe.errors import Busy, LockLost, Refused
+from celery_sqs_backoff.safe.guard import Passage, Run, enter, unset
 from celery_sqs_backoff.safe.lock import Lock
+from celery_sqs_backoff.safe.steps import Steps
 from celery_sqs_backoff.safe.store import increment
 from celery_sqs_backoff.safe.stores import open_store
+from celery_sqs_backoff.safe.vault import Vault
 
 from .django_app import project
 
 _held: dict[str, Lock] = {}
+_passed: dict[str, Passage] = {}
 
 
 class Peer:
@@ -84,9 +88,35 @@ def _serve(url: str, database: dict[str, Any] | None) -> None:
             answer = _exclusive(store, *arguments)
         elif function == "renew_then_release":
             answer = _renew_then_release(*arguments)
+        elif function == "enter":
+            answer = _enter(_vault(store), *arguments)
+        elif function == "unset":
+            answer = unset(_vault(store), _passed[arguments[0]])
+        elif function == "step":
+            answer = _step(_vault(store), *arguments)
         else:
             answer = getattr(store, function)(*arguments)
         print(json.dumps(answer), flush=True)  # noqa: T201
+
+
+def _vault(store: Any) -> Vault:
+    return Vault(store, namespace="race", secrets=["secret"])
+
+
+def _enter(vault: Vault, key: str, message: str, run: str) -> str:
+    """Pass a guard; say how."""
+    try:
+        passage = _passed[key] = enter(vault, key, Run(message, run), 60)
+    except Refused:
+        return "refused"
+    return "ours" if passage.is_ours else "joined"
+
+
+def _step(vault: Vault, scope: str, name: str) -> Any:
+    """Do a step of a scope that others are in too."""
+    return Steps(vault, scope, None, Run(name, name)).do(
+        name, lambda: name, (), {}, undo=None, confirm=None
+    )
 
 
 def _exclusive(store: Any, key: str, lease: float) -> int | None:

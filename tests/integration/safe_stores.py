@@ -27,10 +27,11 @@ from .safe_peer import Peer
 #: Not the databases that other tests use.
 REDIS_URL = "redis://127.0.0.1:6379/12"
 
-NAMES = ("memory", "sqlite", "postgresql", "redis", "dynamodb")
+NAMES = ("memory", "sqlite", "postgresql", "mariadb", "redis", "dynamodb")
 SHARED = NAMES[1:]
 
 _PORTS = {"redis": 6379, "postgresql": 5432}
+_MARIADB_SOCKET = "/run/mysqld/mysqld.sock"
 
 
 @dataclass
@@ -52,6 +53,7 @@ def served(name: str, directory: Path) -> Iterator[Served]:
     makers = {
         "sqlite": _sqlite,
         "postgresql": _postgresql,
+        "mariadb": _mariadb,
         "redis": _redis,
         "memory": _memory,
         "dynamodb": _dynamodb,
@@ -61,9 +63,11 @@ def served(name: str, directory: Path) -> Iterator[Served]:
 
 def require(name: str) -> None:
     """A missing server skips on a laptop and fails in CI."""
+    give_up = pytest.fail if os.environ.get("CI") else pytest.skip
     if name in _PORTS and not _listens(_PORTS[name]):
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
         give_up(f"needs {name} on 127.0.0.1:{_PORTS[name]}")
+    if name == "mariadb" and not Path(_MARIADB_SOCKET).exists():
+        give_up(f"needs mariadb on {_MARIADB_SOCKET}")
 
 
 def _listens(port: int) -> bool:
@@ -107,6 +111,19 @@ def postgresql_database() -> Iterator[str]:
             yield name
         finally:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _mariadb(_: Path) -> Iterator[Served]:
+    """Its sessions are two hours ahead of UTC: Django's ``Now()`` would be local time."""
+    import pymysql
+
+    name = f"safe_{uuid4().hex[:12]}"
+    with pymysql.connect(unix_socket=_MARIADB_SOCKET, user="root") as connection:
+        connection.cursor().execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        try:
+            yield from _django("mariadb", project.mariadb(name, _MARIADB_SOCKET))
+        finally:
+            connection.cursor().execute(f"DROP DATABASE {name}")
 
 
 def _django(name: str, database: dict[str, Any]) -> Iterator[Served]:

@@ -21,10 +21,11 @@ TRACED = (
     "example_project/payments/workflow.py",
     "example_project/payments/tasks.py",
     "celery_sqs_backoff/safe/steps.py",
+    "celery_sqs_backoff/safe/workflow.py",
 )
 
-#: Of a line's executions, these many: the first funding's and the second's.
-_TIMES = 2
+#: Of a line's executions, so many.
+_TIMES = 1
 
 _KILLED, _FAILED = 9, 1
 
@@ -66,30 +67,19 @@ def main(database: str, bank_url: str, mode: str) -> None:
 
 def _workflow() -> Callable[[int], None]:
     """One delivery of a message. The steps' own tasks run at once, in this process."""
-    from celery import Celery, Task
-
-    from celery_sqs_backoff.safe import SafeTask, open_store
-    from example_project.payments.workflow import fund
-
-    class Host(SafeTask, Task):  # type: ignore[misc]
-        _store = property(lambda self: open_store("django"))  # type: ignore[assignment]
+    from celery import Celery
 
     app = Celery("payments", broker="memory://")
-    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    app.conf.update(
+        task_always_eager=True, task_eager_propagates=True, sqs_backoff={"store": "django"}
+    )
     app.set_default()
-
-    @app.task(base=Host, bind=True)
-    def workflow(task: Any, pk: int) -> None:
-        fund(task, pk)
+    from example_project.payments.tasks import fund_account
 
     app.finalize()
 
     def run(pk: int) -> None:
-        workflow.push_request(id=f"message {pk}", called_directly=False)
-        try:
-            fund(workflow, pk)
-        finally:
-            workflow.pop_request()
+        fund_account.apply((pk,), task_id=f"message {pk}")
 
     return run
 

@@ -52,6 +52,6 @@ def test_the_cpu_time_of_a_task_is_measured_beside_a_plain_one() -> None:
     assert "ratio" in output
 
 
-@pytest.mark.parametrize("module", ["worker", "overhead", "loop_lag"])
+@pytest.mark.parametrize("module", ["worker", "scale", "overhead", "loop_lag"])
 def test_each_benchmark_explains_itself(module: str) -> None:
     assert run_python("-m", f"benchmarks.{module}", "--help").startswith("Usage:")

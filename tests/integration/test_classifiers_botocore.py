@@ -13,8 +13,8 @@ from botocore.config import Config
 from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
 from celery_sqs_backoff.classifiers import botocore_errors, known_errors
-from celery_sqs_backoff.classifiers.botocore import THROTTLING_CODES
-from celery_sqs_backoff.outcomes import Outcome, Verdict
+from celery_sqs_backoff.classifiers.botocore import IN_PROGRESS_CODES, THROTTLING_CODES
+from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.http_faults import (
     Behaviour,
     HttpFaults,
@@ -28,6 +28,7 @@ from tests.support.http_faults import (
     reset,
     silent,
 )
+from tests.support.verdicts import REPEATED, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -71,11 +72,11 @@ def aws_error(status: int, code: str, **headers: str) -> Behaviour:
     return answer(status, b'{"__type": "com.amazonaws.sqs#%s"}' % code.encode(), **headers)
 
 
-def outcomes(exc: Exception) -> tuple[Outcome | None, ...]:
+def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
     """By default, and if the call is idempotent."""
     found = tuple(botocore_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     assert found == tuple(known_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
-    return tuple(v.outcome if isinstance(v, Verdict) else None for v in found)
+    return tuple(map(shown, found))
 
 
 def test_a_refused_connection_is_retryable() -> None:
@@ -121,7 +122,7 @@ def test_no_proper_answer_is_in_doubt(provider: HttpFaults, behaviour: Behaviour
     provider.behave = behaviour
     exc = raised(provider.url)
     assert provider.seen == 1
-    assert outcomes(exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
 def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
@@ -129,7 +130,7 @@ def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
     body = SESSION.client("s3", endpoint_url=provider.url).get_object(Bucket="b", Key="k")["Body"]
     with pytest.raises(exceptions.ResponseStreamingError) as caught:
         body.read()
-    assert outcomes(caught.value) == (UNKNOWN, RETRYABLE)
+    assert outcomes(caught.value) == (UNKNOWN, REPEATED)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,13 @@ def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
             403, "InvalidClientTokenId", (NOT_PROCESSED, NOT_PROCESSED), id="bad credentials"
         ),
         pytest.param(400, "InvalidParameterValue", (NOT_PROCESSED, NOT_PROCESSED), id="mistake"),
-        pytest.param(500, "InternalError", (UNKNOWN, RETRYABLE), id="500"),
+        pytest.param(500, "InternalError", (UNKNOWN, REPEATED), id="500"),
         pytest.param(503, "ServiceUnavailable", (RETRYABLE, RETRYABLE), id="503"),
-        pytest.param(504, "GatewayTimeout", (UNKNOWN, RETRYABLE), id="504"),
+        pytest.param(504, "GatewayTimeout", (UNKNOWN, REPEATED), id="504"),
     ],
 )
 def test_a_code_or_else_the_status_decides(
-    provider: HttpFaults, status: int, code: str, expected: tuple[Outcome, Outcome]
+    provider: HttpFaults, status: int, code: str, expected: tuple[object, object]
 ) -> None:
     provider.behave = aws_error(status, code)
     exc = raised(provider.url)
@@ -184,5 +185,6 @@ def test_an_illegal_parameter_is_not_processed(provider: HttpFaults) -> None:
 
 
 def test_botocore_has_no_throttling_code_that_we_do_not_know() -> None:
-    assert THROTTLING_CODES.issuperset(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
+    known = THROTTLING_CODES | IN_PROGRESS_CODES
+    assert known.issuperset(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
     assert THROTTLING_CODES.issuperset(TransientRetryableChecker._TRANSIENT_ERROR_CODES)

@@ -9,6 +9,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import trustme
 import urllib3
 
 from celery_sqs_backoff import classifiers
-from celery_sqs_backoff.outcomes import Outcome, Verdict
+from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.http_faults import (
     Behaviour,
     HttpFaults,
@@ -35,7 +36,9 @@ from tests.support.http_faults import (
     overflowing,
     reset,
     silent,
+    wanting_credentials,
 )
+from tests.support.verdicts import REPEATED, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -140,8 +143,8 @@ def verdicts(call: Call, exc: Exception) -> tuple[Verdict | Outcome | None, ...]
     return found
 
 
-def outcomes(call: Call, exc: Exception) -> tuple[Outcome | None, ...]:
-    return tuple(v.outcome if isinstance(v, Verdict) else None for v in verdicts(call, exc))
+def outcomes(call: Call, exc: Exception) -> tuple[Outcome | str | None, ...]:
+    return tuple(map(shown, verdicts(call, exc)))
 
 
 @pytest.fixture(scope="module")
@@ -201,11 +204,23 @@ def test_a_connection_that_is_not_made_in_time_is_retryable(call: Call) -> None:
 
 
 @every_library
-def test_a_certificate_that_is_not_trusted_is_retryable(call: Call, secure: HttpFaults) -> None:
+def test_a_certificate_that_is_not_trusted_is_not_processed(call: Call, secure: HttpFaults) -> None:
     secure.seen = 0
     exc = raised(call, secure.url)
-    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
+    assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
     assert secure.seen == 0
+
+
+@every_library
+def test_an_expired_certificate_will_be_renewed(
+    call: Call, authority: trustme.CA, ca: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ended = datetime.now(timezone.utc) - timedelta(days=1)
+    authority.issue_cert("127.0.0.1", not_after=ended).configure_cert(context)
+    with http_faults(context) as expired:
+        exc = raised(call, expired.url, ca)
+    assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
 
 
 @every_library
@@ -239,7 +254,7 @@ def test_no_proper_answer_is_in_doubt(
     provider.behave = behaviour
     exc = raised(call, provider.url)
     assert provider.seen == 1
-    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
 @every_library
@@ -247,7 +262,7 @@ def test_half_an_answer_is_in_doubt(call: Call, provider: HttpFaults) -> None:
     provider.behave = half
     exc = raised(call, provider.url)
     assert provider.seen == 1
-    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
 @every_library
@@ -259,7 +274,7 @@ def test_no_answer_over_tls_is_in_doubt(
     secure.behave = behaviour
     exc = raised(call, secure.url, ca)
     assert secure.seen == 1
-    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
 # The answer says it
@@ -274,22 +289,23 @@ def test_no_answer_over_tls_is_in_doubt(
         (403, (NOT_PROCESSED, NOT_PROCESSED)),
         (404, (NOT_PROCESSED, NOT_PROCESSED)),
         (408, (RETRYABLE, RETRYABLE)),
-        (409, (UNKNOWN, RETRYABLE)),
+        (409, (UNKNOWN, REPEATED)),
         (422, (NOT_PROCESSED, NOT_PROCESSED)),
         (425, (RETRYABLE, RETRYABLE)),
         (429, (RETRYABLE, RETRYABLE)),
-        (500, (UNKNOWN, RETRYABLE)),
+        (500, (UNKNOWN, REPEATED)),
         (501, (NOT_PROCESSED, NOT_PROCESSED)),
-        (502, (UNKNOWN, RETRYABLE)),
-        (503, (RETRYABLE, RETRYABLE)),
-        (504, (UNKNOWN, RETRYABLE)),
+        (502, (UNKNOWN, REPEATED)),
+        (499, (UNKNOWN, REPEATED)),
+        (503, (UNKNOWN, REPEATED)),
+        (504, (UNKNOWN, REPEATED)),
     ],
 )
 def test_a_status_decides(
     call: Call,
     provider: HttpFaults,
     status: int,
-    expected: tuple[Outcome, Outcome],
+    expected: tuple[object, object],
 ) -> None:
     provider.behave = answer(status)
     assert outcomes(call, raised(call, provider.url)) == expected
@@ -327,7 +343,19 @@ def test_a_failure_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults
     provider.behave = answer(303, Location=f"http://{nobody()}/")
     exc = raised(call, provider.url)
     assert provider.seen == 1
-    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
+
+
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib3], ids=name)
+@pytest.mark.parametrize("location", ["http://127.0.0.1:99999999/", "ftp://x/"])
+def test_a_redirect_to_what_is_no_address_is_in_doubt(
+    call: Call, provider: HttpFaults, location: str
+) -> None:
+    """The URL that cannot be parsed is the answer's, not ours: the server has acted."""
+    provider.behave = answer(303, Location=location)
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
 @every_library_with_status
@@ -336,7 +364,7 @@ def test_a_status_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults)
         second.behave = answer(503)
         provider.behave = answer(303, Location=second.url)
         exc = raised(call, provider.url)
-    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
 @pytest.mark.parametrize("call", [by_requests, by_httpx, by_aiohttp], ids=name)
@@ -345,14 +373,179 @@ def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(
     call: Call, provider: HttpFaults, status: int
 ) -> None:
     with http_faults() as second:
-        second.behave = answer(503)
+        second.behave = answer(429)
         provider.behave = answer(status, Location=second.url)
         exc = raised(call, provider.url)
         assert second.seen == 1
     assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
 
 
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib], ids=name)
+def test_a_503_is_believed_with_retry_after_or_if_the_task_says_so(
+    call: Call, provider: HttpFaults
+) -> None:
+    provider.behave = answer(503)
+    exc = raised(call, provider.url)
+    assert shown(ALL[call](trust_503=True)(exc)) is RETRYABLE
+    provider.behave = answer(503, Retry_After="3")
+    assert outcomes(call, raised(call, provider.url)) == (RETRYABLE, RETRYABLE)
+
+
+#: What gateways answer when the provider took the request, and its answer did not come in time.
+GATEWAYS = {
+    "Envoy": {"Server": "envoy"},
+    "Istio": {"Server": "istio-envoy", "x_envoy_upstream_service_time": "15000"},
+    "Varnish": {"Server": "Varnish", "Retry_After": "5", "X_Varnish": "32770"},
+    "Fastly": {"Server": "Varnish", "Retry_After": "0", "Via": "1.1 varnish"},
+    "Heroku": {"Server": "Cowboy"},
+}
+
+
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib, by_aiohttp], ids=name)
+@pytest.mark.parametrize("gateway", GATEWAYS)
+def test_a_gateways_503_for_a_request_that_it_has_passed_on_is_in_doubt(
+    call: Call, provider: HttpFaults, gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Varnish's own vcl_backend_error says ``Retry-After: 5``, and it has charged all the same."""
+    monkeypatch.setitem(globals(), "TIMEOUT_SECONDS", 5)  # two hops
+    with http_faults() as charging:
+
+        def pass_on(handler: Any) -> None:
+            requests.post(charging.url, data=b"{}", timeout=5)
+            answer(503, b"upstream request timeout", **GATEWAYS[gateway])(handler)
+
+        provider.behave = pass_on
+        exc = raised(call, provider.url)
+        assert charging.seen == 1
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
+    assert shown(ALL[call](trust_503=True)(exc)) is RETRYABLE
+
+
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib], ids=name)
+def test_a_providers_own_503_behind_varnish_is_believed(call: Call, provider: HttpFaults) -> None:
+    provider.behave = answer(503, Retry_After="3", Via="1.1 varnish", X_Varnish="32770")
+    assert outcomes(call, raised(call, provider.url)) == (RETRYABLE, RETRYABLE)
+
+
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib], ids=name)
+def test_an_idempotent_call_that_was_redirected_is_in_doubt_too(
+    call: Call, provider: HttpFaults
+) -> None:
+    """The first server has acted, and sent us to a receipt that is not there."""
+    with http_faults() as second:
+        second.behave = answer(404)
+        provider.behave = answer(303, Location=second.url)
+        exc = raised(call, provider.url)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
+
+
 # What only one library does
+
+
+def two_lengths(handler: Any) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5, 7\r\n\r\nhello")
+
+
+@pytest.mark.parametrize("call", [by_requests, by_urllib3], ids=name)
+def test_an_answer_with_a_header_that_cannot_be_read_is_in_doubt(
+    call: Call, provider: HttpFaults
+) -> None:
+    provider.behave = two_lengths
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert "InvalidHeader" in repr(type(exc))
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
+
+
+def test_a_header_of_ours_that_requests_refuses_was_not_sent(provider: HttpFaults) -> None:
+    exc = raised(lambda: requests.post(provider.url, headers={"X-Id": "a\nb"}, timeout=5))
+    assert isinstance(exc, requests.exceptions.InvalidHeader)
+    assert outcomes(by_requests, exc) == (NOT_PROCESSED, NOT_PROCESSED)
+
+
+@pytest.mark.parametrize("library", ["requests", "urllib3"])
+def test_a_refused_connection_after_a_retry_of_urllib3s_own_is_in_doubt(library: str) -> None:
+    """The first attempt has reached the provider, and the second nobody: it has died since."""
+    retry = urllib3.Retry(2, backoff_factor=0, allowed_methods=None)
+    with http_faults() as dying:
+        dying.behave = lambda handler: dying.stop_listening()
+        if library == "requests":
+            with requests.Session() as session:
+                session.mount("http://", requests.adapters.HTTPAdapter(max_retries=retry))
+                exc = raised(lambda: session.post(dying.url, timeout=5))
+        else:
+            pool = urllib3.PoolManager()
+            exc = raised(lambda: pool.request("POST", dying.url, retries=retry))
+        assert dying.seen == 1
+    call = by_requests if library == "requests" else by_urllib3
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
+
+
+@pytest.mark.parametrize("connect", [None, False])
+@pytest.mark.parametrize("library", ["requests", "urllib3"])
+def test_no_connection_in_time_after_a_retry_of_urllib3s_own_is_in_doubt(
+    library: str, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt has reached the provider; the second finds no connection in time."""
+    retry = urllib3.Retry(2, connect=connect, backoff_factor=0, allowed_methods=None)
+
+    def too_late(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    with http_faults() as dying:
+
+        def behave(handler: Any) -> None:
+            monkeypatch.setattr("urllib3.util.connection.create_connection", too_late)
+
+        dying.behave = behave
+        if library == "requests":
+            with requests.Session() as session:
+                session.mount("http://", requests.adapters.HTTPAdapter(max_retries=retry))
+                exc = raised(lambda: session.post(dying.url, timeout=5))
+        else:
+            pool = urllib3.PoolManager()
+            exc = raised(lambda: pool.request("POST", dying.url, retries=retry, timeout=5))
+        assert dying.seen == 1
+    known = classifiers.known_errors()(exc)
+    assert known is not None
+    assert getattr(known, "outcome", known) is Outcome.UNKNOWN
+
+
+def test_a_refused_connection_after_a_retry_of_aiohttps_own_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first attempt has reached the provider, and the second nobody: it has died since."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError
+
+    def die(handler: object) -> None:
+        monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", refuse)
+
+    async def put() -> None:
+        async with aiohttp.ClientSession() as session:
+            await session.put(dying.url, data=b"{}")
+
+    with http_faults() as dying:
+        dying.behave = die
+        exc = raised(lambda: asyncio.run(put()))
+        assert dying.seen == 1
+    assert isinstance(exc, aiohttp.ClientConnectorError)
+    assert outcomes(by_aiohttp, exc) == (UNKNOWN, REPEATED)
+
+
+@pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
+def test_a_proxy_that_wants_credentials_is_not_processed(call: Call) -> None:
+    url = "https://provider.invalid/"
+    with wanting_credentials() as proxy:
+        exc = raised(
+            {
+                by_requests: lambda: requests.post(url, proxies={"https": proxy}, timeout=5),
+                by_urllib3: lambda: urllib3.ProxyManager(proxy).request("POST", url),
+                by_httpx: lambda: httpx.Client(proxy=proxy).post(url),
+            }[call]
+        )
+    assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
 def test_aiohttp_s_total_timeout_is_in_doubt(provider: HttpFaults) -> None:
@@ -366,11 +559,11 @@ def test_aiohttp_s_total_timeout_is_in_doubt(provider: HttpFaults) -> None:
 
     exc = raised(lambda: asyncio.run(call()))
     assert type(exc).__name__ == "TimeoutError"
-    assert outcomes(by_aiohttp, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(by_aiohttp, exc) == (UNKNOWN, REPEATED)
 
 
 def test_aiohttp_s_answer_of_another_type_keeps_its_status(provider: HttpFaults) -> None:
-    provider.behave = answer(503, b"<h1>down</h1>", Content_Type="text/html")
+    provider.behave = answer(429, b"<h1>down</h1>", Content_Type="text/html")
 
     async def call() -> None:
         async with (
@@ -392,7 +585,7 @@ def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider: HttpF
         exc = raised(lambda: session.post(provider.url, timeout=5))
     assert isinstance(exc, requests.exceptions.RetryError)
     assert provider.seen == 2
-    assert outcomes(by_requests, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(by_requests, exc) == (UNKNOWN, REPEATED)
 
 
 def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider: HttpFaults) -> None:
@@ -430,7 +623,7 @@ def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(
         }[call]
     )
     assert provider.seen  # urllib3 takes it for a failed connection, and sends it three times more
-    assert outcomes(call, exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
 def test_a_timeout_of_somebody_else_is_not_ours() -> None:

@@ -18,7 +18,7 @@ from celery_sqs_backoff.classifiers import (
     sdk_errors,
     urllib_errors,
 )
-from celery_sqs_backoff.outcomes import Classifier, Outcome, Verdict
+from celery_sqs_backoff.retry.outcomes import Classifier, Outcome, Verdict
 from tests.support.http_faults import (
     Behaviour,
     HttpFaults,
@@ -29,6 +29,7 @@ from tests.support.http_faults import (
     nobody,
     reset,
 )
+from tests.support.verdicts import REPEATED, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -92,10 +93,10 @@ def raised(call: Call, url: str) -> Exception:
     pytest.fail("no error was raised")
 
 
-def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome | None, ...]:
+def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome | str | None, ...]:
     """By default, and if the call is idempotent."""
     found = tuple(errors(idempotent=idempotent)(exc) for idempotent in (False, True))
-    return tuple(v.outcome if isinstance(v, Verdict) else None for v in found)
+    return tuple(map(shown, found))
 
 
 @every_sdk
@@ -105,14 +106,15 @@ def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome
         (400, (NOT_PROCESSED, NOT_PROCESSED)),
         (401, (NOT_PROCESSED, NOT_PROCESSED)),
         (404, (NOT_PROCESSED, NOT_PROCESSED)),
-        (409, (UNKNOWN, RETRYABLE)),
+        (409, (UNKNOWN, REPEATED)),
         (429, (RETRYABLE, RETRYABLE)),
-        (500, (UNKNOWN, RETRYABLE)),
-        (503, (RETRYABLE, RETRYABLE)),
+        (500, (UNKNOWN, REPEATED)),
+        (499, (UNKNOWN, REPEATED)),
+        (503, (UNKNOWN, REPEATED)),
     ],
 )
 def test_a_status_decides(
-    call: Call, provider: HttpFaults, status: int, expected: tuple[Outcome, Outcome]
+    call: Call, provider: HttpFaults, status: int, expected: tuple[object, object]
 ) -> None:
     provider.behave = answer(status, b'{"error": {"message": "no"}}')
     exc = raised(call, provider.url)
@@ -148,7 +150,7 @@ def test_stripe_wraps_an_answer_that_did_not_come(
     exc = raised(by_stripe, provider.url)
     assert isinstance(exc, stripe.APIConnectionError)
     assert provider.seen == 1
-    assert outcomes(exc, sdk_errors) == (UNKNOWN, RETRYABLE)
+    assert outcomes(exc, sdk_errors) == (UNKNOWN, REPEATED)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_others_let_their_library_s_errors_through(
 
     assert outcomes(refused, sdk_errors) == outcomes(cut, sdk_errors) == (None, None)
     assert outcomes(refused, errors) == (RETRYABLE, RETRYABLE)
-    assert outcomes(cut, errors) == (UNKNOWN, RETRYABLE)
+    assert outcomes(cut, errors) == (UNKNOWN, REPEATED)
 
 
 def test_an_error_of_our_own_around_a_library_s_is_not_ours() -> None:
@@ -178,3 +180,30 @@ def test_an_error_of_our_own_around_a_library_s_is_not_ours() -> None:
             raise RuntimeError("the second half failed") from exc
 
     assert outcomes(raised(call, f"http://{nobody()}"), known_errors) == (None, None)
+
+
+def test_a_refused_connection_after_a_retry_of_stripes_own_is_in_doubt(
+    provider: HttpFaults,
+) -> None:
+    """The first attempt has reached the provider, and the second nobody: it has died since."""
+    with http_faults() as dying:
+        client = stripe.StripeClient(
+            "sk_test_nothing",
+            base_addresses={"api": dying.url},
+            max_network_retries=1,
+            http_client=stripe.RequestsClient(timeout=TIMEOUT_SECONDS),
+        )
+        dying.behave = lambda handler: dying.stop_listening()
+        exc = raised(lambda _: client.v1.customers.create({"email": "a@example.com"}), "")
+        assert dying.seen == 1
+    assert isinstance(exc, stripe.APIConnectionError)
+    assert outcomes(exc, sdk_errors) == (UNKNOWN, REPEATED)
+    assert outcomes(exc, known_errors) == (UNKNOWN, REPEATED)
+
+
+def test_stripes_key_that_was_used_for_another_request_is_in_doubt(provider: HttpFaults) -> None:
+    """That other request may have charged; and no later attempt will get another answer."""
+    provider.behave = answer(400, b'{"error": {"type": "idempotency_error", "message": "no"}}')
+    exc = raised(by_stripe, provider.url)
+    assert isinstance(exc, stripe.IdempotencyError)
+    assert outcomes(exc, sdk_errors) == (UNKNOWN, UNKNOWN)

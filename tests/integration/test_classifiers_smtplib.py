@@ -19,8 +19,10 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
 from celery_sqs_backoff.classifiers import known_errors, smtplib_errors
-from celery_sqs_backoff.outcomes import Outcome, Verdict
+from celery_sqs_backoff.retry.outcomes import Outcome
+from tests.integration.django_app import project
 from tests.support.http_faults import nobody, silent
+from tests.support.verdicts import REPEATED, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -150,11 +152,11 @@ def raised(call: Callable[..., Any], *args: Any, **options: Any) -> Exception:
     pytest.fail("no error was raised")
 
 
-def outcomes(exc: Exception) -> tuple[Outcome | None, ...]:
+def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
     """By default, and if the mail may be sent twice."""
     found = tuple(smtplib_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     assert found == tuple(known_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
-    return tuple(v.outcome if isinstance(v, Verdict) else None for v in found)
+    return tuple(map(shown, found))
 
 
 def test_a_refused_connection_is_retryable() -> None:
@@ -270,14 +272,33 @@ def test_a_server_without_starttls_is_not_processed(provider: Provider, port: in
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_certificate_that_is_not_trusted_is_retryable() -> None:
+def test_a_certificate_that_is_not_trusted_is_not_processed() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     secure = Provider()
     with running(secure, tls_context=context) as port:
         exc = raised(send, port, starttls=ssl.create_default_context())
     assert isinstance(exc, ssl.SSLError)
-    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+    assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
+
+
+def test_a_mail_refused_after_others_were_accepted_is_in_doubt(
+    provider: Provider, port: int
+) -> None:
+    """Django's ``send_mass_mail``: a retry would send the first mail again."""
+    project.set_up()
+    from django.core.mail import EmailMessage
+    from django.core.mail.backends.smtp import EmailBackend
+
+    def send_mass_mail(*recipients: str) -> None:
+        backend = EmailBackend(host="127.0.0.1", port=port, username="", password="")
+        backend.send_messages([EmailMessage("s", "b", "a@x.example", [to]) for to in recipients])
+
+    provider.replies = {"d@x.example": "451 later"}
+    exc = raised(send_mass_mail, "c@x.example", "d@x.example")
+    assert provider.delivered == 1
+    assert outcomes(exc) == (UNKNOWN, REPEATED)
+    assert outcomes(raised(send_mass_mail, "d@x.example")) == (RETRYABLE, RETRYABLE)
 
 
 @pytest.mark.parametrize("silence", [HANG, HANG_UP])
@@ -299,7 +320,7 @@ def test_silence_after_the_content_is_in_doubt(provider: Provider, port: int, si
     exc = raised(send, port)
     assert isinstance(exc, smtplib.SMTPServerDisconnected)
     assert provider.delivered == 1
-    assert outcomes(exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
 def test_a_quarrel_at_quit_is_in_doubt(provider: Provider, port: int) -> None:
@@ -308,7 +329,7 @@ def test_a_quarrel_at_quit_is_in_doubt(provider: Provider, port: int) -> None:
     exc = raised(send, port)
     assert isinstance(exc, smtplib.SMTPResponseException)
     assert provider.delivered == 1
-    assert outcomes(exc) == (UNKNOWN, RETRYABLE)
+    assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
 def test_all_recipients_refused_but_one_only_for_now_is_retryable(
@@ -329,7 +350,7 @@ def test_some_recipients_refused_is_no_error(provider: Provider, port: int) -> N
 
 def test_an_error_without_a_traceback_is_in_doubt() -> None:
     """Nobody knows when it came: it was unpickled, or somebody made it."""
-    assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, RETRYABLE)
+    assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, REPEATED)
 
 
 DJANGO = """

@@ -27,7 +27,7 @@ from celery_sqs_backoff.provider_proxy import (
     fail,
     running_provider_proxy,
 )
-from tests.support.http_faults import http_faults, nobody
+from tests.support.http_faults import close, http_faults, nobody
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -329,3 +329,21 @@ def test_the_example_of_the_documentation_works(
     test = names["test_a_payment_whose_answer_is_lost_is_charged_once"]
     test(provider_proxy, sqs_celery_app, sqs_worker)
     exec(last, names)
+
+
+def test_a_provider_that_acted_and_did_not_answer_was_forwarded_to(
+    provider_proxy: Callable[[str], ProviderProxy],
+) -> None:
+    with http_faults() as provider:
+        provider.behave = close
+        proxy = provider_proxy(provider.url)
+        assert (
+            requests.post(f"{proxy.url}/charges", json={"amount": 1}, timeout=5).status_code == 502
+        )
+        assert provider.seen == 1
+        unreachable = provider_proxy(f"http://{nobody()}")
+        requests.post(f"{unreachable.url}/charges", json={"amount": 1}, timeout=5)
+    assert [exchange.forwarded for exchange in (*proxy.exchanges, *unreachable.exchanges)] == [
+        True,
+        False,
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ import pytest
 
 import celery_sqs_backoff
 from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api, peek
+from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
     CanaryPassed,
     Failed,
@@ -24,8 +24,10 @@ from celery_sqs_backoff.redrive.events import (
     Sent,
     Skipped,
 )
+from celery_sqs_backoff.redrive.sweep import Holding
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, drop_after, failed_entries
+from tests.unit.test_docs import iam_action, policy, shown_actions
 
 from .redrive_stage import RedriveStage, record, task
 
@@ -82,10 +84,21 @@ def test_queues_need_not_be_predefined(stage):
     assert stage.redrive(stage.queue.name).sent == 1
 
 
-def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue):
-    other = make_queue()
+def share_the_dead_letter_queue(stage, other):
+    policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
+    stage.sqs.set_queue_attributes(
+        QueueUrl=other.url, Attributes={"RedrivePolicy": json.dumps(policy)}
+    )
+
+
+def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue, proxy):
+    """Of the queues that have this dead-letter queue."""
+    other = make_queue(dead_letter_queue=False)
+    share_the_dead_letter_queue(stage, other)
+    # A server that does not list a dead-letter queue's sources: the app's queues are asked.
+    stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
     stage.fill("to other", MessageAttributes=record(origin=other.arn))
-    stage.fill("to main")
+    stage.fill("to main", MessageAttributes=record(origin=stage.queue.arn))
     assert stage.redrive().sent == 2
     assert stage.bodies(other) == Counter(["to other"])
     assert stage.bodies(stage.queue) == Counter(["to main"])
@@ -98,7 +111,7 @@ def test_an_origin_that_is_not_there_any_more_keeps_only_its_own_messages(stage)
     report = stage.redrive(threads=1)
     assert (report.ended, report.sent, report.failed) == (Ended.DONE, 30, 2)
     (reason,) = {event.reason for event in stage.events if isinstance(event, Failed)}
-    assert re.search("-gone: .*(NonExistentQueue|QueueDoesNotExist)", reason)
+    assert "-gone, which has another dead-letter queue or is not there" in reason
 
 
 def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, proxy):
@@ -232,10 +245,11 @@ def test_a_limit_is_exact(stage):
     ("expired", "sent", "skipped", "dropped"),
     [("leave", 1, 1, 0), ("drop", 1, 0, 1), ("extend", 2, 0, 0)],
 )
-def test_expired_tasks(stage, expired, sent, skipped, dropped):
+def test_expired_tasks(stage, tmp_path, expired, sent, skipped, dropped):
     """A worker would throw them away: sent as they are, they would be lost."""
     stage.fill(task(), task(expires="2020-01-01T00:00:00+00:00"))
-    report = stage.redrive(expired=expired)
+    options = {"dump": tmp_path / "expired.jsonl"} if expired == "drop" else {}
+    report = stage.redrive(expired=expired, **options)
     assert (report.sent, report.skipped, report.dropped) == (sent, skipped, dropped)
     for message in stage.take(stage.queue):
         expires = json.loads(message["Body"])["headers"].get("expires", "9999")
@@ -359,7 +373,7 @@ def test_progress_is_told_while_it_runs(stage):
 
 def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch):
     """At 2/s ten messages are held for five seconds, longer than the four they are hidden for."""
-    monkeypatch.setattr(api, "_HOLD_SECONDS", 4)
+    monkeypatch.setattr(api, "_HOLDING", Holding(4, 4))
     bodies = stage.fill_numbered(11)
     report = stage.redrive(rate="2/s", threads=1)
     assert (report.sent, report.deleted) == (11, 11)
@@ -468,8 +482,20 @@ def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path):
     assert set(stage.bodies(stage.queue).values()) == {1}
 
 
+def test_an_archive_that_holds_each_message_twice_is_sent_once(stage, tmp_path: Path):
+    """As two dry runs with --dump leave it."""
+    bodies = stage.fill_numbered(25)
+    for _ in range(2):
+        peek(stage.app, stage.dlq.name, sample=None, copy=tmp_path / "a")
+    assert len((tmp_path / "a").read_text().splitlines()) == 50
+    report = stage.redrive(None, load=tmp_path / "a")
+    assert (report.sent, report.ended) == (25, Ended.DONE)
+    assert stage.bodies(stage.queue) == Counter(bodies)
+
+
 def test_a_file_that_is_no_archive_is_refused(stage, tmp_path: Path):
     (tmp_path / "a").write_text('{"MessageId": "x"}\n')
+    (tmp_path / "a").chmod(0o600)
     with pytest.raises(RedriveRefused, match="Line 1"):
         stage.redrive(None, load=tmp_path / "a")
 
@@ -488,7 +514,7 @@ def test_a_look_tells_what_is_there_and_gives_it_back(stage):
     assert plan.by_destination == {stage.queue.name: 4}
     assert 345_000 < plan.oldest_expires_in_seconds <= 345_600
     assert 4 < plan.duration_seconds < 10
-    assert plan.raw == ()
+    assert not plan.raw
     assert sum(stage.bodies(stage.dlq).values()) == 4  # visible at once
 
 
@@ -506,3 +532,39 @@ def test_two_looks_at_once_do_not_disturb_a_redrive(stage):
     looking.join()
     assert stage.redrive().sent == 40
     assert stage.bodies(stage.queue) == Counter(bodies)
+
+
+def test_a_look_needs_no_more_rights_than_its_policy(stage, proxy):
+    """docs/iam.md: who only looks needs no right to send or delete."""
+    stage.fill_numbered(12)
+    proxy.reset()
+    peek(stage.app, stage.dlq.url)
+    asked = {iam_action(action) for action, count in proxy.counts().items() if count.calls}
+    assert {"sqs:ReceiveMessage", "sqs:ListDeadLetterSourceQueues"} <= asked <= policy(1)
+
+
+def test_a_redrive_needs_no_more_rights_than_its_table(stage, proxy):
+    stage.fill_numbered(12)
+    proxy.reset()
+    assert stage.redrive(task="none", canary=1).skipped == 12
+    assert stage.redrive().sent == 12
+    asked = {iam_action(action) for action, count in proxy.counts().items() if count.calls}
+    assert {"sqs:DeleteMessage", "sqs:SendMessage"} <= asked <= shown_actions(1)
+
+
+def test_a_copy_is_written_as_it_is_found(stage, tmp_path: Path, monkeypatch):
+    """Batch by batch, not at the end: its memory does not grow with the queue."""
+    stage.fill_numbered(45)
+    sizes = []
+    write = Archive.write
+
+    def note(self, messages, destinations):
+        sizes.append(len(messages))
+        write(self, messages, destinations)
+
+    monkeypatch.setattr(Archive, "write", note)
+    plan = peek(stage.app, stage.dlq.name, sample=None, copy=tmp_path / "copy.jsonl")
+    assert (plan.looked_at, sum(sizes)) == (45, 45)
+    assert len(sizes) >= 5
+    assert max(sizes) <= 10
+    assert not plan.raw

@@ -16,6 +16,7 @@ from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveRefused, api, run
 from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
 from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.sweep import Holding
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
@@ -157,9 +158,8 @@ def test_what_is_sent_twice_was_named_as_in_doubt(app, queue, fill, drain, proxy
     report = redrive(app, queue.dlq.name, on_event=events.append)
     found = drain(queue.url)
     assert set(found) == set(bodies)
-    assert report.in_doubt == 20
-    # One thread alone meets both faults with the same batch.
-    assert len(ids(events, InDoubt)) == (10 if differs(RACES_WITH_ITSELF) else 20)
+    # Until a delete has worked one batch is sent at a time: both faults hit the first.
+    assert report.in_doubt == len(ids(events, InDoubt)) == 10, "messages, not attempts"
     assert sum(found.values()) - len(bodies) == (20 if fault is drop_after else 0)
 
 
@@ -285,7 +285,7 @@ def test_messages_of_a_lost_receive_are_waited_for(
     app, queue, fill, drain, proxy, monkeypatch: pytest.MonkeyPatch
 ):
     """SQS has hidden them for us, and we do not know them."""
-    monkeypatch.setattr(api, "_HOLD_SECONDS", 4)
+    monkeypatch.setattr(api, "_HOLDING", Holding(4, 4))
     bodies = fill(30)
     proxy.inject(drop_after(actions=(RECEIVE,), times=1))
     report = redrive(app, queue.dlq.name)
@@ -314,9 +314,10 @@ def test_a_journal_that_cannot_be_written_ends_the_run_with_all_given_back(
     def on_a_full_disk(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Journal, "sending", on_a_full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        redrive(app, queue.dlq.name, rate=0.9, threads=3, journal=tmp_path / "journal")
+    monkeypatch.setattr(Journal, "write", on_a_full_disk)
+    report = redrive(app, queue.dlq.name, rate=0.9, threads=3, journal=tmp_path / "journal")
+    assert (report.ended, report.sent, report.remaining) == (Ended.FAILED, 0, 30)
+    assert "No space left" in report.detail
     assert drain(queue.dlq.url) == Counter(bodies)
 
 

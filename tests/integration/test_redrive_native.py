@@ -39,7 +39,7 @@ def test_a_server_without_it_is_named_as_the_reason(stage):
         stage.sqs.list_message_move_tasks(SourceArn=stage.dlq.arn)
     except ClientError:
         stage.fill("hello")
-        with pytest.raises(RedriveRefused, match="does not know StartMessageMoveTask"):
+        with pytest.raises(RedriveRefused, match="does not have ListMessageMoveTasks"):
             stage.redrive(engine="native")
         assert stage.redrive().sent == 1
     else:

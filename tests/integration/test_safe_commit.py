@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_sqs_backoff.safe import SafeTask
-from celery_sqs_backoff.safe.commit import after_commit
+from celery_sqs_backoff.safe import SafeTask, StoreInTransaction
+from celery_sqs_backoff.safe.commit import after_commit, refuse_open_transaction
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 
 from .django_app import project
@@ -62,9 +62,10 @@ class Host(SafeTask, Task):  # type: ignore[misc]
     abstract = True
 
 
-def test_tasks_and_the_confirmation_of_a_step_wait_for_the_commit(
+def test_tasks_wait_for_the_commit_and_a_step_is_refused_before_it(
     aliases: tuple[str, str],
 ) -> None:
+    """A rollback would take back what the step did, and not that it is recorded as done."""
     from django.db import transaction
 
     app = Celery("commits", broker="memory://", set_as_current=False)
@@ -83,14 +84,37 @@ def test_tasks_and_the_confirmation_of_a_step_wait_for_the_commit(
     with transaction.atomic(using=aliases[0]):
         note.delay_on_commit("delayed")
         note.apply_async_on_commit(("applied",))
-        workflow.step("a", lambda: "confirmed", confirm=note.s())
+        with pytest.raises(StoreInTransaction, match="inside the step's function"):
+            workflow.step("a", pytest.fail, confirm=note.s())
         assert ran == []
+    assert ran == ["delayed", "applied"]
+    workflow.step("a", lambda: "confirmed", confirm=note.s())
     assert ran == ["delayed", "applied", "confirmed"]
-    with transaction.atomic(using=aliases[0]):
-        workflow.step("b", lambda: "lost with the rollback?", confirm=note.s())
-        transaction.set_rollback(True, using=aliases[0])
-    assert len(ran) == 3
-    workflow.pop_request()  # what follows is the message's next run
-    workflow.push_request(id="message", called_directly=False)
-    workflow.step("b", pytest.fail, confirm=note.s())
-    assert ran[3:] == ["lost with the rollback?"]
+
+
+def test_with_autocommit_off_tasks_and_steps_do_what_django_does(
+    aliases: tuple[str, str],
+) -> None:
+    """Django runs no hooks then, and says so. Sent at once, a task would come before its data."""
+    from django.db import transaction
+
+    transaction.set_autocommit(False, using=aliases[0])
+    try:
+        with pytest.raises(transaction.TransactionManagementError):
+            after_commit(pytest.fail)
+        with pytest.raises(StoreInTransaction):
+            refuse_open_transaction("A step")
+    finally:
+        transaction.rollback(using=aliases[0])
+        transaction.set_autocommit(True, using=aliases[0])
+
+
+def test_the_transaction_of_a_django_test_case_does_not_count(aliases: tuple[str, str]) -> None:
+    from django.db import transaction
+
+    around = transaction.atomic(using=aliases[0])
+    around._from_testcase = True  # what django.test.TestCase sets
+    with around:
+        refuse_open_transaction("A step")
+        with pytest.raises(StoreInTransaction), transaction.atomic(using=aliases[0]):
+            refuse_open_transaction("A step")

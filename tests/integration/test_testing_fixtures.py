@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,8 @@ from celery import Celery, current_app, shared_task
 from celery.contrib.testing.app import setup_default_app
 from kombu.transport.SQS import UndefinedQueueException
 
-from celery_sqs_backoff import testing
+from celery_sqs_backoff import Guard, SQSBackoffTask, testing
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
 
 if TYPE_CHECKING:
@@ -258,3 +260,43 @@ def test_the_plugin_costs_no_import_of_moto(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
     pytester.makepyfile("import sys\ndef test_it(): assert 'moto' not in sys.modules")
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("test", [1, 2])
+def test_each_test_has_a_store_of_its_own(
+    sqs_celery_app: Celery, sqs_worker: Callable[..., Any], test: int
+) -> None:
+    """A guard that another test has passed would refuse this one's message."""
+
+    @sqs_celery_app.task(
+        base=SQSBackoffTask, shared=False, name="guarded", guard=Guard(key="mail:7", window=3600)
+    )
+    def mail() -> str:
+        return f"sent by test {test}"
+
+    with sqs_worker():
+        assert mail.delay().get(timeout=10) == f"sent by test {test}"
+
+
+def test_a_real_store_is_not_used_in_a_test(sqs_server: str, sqs_queue: LocalQueue) -> None:
+    app = Celery("mine", set_as_current=False)
+    app.conf.sqs_backoff = {"store": "redis://production:6379/0", "crash_budget": 2}
+    with on_local_sqs(app, sqs_server, sqs_queue):
+        assert isinstance(app.conf.sqs_backoff["store"], MemoryStore)
+        assert app.conf.sqs_backoff["crash_budget"] == 2
+    assert app.conf.sqs_backoff["store"] == "redis://production:6379/0"
+
+
+def test_the_settings_of_a_django_app_are_taken(sqs_server: str, sqs_queue: LocalQueue) -> None:
+    """Celery's names there begin with ``CELERY_``, also that of our settings."""
+    settings = SimpleNamespace(CELERY_SQS_BACKOFF={"store": "django", "max_retries": 3})
+    app = Celery("django-project", set_as_current=False)
+    app.config_from_object(settings, namespace="CELERY")
+    with on_local_sqs(app, sqs_server, sqs_queue):
+
+        @app.task(base=SQSBackoffTask, shared=False, name="mail", lazy=False)
+        def mail() -> None: ...
+
+        assert isinstance(app.conf.sqs_backoff["store"], MemoryStore)
+        assert mail.max_retries == 3
+    assert app.conf.sqs_backoff["store"] == "django"

@@ -1,4 +1,4 @@
-"""Where a local server is not like SQS, as far as a test sees: each difference once, with source.
+"""Where servers are not alike, as far as a test sees: each difference once, with its source.
 
 A test that meets one still asserts what holds there.
 """
@@ -12,6 +12,7 @@ from .servers import server_name
 __all__ = [
     "HIDDEN_GROUP_LOSES_ITS_ORDER",
     "RACES_WITH_ITSELF",
+    "SHORT_POLL_MAY_FIND_NOTHING",
     "STALE_HANDLE_IS_REFUSED",
     "differs",
 ]
@@ -33,6 +34,12 @@ HIDDEN_GROUP_LOSES_ITS_ORDER: Final = frozenset({"moto"})
 #: and delete another one than was asked for. Measured: 1 of 800 messages with 8 receivers, and more
 #: while others send.
 RACES_WITH_ITSELF: Final = frozenset({"moto"})
+
+#: A receive that does not wait asks some of SQS's machines, and of a short queue it may find
+#: nothing though there is something
+#: (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-short-and-long-polling.html).
+#: The local ones find all there is.
+SHORT_POLL_MAY_FIND_NOTHING: Final = frozenset({"aws"})
 
 
 def differs(servers: frozenset[str]) -> bool:

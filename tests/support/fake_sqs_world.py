@@ -15,17 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from celery_sqs_backoff.budget import wire_delay
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.queues import read_queue
+from celery_sqs_backoff.sqs.calls import RECEIVE_ATTRIBUTES, Calls
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from celery_sqs_backoff.sqs.queues import read_queue
+from celery_sqs_backoff.sqs.visibility import visibility_delay
 from celery_sqs_backoff.worker.groups import MessageGroups
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease, State
-from celery_sqs_backoff.worker.messages import WANTED_ATTRIBUTES
 
 from .fake_sqs import Clock, FakeSQS, Fault
 from .fake_sqs_queue import Message
+from .leases import lease_on, some_record
 
 __all__ = ["Fate", "Worker", "World"]
 
@@ -62,7 +62,11 @@ class Worker:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.keeper = Keeper(clock=world.clock, rng=random.Random(7))
+        self.keeper = Keeper(
+            clock=world.clock,
+            rng=random.Random(7),
+            in_flight_quota=world.sqs._max_in_flight,
+        )
         self.running: list[Lease] = []
         self.freed: Counter[Lease] = Counter()
         self.leases: list[Lease] = []
@@ -77,13 +81,16 @@ class Worker:
             QueueUrl=self.world.url,
             MaxNumberOfMessages=limit,
             WaitTimeSeconds=20,
-            **WANTED_ATTRIBUTES,
+            **RECEIVE_ATTRIBUTES,
         )
         messages = answer.get("Messages", [])
+        self._groups.begin_receive(self.world.url, messages)
         for message in messages:
             self.world.judge_receive(message["Body"])
             lease = self._hold(message)
             if self.keeper.recognise(lease):
+                if lease.queue.is_fifo:
+                    self._groups.pass_over(lease)
                 continue
             if lease.queue.is_fifo:
                 self._groups.take_turn(lease, lambda lease=lease: self._start(lease))
@@ -94,21 +101,12 @@ class Worker:
 
     def _hold(self, message: dict[str, Any]) -> Lease:
         queue = self.world.attributes
-        lease = Lease(
-            client=self.world.sqs,
+        lease = lease_on(
+            message,
             queue=queue,
-            message=message,
-            body=message["Body"],
-            delivery=Delivery.from_sqs(
-                message,
-                queue_url=queue.url,
-                received_at=self.world.clock(),
-                max_receive_count=queue.max_receive_count,
-                retention_seconds=queue.retention_seconds,
-                unrun=self.keeper.memory.unrun(message["MessageId"]),
-            ),
-            received_at=self.world.clock(),
+            calls=self.world.calls,
             keeper=self.keeper,
+            now=self.world.clock(),
             free=lambda: self.freed.update([lease]),
         )
         self.leases.append(lease)
@@ -131,15 +129,15 @@ class Worker:
         elif how == "cancelled":
             lease.release()
         elif how == "give up" or delivery.is_last_before_sqs_moves_it:
-            if lease.dead_letter(_record(self.world.clock())):
+            if lease.dead_letter(some_record(self.world.clock())):
                 fate.given_up = True
                 self.served.add(lease.body)
         else:
             self.world.deferred_at[lease] = self.world.clock()
             lease.defer(
-                wire_delay(delay, delivery, now=self.world.clock()),
+                visibility_delay(delay, delivery, now=self.world.clock()),
                 park_above=None if lease.queue.is_fifo else 0.8,
-                park=lambda left: replace(_record(self.world.clock()), due_at=left),
+                park=lambda left: replace(some_record(self.world.clock()), due_at=left),
             )
 
     def turn(self) -> None:
@@ -158,10 +156,7 @@ class Worker:
 
     def next_at(self) -> float:
         """When there may be something to do."""
-        soon = [lease.renew_at for lease in self.keeper.held()]
-        if self.keeper.waiting:
-            soon.append(self.world.clock() + 0.2)
-        return min(soon, default=math.inf)
+        return self.keeper.next_at()
 
 
 class World:
@@ -184,7 +179,8 @@ class World:
             "QueueUrl"
         ]
         self.queue = self.sqs.queues[self.url]
-        self.attributes = read_queue(self.sqs, self.url)  # type: ignore[arg-type]
+        self.calls = Calls(self.sqs, self.url)  # type: ignore[arg-type]
+        self.attributes = read_queue(self.calls, self.url)
         self.queue.on_gone = self._judge_gone
         self.sqs.on_fault = self._excuse_fault
         self.fates: dict[str, Fate] = {}
@@ -418,17 +414,3 @@ class _Failures(logging.Handler):
 
 def _is_of_a_stale_handle(refusal: str) -> bool:
     return "receipt handle has expired" in refusal or "does not exist" in refusal
-
-
-def _record(now: float) -> DeadLetterRecord:
-    return DeadLetterRecord(
-        task="t",
-        id="1",
-        reason="not retryable",
-        outcome="UNKNOWN",
-        attempts=1,
-        first_received_at=None,
-        failed_at=now,
-        origin="q",
-        worker="w",
-    )

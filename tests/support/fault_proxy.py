@@ -135,6 +135,7 @@ def fault_proxy(
         try:
             eventually(
                 lambda: process.poll() is not None or output.read_text().endswith("}\n"),
+                timeout=60,
                 message=lambda: f"the proxy did not start:\n{output.read_text()}",
             )
             if process.poll() is not None:

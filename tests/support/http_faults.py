@@ -32,6 +32,7 @@ __all__ = [
     "overflowing",
     "reset",
     "silent",
+    "wanting_credentials",
 ]
 
 
@@ -46,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         provider.behave(self)
 
-    do_GET = do_POST  # noqa: N815  # the name that http.server calls
+    do_GET = do_PUT = do_POST  # noqa: N815  # the names that http.server calls
 
     def log_message(self, *args: object) -> None:
         pass
@@ -70,13 +71,19 @@ class HttpFaults:
         self.seen = 0
         self.behave: Behaviour = answer(200)
         self.over = threading.Event()
+        self.listener: socket.socket | None = None
+
+    def stop_listening(self) -> None:
+        """Refuse connections from now on."""
+        assert self.listener is not None
+        self.listener.close()
 
 
 def answer(status: int, body: bytes = b"{}", **headers: str) -> Behaviour:
     """Answer with a status; ``Retry_After="7"`` is the header ``Retry-After: 7``."""
 
     def behave(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
+        handler.send_response_only(status)
         for name, value in {"Content_Type": "application/json", **headers}.items():
             handler.send_header(name.replace("_", "-"), value)
         handler.send_header("Content-Length", str(len(body)))
@@ -132,6 +139,7 @@ def http_faults(tls: ssl.SSLContext | None = None) -> Iterator[HttpFaults]:
     scheme = "http" if tls is None else "https"
     provider = HttpFaults(f"{scheme}://127.0.0.1:{server.server_address[1]}")
     server.provider = provider
+    provider.listener = server.socket
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -166,3 +174,25 @@ def overflowing() -> Iterator[str]:
             waiting.setblocking(False)
             waiting.connect_ex(address)
         yield f"127.0.0.1:{address[1]}"
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    def do_CONNECT(self) -> None:
+        self.send_error(407, "Proxy Authentication Required")
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def wanting_credentials() -> Iterator[str]:
+    """URL of a proxy that answers 407 to each tunnel."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

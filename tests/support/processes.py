@@ -61,13 +61,18 @@ def stop(
         return process.wait()
 
 
-def children() -> dict[int, str]:
-    """Living children of this process, and their command lines. Empty where there is no /proc."""
+def children(of: int | None = None) -> dict[int, str]:
+    """Living children and their command lines. Empty where there is no /proc.
+
+    Args:
+        of: the parent's process id. ``None``: this process.
+    """
     found = {}
+    wanted = os.getpid() if of is None else of
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             state, parent = status.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
+            if int(parent) == wanted and state != "Z":
                 command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(status.parent.name)] = command.decode(errors="replace").strip()
     return found

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["RECORD_FILE_VARIABLE", "Record", "note"]
+__all__ = ["RECORD_FILE_VARIABLE", "Record", "connect_in_worker", "note"]
+
+Handler = TypeVar("Handler", bound=Callable[..., None])
 
 RECORD_FILE_VARIABLE = "TEST_RECORD_FILE"
 
@@ -44,3 +47,17 @@ class Record:
 def note(**entry: Any) -> None:
     """In a task: append to the record of the test that has started this worker."""
     Record(Path(os.environ[RECORD_FILE_VARIABLE])).append(**entry)
+
+
+def connect_in_worker(signal: Any) -> Callable[[Handler], Handler]:
+    """Connect a handler that notes something, but only in the worker of a test.
+
+    The module of its tasks is imported by the process of the tests, too, where other tests run.
+    """
+
+    def connect(handler: Handler) -> Handler:
+        if RECORD_FILE_VARIABLE in os.environ:
+            signal.connect(handler, weak=False)
+        return handler
+
+    return connect

@@ -15,13 +15,23 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from .aws import aws
+from .aws import announcement, aws
+from .listeners import beyond_loopback
 from .processes import eventually, free_port, stop
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-__all__ = ["SERVERS", "localstack", "ministack", "moto", "server_name", "sqs_client", "sqs_server"]
+__all__ = [
+    "SERVERS",
+    "before_the_first_call",
+    "localstack",
+    "ministack",
+    "moto",
+    "server_name",
+    "sqs_client",
+    "sqs_server",
+]
 
 
 def sqs_client(endpoint: str, **config: Any) -> SQSClient:
@@ -35,6 +45,19 @@ def sqs_client(endpoint: str, **config: Any) -> SQSClient:
 def server_name() -> str:
     """Which server the tests speak to: ``SQS_SERVER``, by default ministack."""
     return os.environ.get("SQS_SERVER", "ministack")
+
+
+def before_the_first_call() -> str:
+    """What people should know of the server that the tests use; nothing, if it is a local one.
+
+    Raises:
+        RuntimeError: there is no such server, or no way to the real one.
+    """
+    if os.environ.get("SQS_ENDPOINT"):
+        return ""
+    if server_name() not in SERVERS:
+        raise RuntimeError(f"SQS_SERVER={server_name()!r}: it must be one of {', '.join(SERVERS)}")
+    return announcement() if server_name() == "aws" else ""
 
 
 @contextmanager
@@ -56,6 +79,9 @@ def ministack(*, start_timeout: float = 20.0) -> Iterator[str]:
             "BIND_HOST": "127.0.0.1",
             "GATEWAY_PORT": str(port),
             "SERVICES": "sqs",
+            # SFTP and MQTT have ports of their own, MQTT's on all addresses (1.4.21).
+            "SFTP_ENABLED": "0",
+            "IOT_MTLS_ENABLED": "0",
             "LOG_LEVEL": "WARNING",
             "TMPDIR": directory,  # its pid file
         }
@@ -106,7 +132,11 @@ SERVERS = {"ministack": ministack, "moto": moto, "localstack": localstack, "aws"
 def _running(
     module: list[str], env: dict[str, str], port: int, directory: Path, start_timeout: float
 ) -> Iterator[str]:
-    """``python -m module`` with its arguments, until the block ends; yield its endpoint URL."""
+    """``python -m module`` with its arguments, until the block ends; yield its endpoint URL.
+
+    Raises:
+        RuntimeError: it has ended, or other machines could reach it.
+    """
     log = directory / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -125,6 +155,8 @@ def _running(
         )
         if process.poll() is not None:
             raise RuntimeError(f"{module[0]} exited, {process.returncode}:\n{log.read_text()}")
+        if reachable := beyond_loopback(process.pid):
+            raise RuntimeError(f"{module[0]} listens beyond this machine: {', '.join(reachable)}")
         yield endpoint
     finally:
         stop(process)

@@ -29,5 +29,7 @@ class Signer:
         kept = {k: v for k, v in headers.items() if k.lower() not in _SIGNED_BEFORE}
         request = AWSRequest(method=method, url=url, data=body, headers=kept)
         assert self._credentials is not None
-        SigV4Auth(self._credentials, "sqs", self._region).add_auth(request)
+        # Frozen each time: those of a role are renewed now and then.
+        credentials = self._credentials.get_frozen_credentials()
+        SigV4Auth(credentials, "sqs", self._region).add_auth(request)
         return dict(request.headers.items())

@@ -12,7 +12,7 @@ from celery_sqs_backoff import (
     SQSBackoffTask,
     Verdict,
 )
-from celery_sqs_backoff.policies import Policy
+from celery_sqs_backoff.retry.policies import Policy
 
 policies: list[Policy] = [
     FullJitter(base=2, cap=timedelta(hours=1)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from email.message import Message
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff.classifiers.answers import answer, asked_seconds
 from celery_sqs_backoff.classifiers.exchange import Finding, Meaning
-from celery_sqs_backoff.outcomes import Outcome, Verdict
+from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 
 #: 1994-11-06 08:49:37 GMT, the example of RFC 9110.
 NOW = 784111777.0
@@ -20,9 +19,13 @@ NOW = 784111777.0
 @pytest.mark.parametrize(
     ("status", "meaning"),
     [
-        *((status, Meaning.REFUSED) for status in (400, 401, 402, 403, 404, 405, 410, 422, 499)),
-        *((status, Meaning.REFUSED_FOR_NOW) for status in (408, 421, 423, 425, 429, 503)),
-        *((status, Meaning.IN_DOUBT) for status in (409, 500, 502, 504, 507, 520, 522, 524, 599)),
+        *((status, Meaning.REFUSED) for status in (400, 401, 402, 403, 404, 405, 410, 422)),
+        *((status, Meaning.REFUSED_FOR_NOW) for status in (408, 421, 423, 425, 429)),
+        *(
+            (status, Meaning.IN_DOUBT)
+            for status in (409, 460, 499, 500, 502, 504, 507, 520, 522, 524, 599)
+        ),
+        (503, Meaning.UNAVAILABLE),
         *((status, Meaning.REFUSED) for status in (501, 505)),
         *((status, Meaning.NOT_SENT) for status in (521, 523, 525, 526)),
     ],
@@ -88,7 +91,7 @@ def test_a_reset_may_be_a_point_in_time(reset: str) -> None:
 def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
     headers = {"RateLimit-Reset": "30"}
     assert answer(429, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 30)
-    assert answer(503, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW)
+    assert answer(503, headers, now=NOW) == Finding(Meaning.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
 )
 def test_a_refusal_that_asks_to_wait_is_for_now(headers: dict[str, str]) -> None:
     """GitHub's 403 for its rate limits, and 413 by RFC 9110, 15.5.14."""
-    for status in (403, 413):
+    for status in (403, 413, 503):
         assert answer(status, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 60)
     assert answer(409, headers, now=NOW) == Finding(Meaning.IN_DOUBT, 60)
 
@@ -127,21 +130,24 @@ def test_no_header_breaks_it(status: int, name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meaning", "outcome", "if_idempotent"),
+    ("meaning", "outcome", "repeated", "trusting"),
     [
-        (Meaning.NOT_SENT, Outcome.RETRYABLE, Outcome.RETRYABLE),
-        (Meaning.REFUSED_FOR_NOW, Outcome.RETRYABLE, Outcome.RETRYABLE),
-        (Meaning.REFUSED, Outcome.NOT_PROCESSED, Outcome.NOT_PROCESSED),
-        (Meaning.IN_DOUBT, Outcome.UNKNOWN, Outcome.RETRYABLE),
+        (Meaning.NOT_SENT, Outcome.RETRYABLE, False, Outcome.RETRYABLE),
+        (Meaning.REFUSED_FOR_NOW, Outcome.RETRYABLE, False, Outcome.RETRYABLE),
+        (Meaning.REFUSED, Outcome.NOT_PROCESSED, False, Outcome.NOT_PROCESSED),
+        (Meaning.IN_DOUBT, Outcome.UNKNOWN, True, Outcome.UNKNOWN),
+        (Meaning.UNAVAILABLE, Outcome.UNKNOWN, True, Outcome.RETRYABLE),
+        (Meaning.CONFLICT, Outcome.UNKNOWN, False, Outcome.UNKNOWN),
     ],
 )
-def test_only_doubt_depends_on_what_the_task_says(
-    meaning: Meaning, outcome: Outcome, if_idempotent: Outcome
+def test_in_doubt_and_safe_to_repeat_are_two_facts(
+    meaning: Meaning, outcome: Outcome, repeated: bool, trusting: Outcome
 ) -> None:
-    def floor(of: Outcome) -> Any:
-        return 9 if of is Outcome.RETRYABLE else None
-
-    assert Finding(meaning, 9).verdict(idempotent=False) == Verdict(outcome, floor(outcome))
-    assert Finding(meaning, 9).verdict(idempotent=True) == Verdict(
-        if_idempotent, floor(if_idempotent)
+    """An idempotent call that is in doubt is repeated, and stays in doubt: nothing is undone."""
+    finding = Finding(meaning, 9)
+    retried = outcome is Outcome.RETRYABLE
+    assert finding.verdict(idempotent=False) == Verdict(outcome, 9 if retried else None)
+    assert finding.verdict(idempotent=True) == Verdict(
+        outcome, 9 if retried or repeated else None, safe_to_repeat=repeated
     )
+    assert finding.verdict(idempotent=False, trust_503=True).outcome is trusting

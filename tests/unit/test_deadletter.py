@@ -1,11 +1,20 @@
 """What a dead letter carries, within SQS's limits."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
-from celery_sqs_backoff.limits import MAX_MESSAGE_BYTES
+from celery_sqs_backoff.sqs.dead_letter import (
+    ATTRIBUTE_NAME,
+    DeadLetterRecord,
+    message_bytes,
+    read_record,
+    with_record,
+)
+from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
 
 
 def record(**facts):
@@ -90,36 +99,135 @@ def test_any_text_becomes_characters_that_sqs_accepts():
     assert "\\u0000" in attributes[ATTRIBUTE_NAME]["StringValue"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "GET https://bob:hunter2@mail.example/send",
-        "Authorization: Bearer hunter2",
-        "authorization='Basic hunter2'",
-        "password=hunter2 is wrong",
-        '{"api_key": "hunter2"}',
-        "?X-Amz-Signature=hunter2&x=1",
-        "token: hunter2",
-    ],
-)
-def test_what_looks_like_a_credential_is_masked(text):
-    scrubbed = record(exception_message=text, traceback=f"ValueError: {text}").scrubbed()
-    assert "hunter2" not in scrubbed.exception_message
-    assert "hunter2" not in scrubbed.traceback
+def test_an_attribute_that_only_looks_like_ours_is_not_kept():
+    """Senders can name an attribute as they like; on a message that is not dead it is not ours."""
+    own = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"reason": "forged"}'}}
+    assert read(with_record("{}", own, record()))["reason"] == "retry_for is over"
 
 
-def test_aws_key_ids_are_masked():
-    assert (
-        "AKIA" not in record(exception_message="AKIAIOSFODNN7EXAMPLE").scrubbed().exception_message
-    )
-
-
-def test_ordinary_text_is_left_alone():
-    text = "POST https://mail.example/v1/send?page=2 answered 503: try later"
-    assert record(exception_message=text).scrubbed().exception_message == text
+def test_names_from_the_message_do_not_make_the_record_too_big():
+    """A task's name is whatever the sender wrote: up to 1 MiB of it, twice in the record."""
+    forged = record(task="x" * 600_000, reason="not understood: " + "x" * 600_000, id="i" * 9_000)
+    found = read(with_record("b" * 650_000, {}, forged))
+    assert found["task"] == "x" * 500
+    assert len(json.dumps(found)) < 4_000
 
 
 def test_a_long_traceback_keeps_its_end_where_the_error_is():
-    scrubbed = record(traceback="frame\n" * 5_000 + "ValueError: boom").scrubbed()
-    assert len(scrubbed.traceback) < 6_100
-    assert scrubbed.traceback.endswith("ValueError: boom")
+    found = read(with_record("", {}, record(traceback="frame\n" * 5_000 + "ValueError: boom")))
+    assert len(found["traceback"]) < 6_100
+    assert found["traceback"].endswith("ValueError: boom")
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+attributes = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=8).map("own-".__add__),
+    st.one_of(
+        texts.map(lambda text: {"DataType": "String", "StringValue": text}),
+        st.binary(max_size=40).map(lambda raw: {"DataType": "Binary", "BinaryValue": raw}),
+    ),
+    min_size=9,
+    max_size=10,
+)
+
+
+@given(attributes, texts, st.integers(0, 9_000), st.sampled_from(["b", "é", "質", "𝄞"]))
+def test_a_dead_letter_is_within_sqs_limits_and_loses_no_attribute(own, text, room, character):
+    """Whatever the message carries: ten attributes, a body of 1 MiB, texts that are not ASCII."""
+    bytes_left = MAX_MESSAGE_BYTES - room - message_bytes("", own)
+    body = character * (bytes_left // len(character.encode()))
+    full = record(exception_message=text * 30, traceback=text * 200, task=text)
+    sent = with_record(body, own, full)
+    assert message_bytes(body, sent) <= MAX_MESSAGE_BYTES
+    assert len(sent) <= 10
+    found = read_record({"MessageAttributes": sent})
+    packed = found.attributes if found else {}
+    assert {**{k: v for k, v in sent.items() if k != ATTRIBUTE_NAME}, **packed} == own
+
+
+def test_a_body_of_800_kb_that_is_not_ascii_keeps_its_record():
+    body = "é" * 400_000
+    own = {f"a{i}": TEXT for i in range(10)}
+    sent = with_record(body, own, record())
+    assert read(sent)["traceback"] == "Traceback ..."
+    assert message_bytes(body, sent) <= MAX_MESSAGE_BYTES
+
+
+# Reading
+
+
+def dead(text, **system):
+    attribute = {"DataType": "String", "StringValue": text}
+    return {"MessageAttributes": {ATTRIBUTE_NAME: attribute}, "Attributes": system}
+
+
+def test_a_record_reads_as_it_was_written():
+    raw = {"DataType": "Binary", "BinaryValue": b"\0\xff"}
+    own = {f"a{i}": TEXT for i in range(9)} | {"raw": raw}
+    written = record(due_at=3.5)
+    found = read_record({"MessageAttributes": with_record("{}", own, written)})
+    assert found == replace(written, attributes={"raw": raw})
+
+
+def test_a_record_on_a_message_that_sqs_moved_is_not_believed():
+    """Our worker sends; only SQS moves. So the attribute came with the message, from its sender."""
+    moved = dead('{"reason": "parked"}', DeadLetterQueueSourceArn="arn:aws:sqs:eu-west-1:1:mails")
+    assert read_record(moved) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"MessageAttributes": None},
+        {"MessageAttributes": {ATTRIBUTE_NAME: None}},
+        {"MessageAttributes": {ATTRIBUTE_NAME: {"DataType": "Binary", "BinaryValue": b"{}"}}},
+        dead(""),
+        dead("[]"),
+        dead("null"),
+        dead("{"),
+        dead("[" * 500_000),
+        dead('{"a":' * 100_000 + "1" + "}" * 100_000),
+    ],
+    ids=range(10),
+)
+def test_what_is_no_record_reads_as_none(message):
+    assert read_record(message) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "read_as"),
+    [
+        ("attempts", "-5", 0),
+        ("attempts", "true", 0),
+        ("attempts", '"7"', 0),
+        ("attempts", "1e3", 0),
+        ("attempts", "9" * 900_000, 0),
+        ("attempts", "7", 7),
+        ("due_at", "NaN", None),
+        ("due_at", "Infinity", None),
+        ("due_at", "1e999", None),
+        ("due_at", "9" * 900_000, None),
+        ("due_at", '"soon"', None),
+        ("due_at", "12", 12.0),
+        ("failed_at", "null", 0.0),
+        ("reason", "{}", ""),
+        ("reason", '"\\ud800"', "?"),
+        ("task", "[1]", None),
+        ("task", '"' + "x" * 900_000 + '"', "x" * 500),
+        ("attributes", "[1]", {}),
+        ("attributes", '{"a": 1, "b": {"DataType": "String"}}', {}),
+        ("attributes", '{"a": {"DataType": "Binary", "BinaryValue": "%"}}', {}),
+        ("attributes", '{"a": {"DataType": "String", "StringValue": "\\ud800"}}', {}),
+        ("attributes", '{"a": {"DataType": "String", "StringValue": 1}}', {}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_nonsense_in_a_record_reads_as_missing(field, value, read_as):
+    assert getattr(read_record(dead(f'{{"{field}": {value}}}')), field) == read_as
+
+
+@given(st.text() | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps))
+def test_reading_never_raises(text):
+    read_record(dead(text))
+    read_record(dead(f'{{"attributes": {{"a": {text}}}, "attempts": {text}, "task": {text}}}'))

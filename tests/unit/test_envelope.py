@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from kombu.serialization import dumps
 
-from celery_sqs_backoff.envelope import arguments, iso_time, read_envelope, with_headers
+from celery_sqs_backoff.sqs.envelope import arguments, iso_time, read_envelope, with_headers
 
 
 def message(*, encode=True, serializer="json", **options):

@@ -6,7 +6,8 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import SQSBackoffTask
-from celery_sqs_backoff.eta import deferrals, delay_seconds, parse_eta
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.eta import deferrals, delay_seconds, parse_eta
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,31 @@ def test_what_is_no_eta_is_none(header):
 )
 def test_receives_spent_on_waiting_are_counted_by_hops_of_twelve_hours(eta, sent_at, spent):
     assert deferrals(eta=eta, sent_at=sent_at, held_seconds=15) == spent
+
+
+@pytest.mark.parametrize(
+    ("eta", "first_received_at", "spent"),
+    [
+        (60, 0, 1),  # a FIFO queue, or a sender that did not ask SQS for a delay: hidden at once
+        (7_200, 900, 1),
+        (7_200, 7_190, 0),  # the worker waits for so little itself
+        (7_200, 7_300, 0),  # no worker was there before it was due
+    ],
+)
+def test_receives_spent_on_waiting_begin_with_the_first_receive(eta, first_received_at, spent):
+    """A run is not taken for a wait, nor a wait for a run, whoever sent the message."""
+    message = {
+        "MessageId": "m",
+        "Attributes": {
+            "SentTimestamp": "0",
+            "ApproximateFirstReceiveTimestamp": str(first_received_at * 1000),
+            "ApproximateReceiveCount": "3",
+        },
+    }
+    delivery = Delivery.from_sqs(
+        message, queue_url="q", received_at=8_000, eta=eta, held_seconds=15
+    )
+    assert delivery.earlier_runs == 2 - spent
 
 
 @pytest.fixture

@@ -7,7 +7,17 @@ import pytest
 
 import celery_sqs_backoff
 
-PURE = ["budget", "delivery", "eta", "limits", "outcomes", "policies"]
+RETRY = ["retry.budget", "retry.decision", "retry.outcomes", "retry.policies"]
+PURE = [
+    "provider.control",
+    "provider.rate",
+    "provider.settings",
+    *RETRY,
+    "sqs.delivery",
+    "sqs.eta",
+    "sqs.limits",
+    "sqs.visibility",
+]
 
 #: Runs in an interpreter of its own, in which importing the forbidden packages fails. The parent
 #: package is stood in for by an empty one, because its ``__init__`` imports everything.
@@ -32,10 +42,42 @@ def test_all_is_complete_and_sorted():
     public = {
         name
         for name, value in vars(celery_sqs_backoff).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) is not None
+        if not name.startswith("_")
+        and str(getattr(value, "__module__", "")).startswith("celery_sqs_backoff.")
     }
+    public.add("redrive")  # imported when it is used
     assert public == set(celery_sqs_backoff.__all__)
     assert celery_sqs_backoff.__all__ == sorted(celery_sqs_backoff.__all__)
+
+
+def test_boto3_is_imported_when_it_is_needed():
+    code = "import celery_sqs_backoff, sys; sys.exit('boto3' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_every_celery_command_loads_brings_neither_rich_nor_boto3():
+    """``celery`` imports all commands, also to start a worker."""
+    code = """
+import sys
+from importlib.metadata import entry_points
+for each in entry_points(group="celery.commands"):
+    if each.value.startswith("celery_sqs_backoff."):
+        each.load()
+assert "celery_sqs_backoff.commands.status" in sys.modules
+sys.exit(bool({"rich", "boto3"} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_redrive_is_the_function_whatever_was_imported_first():
+    code = """
+import celery_sqs_backoff.redrive.look
+from celery_sqs_backoff import redrive
+from celery_sqs_backoff.redrive import peek
+assert callable(redrive) and callable(peek), redrive
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", celery_sqs_backoff.__all__)
@@ -49,8 +91,14 @@ def test_what_is_pure_imports_neither_celery_nor_boto3(module):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("module", RETRY)
+def test_what_is_decided_imports_nothing_of_sqs(module):
+    done = import_without(module, "celery_sqs_backoff.sqs", "celery", "boto3")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_dead_letters_record_needs_neither():
-    done = import_without("deadletter", "celery", "kombu", "boto3", "botocore", "django")
+    done = import_without("sqs.dead_letter", "celery", "kombu", "boto3", "botocore", "django")
     assert done.returncode == 0, done.stderr
 
 
@@ -60,4 +108,4 @@ def test_nothing_of_the_core_needs_django_or_what_tests_need():
 
 
 def test_the_blocker_blocks():
-    assert import_without("task", "celery").returncode != 0
+    assert import_without("task.base", "celery").returncode != 0

@@ -4,17 +4,25 @@ import pickle
 
 import pytest
 from billiard.einfo import ExceptionInfo
+from celery.app.task import Context
 
 from celery_sqs_backoff import Outcome
-from celery_sqs_backoff.budget import GiveUpReason
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.handover import (
+from celery_sqs_backoff.retry.budget import GiveUpReason
+from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
+from celery_sqs_backoff.retry.options import Options
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.task.failed_run import ended_by
+from celery_sqs_backoff.task.handover import (
     DELIVERY_KEY,
+    RUNNING,
     BackoffRetry,
-    GiveUp,
+    NamedRetry,
+    Report,
+    Run,
+    attach_report,
     delivery_of,
-    give_up_of,
-    note_give_up,
+    describe,
+    report_of,
 )
 
 DELIVERY = Delivery(message_id="m", queue_url="https://sqs.example/1/q", received_at=1.0)
@@ -28,11 +36,6 @@ class Unprintable(Exception):
 class Unpicklable(Exception):
     def __reduce__(self):
         raise TypeError("no pickle")
-
-
-class Request:
-    def __init__(self, properties):
-        self.properties = properties
 
 
 @pytest.mark.hazard("H6")
@@ -53,36 +56,57 @@ def test_the_delivery_travels():
     assert pickle.loads(pickle.dumps(DELIVERY)) == DELIVERY
 
 
-def test_the_reason_travels_beside_the_failure():
+def test_the_report_travels_beside_the_failure():
     try:
         raise OSError("down")
     except OSError as exc:
         einfo = ExceptionInfo()
-        give_up = GiveUp.because_of(exc, GiveUpReason.RETRY_FOR, Outcome.RETRYABLE)
-    note_give_up(einfo, give_up)
-    assert give_up_of(pickle.loads(pickle.dumps(einfo))) == give_up
-    assert give_up.exception_type == "builtins.OSError"
-    assert give_up.exception_message == "down"
+        error = describe(exc, Options())
+    report = Report(Ended(End.RAISED, GiveUp(GiveUpReason.RETRY_FOR, Outcome.RETRYABLE)), error)
+    attach_report(einfo, report)
+    assert report_of(pickle.loads(pickle.dumps(einfo))) == report
+    assert error.exception_type == "builtins.OSError"
+    assert error.exception_message == "down"
 
 
 def test_an_exception_without_a_text_is_described_all_the_same():
-    give_up = GiveUp.because_of(Unprintable(), GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)
-    assert give_up.exception_message == "<unprintable: RuntimeError>"
+    assert describe(Unprintable(), Options()).exception_message == "<unprintable: RuntimeError>"
 
 
-def test_a_failure_that_did_not_pass_through_the_task_has_no_reason():
-    assert give_up_of(object()) is None
+@pytest.mark.parametrize("exc_info", [object(), type("Forged", (), {"sqs_report": "done"})()])
+def test_a_failure_that_did_not_pass_through_the_task_has_no_report(exc_info):
+    assert report_of(exc_info) is None
+
+
+@pytest.fixture
+def run():
+    run = Run("task-id", DELIVERY)
+    token = RUNNING.set(run)
+    yield run
+    RUNNING.reset(token)
+
+
+def test_a_request_from_sqs_has_its_delivery(run):
+    assert delivery_of(Context(id="task-id", called_directly=False)) is DELIVERY
 
 
 @pytest.mark.parametrize(
-    ("properties", "found"),
+    "facts",
     [
-        (None, None),
-        ({}, None),
-        ({"delivery_info": None}, None),
-        ({"delivery_info": {DELIVERY_KEY: "forged"}}, None),
-        ({"delivery_info": {DELIVERY_KEY: DELIVERY}}, DELIVERY),
+        {"id": "another", "called_directly": False},
+        {"id": "task-id", "called_directly": True},
+        {"id": "task-id", "called_directly": False, "is_eager": True},
     ],
 )
-def test_a_request_from_another_broker_has_no_delivery(properties, found):
-    assert delivery_of(Request(properties)) is found
+def test_what_runs_inside_of_a_task_is_not_that_task(run, facts):
+    assert delivery_of(Context(**facts)) is None
+
+
+def test_a_request_from_another_broker_has_no_delivery():
+    forged = {"delivery_info": {DELIVERY_KEY: DELIVERY}, DELIVERY_KEY: DELIVERY}
+    assert delivery_of(Context(id="task-id", called_directly=False, properties=forged)) is None
+
+
+@pytest.mark.parametrize(("kind", "is_named"), [(BackoffRetry, False), (NamedRetry, True)])
+def test_the_word_says_whether_the_task_has_named_the_delay(kind, is_named):
+    assert ended_by(kind(when=7)) == Ended(End.RETRY_ASKED, RetryIn(7, is_named=is_named))

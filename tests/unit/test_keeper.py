@@ -2,16 +2,19 @@
 
 import itertools
 import json
+import threading
 from dataclasses import replace
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.queues import Queue
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease, State
+from tests.support.leases import some_record
 
 URL = "https://sqs.example/1/q"
 QUEUE = Queue(URL, visibility_timeout_seconds=30, dlq_arn="arn:aws:sqs:us-east-1:1:q-dlq")
@@ -58,7 +61,8 @@ class FakeSQS:
         for code in codes.values():
             self._raise_for(code, action)
         failed = [{"Id": i, "Code": code, "SenderFault": True} for i, code in codes.items() if code]
-        return {"Successful": [], "Failed": failed}
+        done = [{"Id": i, "MessageId": f"sent {i}"} for i, code in codes.items() if not code]
+        return {"Successful": done, "Failed": failed}
 
     @staticmethod
     def _raise_for(code, action):
@@ -81,16 +85,16 @@ class Bench:
         self.freed = []
         self._ids = itertools.count()
 
-    def lease(self, queue=QUEUE, message_id=None):
+    def lease(self, queue=QUEUE, message_id=None, calls=None, received_at=None, **facts):
         n = next(self._ids)
         message_id = message_id or f"m{n}"
         lease = Lease(
-            client=self.sqs,
+            calls=calls or Calls(self.sqs, queue.url),
             queue=queue,
             message={"ReceiptHandle": f"h{n}"},
             body=f"body {n}",
-            delivery=Delivery(message_id=message_id, queue_url=queue.url, received_at=0.0),
-            received_at=self.now,
+            delivery=Delivery(message_id=message_id, queue_url=queue.url, received_at=0.0, **facts),
+            received_at=self.now if received_at is None else received_at,
             keeper=self.keeper,
             free=lambda: self.freed.append(f"h{n}"),
         )
@@ -110,17 +114,7 @@ def bench():
 
 
 def a_record():
-    return DeadLetterRecord(
-        task="t",
-        id="1",
-        reason="not retryable",
-        outcome="UNKNOWN",
-        attempts=1,
-        first_received_at=None,
-        failed_at=0.0,
-        origin=URL,
-        worker="w",
-    )
+    return some_record(0.0, origin=URL)
 
 
 # Settling
@@ -288,7 +282,7 @@ def test_a_backoff_whose_answer_was_lost_is_asked_for_again_until_it_is_due(benc
 
 
 def test_a_denied_action_is_said_once_per_queue_and_kept_trying(bench, caplog):
-    bench.sqs.fail = lambda action, handle: "AccessDenied"
+    bench.sqs.fail = lambda action, handle: "AccessDenied" if action == DELETE else None
     for lease in [bench.lease() for _ in range(25)]:
         lease.done()
     for _ in range(20):
@@ -297,15 +291,19 @@ def test_a_denied_action_is_said_once_per_queue_and_kept_trying(bench, caplog):
     assert bench.keeper.waiting == 25
 
 
-def test_an_unforeseen_error_does_not_end_the_thread(bench, caplog):
-    bench.sqs.fail = lambda action, handle: RuntimeError("bug")
-    bench.lease().done()
-    bench.turn(0.1)
-    assert "sqs_backoff.keeper_failed" in caplog.text
-    bench.sqs.fail = lambda action, handle: None
-    bench.lease().done()
-    bench.turn(0.1)
-    assert bench.sqs.asked(DELETE)[-1] == [("h1", None)]
+@pytest.mark.parametrize("settle", [Lease.done, lambda lease: lease.defer(600), None])
+def test_an_error_that_is_not_of_botocore_is_tried_again(bench, settle):
+    """Credentials that stay expired raise a RuntimeError."""
+    errors = iter([RuntimeError("the refreshed credentials are still expired")])
+    bench.sqs.fail = lambda action, handle: next(errors, None)
+    lease = bench.lease()
+    if settle is not None:
+        settle(lease)
+    for _ in range(15):
+        bench.turn(1)
+    assert len(bench.sqs.calls) >= 2
+    assert bench.keeper.waiting == 0
+    assert not lease.row.may_be_lost
 
 
 # Renewing
@@ -401,37 +399,136 @@ def test_a_dead_letter_is_sent_before_its_message_is_deleted(bench):
     assert ATTRIBUTE_NAME in sent["MessageAttributes"]
 
 
-def test_a_dead_letter_that_cannot_be_sent_leaves_the_message_hidden(bench, caplog):
-    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
-    bench.lease().dead_letter(a_record())
-    bench.turn(0.1)
-    bench.turn(0.1)
-    assert bench.sqs.asked(DELETE) == []
-    assert bench.sqs.asked(HIDE) == [[("h0", 300)]]
-    assert "q-dlq" in caplog.text
+REFUSALS = ["AccessDenied", "KmsInvalidState", "InternalError", "InvalidParameterValue"]
 
 
-def test_when_it_comes_back_it_is_dead_lettered_again_instead_of_run(bench):
-    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_dead_letter_that_cannot_be_sent_stays_hidden_and_is_one_copy_in_the_end(bench, code):
+    """Nobody else may run what is given up, and nobody wants 21 copies of it."""
+    bench.sqs.fail = lambda action, what: code if action == SEND else None
+    visible_at = [bench.now + 30]
+
+    def note(action):
+        assert bench.now < visible_at[0], "the message has been visible"
+        visible_at[0] = bench.now + bench.sqs.asked(HIDE)[-1][0][1]
+
+    bench.sqs.during_call = note
     bench.lease(message_id="m").dead_letter(a_record())
-    bench.turn(0.1)
-    bench.turn(0.1)
+    for _ in range(3_600):
+        bench.turn(1)
+    assert bench.now < visible_at[0]
+    assert bench.sqs.asked(DELETE) == []
+    assert 5 < len(bench.sqs.asked(SEND)) < 60
+    assert len(bench.sqs.asked(HIDE)) < 60
     bench.sqs.fail = lambda action, what: None
-    again = bench.lease(message_id="m")
-    assert bench.keeper.recognise(again)
-    bench.turn(0.1)
-    bench.turn(0.1)
-    assert [name for name, _ in bench.sqs.calls] == [SEND, HIDE, SEND, DELETE]
+    bench.sqs.during_call = lambda action: None
+    sent = len(bench.sqs.asked(SEND))
+    bench.turn(301)
+    bench.turn(1)
+    assert len(bench.sqs.asked(SEND)) == sent + 1
+    assert len(bench.sqs.asked(DELETE)) == 1
+    assert bench.keeper.waiting == 0
+
+
+def test_a_dead_letter_that_cannot_be_sent_is_said_once(bench, caplog):
+    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
+    for _ in range(20):
+        bench.lease().dead_letter(a_record())
+    for _ in range(100):
+        bench.turn(10)
+    assert len([r for r in caplog.records if "q-dlq" in r.getMessage()]) == 1
+
+
+def test_a_dead_letter_that_sqs_finds_unfit_is_sent_without_its_record(bench):
+    """The dead-letter queue's MaximumMessageSize may be smaller."""
+
+    def fail(action, what):
+        entry = bench.sqs.calls[-1][1][0]
+        too_long = action == SEND and ATTRIBUTE_NAME in entry["MessageAttributes"]
+        return "InvalidParameterValue" if too_long else None
+
+    bench.sqs.fail = fail
+    bench.lease().dead_letter(a_record())
+    for _ in range(10):
+        bench.turn(1)
+    [_, [sent]] = bench.sqs.asked(SEND)
+    assert sent["MessageAttributes"] == {}
+    assert len(bench.sqs.asked(DELETE)) == 1
+
+
+def test_a_message_that_comes_back_while_its_dead_letter_is_refused_is_the_same_settlement(bench):
+    bench.sqs.fail = lambda action, what: "KmsDisabled" if action == SEND else None
+    bench.lease(message_id="m").dead_letter(a_record())
+    for _ in range(21):
+        bench.turn(30)
+        assert bench.keeper.recognise(bench.lease(message_id="m"))
+    assert bench.keeper.waiting == 1
+    bench.sqs.fail = lambda action, what: None
+    sent = len(bench.sqs.asked(SEND))
+    bench.turn(301)
+    bench.turn(1)
+    assert len(bench.sqs.asked(SEND)) == sent + 1
+    assert bench.sqs.asked(DELETE) == [[("h21", None)]]
+
+
+def test_dead_letters_that_wait_do_not_fill_the_memory(bench):
+    bench.sqs.fail = lambda action, what: "KmsDisabled" if action == SEND else None
+    for _ in range(50):
+        lease = bench.lease()
+        lease.body = "x" * 1_000_000
+        lease.dead_letter(a_record())
+    for _ in range(20):
+        bench.turn(1)
+    assert bench.keeper._table._book.letter_bytes < 35_000_000
+    assert all(bench.keeper.memory.record(f"m{i}") for i in range(50))
+
+
+def test_a_200_with_an_empty_body_deletes_no_dead_letter(bench):
+    bench.sqs.send_message_batch = lambda **_: {}
+    bench.lease().dead_letter(a_record())
+    for _ in range(5):
+        bench.turn(1)
+    assert bench.sqs.asked(DELETE) == []
+
+
+def test_a_queue_that_is_its_own_dead_letter_queue_gets_no_dead_letters(bench):
+    """One task ran 43 times in 9 seconds."""
+    queue = replace(QUEUE, dlq_arn="arn:aws:sqs:us-east-1:1:q")
+    bench.lease(queue).dead_letter(a_record())
+    bench.turn(0.2)
+    assert bench.sqs.calls == [(DELETE, [("h0", None)])]
 
 
 def test_a_throttled_dead_letter_is_sent_again(bench):
     answers = itertools.chain(["RequestThrottled"], itertools.repeat(None))
-    bench.sqs.fail = lambda action, what: next(answers)
+    bench.sqs.fail = lambda action, what: next(answers) if action == SEND else None
     bench.lease().dead_letter(a_record())
     bench.turn(0.1)
     bench.turn(20)
     bench.turn(1)
-    assert [name for name, _ in bench.sqs.calls] == [SEND, SEND, DELETE]
+    assert [name for name, _ in bench.sqs.calls if name != HIDE] == [SEND, SEND, DELETE]
+
+
+@pytest.mark.parametrize("trace", ["Root=1-2-3", None])
+def test_a_dead_letter_keeps_its_trace(bench, trace):
+    lease = bench.lease()
+    lease.trace_header = trace
+    lease.dead_letter(a_record())
+    bench.turn(0.1)
+    [sent] = bench.sqs.calls[0][1]
+    header = sent.get("MessageSystemAttributes", {}).get("AWSTraceHeader")
+    assert header == (trace and {"DataType": "String", "StringValue": trace})
+
+
+@pytest.mark.parametrize("group", ["customer-7", None])
+def test_a_dead_letter_of_a_fair_queue_keeps_its_group(bench, group):
+    lease = bench.lease()
+    lease.group_id = group
+    lease.dead_letter(a_record())
+    bench.turn(0.1)
+    [sent] = bench.sqs.calls[0][1]
+    assert sent.get("MessageGroupId") == group
+    assert "MessageDeduplicationId" not in sent
 
 
 def test_dead_letters_go_in_batches_of_what_sqs_takes(bench):
@@ -476,19 +573,61 @@ def test_a_dead_letter_on_a_fifo_queue_keeps_its_group(bench):
 def test_a_message_that_is_done_is_deleted_when_it_comes_back(bench):
     """SQS is at-least-once, and a delete may be lost: the task must not run again for that."""
     bench.lease(message_id="m").done()
+    bench.turn(0.1)
     again = bench.lease(message_id="m")
     assert bench.keeper.recognise(again)
     assert again.state is State.DONE
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h0", None)], [("h1", None)]]
+
+
+@pytest.mark.parametrize("settle", [Lease.done, lambda lease: lease.defer(600)])
+def test_a_message_that_comes_back_while_it_is_settled_is_settled_with_the_newer_handle(
+    bench, settle
+):
+    settle(bench.lease(message_id="m"))
+    receives = iter([lambda: bench.lease(message_id="m")])
+    bench.sqs.during_call = lambda action: next(receives, lambda: None)()
+    bench.turn(0.1)
+    bench.turn(0.1)
+    assert [entries[0][0] for _, entries in bench.sqs.calls] == ["h0", "h1"]
+    assert bench.keeper.waiting == 0
+    assert bench.freed == ["h0", "h1"]
+    bench.turn(60)
+    assert len(bench.sqs.calls) == 2
+
+
+def test_a_message_that_comes_back_before_it_could_be_hidden_is_not_run_early(bench):
+    bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+    bench.lease(message_id="m").defer(600)
+    bench.turn(31)
+    assert bench.keeper.waiting == 0, "too late with the first receipt handle"
+    bench.lease(message_id="n").defer(600)
+    bench.turn(1)
+    assert bench.keeper.recognise(bench.lease(message_id="n"))
+    assert bench.keeper.memory.unrun("n") == 1
+    bench.sqs.fail = lambda action, handle: None
+    bench.turn(5)
+    assert bench.sqs.asked(HIDE)[-1] == [("h2", 594)]
+
+
+def test_a_message_on_its_last_receive_runs_rather_than_be_moved_by_sqs(bench):
+    bench.lease(message_id="m").defer(600)
+    last = bench.lease(message_id="m", receive_count=3, max_receive_count=3)
+    assert not bench.keeper.recognise(last)
+    assert last.state is State.HELD
 
 
 def test_a_message_that_backed_off_runs_when_it_comes_back(bench):
     bench.lease(message_id="m").defer(5)
+    bench.turn(5)
     assert not bench.keeper.recognise(bench.lease(message_id="m"))
 
 
 def test_a_message_that_comes_back_while_it_is_held_renews_the_lease_there_is(bench):
     """Its renewals came too late; there must be one run, and the newer handle is the valid one."""
     running = bench.lease(message_id="m")
+    running.handed_to_pool = lambda: True
     bench.turn(31)
     again = bench.lease(message_id="m")
     assert bench.keeper.recognise(again)
@@ -502,7 +641,8 @@ def test_a_message_that_comes_back_while_it_is_held_renews_the_lease_there_is(be
 def test_the_answer_to_a_renewal_with_the_old_handle_says_nothing_of_the_new_one(bench):
     running = bench.lease(message_id="m")
     bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid" if handle == "h0" else None
-    bench.sqs.during_call = lambda action: bench.keeper.recognise(bench.lease(message_id="m"))
+    receives = iter([lambda: bench.lease(message_id="m")])
+    bench.sqs.during_call = lambda action: next(receives, lambda: None)()
     bench.turn(10)
     assert running.state is State.HELD
     assert running.receipt_handle == "h1"
@@ -524,6 +664,7 @@ def test_a_lease_whose_handle_is_refused_is_lost_and_its_task_is_told(bench):
 
 def test_a_task_is_told_once_when_its_message_could_not_be_renewed_in_time(bench):
     lease, told = bench.lease(), []
+    lease.handed_to_pool = lambda: True
     lease.on_lost = lambda: told.append("lost")
     bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
     bench.turn(29)
@@ -532,6 +673,238 @@ def test_a_task_is_told_once_when_its_message_could_not_be_renewed_in_time(bench
         bench.turn(10)
     assert told == ["lost"]
     assert lease.state is State.HELD, "nobody else is known to have it: it is deleted when done"
+
+
+def test_a_task_that_has_not_started_when_its_hold_runs_out_does_not_start(bench):
+    """Another worker may have received its message: it comes back to whoever gets it next."""
+    lease = bench.lease(message_id="m")
+    bench.sqs.fail = lambda action, handle: EndpointConnectionError(endpoint_url="x")
+    for _ in range(6):
+        bench.turn(10)
+    assert lease.state is State.LOST
+    assert bench.freed == ["h0"]
+    assert bench.keeper.memory.unrun("m") == 1, "no attempt"
+    bench.sqs.fail = lambda action, handle: None
+    again = bench.lease(message_id="m")
+    assert again.state is State.HELD
+
+
+def test_a_run_whose_message_came_back_after_its_loss_is_not_run_beside_itself(bench):
+    lease = bench.lease(message_id="m")
+    lease.handed_to_pool = lambda: True
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid" if handle == "h0" else None
+    bench.turn(10)
+    assert lease.state is State.LOST
+    assert bench.keeper.recognise(bench.lease(message_id="m"))
+    assert lease.done()
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h1", None)]]
+    assert sorted(bench.freed) == ["h0", "h1"]
+
+
+def test_what_is_lost_and_ends_well_is_deleted_when_it_comes_back(bench):
+    lease = bench.lease(message_id="m")
+    lease.handed_to_pool = lambda: True
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid"
+    bench.turn(10)
+    assert not lease.done()
+    bench.sqs.fail = lambda action, handle: None
+    assert bench.keeper.recognise(bench.lease(message_id="m"))
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h1", None)]]
+
+
+def test_a_run_of_thirteen_hours_is_deleted_and_not_run_again(bench):
+    lease, told = bench.lease(message_id="m"), []
+    lease.handed_to_pool = lambda: True
+    lease.on_lost = lambda: told.append("lost")
+    for _ in range(13 * 120):
+        bench.turn(30)
+    assert (lease.state, told) == (State.HELD, ["lost"])
+    assert lease.done()
+    bench.turn(0.1)
+    assert bench.sqs.asked(DELETE) == [[("h0", None)]]
+    assert bench.keeper.recognise(bench.lease(message_id="m"))
+
+
+# Faults of a whole worker
+
+
+def test_credentials_that_expire_are_replaced_for_messages_of_any_age(bench):
+    """STS tokens live for 15 minutes; the message may have been received with an earlier one."""
+    expired, fresh = FakeSQS(), bench.sqs
+    expired.fail = lambda action, what: ClientError({"Error": {"Code": "ExpiredToken"}}, action)
+    clients = [expired]
+    calls = Calls(lambda: clients[-1], URL, refresh=lambda: clients.append(fresh))
+    done, held = bench.lease(calls=calls), bench.lease(calls=calls)
+    done.done()
+    bench.turn(0.2)
+    bench.turn(10)
+    assert fresh.asked(DELETE) == [[("h0", None)]]
+    assert fresh.asked(HIDE)[0] == [("h1", 30)]
+    assert held.state is State.HELD
+    assert not held.row.may_be_lost
+
+
+def test_credentials_that_stay_expired_for_a_while_cost_no_lease(bench):
+    broken = [True]
+
+    def fail(action, what):
+        return ClientError({"Error": {"Code": "ExpiredToken"}}, action) if broken else None
+
+    bench.sqs.fail = fail
+    leases = [bench.lease() for _ in range(5)]
+    bench.turn(15)
+    broken.clear()
+    bench.turn(3)
+    assert not any(lease.row.may_be_lost for lease in leases)
+
+
+def test_a_denied_renewal_costs_few_calls(bench):
+    """0.1 made 32 million requests a month for 40 leases."""
+    bench.sqs.fail = lambda action, handle: "AccessDenied" if action == HIDE else None
+    for _ in range(40):
+        bench.lease()
+    for _ in range(6_000):
+        bench.turn(0.1)
+    assert len(bench.sqs.asked(HIDE)) < 30
+
+
+def test_a_call_that_fails_for_one_of_its_entries_is_made_for_each_alone(bench):
+    def fail(action, handle):
+        too_many = len(bench.sqs.calls[-1][1]) > 1
+        return (
+            ClientError({"Error": {"Code": "InvalidParameterValue"}}, action) if too_many else None
+        )
+
+    bench.sqs.fail = fail
+    for _ in range(3):
+        bench.lease().done()
+    for _ in range(5):
+        bench.turn(0.1)
+    assert [len(entries) for entries in bench.sqs.asked(DELETE)] == [3, 1, 1, 1]
+
+
+def test_one_entry_that_is_refused_holds_up_no_other(bench):
+    bench.sqs.fail = lambda action, handle: "KmsDisabled" if handle == "h0" else None
+    bench.lease().done()
+    bench.turn(0.1)
+    for n in range(1, 20):
+        bench.lease().done()
+        bench.turn(0.1)
+        assert (f"h{n}", None) in bench.sqs.asked(DELETE)[-1]
+
+
+def test_a_hold_that_sqs_finds_too_long_is_asked_for_again_shorter(bench):
+    """The clock was wrong about when the message was received: a suspended machine."""
+
+    def fail(action, handle):
+        [(_, seconds)] = bench.sqs.calls[-1][1]
+        text = "Total VisibilityTimeout for the message is beyond the limit"
+        error = {"Error": {"Code": "InvalidParameterValue", "Message": text}}
+        return ClientError(error, action) if seconds > 100 else None
+
+    bench.sqs.fail = fail
+    bench.lease().defer(600)
+    for _ in range(6):
+        bench.turn(0.15)
+    assert [entries[0][1] for entries in bench.sqs.asked(HIDE)] == [600, 300, 150, 75]
+    assert bench.keeper.waiting == 0
+
+
+def test_a_visibility_timeout_of_zero_is_no_loss(bench):
+    """Whoever receives from such a queue asks for 30 seconds."""
+    lease, told = bench.lease(replace(QUEUE, visibility_timeout_seconds=0)), []
+    lease.on_lost = lambda: told.append("lost")
+    bench.turn(0.1)
+    lease.defer(600)
+    bench.turn(0.1)
+    assert told == []
+    assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
+
+
+def test_a_queue_that_hangs_holds_up_no_other(bench):
+    hung, healthy = replace(QUEUE, url=URL + "A"), replace(QUEUE, url=URL + "B")
+    release, renewed = threading.Event(), threading.Event()
+    slow, fast = FakeSQS(), FakeSQS()
+    slow.during_call = lambda action: release.wait(20)
+    fast.during_call = lambda action: renewed.set() if action == HIDE else None
+    keeper = bench.keeper = Keeper()
+    for _ in range(50):
+        bench.lease(hung, calls=Calls(slow, hung.url), received_at=keeper.clock() - 11)
+        bench.lease(hung, calls=Calls(slow, hung.url), received_at=keeper.clock()).done()
+    keeper.start()
+    try:
+        bench.lease(healthy, calls=Calls(fast, healthy.url), received_at=keeper.clock() - 11)
+        assert renewed.wait(5)
+        assert len(slow.asked(HIDE)) == 1, "one call about visibility at a time: the fence"
+    finally:
+        release.set()
+        keeper.stop(timeout_seconds=10)
+    assert keeper.waiting == 0
+
+
+def test_a_queue_that_takes_no_deletes_stops_the_polling_of_no_other(bench):
+    stuck, healthy = replace(QUEUE, url=URL + "A"), replace(QUEUE, url=URL + "B")
+    for _ in range(1_001):
+        bench.lease(stuck).done()
+    bench.lease(healthy).done()
+    assert bench.keeper.is_behind(stuck.url)
+    assert not bench.keeper.is_behind(healthy.url)
+    bench.turn(1)
+    assert not bench.keeper.is_behind(stuck.url)
+
+
+def test_a_message_that_is_lost_before_its_task_was_started_has_not_run(bench):
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid" if action == HIDE else None
+    waiting = bench.lease(message_id="waiting")
+    running = bench.lease(message_id="running")
+    running.handed_to_pool = lambda: True
+    bench.turn(11)
+    assert waiting.state is running.state is State.LOST
+    assert bench.keeper.memory.unrun("waiting") == 1
+    assert bench.keeper.memory.unrun("running") == 0
+
+
+def test_a_receive_of_a_message_that_runs_already_is_no_attempt(bench):
+    running = bench.lease(message_id="m")
+    running.handed_to_pool = lambda: True
+    bench.lease(message_id="m")
+    assert bench.keeper.memory.unrun("m") == 1
+
+
+def test_a_thread_that_cannot_be_started_stops_no_settlement(bench, monkeypatch):
+    start, deleted = threading.Thread.start, threading.Event()
+
+    def has_no_thread_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    bench.sqs.during_call = lambda action: deleted.set()
+    keeper = bench.keeper = Keeper()
+    keeper.start()
+    try:
+        monkeypatch.setattr(threading.Thread, "start", has_no_thread_left)
+        for _ in range(3):
+            deleted.clear()
+            bench.lease(received_at=keeper.clock()).done()
+            assert deleted.wait(5)
+    finally:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        keeper.stop(timeout_seconds=10)
+    assert keeper.waiting == 0
+
+
+def test_somebody_who_cannot_be_told_of_a_loss_stops_no_settlement(bench):
+    def has_no_thread_left():
+        raise RuntimeError("can't start new thread")
+
+    old = bench.lease(received_at=bench.now - 43_200 + 70)
+    old.handed_to_pool = lambda: True
+    old.on_lost = has_no_thread_left
+    bench.turn(40)
+    bench.lease().done()
+    bench.turn(1)
+    assert len(bench.sqs.asked(DELETE)) == 1
 
 
 # Parking
@@ -586,7 +959,8 @@ def test_a_parked_message_that_cannot_be_sent_is_hidden_and_runs_when_it_comes_b
     defer_with_room(bench.lease(message_id="m"))
     for _ in range(3):
         bench.turn(0.1)
-    assert bench.sqs.asked(HIDE) == [[("h0", 300)]]
+    assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
+    bench.turn(600)
     assert not bench.keeper.recognise(bench.lease(message_id="m"))
 
 
@@ -610,3 +984,76 @@ def test_stopping_says_what_it_could_not_send(bench, caplog):
     keeper.start()
     keeper.stop(timeout_seconds=0.3)
     assert "1 settled message(s)" in caplog.text
+
+
+# What the machine, or an app's own code, fails at
+
+
+def test_a_keeper_outlives_a_moment_without_threads(bench, monkeypatch):
+    keeper, start = Keeper(linger_seconds=0.0), threading.Thread.start
+    bench.keeper, refused = keeper, threading.Event()
+    bench.now = keeper.clock()
+    keeper.start()
+
+    def refuse(thread):
+        refused.set()
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        bench.lease().done()
+        assert refused.wait(5)
+    assert threading.Thread.start is start
+    bench.lease().done()
+    keeper.stop(5)
+    assert keeper.waiting == 0
+    assert sum(map(len, bench.sqs.asked(DELETE))) == 2
+
+
+def test_a_keeper_that_could_not_be_started_can_be_stopped(monkeypatch):
+    keeper = Keeper()
+    monkeypatch.setattr(threading.Thread, "start", _raise_runtime_error)
+    with pytest.raises(RuntimeError):
+        keeper.start()
+    keeper.stop(0.1)
+
+
+def _raise_runtime_error(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_whoever_cannot_be_told_of_a_loss_keeps_no_place_in_the_prefetch_window(bench):
+    leases = [bench.lease() for _ in range(3)]
+    leases[0].on_lost = _raise_runtime_error
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid"
+    bench.turn(11)
+    assert [lease.state for lease in leases] == [State.LOST] * 3
+    assert bench.freed == ["h0", "h1", "h2"]
+
+
+def test_a_twelve_hours_that_cannot_be_told_leaves_the_keeper_running(bench):
+    lease = bench.lease()
+    lease.handed_to_pool = lambda: True
+    lease.on_lost = _raise_runtime_error
+    for _ in range(13 * 360):
+        bench.turn(10)
+    other = bench.lease()
+    other.done()
+    bench.turn(1)
+    assert bench.sqs.asked(DELETE) == [[("h1", None)]]
+
+
+def test_a_lost_message_that_is_received_again_at_that_moment_is_renewed(bench, monkeypatch):
+    lease = bench.lease(message_id="m")
+
+    def receive_again(*_):
+        bench.sqs.fail = lambda action, handle: None
+        bench.lease(message_id="m")
+
+    bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid"
+    monkeypatch.setattr("celery_sqs_backoff.observe.log_lines.logger.error", receive_again)
+    bench.turn(11)
+    assert lease.state is State.HELD
+    bench.sqs.calls.clear()
+    bench.turn(11)
+    assert bench.sqs.asked(HIDE) == [[("h1", 30)]]

@@ -10,14 +10,11 @@ and kills workers, and makes calls fail before or after they had their effect. W
 from __future__ import annotations
 
 import os
-from unittest import mock
 
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from celery_sqs_backoff.worker import parking
 
 from ..support.fake_sqs import Fault
 from ..support.fake_sqs_world import World
@@ -70,8 +67,6 @@ class LeaseMachine(RuleBasedStateMachine):
             max_in_flight=MAX_IN_FLIGHT,
         )
         self.world.queue.stale_handles_delete = stale_handles_delete
-        self.quota = mock.patch.object(parking, "MAX_IN_FLIGHT_MESSAGES", MAX_IN_FLIGHT)
-        self.quota.start()
 
     @precondition(lambda self: len(self.world.fates) < MAX_MESSAGES)
     @rule(group=st.sampled_from("ab"), count=st.sampled_from([1, 2, 4, 12]))
@@ -148,7 +143,6 @@ class LeaseMachine(RuleBasedStateMachine):
             self.world.drain()
             assert self.world.wrong == []
         finally:
-            self.quota.stop()
             self.world.close()
 
 

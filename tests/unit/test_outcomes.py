@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import outcomes
-from celery_sqs_backoff.outcomes import NonRetryable, Outcome, Retryable, Verdict, judge
+from celery_sqs_backoff.retry import outcomes
+from celery_sqs_backoff.retry.outcomes import NonRetryable, Outcome, Retryable, Verdict, judge
 
 RETRYABLE = Verdict(Outcome.RETRYABLE)
 NOT_PROCESSED = Verdict(Outcome.NOT_PROCESSED)
@@ -240,7 +240,7 @@ def test_a_broken_classifier_is_logged_without_anybodys_data(
     judge(ProviderDown(SECRET), classify=(broken,))
 
     [record] = caplog.records
-    assert record.getMessage() == "sqs_backoff.classifier_broken"
+    assert record.getMessage().startswith("sqs_backoff.classifier_broken: task ")
     assert record.levelno == logging.ERROR
     assert record.exc_info is None
     assert SECRET not in str(vars(record))
@@ -288,7 +288,7 @@ def test_an_exception_that_speaks_nonsense_for_itself_is_a_broken_classifier_too
 
     assert judge(exc) == UNKNOWN
     assert judge(exc, classify=(says(Outcome.NOT_PROCESSED),)) == NOT_PROCESSED
-    assert "sqs_backoff.classifier_broken" in caplog.messages
+    assert "sqs_backoff.classifier_broken: task " in caplog.text
 
 
 # Retryable and NonRetryable
@@ -395,7 +395,7 @@ def test_retry_after_must_be_a_time(value: Any, error: type[Exception]) -> None:
 
 @pytest.mark.parametrize("value", ["RETRYABLE", None, True, Outcome])
 def test_a_verdict_needs_an_outcome(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^outcome=.* it must be an Outcome$"):
+    with pytest.raises(TypeError, match=r"^invalid outcome .*: expected an Outcome$"):
         Verdict(value)
 
 
@@ -423,3 +423,27 @@ def test_there_are_three_outcomes_and_each_is_explained() -> None:
 
 def test_all_names_exist() -> None:
     assert all(hasattr(outcomes, name) for name in outcomes.__all__)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wants_retry", "nothing_was_processed"),
+    [
+        pytest.param(RETRYABLE, True, True, id="retryable"),
+        pytest.param(NOT_PROCESSED, False, True, id="not processed"),
+        pytest.param(UNKNOWN, False, False, id="unknown"),
+        pytest.param(Verdict(Outcome.UNKNOWN, safe_to_repeat=True), True, False, id="in doubt"),
+        pytest.param(
+            Verdict(Outcome.NOT_PROCESSED, safe_to_repeat=True), False, True, id="no use to repeat"
+        ),
+    ],
+)
+def test_safe_to_repeat_and_nothing_was_processed_are_two_facts(
+    verdict: Verdict, wants_retry: bool, nothing_was_processed: bool
+) -> None:
+    assert verdict.wants_retry is wants_retry
+    assert verdict.nothing_was_processed is nothing_was_processed
+
+
+def test_safe_to_repeat_must_be_a_bool() -> None:
+    with pytest.raises(TypeError, match="invalid safe_to_repeat 1: expected a bool"):
+        Verdict(Outcome.UNKNOWN, safe_to_repeat=1)  # type: ignore[arg-type]

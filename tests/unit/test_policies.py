@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff import outcomes, policies
-from celery_sqs_backoff.policies import (
+from celery_sqs_backoff.retry import outcomes, policies
+from celery_sqs_backoff.retry.policies import (
     DecorrelatedJitter,
     EqualJitter,
     Exponential,
@@ -241,7 +241,7 @@ def test_a_message_has_one_decorrelated_chain_whoever_asks_and_in_any_order(
 def test_a_chain_is_the_same_in_another_process() -> None:
     """Python's hash() of a string is not; a chain built on it would restart at every worker."""
     code = (
-        "from celery_sqs_backoff.policies import DecorrelatedJitter as D;"
+        "from celery_sqs_backoff.retry.policies import DecorrelatedJitter as D;"
         "print(repr(D().delay_for('5fea7756-0ea4-451a-a703-a558b933e274', 8)))"
     )
     printed = {

@@ -1,10 +1,11 @@
 """What a queue says of itself, and what is assumed where it may not be asked."""
 
-import boto3
+import json
+
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from celery_sqs_backoff.queues import Queue, error_code, read_queue, settling_client
+from celery_sqs_backoff.sqs.queues import Queue, error_code, read_queue
 
 URL = "https://sqs.us-east-1.amazonaws.com/123456789012/mail"
 DLQ_ARN = "arn:aws:sqs:us-east-1:123456789012:mail-dlq"
@@ -51,10 +52,9 @@ def test_a_queues_attributes_are_read():
 
 @pytest.mark.parametrize("redrive", [{}, {"RedrivePolicy": ""}])
 def test_a_queue_without_a_redrive_policy_has_no_dead_letter_queue(redrive):
-    queue = read_queue(FakeClient({"VisibilityTimeout": "0", **redrive}), URL)
+    queue = read_queue(FakeClient(redrive), URL)
     assert queue.dlq_url is None
     assert queue.max_receive_count is None
-    assert queue.visibility_timeout_seconds == 0  # a legal zero
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,27 @@ def test_errors_have_short_names(error, code):
     assert error_code(error) == code
 
 
-@pytest.mark.hazard("H18")
-def test_the_settling_client_is_the_same_account_with_short_timeouts():
-    session = boto3.Session(
-        aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"
-    )
-    client = session.client("sqs", endpoint_url="http://127.0.0.1:9")
-    copy = settling_client(client)
-    assert copy.meta.region_name == "eu-north-1"
-    assert copy.meta.endpoint_url == "http://127.0.0.1:9"
-    assert copy._request_signer._credentials is client._request_signer._credentials
-    assert copy.meta.config.read_timeout <= 10
-    assert copy.meta.config.retries["total_max_attempts"] == 1
+def test_a_queue_that_cannot_be_read_any_more_keeps_what_was_read(caplog):
+    last = Queue(URL, visibility_timeout_seconds=77, dlq_arn=DLQ_ARN)
+    for answer in (denied(), denied("ExpiredToken"), {"VisibilityTimeout": "?"}):
+        assert read_queue(FakeClient(answer), URL, last=last) is last
+    assert caplog.text == ""
+
+
+def test_a_visibility_timeout_of_zero_is_replaced_at_each_receive():
+    """Each message would be back before its worker has seen it."""
+    queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL)
+    assert queue.hides_nothing
+    assert queue.visibility_timeout_seconds == queue.receive_timeout_seconds == 30
+    assert Queue(URL).receive_timeout_seconds is None
+
+
+def test_a_queue_is_not_its_own_dead_letter_queue():
+    """What it would give up would come back at once."""
+    arn = "arn:aws:sqs:us-east-1:123456789012:mail"
+    redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": "5"}
+    answer = {"QueueArn": arn, "RedrivePolicy": json.dumps(redrive)}
+    queue = read_queue(FakeClient(answer), URL)
+    assert queue.is_its_own_dlq
+    assert queue.dlq_url is None
+    assert queue.max_receive_count == 5

@@ -1,19 +1,27 @@
 """An archive of which a run was killed while it wrote, or which was something else before."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
 
 from celery_sqs_backoff.redrive import archive
-from celery_sqs_backoff.redrive.archive import Archive, ArchiveSource, dump
+from celery_sqs_backoff.redrive.archive import Archive, ArchiveSource
 from celery_sqs_backoff.redrive.errors import RedriveRefused
-from celery_sqs_backoff.redrive.letter import Letter
+from celery_sqs_backoff.redrive.message import DeadLetter
+
+
+def dump(messages, destinations, path):
+    with Archive(path) as archive:
+        archive.write(messages, destinations)
 
 
 def letters(*ids):
-    return [Letter({"Body": "x" * 100_000, "MessageId": id_}) for id_ in ids]
+    return [DeadLetter({"Body": "x" * 100_000, "MessageId": id_}) for id_ in ids]
 
 
 def ids_in(path):
-    return [letter.id for letter in ArchiveSource(path).receive(10)]
+    return [letter.id for letter in ArchiveSource(path).receive(10, 30)]
 
 
 def test_what_a_kill_has_cut_short_does_not_spoil_what_comes_after_it(tmp_path):
@@ -29,7 +37,7 @@ def test_a_load_says_what_is_cut_short(tmp_path):
     path = tmp_path / "a"
     dump(letters("a", "b"), [None, None], path)
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(RedriveRefused, match=r"Line 2 .* cut short"):
+    with pytest.raises(RedriveRefused, match=r"Line 2 .* truncated"):
         ArchiveSource(path)
 
 
@@ -37,7 +45,8 @@ def test_a_load_says_what_is_cut_short(tmp_path):
 def test_a_file_that_is_no_archive_is_left_alone(tmp_path, text):
     path = tmp_path / "a"
     path.write_text(text)
-    with pytest.raises(RedriveRefused, match="no archive"):
+    path.chmod(0o600)
+    with pytest.raises(RedriveRefused, match="not a redrive archive"):
         Archive(path)
     assert path.read_text() == text
 
@@ -52,11 +61,72 @@ def test_it_is_for_ourselves_alone(tmp_path):
         assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_queue_that_is_not_there_any_more_is_no_destination():
+SOURCE = "arn:aws:sqs:eu-west-1:1:mail-dlq"
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ({"Destination": "http://sqs/1/gone"}, "names no destination"),
+        ({"Source": SOURCE, "Destination": "arn:aws:sqs:eu-west-1:1:payments"}, "does not have"),
+        ({"Source": "arn:aws:sqs:eu-west-1:1:gone", "Destination": SOURCE}, "does not have"),
+        ({"Source": "nonsense", "Destination": SOURCE}, "does not have"),
+    ],
+)
+def test_an_archive_cannot_send_where_sqs_would_not(lines, word):
+    """Only to a queue that has the archive's source as its dead-letter queue, or to ``to``."""
+
     class Broker:
         def find(self, name):
-            raise RedriveRefused("There is no queue")
+            if name != SOURCE:
+                raise RedriveRefused("There is no queue")
+            mail = SimpleNamespace(arn="arn:aws:sqs:eu-west-1:1:mail")
+            return SimpleNamespace(sources=lambda: [mail])
 
     route = archive.ArchiveRoute(Broker(), None)
-    letter = Letter({"Body": "x", "MessageId": "a", "Destination": "http://sqs/1/gone"})
-    assert route.destination(letter) is None
+    message = DeadLetter({"Body": "x", "MessageId": "a", **lines})
+    assert word in route.destination(message)
+    listed = {"Source": SOURCE, "Destination": "arn:aws:sqs:eu-west-1:1:mail"}
+    found = route.destination(DeadLetter({"Body": "x", "MessageId": "a", **listed}))
+    assert found.arn == listed["Destination"]
+
+
+def test_a_message_that_stands_twice_in_an_archive_counts_once(tmp_path):
+    dump(letters("a", "b", "a"), [None] * 3, tmp_path / "a")
+    assert ArchiveSource(tmp_path / "a").depth().total == 2
+
+
+@pytest.mark.parametrize("what", ["readable for others", "a link", "of another user", "a pipe"])
+@pytest.mark.parametrize("open_it", [Archive, ArchiveSource], ids=["write", "read"])
+def test_a_file_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, what, open_it):
+    """A planted archive or journal would steer the operator's rights."""
+    path = tmp_path / "a"
+    dump(letters("a"), [None], path)
+    if what == "readable for others":
+        path.chmod(0o640)
+    elif what == "a link":
+        path.rename(tmp_path / "b")
+        path.symlink_to(tmp_path / "b")
+    elif what == "of another user":
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+    else:
+        path.unlink()
+        os.mkfifo(path, 0o600)
+    with pytest.raises(RedriveRefused, match=r"link|belongs to|open to other|not a file"):
+        open_it(path)
+
+
+def test_a_message_that_stands_twice_is_read_once(tmp_path):
+    """Side by side in one receive, the second would be sent while the first is."""
+    dump(letters("a", "a", "b"), [None] * 3, tmp_path / "a")
+    assert ids_in(tmp_path / "a") == ["a", "b"]
+
+
+def test_a_full_disk_does_not_keep_the_run_from_its_report(tmp_path):
+    """Closing a file writes what it could not write before."""
+    archive_ = Archive(tmp_path / "a")
+    archive_._file.write(b'{"MessageId":')
+    os.close(archive_._file.fileno())  # so that flushing fails
+    with archive_:
+        pass
+    assert archive_._file.closed

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.past import Entry
 
 URL = "http://sqs/1/dlq"
 
@@ -22,10 +23,29 @@ def test_a_new_journal_knows_of_nothing(tmp_path):
 
 def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_path):
     with opened(tmp_path / "j") as journal:
-        journal.sending(["a", "b", "c", "d"], 7.0)
-        journal.sent(["a", "b"])
-        journal.unsent(["c"])
-        journal.deleted(["a"])
+        journal.write(
+            Entry(
+                "sending",
+                (
+                    "a",
+                    "b",
+                    "c",
+                    "d",
+                ),
+                7.0,
+            )
+        )
+        journal.write(
+            Entry(
+                "sent",
+                (
+                    "a",
+                    "b",
+                ),
+            )
+        )
+        journal.write(Entry("unsent", ("c",)))
+        journal.write(Entry("deleted", ("a",)))
     with opened(tmp_path / "j", "r2") as journal:
         assert journal.past.in_doubt == {"d": 7.0}
         assert journal.past.sent == {"b"}
@@ -34,8 +54,8 @@ def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_pa
 
 def test_a_run_that_ended_is_followed_by_a_new_one(tmp_path):
     with opened(tmp_path / "j") as journal:
-        journal.sending(["a"], 7.0)
-        journal.ended()
+        journal.write(Entry("sending", ("a",), 7.0))
+        journal.write(Entry("ended"))
     with opened(tmp_path / "j", "r2") as journal:
         assert journal.run_id == "r2"
         assert set(journal.past.in_doubt) == {"a"}
@@ -47,8 +67,8 @@ def test_lines_are_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
         monkeypatch.setattr(
             "os.fsync", lambda fd: synced.append((tmp_path / "j").read_bytes().count(b"\n"))
         )
-        journal.sending(["a"], 7.0)
-        journal.sent(["a"])
+        journal.write(Entry("sending", ("a",), 7.0))
+        journal.write(Entry("sent", ("a",)))
     assert synced == [2, 3]
 
 
@@ -57,8 +77,8 @@ def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_fact
     path = tmp_path_factory.mktemp("journal") / "j"
     with opened(path) as journal:
         for n in range(5):
-            journal.sending([f"m{n}"], float(n))
-            journal.sent([f"m{n}"])
+            journal.write(Entry("sending", (f"m{n}",), float(n)))
+            journal.write(Entry("sent", (f"m{n}",)))
     whole = path.read_bytes()[:cut]
     path.write_bytes(whole)
     lines = whole.decode().split("\n")[:-1]
@@ -72,7 +92,7 @@ def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_fact
         sent, begun = whose("sent"), whose("sending")
         assert journal.past.sent == sent
         assert set(journal.past.in_doubt) == begun - sent
-        journal.sending(["new"], 1.0)
+        journal.write(Entry("sending", ("new",), 1.0))
     with opened(path) as journal:  # what was appended after the cut is read
         assert "new" in journal.past.in_doubt
 
@@ -94,7 +114,8 @@ def test_a_journal_in_use_is_refused(tmp_path):
 )
 def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "j").write_text(text)
-    with pytest.raises(RedriveRefused, match="no journal"):
+    (tmp_path / "j").chmod(0o600)
+    with pytest.raises(RedriveRefused, match="not a redrive journal"):
         opened(tmp_path / "j")
     assert (tmp_path / "j").read_text() == text
 
@@ -123,5 +144,5 @@ def test_a_damaged_line_is_named(tmp_path, line):
 
 
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path):
-    with pytest.raises(RedriveRefused, match=r"Cannot write journal .*: No such file or directory"):
+    with pytest.raises(RedriveRefused, match=r"Cannot open journal .*: No such file or directory"):
         opened(tmp_path / "no-such-directory" / "j")

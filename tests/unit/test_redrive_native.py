@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from celery_sqs_backoff.queues import Queue
 from celery_sqs_backoff.redrive import native
-from celery_sqs_backoff.redrive.broker import Depth
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
+from celery_sqs_backoff.redrive.queues import Depth
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.settings import Settings
 
@@ -25,9 +24,12 @@ from celery_sqs_backoff.redrive.settings import Settings
         ({"dump": "d"}, "dump"),
         ({"canary": 1}, "canary"),
         ({"probe": lambda: True}, "probe"),
-        ({"expired": "drop"}, "expired"),
+        ({"expired": "extend"}, "expired"),
         ({"rate": "501/s"}, "500"),
         ({"rate": "30/m"}, "whole number"),
+        ({"max_replays": 1}, "max_replays"),
+        ({"in_doubt": "hold"}, "in_doubt"),
+        ({"threads": 4}, "threads"),
     ],
 )
 def test_the_tool_says_why_native_cannot_serve(options, word):
@@ -53,21 +55,39 @@ def client_error(status, code, text):
     )
 
 
+#: A task that SQS still lists.
+YESTERDAY = {
+    "Status": "COMPLETED",
+    "ApproximateNumberOfMessagesMoved": 777,
+    "StartedTimestamp": 1,
+}
+
+
 class Sqs:
     """Answers as SQS does: a task that moves four of ten messages per look."""
 
-    def __init__(self, end="COMPLETED", refusal=None, unanswered=0, cancel_refusal=None):
+    def __init__(
+        self, end="COMPLETED", refusal=None, unanswered=0, cancel_refusal=None, unlisted=0
+    ):
+        self.unlisted, self.looks = unlisted, 0
         self.unanswered, self.cancel_refusal = unanswered, cancel_refusal
         self.calls, self.end, self.refusal = [], end, refusal
         self.moved, self.state = 0, "RUNNING"
+        self.started = False
 
     def start_message_move_task(self, **request):
         self.calls.append(request)
         if self.refusal:
             raise client_error(*self.refusal)
+        self.started = True
         return {"TaskHandle": "handle"}
 
     def list_message_move_tasks(self, **request):
+        if not self.started:
+            return {"Results": [YESTERDAY]}
+        self.looks += 1
+        if self.looks <= self.unlisted:
+            return {"Results": [YESTERDAY]}
         if self.unanswered:
             self.unanswered -= 1
             raise EndpointConnectionError(endpoint_url="http://sqs")
@@ -77,7 +97,9 @@ class Sqs:
         answer = {"Status": self.state, "ApproximateNumberOfMessagesMoved": self.moved}
         if self.state == "FAILED":
             answer["FailureReason"] = "AWS.SimpleQueueService.NonExistentQueue"
-        return {"Results": [answer]}
+        if self.state == "RUNNING":
+            answer["TaskHandle"] = "handle"
+        return {"Results": [{**answer, "StartedTimestamp": 2}, YESTERDAY]}
 
     def cancel_message_move_task(self, **request):
         self.calls.append(request)
@@ -92,11 +114,13 @@ def run(monkeypatch):
 
     def run(sqs, *, stop=None, on_event=None, **options):
         source = SimpleNamespace(
-            client=sqs, name="dlq", is_fifo=False, depth=lambda: Depth(10 - sqs.moved, 0, 0)
+            client=sqs,
+            name="dlq",
+            is_fifo=False,
+            arn="arn:dlq",
+            depth=lambda: Depth(10 - sqs.moved, 0, 0),
         )
-        route = SimpleNamespace(
-            source=source, queue=Queue("u", arn="arn:dlq"), fixed=False, default=None
-        )
+        route = SimpleNamespace(source=source, fixed=None, default=None)
         monkeypatch.setattr(native, "find_route", lambda *a, **k: route)
         return native.move(
             None, "dlq", to=None, settings=Settings(**options), on_event=on_event, stop=stop
@@ -111,7 +135,7 @@ def test_a_move_is_followed_to_its_end(run):
     assert sqs.calls == [{"SourceArn": "arn:dlq", "MaxNumberOfMessagesPerSecond": 1}]
     assert (report.sent, report.remaining, report.ended) == (10, 0, Ended.DONE)
     assert [type(event).__name__ for event in events] == [
-        "Started", *["Progress"] * 3, "Finished"
+        "Started", *["Progress"] * 3, "Audit", "Finished"
     ]  # fmt: skip
 
 
@@ -150,18 +174,30 @@ def test_a_look_that_is_not_answered_is_repeated(run):
 
 def test_an_sqs_that_stays_away_is_unreachable_and_the_move_goes_on(run, monkeypatch):
     monkeypatch.setattr(native, "_UNANSWERED_SECONDS", 0.0)
+    events = []
     with pytest.raises(RedriveUnreachable, match="goes on in SQS"):
-        run(Sqs(unanswered=10**9))
+        run(Sqs(unanswered=10**9), on_event=events.append)
+    assert [type(event).__name__ for event in events] == ["Started", "Audit", "Finished"]
+    assert events[-1].ended == "unreachable"
 
 
 @pytest.mark.parametrize(
     ("refusal", "word"),
     [
         ((400, "InvalidParameterValue", "There is already a task running"), "already a task"),
-        ((400, "InvalidAction", "no"), "does not know StartMessageMoveTask"),
-        ((500, "InternalFailure", "moto's answer"), "does not know StartMessageMoveTask"),
+        ((400, "InvalidAction", "no"), "does not have StartMessageMoveTask"),
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(run, refusal, word):
     with pytest.raises(RedriveRefused, match=word):
         run(Sqs(refusal=refusal))
+
+
+def test_an_error_inside_sqs_is_not_taken_for_a_server_without_the_call(run):
+    with pytest.raises(RedriveUnreachable, match="not known whether the move has begun"):
+        run(Sqs(refusal=(500, "InternalFailure", "no")))
+
+
+def test_the_progress_of_an_earlier_task_is_not_ours(run):
+    """SQS lists the last ten tasks of the queue, and a new one not at once."""
+    assert run(Sqs(unlisted=2)).sent == 10

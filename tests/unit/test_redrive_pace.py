@@ -115,3 +115,12 @@ def test_slowing_down_without_a_rate_takes_what_was_measured():
     pace = Pace(None)
     pace.slow_down(0.0, sent_per_second=803.4)
     assert pace.rate_at(0.0) == 400
+
+
+def test_a_key_that_is_held_down_does_not_stop_it_for_hours():
+    """60 presses of "-" put the next message off for 18 hours, and "+" did not bring it back."""
+    pace = Pace(10.0)
+    assert pace.change(1.25**-60) == 0.1
+    pace.reserve(1, 0.0)
+    assert pace.next_at() == 10.0
+    assert pace.change(1.25**200) == 1_000

@@ -1,26 +1,26 @@
-"""Where a letter goes."""
+"""Where a message goes: only where SQS's list of sources, or the operator, says it may."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME
-from celery_sqs_backoff.queues import Queue
-from celery_sqs_backoff.redrive.broker import Endpoint
-from celery_sqs_backoff.redrive.letter import Letter
+from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.route import Route
+from celery_sqs_backoff.sqs.arns import QueueArn, is_queue_name
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 
 BASE = "https://sqs.eu-west-1.amazonaws.com/1"
 ARN = "arn:aws:sqs:eu-west-1:1:"
 
 
 def endpoint(name):
-    return Endpoint(SimpleNamespace(), f"{BASE}/{name}", None)
+    return Endpoint(SimpleNamespace(), f"{BASE}/{name}", None, QueueArn.parse(f"{ARN}{name}"))
 
 
-def letter(*, moved_from=None, origin=None):
+def message(*, moved_from=None, origin=None):
     record = {"DataType": "String", "StringValue": f'{{"origin": "{origin}"}}'}
-    return Letter(
+    return DeadLetter(
         {
             "MessageId": "m",
             "Body": "",
@@ -30,43 +30,79 @@ def letter(*, moved_from=None, origin=None):
     )
 
 
-def route(default=None, **options):
-    return Route(
-        endpoint("dlq"), Queue(f"{BASE}/dlq"), endpoint(default) if default else None, **options
-    )
+def route(*sources, to=None):
+    return Route(endpoint("dlq"), tuple(map(endpoint, sources)), endpoint(to) if to else None)
 
 
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        (letter(moved_from=f"{ARN}a"), "a"),
-        (letter(moved_from=f"{ARN}a", origin=f"{ARN}b"), "a"),  # SQS's word before ours
-        (letter(origin=f"{ARN}b"), "b"),
-        (letter(origin=f"{BASE}/b"), "b"),
-        (letter(origin=f"{ARN}b.fifo"), "b.fifo"),
-        (letter(), "main"),
+        (message(moved_from=f"{ARN}a"), "a"),
+        (message(moved_from=f"{ARN}a", origin=f"{ARN}b"), "a"),  # SQS's word before ours
+        (message(origin=f"{ARN}b"), "b"),
+        (message(origin=f"{BASE}/b"), "b"),
     ],
-    ids=["sqs", "sqs-and-record", "record-arn", "record-url", "fifo", "default"],
+    ids=["sqs", "sqs-and-record", "record-arn", "record-url"],
 )
-def test_sqs_knows_best_then_the_record_then_the_one_queue(found, name):
-    assert route("main").destination(found).url == f"{BASE}/{name}"
+def test_a_message_goes_back_to_the_listed_queue_it_names(found, name):
+    assert route("a", "b").destination(found).url == f"{BASE}/{name}"
 
 
-def test_nothing_known_is_no_destination():
-    assert route().destination(letter()) is None
+def test_a_message_that_names_none_goes_to_the_only_source():
+    assert route("main").destination(message()).name == "main"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        f"{ARN}payments",
+        f"{ARN}dlq",
+        "arn:aws:sqs:eu-west-1:999999999999:main",
+        "arn:aws:sqs:us-east-1:1:main",
+        "arn:aws:sqs:x:y:../111111111111/payments",
+        "http://evil.example/q?x",
+        "main",
+        f"{ARN}main\\u0000",
+    ],
+)
+@pytest.mark.parametrize("how", ["origin", "moved_from"])
+def test_a_message_does_not_choose_its_destination(origin, how):
+    """Whoever can write to a dead-letter queue must not reach other queues through it."""
+    found = route("main", "other").destination(message(**{how: origin}))
+    assert "give a destination" in found
+    assert ".." not in found
+    assert "evil" not in found
 
 
 def test_what_is_unknown_says_between_which_queues_to_choose():
-    found = route()
-    assert found.unknown == "no destination is known: give one (to)"
-    found.ambiguous = ("mail", "sms")
-    assert found.unknown == "it may be from any of mail, sms: give a destination (to)"
+    assert route().destination(message()) == "no destination is known: give one (to)"
+    assert "any of mail, sms" in route("mail", "sms").destination(message())
 
 
 def test_a_destination_that_is_given_beats_all():
-    found = letter(moved_from=f"{ARN}a", origin=f"{ARN}b")
-    assert route("main", fixed=True).destination(found).name == "main"
+    found = message(moved_from=f"{ARN}a", origin=f"{ARN}b")
+    assert route("a", to="main").destination(found).name == "main"
 
 
-def test_a_message_is_never_sent_to_the_queue_it_is_in():
-    assert route("main").destination(letter(origin=f"{ARN}dlq")) is None
+@pytest.mark.parametrize(
+    "text",
+    ["", "mail", f"{ARN}", f"{ARN}a/b", f"{ARN}a\n", f" {ARN}a", "arn:aws:sns:eu-west-1:1:a", None,
+     f"{ARN}{'a' * 81}", f"{ARN}a.fifo.fifo"],
+)  # fmt: skip
+def test_what_is_not_the_arn_of_a_queue_is_refused(text):
+    with pytest.raises(ValueError, match="expected the ARN of a queue"):
+        QueueArn.parse(text)
+
+
+def test_an_arn_is_read_whole():
+    found = QueueArn.parse("arn:aws-cn:sqs:cn-north-1:123456789012:mail.fifo")
+    assert (found.partition, found.region, found.account, found.name) == (
+        "aws-cn", "cn-north-1", "123456789012", "mail.fifo"
+    )  # fmt: skip
+    assert found.is_fifo
+    assert str(found.sibling("x")) == "arn:aws-cn:sqs:cn-north-1:123456789012:x"
+
+
+@pytest.mark.parametrize("name", ["a" * 81, "a b", "../a", "", "a.fif", "a\n"])
+def test_what_cannot_be_the_name_of_a_queue(name):
+    assert not is_queue_name(name)

@@ -1,7 +1,9 @@
 """Each way a run can end settles its lease exactly once and frees its place."""
 
+import os
 import signal as signals
 import time
+from types import SimpleNamespace
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -18,12 +20,17 @@ from celery.worker import state as worker_state
 from kombu.message import Message
 
 from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
-from celery_sqs_backoff.budget import GiveUpReason
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.handover import BackoffRetry, GiveUp, note_give_up
-from celery_sqs_backoff.queues import Queue
+from celery_sqs_backoff.observe.stream import Events
+from celery_sqs_backoff.retry.budget import GiveUpReason
+from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
+from celery_sqs_backoff.retry.policies import Policy
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.memory import Memory
+from celery_sqs_backoff.sqs.queues import Queue
+from celery_sqs_backoff.sqs.redact import ErrorText
+from celery_sqs_backoff.task.handover import BackoffRetry, Report, attach_report
+from celery_sqs_backoff.worker import settler
 from celery_sqs_backoff.worker.lease import Lease, State
-from celery_sqs_backoff.worker.memory import Memory
 from celery_sqs_backoff.worker.request import BackoffRequest, SettledBeforeRun
 
 URL = "https://sqs.example/1/q"
@@ -36,6 +43,7 @@ class FakeKeeper:
 
     def __init__(self):
         self.memory = Memory()
+        self.events = Events()
         self.settlements = []
 
     def clock(self):
@@ -86,7 +94,7 @@ class Run:
             channel=None,
         )
         message.sqs_lease = Lease(
-            client=None,
+            calls=None,
             queue=queue,
             message={"ReceiptHandle": "h"},
             body="b",
@@ -118,21 +126,24 @@ class Run:
         return self.app.AsyncResult("task-id").state
 
 
-def einfo(exc, give_up=None):
+def einfo(exc, report=None):
     try:
         raise exc
     except BaseException:  # noqa: BLE001
         info = ExceptionInfo()
-    if give_up:
-        note_give_up(info, give_up)
+    if report:
+        attach_report(info, report)
     return info
 
 
-def fails(run, exc, give_up=None):
-    run.request.on_failure(einfo(exc, give_up))
+def fails(run, exc, report=None):
+    run.request.on_failure(einfo(exc, report))
 
 
-NOT_RETRYABLE = GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED, "mail.Error", "no")
+NOT_RETRYABLE = Report(
+    Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED)),
+    ErrorText(exception_type="mail.Error"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +164,7 @@ def test_a_success_is_done():
 
 def test_our_retry_hides_the_message_for_its_delay():
     run = Run()
-    run.request.on_retry(einfo(BackoffRetry(exc=OSError("down"), when=42)))
+    fails(run, BackoffRetry(exc=OSError("down"), when=42))
     assert run.ended is State.DEFERRED
     assert run.delay == 42
 
@@ -162,7 +173,7 @@ def test_our_retry_hides_the_message_for_its_delay():
 def test_a_retry_that_has_published_a_copy_is_done():
     """Hiding the original beside the copy would double the messages at each failure."""
     run = Run()
-    run.request.on_retry(einfo(Retry(exc=OSError("down"), when=42)))
+    fails(run, Retry(exc=OSError("down"), when=42))
     assert run.ended is State.DONE
 
 
@@ -181,6 +192,23 @@ def test_a_failure_that_did_not_pass_through_the_task_is_unknown():
     fails(run, ValueError("x"))
     assert run.ended is State.DEAD_LETTERED
     assert run.lease.record.outcome == "UNKNOWN"
+
+
+def test_what_the_tasks_process_did_not_describe_is_masked():
+    run = Run()
+    fails(run, ValueError("password=hunter2"))
+    assert run.lease.record.exception_message == "password=***"
+    assert "hunter2" not in run.lease.record.traceback
+
+
+@pytest.mark.parametrize("options", [{"record_detail": "type"}, {"redact": str.upper}])
+def test_only_the_type_is_recorded_where_the_tasks_process_could_not_mask_it(options):
+    """The user's masking may be slow, and the worker's main process must not wait for it."""
+    run = Run(**options)
+    fails(run, ValueError("card 4111"))
+    record = run.lease.record
+    assert record.exception_type == "builtins.ValueError"
+    assert (record.exception_message, record.traceback) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +379,17 @@ def test_retries_and_redelivered_say_what_sqs_knows():
     assert first.request.delivery_info["redelivered"] is False
 
 
+@pytest.mark.parametrize("forged", [-5, "7", [], {}, None, 1.5, True])
+def test_a_forged_count_of_retries_is_ignored(forged):
+    """A policy that is asked for attempt -5 raises, which would hide the task's own error."""
+    run = Run(headers={"retries": forged}, facts={"receive_count": 4})
+    assert run.request._request_dict["retries"] == 3
+
+
+def test_a_count_of_retries_that_no_message_has_is_cut():
+    assert Run(headers={"retries": 10**30}).request._request_dict["retries"] == 1_000_000
+
+
 def test_the_body_does_not_travel_twice():
     info = Run().request._request_dict["properties"]["delivery_info"]
     assert "Body" not in info["sqs_message"]
@@ -358,6 +397,91 @@ def test_the_body_does_not_travel_twice():
 
 def test_a_message_whose_budget_was_used_up_before_this_receive_is_not_run():
     keeper = FakeKeeper()
+    keeper.memory.count_crash("m")
     with pytest.raises(SettledBeforeRun):
-        Run(keeper=keeper, max_retries=2, facts={"receive_count": 4})
+        Run(keeper=keeper, max_retries=0, facts={"receive_count": 4})
     assert keeper.settlements == [State.DEAD_LETTERED]
+
+
+@pytest.mark.parametrize("receives", [1, 2, 4])
+def test_a_message_that_was_never_started_is_not_given_up_by_a_count(receives):
+    """After a SIGTERM, or a hop on the way to its ETA, it has been received but not run."""
+    run = Run(max_retries=0, facts={"receive_count": receives, "max_receive_count": 2})
+    assert run.keeper.settlements == []
+
+
+class BrokenPolicy(Policy):
+    """A policy of a user's that was not written for so many attempts."""
+
+    def ceiling(self, attempt):
+        raise IndexError(attempt)
+
+
+@pytest.mark.parametrize(
+    ("exc", "state"),
+    [
+        (WorkerLostError(), State.DEFERRED),
+        (Reject(requeue=True), State.DEFERRED),
+        (OSError(), State.DEAD_LETTERED),
+    ],
+)
+def test_a_policy_that_raises_leaves_no_message_unsettled(exc, state, caplog):
+    run = Run(backoff=BrokenPolicy())
+    fails(run, exc)
+    assert run.ended is state
+    assert ("sqs_backoff.backoff_broken" in caplog.text) is True
+
+
+def test_a_policy_that_raises_does_not_keep_a_success_from_being_deleted():
+    run = Run(backoff=BrokenPolicy())
+    run.request.on_success((False, None, 0.1))
+    assert run.ended is State.DONE
+
+
+@pytest.mark.parametrize(
+    ("exc", "state"), [(None, State.DONE), (WorkerLostError(), State.DEFERRED)]
+)
+def test_whatever_fails_while_a_message_is_settled_it_is_settled(exc, state, monkeypatch, caplog):
+    """A store, or a provider's gate: the message would be held, and renewed, for 12 hours."""
+    run = Run()
+
+    def fail(*args):
+        raise LookupError("secret")
+
+    run.request._settler._gate = SimpleNamespace(ended=fail)
+    if exc is None:
+        run.request.on_success((False, None, 0.1))
+    else:
+        fails(run, exc)
+    assert run.ended is state
+    assert "settle_failed" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_greenlet_or_thread_whose_message_was_lost_before_it_began_ends_its_lease():
+    """Else a later receive would be taken for one of a task that runs, and nobody would run it."""
+    run, ended = Run(), []
+    run.lease.handed_to_pool = lambda: True
+    run.keeper.ended = ended.append
+    run.lease.lose()
+    with pytest.raises(SettledBeforeRun):
+        run.request.on_accepted(os.getpid(), 0.0)
+    assert ended == [run.lease]
+
+
+def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypatch):
+    """Its part of a chord could not be stored: the same Redis. Its workflows have all ended."""
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    run = Run()
+    word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+    fails(run, OSError(), Report(Ended(End.RETURNED, word), ErrorText()))
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == GiveUpReason.NOT_HANDED_ON.value
+
+
+def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch):
+    """Its workflows are to be taken back first."""
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    run = Run(crash_budget=1)
+    fails(run, WorkerLostError("killed"))
+    assert run.ended is State.DEFERRED

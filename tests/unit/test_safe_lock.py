@@ -17,18 +17,12 @@ from celery_sqs_backoff.safe.errors import (
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.safe.store import KEEP_SECONDS
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.fake_sqs import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -131,6 +125,16 @@ def test_tokens_grow_when_the_store_loses_its_last_writes(clock: Clock) -> None:
     store._records = {key: value for key, value in replica.items() if "token" in key}
     clock.now += 1
     assert Lock(store, "a", clock=clock).acquire().token > lost.token
+
+
+@pytest.mark.parametrize(("in_use", "grows"), [(9.0, False), (11.0, True)])
+def test_after_a_loss_a_clock_that_is_behind_matters_only_to_a_young_lock(
+    in_use: float, grows: bool
+) -> None:
+    """10 s behind: what the documentation says of tokens, precisely."""
+    first = Lock(MemoryStore(), "a", clock=lambda: 1_700_000_000).acquire()
+    behind = Lock(MemoryStore(), "a", clock=lambda: 1_700_000_000 + in_use - 10).acquire()
+    assert (behind.token > first.token) is grows
 
 
 def test_a_clock_that_goes_back_does_not_take_tokens_back(store: MemoryStore, clock: Clock) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff.safe.store import MAX_KEY_LENGTH, key_of
+from celery_sqs_backoff.safe.store import key_of
 from celery_sqs_backoff.safe.stores import check_store, has_store, open_store, store_of
 from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -61,10 +63,50 @@ def test_a_store_of_ones_own_is_taken_as_it_is() -> None:
     assert store_of(app) is store
 
 
-def test_keys_are_never_ambiguous_and_never_too_long() -> None:
+def test_keys_are_hashed_and_never_ambiguous() -> None:
     assert key_of("step", "a:b", "c") != key_of("step", "a", "b:c")
-    assert len(key_of("step", "é" * 300)) <= MAX_KEY_LENGTH
     assert key_of("step", "x" * 300) != key_of("step", "x" * 301)
+    assert key_of("step", "cus_A") != key_of("step", "cus_a")
+    assert re.fullmatch("step:[0-9a-f]{64}", key_of("step", "é" * 300))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:pa/ss@host:6379/0",
+        "redis://:1234/ss@host:6379/0",
+        "redis://:pa/ss@host:6379",
+        "rediss://me:secr/et@host/0",
+    ],
+)
+def test_a_password_with_a_slash_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="percent-encoded") as refused:
+        check_store(url)
+    shown = str(refused.value) + repr(refused.value.__cause__)
+    assert not any(part in shown for part in ("pa/", "ss@", "1234", "'pa'", "secr/", "et@"))
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://127.0.0.1:notaport/0", "port"),
+        ("redis:/127.0.0.1", "redis URL"),
+        ("redis://127.0.0.1/zero", "number"),
+        ("unix://x", "socket"),
+        ("dynamodb://", "no table"),
+        ("dynamodb://t?clock_skew=5", "clock_skew"),
+    ],
+)
+def test_a_bad_url_is_refused_when_a_task_is_bound(url: str, why: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=why):
+        check_store(url)
+
+
+def test_an_unknown_option_in_a_redis_url_is_refused_without_showing_the_url() -> None:
+    with pytest.raises(ImproperlyConfigured, match="redis URL") as refused:
+        open_store("redis://:secret@127.0.0.1/0?colour=red")
+    assert "secret" not in str(refused.value)
 
 
 def test_memory_forgets_what_has_ended() -> None:

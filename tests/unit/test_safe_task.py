@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -13,13 +14,15 @@ import pytest
 from celery import Celery, Task, chain, chord, group
 from celery.exceptions import ImproperlyConfigured, Retry
 
-from celery_sqs_backoff import NonRetryable, Retryable
-from celery_sqs_backoff.outcomes import judge
+from celery_sqs_backoff import NonRetryable, Retryable, SQSBackoffTask
+from celery_sqs_backoff.retry.outcomes import judge
 from celery_sqs_backoff.safe import (
     Busy,
     Compensated,
     Guard,
     NotDispatched,
+    OtherInput,
+    OutsideRun,
     Refused,
     SafeTask,
     StepNotRecorded,
@@ -54,6 +57,7 @@ class Workflow:
 
     def __init__(self, app: Celery) -> None:
         self.sent: list[tuple[str, tuple[Any, ...], str]] = []
+        self.all: list[tuple[Any, ...]] = []
         self.broker_is_down = False
 
         @app.task(shared=False, base=Host, bind=True, name="workflow")
@@ -74,6 +78,7 @@ class Workflow:
             if self.broker_is_down:
                 raise ConnectionError
             self.sent.append((name, tuple(args), options["task_id"]))
+            self.all.append((*self.sent[-1], options.get("chain")))
 
         return apply_async
 
@@ -81,6 +86,12 @@ class Workflow:
         self.task.request_stack.pop() if self.task.request_stack.top else None
         self.task.push_request(id=task_id, called_directly=False)
         return self.task
+
+    def undone(self) -> list[tuple[Any, ...]]:
+        """Arguments of the undoing tasks, in the order in which they run."""
+        chained = [task for _, _, _, chain in self.all if chain for task in reversed(chain)]
+        first = [args for name, args, _, _ in self.all if name == "undo"]
+        return first + [tuple(task["args"]) for task in chained]
 
     def names(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [(name, args) for name, args, _ in self.sent]
@@ -151,10 +162,10 @@ def test_a_step_that_could_not_be_recorded_is_not_taken_for_undone(
     def away(*_: object) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(store, "add", away)
+    monkeypatch.setattr(store, "replace", away)
     with pytest.raises(StepNotRecorded):
         workflow.deliver().step("a", lambda: 1)
-    monkeypatch.setattr(store, "get", away)
+    monkeypatch.setattr(store, "add", away)
     with pytest.raises(StoreUnavailable):
         workflow.deliver().step("b", lambda: pytest.fail("nothing may be done"))
 
@@ -192,8 +203,9 @@ def test_what_is_sent_twice_is_sent_under_one_id(
     def run() -> None:
         workflow.deliver().step("a", lambda: 12, confirm=workflow.confirm.s())
 
+    real = store.replace
     with monkeypatch.context() as patch:
-        patch.setattr(store, "replace", lambda *_: False)
+        patch.setattr(store, "replace", lambda *a: '"done"' not in a[2] and real(*a))
         run()
     run()
     run()
@@ -213,14 +225,14 @@ def test_what_would_not_get_the_result_is_refused_before_the_step_is_done(
     """Celery drops the arguments of a chain or group, and gives their tasks new ids."""
     tasks = [workflow.confirm.s(), workflow.confirm.s()]
     signature = chord(tasks, workflow.confirm.s()) if canvas is chord else canvas(*tasks)
-    with pytest.raises(TypeError, match=r"undo: .* one task"):
+    with pytest.raises(TypeError, match=r"undo, a .* one task"):
         workflow.deliver().step("a", pytest.fail, undo=signature)
 
 
 def test_a_signature_that_is_not_json_is_refused_before_the_step_is_done(
     workflow: Workflow,
 ) -> None:
-    with pytest.raises(TypeError, match=r"undo: .* not JSON"):
+    with pytest.raises(TypeError, match=r"undo: .* JSON"):
         workflow.deliver().step("a", pytest.fail, undo=workflow.undo.s(object()))
 
 
@@ -241,7 +253,7 @@ def test_a_step_that_failed_may_be_tried_again_in_the_same_run(workflow: Workflo
     assert task.step("a", lambda: 1) == 1
 
 
-# Compensation
+# Compensation: one chain, so that each undoing task waits for the one before it
 
 
 def test_steps_are_taken_back_the_last_first_and_once(workflow: Workflow) -> None:
@@ -249,23 +261,43 @@ def test_steps_are_taken_back_the_last_first_and_once(workflow: Workflow) -> Non
     task.step("account", lambda: 12, undo=workflow.undo.s("close"))
     task.step("note", lambda: 13)
     task.step("funding", lambda: 14, undo=workflow.undo.s("take back"))
-    with pytest.raises(ZeroDivisionError):
-        task.step("fails", lambda: 1 / 0, undo=workflow.undo.s("never"))
+    with pytest.raises(Retryable):
+        task.step("fails", refuse, undo=workflow.undo.s("never"))
     for _ in range(2):
         workflow.deliver().compensate()
-    assert workflow.names() == [("undo", (14, "take back")), ("undo", (12, "close"))]
+    assert workflow.undone() == [(14, "take back"), (12, "close")]
+
+
+def refuse() -> None:
+    raise Retryable("connection refused")
+
+
+def test_a_step_in_doubt_is_taken_back_too(workflow: Workflow) -> None:
+    """The bank has done it, and its answer was lost."""
+    for error in (TimeoutError(), Retryable()):  # refused later, it is in doubt all the same
+        with pytest.raises(type(error)):
+            workflow.deliver().step(
+                "release", lambda error=error: _raise(error), undo=workflow.undo.s()
+            )
+    workflow.deliver().compensate()
+    assert workflow.undone() == [(None,)]
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_what_was_taken_back_is_not_done_again(workflow: Workflow) -> None:
     task = workflow.deliver()
     task.step("account", lambda: 12, undo=workflow.undo.s())
     task.compensate()
-    with pytest.raises(Compensated):
-        workflow.deliver().step("account", pytest.fail, undo=workflow.undo.s())
+    for name in ("account", "one that was never begun"):
+        with pytest.raises(Compensated):
+            workflow.deliver().step(name, pytest.fail, undo=workflow.undo.s())
     assert len(workflow.sent) == 1
 
 
-def test_an_undoing_task_that_could_not_be_sent_is_sent_by_the_next_run(workflow: Workflow) -> None:
+def test_undoing_tasks_that_could_not_be_sent_are_sent_by_the_next_run(workflow: Workflow) -> None:
     task = workflow.deliver()
     task.step("account", lambda: 12, undo=workflow.undo.s())
     task.step("funding", lambda: 14, undo=workflow.undo.s())
@@ -273,11 +305,9 @@ def test_an_undoing_task_that_could_not_be_sent_is_sent_by_the_next_run(workflow
     with pytest.raises(NotDispatched):
         task.compensate()
     workflow.broker_is_down = False
-    task = workflow.deliver()
-    assert task.step("account", pytest.fail, undo=workflow.undo.s()) == 12
     with pytest.raises(Compensated):
-        task.step("funding", pytest.fail, undo=workflow.undo.s())
-    assert workflow.names() == [("undo", (14,)), ("undo", (12,))]
+        workflow.deliver().step("account", pytest.fail, undo=workflow.undo.s())
+    assert workflow.undone() == [(14,), (12,)]
 
 
 def test_a_step_that_was_to_be_confirmed_is_taken_back_instead(workflow: Workflow) -> None:
@@ -287,7 +317,45 @@ def test_a_step_that_was_to_be_confirmed_is_taken_back_instead(workflow: Workflo
         workflow.deliver().step("a", lambda: 1, **signatures)
     workflow.broker_is_down = False
     workflow.deliver().compensate()
-    assert workflow.names() == [("undo", (1,))]
+    assert workflow.undone() == [(1,)]
+
+
+def test_steps_with_another_input_are_refused_by_name(workflow: Workflow) -> None:
+    def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    assert workflow.deliver().step("charge", pay, 10, scope="order:9") == "paid 10"
+    with pytest.raises(OtherInput, match="charge"):
+        workflow.deliver("message 2").step("charge", pay, 25, scope="order:9")
+    with pytest.raises(OtherInput):
+        workflow.deliver("message 2").step("charge", partial(pay, 25), scope="order:9")
+    assert workflow.deliver("message 2").step("charge", partial(pay, 10), scope="order:9")
+
+
+@pytest.mark.parametrize("how", ["lambda", "default"])
+def test_what_a_steps_function_encloses_is_its_input_too(workflow: Workflow, how: str) -> None:
+    """``lambda: pay(amount)`` is how most people write a step."""
+    charged: list[int] = []
+
+    def charge(message: str, amount: int) -> Any:
+        def by_default(amount: int = amount) -> str:
+            return f"paid {amount}"
+
+        step = (lambda: charged.append(amount) or amount) if how == "lambda" else by_default  # type: ignore[func-returns-value]
+        return workflow.deliver(message).step("charge", step, scope="order:9")
+
+    first = charge("message 1", 10)
+    assert charge("message 1", 10) == first
+    with pytest.raises(OtherInput):
+        charge("message 2", 25)
+    assert charged in ([10], [])
+
+
+def test_keyword_arguments_reach_the_steps_function(workflow: Workflow) -> None:
+    def release(account: int, *, key: str) -> str:
+        return f"{account} {key}"
+
+    assert workflow.deliver().step("release", release, 7, key="k") == "7 k"
 
 
 # Keys
@@ -325,10 +393,89 @@ def test_a_key_needs_no_store_but_renewing_it_does(app: Celery, workflow: Workfl
 def test_a_direct_call_has_one_key_of_its_own(app: Celery) -> None:
     @app.task(shared=False, base=Host, bind=True, name="direct")
     def direct(task: Any) -> list[str]:
-        return [task.idempotency_key(), task.idempotency_key()]
+        return [task.idempotency_key("charge") for _ in range(2)]
 
     first, second = direct(), direct()
     assert first[0] == first[1] != second[0]
+
+
+def test_7_and_its_text_and_a_uuid_are_names_and_nothing_is_not(workflow: Workflow) -> None:
+    task, a_uuid = workflow.deliver(), uuid4()
+    assert task.idempotency_key(7) == task.idempotency_key("7")
+    assert task.idempotency_key(a_uuid) == task.idempotency_key(str(a_uuid))
+    assert task.idempotency_key("a", scope=7) == task.idempotency_key("a", scope="7")
+    for nothing in (None, "", True, ("a",)):
+        with pytest.raises((TypeError, ValueError), match="name"):
+            task.idempotency_key(nothing)
+
+
+def test_two_tasks_that_share_an_id_do_not_share_keys_and_steps(
+    app: Celery, workflow: Workflow
+) -> None:
+    """``self.replace()`` keeps the id; and who sends a message chooses it."""
+
+    @app.task(shared=False, base=Host, bind=True, name="another")
+    def another(task: Any) -> None: ...
+
+    another.push_request(id="message 1", called_directly=False)
+    task = workflow.deliver("message 1")
+    assert task.idempotency_key("charge") != another.idempotency_key("charge")
+    assert another.step("charge", lambda: "fake receipt") == "fake receipt"
+    assert task.step("charge", lambda: "charged") == "charged"
+
+
+def test_outside_a_run_a_key_needs_a_scope(app: Celery, workflow: Workflow) -> None:
+    """Else two customers would get one key."""
+    task = workflow.task
+    with pytest.raises(OutsideRun, match="scope="):
+        task.idempotency_key("charge")
+    assert task.idempotency_key("charge", scope="order:7")
+
+
+def test_a_task_called_as_a_function_inside_another_belongs_to_its_message(app: Celery) -> None:
+    @app.task(shared=False, base=Host, bind=True, name="inner")
+    def inner(task: Any, customer: int) -> str:
+        return str(task.idempotency_key("charge"))
+
+    @app.task(shared=False, base=Host, bind=True, name="outer")
+    def outer(task: Any) -> list[str]:
+        return [inner(1), inner(2), inner(1)]
+
+    first, again = (outer.apply(task_id="message 1").get() for _ in range(2))
+    assert first == again
+    assert len(set(first)) == 3
+    assert outer.apply(task_id="message 2").get()[0] not in first
+
+
+@pytest.mark.parametrize("is_protected", [False, True], ids=["a copy", "the same request"])
+def test_a_task_that_calls_itself_as_a_function_is_not_its_message(
+    app: Celery, is_protected: bool
+) -> None:
+    """Celery gives such a call a copy of the message's request; a worker, the first time, the
+    request itself. With one key for all, the provider takes all charges but one for repetitions.
+    """
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="page")
+    def page(task: Any, left: int) -> list[str]:
+        key = str(task.idempotency_key("charge"))
+        call = task.run if is_protected else task
+        return [key, *call(left - 1), *call(left - 1)] if left else [key]
+
+    first, again = (page.apply((2,), task_id="message 1").get() for _ in range(2))
+    assert first == again
+    assert len(set(first)) == len(first) == 7
+
+
+def test_the_failure_of_a_call_of_the_task_by_itself_is_not_its_messages(app: Celery) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="tries", retry_on=ValueError)
+    def tries(task: Any, inside: bool) -> str:
+        if inside:
+            raise ValueError("no")
+        with pytest.raises(ValueError, match="no"):  # not Retry
+            tries(True)
+        return "done"
+
+    assert tries.apply((False,), task_id="message 1").get() == "done"
 
 
 # Lock
@@ -344,6 +491,17 @@ def test_two_runs_do_not_hold_the_same_lock(workflow: Workflow) -> None:
 
 
 # Guard
+
+
+def test_a_guarded_block_does_not_ask_when_the_task_is_called_as_a_function(app: Celery) -> None:
+    app.conf.sqs_backoff = {}
+
+    @app.task(shared=False, base=Host, bind=True, name="direct")
+    def direct(task: Any) -> str:
+        with task.guarded("mail:7", window=3600):
+            return "sent"
+
+    assert [direct(), direct()] == ["sent", "sent"]
 
 
 def test_a_guarded_block_passes_its_own_message_only(workflow: Workflow) -> None:
@@ -366,6 +524,9 @@ def test_a_guarded_block_passes_its_own_message_only(workflow: Workflow) -> None
         (NonRetryable(), False),
         (ValueError(), False),
         (Busy(), False),
+        (Refused({"refused": "by another guard"}), False),
+        (Retry(exc=TimeoutError()), False),
+        (Retry(exc=Retryable()), True),
         (SystemExit(), False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, chord
+from celery.contrib.testing.worker import start_worker
 from celery.exceptions import ImproperlyConfigured, Retry
 
-from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import StoreInTransaction, StoreUnavailable
+from celery_sqs_backoff import (
+    Guard,
+    NonRetryable,
+    Outcome,
+    Retryable,
+    Schedule,
+    SQSBackoffTask,
+    Verdict,
+)
+from celery_sqs_backoff.safe import (
+    Compensated,
+    LockLost,
+    Refused,
+    StepNotRecorded,
+    StoreInTransaction,
+    StoreUnavailable,
+)
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 
 GUARD = Guard(key="mail:{customer}", window=3600)
@@ -25,17 +44,238 @@ def app() -> Iterator[Celery]:
     app.close()
 
 
-def test_a_refused_message_succeeds_with_a_result_that_says_so(app: Celery) -> None:
+def test_a_refused_message_is_ignored_and_its_result_says_why(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[int] = []
+
     @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
     def mail(customer: int) -> str:
+        runs.append(customer)
         return "sent"
 
     assert mail.apply((7,), task_id="first").get() == "sent"
     assert mail.apply((7,), task_id="first").get() == "sent"
-    refused = mail.apply((7,), task_id="second")
-    assert refused.state == "SUCCESS"
-    assert refused.get()["passed"] == "first"
+    assert runs == [7], "it was done: the second run has got its result"
+    with caplog.at_level(logging.INFO):
+        refused = mail.apply((7,), task_id="second")
+    assert "sqs_backoff.refused: mail[second]" in caplog.text
+    assert refused.state == "IGNORED"
+    assert "another message" in refused.result.args[0]["refused"]
     assert mail(7) == "sent", "a direct call is not guarded"
+
+
+def test_a_refused_message_ends_its_chain_and_stores_why(app: Celery) -> None:
+    app.conf.result_backend = "cache+memory://"
+    marked: list[object] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
+    def mail(customer: int) -> str:
+        return "sent"
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mark")
+    def mark(result: object) -> None:
+        marked.append(result)
+
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        chain(mail.si(7), mark.s()).delay().get(timeout=10)
+        refused = chain(mail.si(7), mark.s()).delay()
+        assert "another message" in refused.parent.get(timeout=10)["refused"]
+    assert marked == ["sent"]
+
+
+@pytest.mark.parametrize("how", ["a member", "one without result", "the first of a chain"])
+def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None:
+    app.conf.result_backend = "cache+memory://"
+    counted: list[int] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        name="mail",
+        guard=GUARD,
+        ignore_result=how == "one without result",
+    )
+    def mail(customer: int) -> str:
+        return "sent"
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mark")
+    def mark(*results: object) -> int:
+        return 1
+
+    @app.task(shared=False, base=SQSBackoffTask, name="count")
+    def count(results: list[object]) -> None:
+        counted.append(len(results))
+
+    mail.apply((7,))
+    member = chain(mail.si(7), mark.si()) if how == "the first of a chain" else mail.si(7)
+    if how == "one without result":  # there is no result that could be joined
+        parts: list[object] = []
+        app.backend.on_chord_part_return = lambda request, *_, **__: parts.append(request.id)
+        request = SimpleNamespace(
+            id="a", chord={"task": "count"}, chain=None, ignore_result=True, is_eager=False
+        )
+        mail.push_request(**vars(request))
+        mail._end_refused(Refused({"refused": "another message has passed"}))
+        assert parts == ["a"]
+        return
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        chord([member, mark.si()], count.s()).delay().get(timeout=10)
+    assert counted == [2]
+
+
+def test_a_message_that_comes_back_when_it_is_done_is_not_run_again(app: Celery) -> None:
+    """The worker was lost after the run had ended well, before SQS had deleted the message."""
+    results: list[object] = [object(), {"sent": 7}]
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
+    def mail(customer: int) -> object:
+        return results.pop()
+
+    assert [mail.apply((7,), task_id="a").get() for _ in range(2)] == [{"sent": 7}] * 2
+    mail.apply((8,), task_id="b")
+    assert mail.apply((8,), task_id="b").state == "IGNORED", "its result is not JSON"
+    assert results == []
+
+
+@pytest.mark.parametrize("how", ["the guard's own run was lost", "it was idempotent and timed out"])
+def test_the_guard_lets_nobody_else_through_while_in_doubt(app: Celery, how: str) -> None:
+    sent: list[str] = []
+    ends: list[BaseException | None]
+    if how == "the guard's own run was lost":
+        ends = [KeyboardInterrupt(), Retryable("connection refused"), None]  # as SIGKILL would
+    else:
+        ends = [TimeoutError(), None]
+
+    def classify(exc: BaseException) -> Verdict | None:
+        in_doubt = Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
+        return in_doubt if isinstance(exc, TimeoutError) else None
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="mail",
+        guard=GUARD,
+        classify=classify,
+        backoff=Schedule([0]),
+    )
+    def mail(self: Any, customer: int) -> str:
+        end = ends.pop(0)
+        if not isinstance(end, Retryable):
+            sent.append(str(self.request.id))  # the provider has it
+        if end is not None:
+            raise end
+        return "sent"
+
+    for _ in ends[:-1]:
+        with contextlib.suppress(KeyboardInterrupt):
+            mail.apply((7,), task_id="first")
+    assert mail.apply((7,), task_id="second").state == "IGNORED"
+    assert set(sent) == {"first"}
+
+
+def test_arguments_that_the_run_changes_do_not_change_its_guard(app: Celery) -> None:
+    guard = Guard(key="mail:{payload[customer]}", window=3600)
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=guard)
+    def mail(payload: dict[str, Any]) -> str:
+        customer = payload.pop("customer")
+        if failures:
+            raise failures.pop()
+        return f"sent {customer}"
+
+    failures = [NonRetryable("bad address", safe_to_undo=True)]
+    assert mail.apply(({"customer": 3},), task_id="first").state == "FAILURE"
+    assert mail.apply(({"customer": 3},), task_id="second").get() == "sent 3"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StepNotRecorded("done"),
+        LockLost("late"),
+        Refused({"refused": "nested"}),
+        Compensated("over"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> None:
+    """``autoretry_for=(Exception,)`` is the commonest list there is."""
+    undone: list[object] = []
+    runs: list[int] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        name="mail",
+        max_retries=3,
+        autoretry_for=(Exception,),
+        retry_backoff=0,
+        classify=lambda exc: Outcome.RETRYABLE,
+        undo=lambda *_: undone.append(1),
+    )
+    def mail() -> None:
+        runs.append(1)
+        raise error
+
+    mail.apply()
+    assert (len(runs), undone) == (1, [])
+
+
+def test_a_nested_refusal_does_not_take_the_outer_guard_back(app: Celery) -> None:
+    sent: list[str] = []
+
+    @app.task(
+        shared=False, base=SQSBackoffTask, bind=True, name="remind", autoretry_for=(Exception,)
+    )
+    def remind(self: Any, customer: int, mails: int = 1) -> None:
+        with self.guarded(f"sms:{customer}", window=3600):
+            sent.append(f"sms {customer}")
+            with self.guarded(f"mail:{mails}", window=3600):
+                sent.append(f"mail {mails}")
+
+    for customer in (1, 2, 2):
+        remind.apply((customer,))
+    assert sent == ["sms 1", "mail 1", "sms 2"]
+
+
+def test_what_self_retry_is_given_decides_about_undo_and_guard(app: Celery) -> None:
+    undone: list[object] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="mail",
+        max_retries=3,
+        guard=GUARD,
+        undo=lambda *_: undone.append(1),
+    )
+    def mail(self: Any, customer: int) -> None:
+        raise self.retry(exc=errors[customer])
+
+    errors = {1: TimeoutError(), 2: Retryable("connection refused"), 3: None}
+    undone_after = {1: 0, 2: 1, 3: 1}
+    for customer, times in undone_after.items():
+        undone.clear()
+        with pytest.raises(Retry):
+            _delivered(mail, args=(customer,), kwargs={}).run(customer)
+        assert len(undone) == times, customer
+
+
+def test_a_store_that_is_away_at_the_end_does_not_fail_a_run_that_was_done(app: Celery) -> None:
+    store = app.conf.sqs_backoff["store"]
+
+    def away(*_: object) -> bool:
+        raise StoreUnavailable("away")
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
+    def mail(customer: int) -> str:
+        store.replace = away
+        return "sent"
+
+    assert mail.apply((7,)).get() == "sent"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +290,7 @@ def test_a_guard_is_unset_with_undo(app: Celery, failure: Exception, passes: boo
 
     failures = [failure]
     assert mail.apply((7,), task_id="first").state == "FAILURE"
-    assert (mail.apply((7,), task_id="second").get() == "sent") is passes
+    assert (mail.apply((7,), task_id="second").state == "SUCCESS") is passes
 
 
 def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Celery) -> None:
@@ -168,3 +408,28 @@ def test_a_busy_lock_fails_an_eager_task(app: Celery) -> None:
             pytest.fail("not reentrant")
 
     assert exclusive.apply().state == "FAILURE"
+
+
+def test_a_guard_costs_two_calls_of_the_store_per_run(app: Celery) -> None:
+    """One before the run and one after it; on Redis each is one round trip."""
+    calls: list[str] = []
+
+    class Counting(MemoryStore):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("add", "get", "replace", "delete"):
+                calls.append(name)
+            return super().__getattribute__(name)
+
+    app.conf.sqs_backoff = {"store": Counting()}
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
+    def mail(customer: int) -> str:
+        if customer == 8:
+            raise Retryable("down")
+        return "sent"
+
+    ends = {7: ["add", "replace"], 8: ["add", "delete"]}
+    for customer, expected in ends.items():
+        calls.clear()
+        mail.apply((customer,))
+        assert calls == expected

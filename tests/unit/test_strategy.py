@@ -2,22 +2,25 @@
 
 import time
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import pytest
+from celery.exceptions import InvalidTaskError
 from celery.worker import state as worker_state
 
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.queues import Queue
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.worker import strategy
 from celery_sqs_backoff.worker.lease import Lease, State
+from celery_sqs_backoff.worker.messages import Receiver
 
 from .test_request import URL, FakeKeeper
 
 
-def a_lease(**facts):
+def a_lease(queue=None, **facts):
     return Lease(
-        client=None,
-        queue=Queue(URL, visibility_timeout_seconds=30),
+        calls=None,
+        queue=queue or Queue(URL, visibility_timeout_seconds=30),
         message={"ReceiptHandle": "h"},
         body="b",
         delivery=Delivery(
@@ -77,3 +80,78 @@ def test_a_task_at_its_last_receive_is_not_deferred():
     """SQS would move it to the dead-letter queue at the next one."""
     lease = a_lease(receive_count=3, max_receive_count=3)
     assert not strategy._defer_until_due(lease, {"eta": due_in(600)})
+
+
+DAY = 86_400
+
+
+def a_lease_near_the_end_of_retention(*, dlq_arn="arn:aws:sqs:us-east-1:1:dlq"):
+    queue = Queue(URL, visibility_timeout_seconds=30, dlq_arn=dlq_arn)
+    return a_lease(queue, sent_at=time.time() - 4 * DAY + 200, retention_seconds=4 * DAY)
+
+
+def test_a_task_due_after_sqs_has_deleted_its_message_becomes_a_dead_letter(caplog):
+    """It is hidden until 5 minutes before; then a worker could only hold it in memory."""
+    lease = a_lease_near_the_end_of_retention()
+    headers = {"eta": due_in(DAY), "task": "t", "id": "i"}
+    assert strategy._defer_until_due(lease, headers)
+    assert lease.state is State.DEAD_LETTERED
+    assert lease.record.due_at == pytest.approx(time.time() + DAY, abs=5)
+    assert "eta_beyond_retention: task t[i]" in caplog.text
+
+
+def test_without_a_dead_letter_queue_the_worker_holds_it_and_says_so(caplog):
+    lease = a_lease_near_the_end_of_retention(dlq_arn=None)
+    assert not strategy._defer_until_due(lease, {"eta": due_in(DAY)})
+    assert lease.state is State.HELD
+    assert "holds it in memory" in caplog.text
+
+
+def test_a_task_due_before_that_is_held():
+    lease = a_lease_near_the_end_of_retention()
+    assert not strategy._defer_until_due(lease, {"eta": due_in(60)})
+    assert lease.state is State.HELD
+
+
+def test_the_keywords_of_start_strategy_are_forwarded(monkeypatch):
+    """``Task.start_strategy(app, consumer, **kwargs)`` hands them on."""
+    seen = {}
+    monkeypatch.setattr(
+        strategy, "celery_default", lambda task, app, consumer, **kwargs: seen.update(kwargs)
+    )
+    strategy.default(None, None, SimpleNamespace(), info=print, task_reserved=len)
+    assert seen == {"info": print, "task_reserved": len}
+
+
+def test_a_handler_says_whether_it_settles_by_leases(monkeypatch):
+    monkeypatch.setattr(strategy, "celery_default", lambda task, app, consumer: print)
+    on_sqs = SimpleNamespace(sqs_receiver=object.__new__(Receiver))
+    assert strategy.takes_leases(strategy.default(None, None, on_sqs))
+    for other in (SimpleNamespace(), SimpleNamespace(sqs_receiver=object())):
+        assert not strategy.takes_leases(strategy.default(None, None, other))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [5, [[], {}], [[], {}, [1]], [[], {}, {1: 2}], [5, {}, {}], [[], [], None], {"kwargs": []}],
+)
+def test_what_celery_would_fail_at_in_the_pool_does_not_reach_it(payload):
+    """Pools but prefork would report nothing, and never give the process back."""
+    with pytest.raises((InvalidTaskError, TypeError, ValueError)):
+        strategy._check_arguments(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [[[1], {"a": 1}, None], [(), {}, {"chord": None}], {"args": [], "kwargs": {}}, {"task": "t"}],
+)
+def test_arguments_of_a_task_reach_the_pool(payload):
+    strategy._check_arguments(payload)
+
+
+@pytest.mark.parametrize("visibility_timeout", [1, 2, 30])
+@pytest.mark.parametrize("seconds", [-3600, -0.5])
+def test_a_task_that_is_due_runs_however_short_the_visibility_timeout(visibility_timeout, seconds):
+    lease = a_lease(Queue(URL, visibility_timeout_seconds=visibility_timeout))
+    assert not strategy._defer_until_due(lease, {"eta": due_in(seconds)})
+    assert lease.state is State.HELD

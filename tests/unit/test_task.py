@@ -17,9 +17,11 @@ from celery_sqs_backoff import (
     SQSBackoffTask,
     Verdict,
 )
-from celery_sqs_backoff.budget import GiveUpReason
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.handover import DELIVERY_KEY, BackoffRetry
+from celery_sqs_backoff.retry.budget import GiveUpReason
+from celery_sqs_backoff.retry.decision import GiveUp
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.redact import ErrorText
+from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
 
 URL = "https://sqs.example/1/q"
 
@@ -82,20 +84,31 @@ def received(task, *, args=(), kwargs=None, retries=0, **facts):
         retries=retries,
         called_directly=False,
         delivery_info={"routing_key": "q"},
-        properties={"delivery_info": {DELIVERY_KEY: delivery}},
     )
+    run = Run("task-id", delivery)
+    token = RUNNING.set(run)
     try:
-        yield task.request
+        yield run
     finally:
+        RUNNING.reset(token)
         task.pop_request()
 
 
 def raised_by(task, *args, **facts):
     """What the task raises, and why it says it is given up."""
-    with received(task, args=args, **facts) as request:
+    with received(task, args=args, **facts) as run:
         with pytest.raises(BaseException) as caught:  # noqa: PT011
             task.run(*args)
-        return caught.value, getattr(request, "sqs_give_up", None)
+        word = None if run.report is None else run.report.ended.word
+        return caught.value, word if isinstance(word, GiveUp) else None
+
+
+def error_of(task, failure):
+    """What may be said of a failure outside of the process that ran the task."""
+    with received(task, args=(failure,)) as run:
+        with pytest.raises(type(failure)):
+            task.run(failure)
+        return run.report.error
 
 
 # The outcome table
@@ -137,6 +150,23 @@ def test_a_verdict_may_bring_the_floor(failing):
     assert raised.when == 37
 
 
+def test_in_doubt_but_safe_to_repeat_is_retried_and_nothing_is_undone(failing, undone):
+    task = failing(classify=lambda exc: Verdict(Outcome.UNKNOWN, 30, safe_to_repeat=True))
+    raised, give_up = raised_by(task, ValueError("timed out"))
+    assert raised.when == 37
+    assert give_up is None
+    assert undone == []
+
+
+def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown(failing, undone):
+    task = failing(
+        classify=lambda exc: Verdict(Outcome.UNKNOWN, safe_to_repeat=True), max_retries=0
+    )
+    _, give_up = raised_by(task, ValueError("timed out"))
+    assert (give_up.reason, give_up.outcome) == (GiveUpReason.MAX_RETRIES, Outcome.UNKNOWN)
+    assert undone == []
+
+
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
     def broken(task, exc, args, kwargs):
         raise RuntimeError("the store is down too")
@@ -144,6 +174,35 @@ def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
     raised, _ = raised_by(failing(undo=broken), ProviderDown("x"))
     assert type(raised) is BackoffRetry
     assert "sqs_backoff.undo_failed" in caplog.text
+
+
+def test_the_log_of_an_undo_that_fails_holds_the_text_of_no_exception(failing, caplog):
+    def broken(task, exc, args, kwargs):
+        raise RuntimeError("card 4222")
+
+    raised_by(failing(undo=broken), ProviderDown("card 4111, password=hunter2"))
+    assert "builtins.RuntimeError at " in caplog.text
+    assert " in broken" in caplog.text
+    assert not [text for text in ("4111", "4222", "hunter2") if text in caplog.text]
+
+
+def test_what_a_dead_letter_says_of_an_error_is_masked_where_the_task_ran(failing):
+    error = error_of(failing(), ValueError("mail 7: password=hunter2"))
+    assert error.exception_message == "mail 7: password=***"
+    assert "password=***" in error.traceback
+    assert "hunter2" not in error.traceback
+
+
+def test_the_users_own_masking_runs_after_ours(failing):
+    task = failing(redact=lambda text: text.replace("4111", "####"))
+    error = error_of(task, ValueError("card 4111, password=hunter2"))
+    assert error.exception_message == "card ####, password=***"
+    assert "4111" not in error.traceback
+
+
+def test_the_record_can_be_kept_to_the_type_of_the_error(failing):
+    error = error_of(failing(record_detail="type"), ValueError("card 4111"))
+    assert error == ErrorText(exception_type="builtins.ValueError")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +238,16 @@ def test_sys_exit_is_a_failure_where_it_would_end_the_worker(failing, code):
     raised, give_up = raised_by(failing(), SystemExit(code))
     assert type(raised) is WorkerLostError
     assert give_up.outcome is Outcome.UNKNOWN
+
+
+def test_sys_exit_on_another_broker_ends_the_process_as_with_celery(failing):
+    task = failing()
+    task.push_request(id="1", called_directly=False)
+    try:
+        with pytest.raises(SystemExit):
+            task.run(SystemExit(1))
+    finally:
+        task.pop_request()
 
 
 def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
@@ -268,7 +337,7 @@ def published(monkeypatch):
 )
 def test_an_unchanged_retry_keeps_the_message(failing, published, options, delay):
     raised, _ = retry(failing(), **options)
-    assert type(raised) is BackoffRetry
+    assert type(raised) is (NamedRetry if "countdown" in options else BackoffRetry)
     assert raised.when == delay
     assert published == []
 
@@ -305,6 +374,50 @@ def test_the_last_retry_raises_the_failure_it_was_given(failing):
 def test_the_last_retry_without_a_failure_raises_max_retries_exceeded(failing):
     raised, _ = retry(failing(), max_retries=1, facts={"retries": 1})
     assert type(raised) is MaxRetriesExceededError
+    assert (raised.task_args, raised.task_kwargs) == (("a",), {"k": 1})
+
+
+class Boom(Exception):
+    """What a task passes to ``self.retry()``."""
+
+
+#: ``self.retry(max_retries=0)`` means "fail now" (Celery's #6436), however it is said.
+FAIL_NOW = {
+    "class": lambda task: task.retry(exc=Boom, max_retries=0),
+    "instance": lambda task: task.retry(exc=Boom("no"), max_retries=0),
+    "changed arguments": lambda task: task.retry(args=["b"], exc=Boom("no"), max_retries=0),
+    "no exception": lambda task: task.retry(max_retries=0),
+}
+
+
+@pytest.fixture(params=FAIL_NOW)
+def failing_now(request, app):
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, lazy=False, retry_on=(Exception,))
+    def mail(self):
+        FAIL_NOW[request.param](self)
+
+    return mail
+
+
+def test_fail_now_is_final_on_sqs(failing_now, published):
+    raised, word = raised_by(failing_now)
+    assert type(raised) in (Boom, MaxRetriesExceededError)
+    assert word.reason is GiveUpReason.MAX_RETRIES
+    assert published == []
+
+
+def test_fail_now_is_final_on_another_broker(failing_now, published):
+    failing_now.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
+    try:
+        with pytest.raises((Boom, MaxRetriesExceededError)):
+            failing_now.run()
+    finally:
+        failing_now.pop_request()
+    assert published == []
+
+
+def test_fail_now_is_final_eagerly(failing_now):
+    assert failing_now.apply().state == "FAILURE"
 
 
 # Elsewhere than on SQS

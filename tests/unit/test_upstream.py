@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from types import SimpleNamespace
 
-import celery
 import pytest
 
 from celery_sqs_backoff.worker import upstream
-from celery_sqs_backoff.worker.upstream import loop
-from tests.support.processes import eventually
+from celery_sqs_backoff.worker.upstream import pools
 
 
 class Hub:
@@ -60,73 +57,60 @@ def test_a_loop_that_has_ended_need_not_be_woken():
     assert hub.soon == [(print, ())]
 
 
-class Client:
-    """kombu 5.5's HTTP client: it answers when it is allowed to, or raises."""
+class FakeChannel:
+    """kombu's channel, as far as the guards touch it."""
 
-    Response = SimpleNamespace
+    def __init__(self):
+        self._tag_to_queue = {}
+        self.polled = []
 
-    def __init__(self, error=None):
-        self.error = error
-        self.may_answer = threading.Event()
+    def basic_consume(self, queue, no_ack, callback, consumer_tag):
+        self._tag_to_queue[consumer_tag] = queue
+        self._schedule_queue(queue)
 
-    def _process_request(self, request):
-        self.may_answer.wait(5)
-        if self.error is not None:
-            raise self.error
-        request.on_ready(SimpleNamespace(code=200))
+    def basic_cancel(self, consumer_tag):
+        self._tag_to_queue.pop(consumer_tag, None)
 
-
-def answers_of(monkeypatch, client):
-    hub, answers = Hub(), []
-    monkeypatch.setattr(loop, "get_client", lambda hub: client)
-    upstream.call_beside_event_loop(hub)
-    client.add_request(SimpleNamespace(on_ready=answers.append))
-    assert answers == [], "the loop is not blocked"
-    return hub, answers
+    def _schedule_queue(self, queue):
+        self.polled.append(queue)
 
 
-def test_a_call_waits_in_a_thread_and_is_answered_in_the_loop(monkeypatch):
-    client = Client()
-    hub, answers = answers_of(monkeypatch, client)
-    client.may_answer.set()
-    eventually(lambda: hub.soon)
-    assert answers == []
-    hub.run()
-    assert [answer.code for answer in answers] == [200]
+def test_kombu_does_not_poll_and_the_consumed_queues_are_known():
+    channel, told = FakeChannel(), []
+    upstream.receive_ourselves(
+        channel,
+        on_consume=lambda queue: told.append(("consume", queue)),
+        on_cancel=lambda queue: told.append(("cancel", queue)),
+        drain_events=lambda: told.append("drain"),
+    )
+    channel.basic_consume("a", False, print, "tag")
+    channel.basic_cancel("tag")
+    channel.basic_cancel("tag")
+    channel.drain_events(timeout=1, callback=print)
+    assert channel.polled == []
+    assert told == [("consume", "a"), ("cancel", "a"), "drain"]
 
 
-def test_a_call_that_fails_is_answered_too(monkeypatch):
-    client = Client(ValueError("of the message's"))
-    hub, answers = answers_of(monkeypatch, client)
-    client.may_answer.set()
-    eventually(lambda: hub.soon)
-    hub.run()
-    assert answers[0].code == 599
-    assert "of the message's" not in str(answers[0].error)
+def test_a_queue_is_declared_without_asking_how_long_it_is():
+    channel = SimpleNamespace(_size=lambda queue: 1 / 0)
+    consumer = SimpleNamespace(connect=lambda: SimpleNamespace(default_channel=channel))
+    upstream.declare_without_asking(consumer)
+    assert consumer.connect().default_channel._size("q") == 0
 
 
-def test_an_answer_to_a_loop_that_was_reset_is_dropped(monkeypatch):
-    client = Client()
-    hub, answers = answers_of(monkeypatch, client)
-    upstream.call_beside_event_loop(hub)
-    client.may_answer.set()
-    eventually(lambda: hub.soon)
-    hub.run()
-    assert answers == []
-
-
-@pytest.mark.parametrize("body", ["not JSON", "[1]", "3", '{"properties": 3}'])
-def test_a_body_that_is_no_json_object_is_a_message_of_somebody_else(body):
-    def parse(message, queue_name, queue_url):
-        return json.loads(message["Body"])["properties"]["delivery_info"]
-
-    channel = SimpleNamespace(_message_to_python=parse)
-    upstream.survive_bodies_without_json(channel)
-    message = {"Body": body, "ReceiptHandle": "handle"}
-    payload = channel._message_to_python(message, "q", "https://sqs.example/1/q")
-    assert payload["body"] == body
-    assert payload["properties"]["delivery_tag"] == "handle"
-    assert payload["properties"]["delivery_info"]["sqs_message"] is message
+def test_what_was_given_back_is_not_started_when_a_process_becomes_free():
+    started, freed = [], []
+    controller = SimpleNamespace(
+        _process_task=started.append, _quick_release=lambda: freed.append(1)
+    )
+    upstream.start_nothing_given_back(
+        controller,
+        lambda request: request == "ours",
+        lambda start, request: start(request) is None,
+    )
+    controller._process_task("ours")
+    controller._process_task("given back")
+    assert (started, len(freed)) == (["ours"], 1)
 
 
 class Pool:
@@ -139,19 +123,69 @@ class Pool:
 Pool.__module__ = "celery.concurrency.prefork"
 
 
-def job(*, accepted, ready=False):
-    return SimpleNamespace(_accepted=accepted, ready=lambda: ready)
+def job(*, accepted, ready=False, process=None):
+    return SimpleNamespace(_accepted=accepted, _write_to=process, ready=lambda: ready)
 
 
-@pytest.mark.parametrize(("version", "left"), [((5, 5, 3), {"running"}), ((5, 6, 0), set())])
-def test_at_a_lost_connection_the_running_tasks_are_not_forgotten(monkeypatch, version, left):
-    monkeypatch.setattr(celery, "VERSION", version)
+def test_at_a_lost_connection_the_tasks_that_a_process_has_are_not_forgotten():
     jobs = {
-        "running": job(accepted=True),
-        "ended meanwhile": job(accepted=True, ready=True),
+        "running": job(accepted=True, process="p"),
+        "ended meanwhile": job(accepted=True, ready=True, process="p"),
+        "sent to a process": job(accepted=False, process="p"),
         "waiting": job(accepted=False),
     }
     consumer = SimpleNamespace(pool=Pool(jobs), on_close=jobs.clear)
     upstream.remember_running_tasks(consumer)
     consumer.on_close()
-    assert set(jobs) == left
+    assert set(jobs) == {"running", "sent to a process"}
+
+
+def test_a_task_that_the_pool_cannot_take_leaves_no_process_waiting():
+    """Celery counts the processes that are free; nobody else would give this one back."""
+    freed = []
+    controller = SimpleNamespace(
+        _process_task=lambda request: None, _quick_release=lambda: freed.append(1)
+    )
+    upstream.start_nothing_given_back(
+        controller, lambda request: True, lambda start, request: request == "fits"
+    )
+    controller._process_task("fits")
+    assert freed == []
+    controller._process_task("too deep")
+    assert freed == [1]
+
+
+def a_pool(module, **facts):
+    """A subclass of one of Celery's pools."""
+    base = type("TaskPool", (), {"__module__": f"celery.concurrency.{module}"})
+    pool = type("MyPool", (base,), {"__module__": "shop.pools"})()
+    vars(pool).update(facts)
+    return pool
+
+
+def test_an_idle_gevent_pool_has_as_many_places_as_it_may_have_greenlets():
+    """Celery before 5.7 says how many greenlets run now; then a second task would never start."""
+    assert upstream.pool_size(a_pool("gevent", limit=200, num_processes=0)) == 200
+
+
+def test_a_pool_that_grows_says_so():
+    assert upstream.pool_size(a_pool("prefork", limit=2, num_processes=5)) == 5
+
+
+def test_a_subclass_of_a_pool_is_known():
+    assert pools.is_pool_of(a_pool("gevent"), "gevent")
+    assert not pools.is_pool_of(a_pool("gevent"), "prefork")
+
+
+def test_an_acknowledgement_that_sqs_refuses_does_not_end_the_worker(caplog):
+    def refuse(tag, *args, **kwargs):
+        raise PermissionError(tag) if tag == "lost" else ValueError(f"secret {tag}")
+
+    channel = SimpleNamespace(basic_ack=refuse, basic_reject=refuse)
+    upstream.contain_refusals(channel, (OSError,))
+    channel.basic_ack("1", multiple=False)
+    channel.basic_reject("2", requeue=True)
+    with pytest.raises(PermissionError):
+        channel.basic_ack("lost")
+    assert caplog.text.count("sqs_backoff.not_acknowledged") == 2
+    assert "secret" not in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_database", "postgresql", "set_up", "sqlite"]
+__all__ = ["add_database", "mariadb", "postgresql", "set_up", "sqlite"]
 
 APPS = ["celery_sqs_backoff.contrib.django"]
 
@@ -13,7 +13,11 @@ APPS = ["celery_sqs_backoff.contrib.django"]
 def set_up() -> None:
     """Configure Django, unless another test has."""
     import django
+    import pymysql
     from django.conf import settings
+
+    pymysql.version_info = (2, 2, 7, "final", 0)  # what Django asks of mysqlclient
+    pymysql.install_as_MySQLdb()
 
     if not settings.configured:
         settings.configure(INSTALLED_APPS=APPS, DATABASES={}, USE_TZ=True, SECRET_KEY="test")
@@ -56,4 +60,17 @@ def postgresql(name: str) -> dict[str, Any]:
         "NAME": name,
         "HOST": "127.0.0.1",
         "USER": "postgres",
+    }
+
+
+def mariadb(name: str, socket: str, *, hours_ahead: int = 2) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.mysql",
+        "NAME": name,
+        "USER": "root",
+        "OPTIONS": {
+            "unix_socket": socket,
+            "charset": "utf8mb4",
+            "init_command": f"SET time_zone='+0{hours_ahead}:00'",
+        },
     }

@@ -1,15 +1,20 @@
 """What a replay keeps of a dead letter, and what it adds."""
 
 import json
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from celery_sqs_backoff.deadletter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
-from celery_sqs_backoff.envelope import read_envelope
-from celery_sqs_backoff.limits import MAX_MESSAGE_BYTES
-from celery_sqs_backoff.redrive.letter import REPLAY_ATTRIBUTE, Letter, entry_bytes
-from celery_sqs_backoff.redrive.pack import packed
+from celery_sqs_backoff.redrive import clock
+from celery_sqs_backoff.redrive.message import DeadLetter, entry_bytes
 from celery_sqs_backoff.redrive.select import Selection
+from celery_sqs_backoff.redrive.sender import for_destination, packed
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
+from celery_sqs_backoff.sqs.envelope import read_envelope
+from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
+from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
 
 TEXT = {"DataType": "String", "StringValue": "x"}
 OWN = {
@@ -31,7 +36,7 @@ def body(**headers):
 
 
 def letter(attributes=None, *, text=None, **system):
-    return Letter(
+    return DeadLetter(
         {
             "MessageId": "m1",
             "ReceiptHandle": "h",
@@ -89,22 +94,22 @@ def test_the_replay_counter_survives_the_next_dead_lettering():
         sent = entry(dead(attributes))["MessageAttributes"]
         assert replays(sent) == {"replays": number, "run": "r1"}
         attributes = sent
-    assert dead(attributes).replayed.replays == 3
+    assert dead(attributes).replays == 3
 
 
 def test_the_replay_counter_survives_sqs_moving_the_message_itself():
     sent = entry(letter(OWN))["MessageAttributes"]
-    assert letter(sent).replayed.replays == 1
+    assert letter(sent).replays == 1
 
 
 def test_ten_attributes_come_back_whole_and_the_counter_goes_into_the_headers():
     sent = entry(dead(TEN))
     assert sent["MessageAttributes"] == TEN
     again = dead(sent["MessageAttributes"], text=sent["MessageBody"])
-    assert (again.replayed.replays, again.replayed.run_id) == (1, "r1")
+    assert (again.replays, again.run_id) == (1, "r1")
     twice = entry(again, run_id="r2")
     assert twice["MessageAttributes"] == TEN
-    assert dead(TEN, text=twice["MessageBody"]).replayed.replays == 2
+    assert dead(TEN, text=twice["MessageBody"]).replays == 2
 
 
 def test_ten_attributes_on_a_message_that_is_not_celerys_are_left_alone():
@@ -115,7 +120,7 @@ def test_ten_attributes_on_a_message_that_is_not_celerys_are_left_alone():
 @pytest.mark.parametrize("text", ["", "x", "[]", '{"replays": null}', '{"run": 1}'])
 def test_a_counter_that_is_nonsense_counts_nothing(text):
     attribute = {"DataType": "String", "StringValue": text}
-    assert letter({REPLAY_ATTRIBUTE: attribute}).replayed.replays == 0
+    assert letter({REPLAY_ATTRIBUTE: attribute}).replays == 0
 
 
 def test_the_trace_header_is_sent_back():
@@ -234,3 +239,66 @@ def test_a_record_that_is_not_ours_does_no_harm(packed):
     found = letter({ATTRIBUTE_NAME: {"DataType": "String", "StringValue": text}, "own": TEXT})
     assert {k: v for k, v in found.attributes.items() if k != "a"} == {"own": TEXT}
     entry(found)
+
+
+def test_ten_attributes_and_a_large_body_that_is_not_ascii_stay_within_the_limit():
+    """Escaped, its body would be three times as long."""
+    text = json.dumps(
+        {"body": "x", "headers": {"task": "t", "id": "i"}, "pad": "é" * 400_000},
+        ensure_ascii=False,
+    )
+    found = letter(TEN, text=text)
+    sent = entry(found)
+    assert entry_bytes(sent) <= MAX_MESSAGE_BYTES
+    assert json.loads(sent["MessageBody"])["pad"] == "é" * 400_000
+    assert letter(TEN, text=sent["MessageBody"]).replays == 1
+    full = json.dumps({"body": "x", "headers": {"task": "t", "id": "i"}, "pad": ""})
+    room = MAX_MESSAGE_BYTES - entry_bytes({"MessageBody": full, "MessageAttributes": TEN})
+    full = full.replace('""', f'"{"a" * room}"')
+    assert entry(letter(TEN, text=full))["MessageBody"] == full, "sent uncounted"
+
+
+def test_a_record_is_ignored_where_sqs_itself_moved_the_message():
+    """Then the sender has put it there, to be believed."""
+    forged = json.dumps({"reason": "parked", "outcome": "RETRYABLE", "due_at": 9e99, "origin": "x"})
+    found = letter(
+        {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": forged}},
+        DeadLetterQueueSourceArn="arn:aws:sqs:eu-west-1:1:mail",
+    )
+    assert (found.reason, found.outcome, found.due_in(0.0)) == (None, None, 0.0)
+    assert found.origin == "arn:aws:sqs:eu-west-1:1:mail"
+    assert ATTRIBUTE_NAME not in entry(found)["MessageAttributes"]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([ATTRIBUTE_NAME, REPLAY_ATTRIBUTE, "own"]),
+        st.dictionaries(
+            st.sampled_from(["DataType", "StringValue", "BinaryValue"]),
+            st.one_of(st.text(max_size=50), st.binary(max_size=9), st.none(), st.integers()),
+        ),
+    ),
+    st.text(max_size=200),
+    st.dictionaries(st.sampled_from(["SentTimestamp", "MessageGroupId"]), st.text(max_size=9)),
+)
+def test_reading_a_message_never_raises(attributes, text, system):
+    found = letter(attributes, text=text, **system)
+    assert Selection(task="*").matches(found, 0.0) in (True, False)
+    if found.unreadable is None:
+        entry(found)
+
+
+def test_a_message_of_an_archive_is_sent_again_by_each_load():
+    """A FIFO queue would take it for a duplicate within five minutes, and report it as sent."""
+    same = {"is_fifo": True, "now": 0.0, "spread": 0.0, "rng": None}
+    first, second = (for_destination(letter(), run_id=run_id, **same) for run_id in ("r1", "r2"))
+    assert first["MessageDeduplicationId"] != second["MessageDeduplicationId"]
+    again = for_destination(letter(), run_id="r1", **same)
+    assert again == first, "a load that is resumed"
+
+
+def test_the_clock_goes_on_while_the_machine_sleeps():
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        assert clock._CLOCK == time.CLOCK_BOOTTIME
+    before = clock.steady_seconds()
+    assert clock.steady_seconds() >= before

@@ -1,0 +1,141 @@
+"""``celery sqs-redrive`` on a terminal: 50 columns, keys that change the rate, a hang-up."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_sqs_backoff.testing import LocalQueue
+from tests.integration.redrive_stage import RedriveStage
+from tests.support.processes import eventually
+
+from .stage import app_of_this_module
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+app = app_of_this_module()
+
+COLUMNS = 50
+
+
+class Terminal:
+    """A process with a terminal of its own; ``text`` is what it has shown."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        self.before = termios.tcgetattr(slave)
+        self.text = ""
+        self.process = subprocess.Popen(
+            command,
+            env=env | {"TERM": "xterm"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self.slave = slave
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                found = os.read(self.master, 4_096)
+            except OSError:
+                return
+            if not found:
+                return
+            self.text += found.decode(errors="replace")
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def settings(self) -> list[Any]:
+        return termios.tcgetattr(self.slave)
+
+    def hang_up(self) -> None:
+        os.close(self.slave)
+        os.close(self.master)
+
+
+@pytest.fixture
+def stage(sqs: SQSClient, sqs_endpoint: str, queue: LocalQueue) -> RedriveStage:
+    return RedriveStage(sqs, sqs_endpoint, queue)
+
+
+@pytest.fixture
+def terminal(stage: RedriveStage, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    made: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        names = ("broker_url", "broker_transport_options", "task_default_queue")
+        settings = json.dumps({name: stage.app.conf[name] for name in names})
+        env = os.environ | {"TEST_APP_SETTINGS": settings, "XDG_STATE_HOME": str(tmp_path)}
+        command = [*(sys.executable, "-m", "celery", "-A", __name__, "sqs-redrive"), *arguments]
+        made.append(Terminal([*command, stage.dlq.name], env))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.process.kill()
+        each.process.wait()
+
+
+def test_the_rate_is_changed_by_keys_and_the_bar_keeps_its_counts(stage, terminal) -> None:
+    """80 messages at 1/s would take more than a minute; twenty times + is 86 times as fast."""
+    bodies = stage.fill_numbered(80)
+    shown = terminal("--yes", "--rate", "1/s")
+    eventually(
+        lambda: re.search(r"[1-9]\d*/80 ", shown.text), timeout=60, message=lambda: shown.text
+    )
+    assert shown.settings() != shown.before, "keys come one by one"
+    shown.press("+" * 20)
+    assert shown.process.wait(40) == 0
+    eventually(lambda: "80 of 80 sent." in shown.text, timeout=10, message=lambda: shown.text)
+    assert "+ and - change the rate." in shown.text
+    assert re.search(r"rate: \d+(\.\d+)?/s", shown.text)
+    assert re.search(r"80/80 \d+\.\d/s failed 0 back 0", shown.text), "the counts are not cut"
+    assert shown.settings() == shown.before
+    assert stage.bodies(stage.queue) == Counter(bodies)
+
+
+def test_a_minus_slows_it_down(stage, terminal) -> None:
+    stage.fill_numbered(300)
+    shown = terminal("--yes", "--rate", "10/s")
+    eventually(lambda: "/300 " in shown.text, timeout=60, message=lambda: shown.text)
+    shown.press("-" * 15)
+    eventually(lambda: "rate: 0." in shown.text, timeout=20, message=lambda: shown.text)
+    shown.press("\x03")  # Ctrl-C
+    assert shown.process.wait(60) == 130
+    eventually(lambda: "Go on with" in shown.text, timeout=10, message=lambda: shown.text)
+    assert shown.settings() == shown.before
+    assert sum(stage.bodies(stage.dlq).values()) > 0, "all is given back"
+
+
+def test_a_terminal_that_hangs_up_loses_nothing(stage, terminal) -> None:
+    bodies = stage.fill_numbered(100)
+    shown = terminal("--yes", "--rate", "10/s")
+    eventually(
+        lambda: re.search(r"[1-9]\d*/100 ", shown.text), timeout=60, message=lambda: shown.text
+    )
+    shown.hang_up()
+    assert shown.process.wait(60) != 0
+    left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
+    assert left + moved == Counter(bodies), "visible at once: given back, not left to time out"
+    assert 0 < sum(moved.values()) < 100

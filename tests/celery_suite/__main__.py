@@ -1,0 +1,128 @@
+"""Run Celery's and kombu's own tests on stock and with our task class, and compare test by test.
+
+``python -m tests.celery_suite 5.7`` runs all parts on one line of Celery; without a line, on all.
+``--part`` names one part, ``--paths`` some of its tests. The exit code is 1 if a test passes on
+stock and fails with ours, and ``differences.txt`` does not say why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.servers import ministack
+
+from .compare import Comparison, compare, read_known, read_outcomes
+from .environment import CACHE, LINES, ROOT, Environment, environment
+from .plugin import BROKER, OUTCOMES, TASK_CLASS
+
+OURS = "celery_sqs_backoff.task.base:SQSBackoffTask"
+
+#: Part: whose tests, and which of them. The integration tests have a worker process on SQS.
+PARTS = {
+    "unit": ("celery", ["t/unit"]),
+    "kombu": ("kombu", ["t/unit/transport/SQS", "t/unit/asynchronous/aws"]),
+    "integration": ("celery", ["t/integration/test_tasks.py", "t/integration/test_canvas.py"]),
+}
+
+#: pytest's exit codes after all tests were run, whether or not some have failed.
+_ENDED_WELL = (0, 1)
+
+#: Results of the integration tests; no other test uses this database.
+_RESULTS = "redis://127.0.0.1:6379/8"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.celery_suite", description=__doc__)
+    parser.add_argument("lines", nargs="*", metavar="line", help=f"of Celery: {', '.join(LINES)}")
+    parser.add_argument("--part", choices=[*PARTS], action="append", help="default: all")
+    parser.add_argument("--paths", nargs="+", help="tests of the part instead of all of it")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.lines) - {*LINES}:
+        parser.error(f"unknown line {', '.join(unknown)}: expected {', '.join(LINES)}")
+    new = 0
+    for line in options.lines or LINES:
+        for part in options.part or PARTS:
+            new += _compare(environment(line), part, options.paths)
+    return 1 if new else 0
+
+
+def _compare(where: Environment, part: str, paths: Sequence[str] | None) -> int:
+    """Run a part twice; print what is different, and return how many differences are new."""
+    package, tests = PARTS[part]
+    outcomes = [
+        _run(where, package, paths or tests, task_class, part) for task_class in (None, OURS)
+    ]
+    if not outcomes[0]:
+        _say(f"{where.line} {part}: no test ran on stock; see {CACHE}/{where.line}")
+        return 1
+    found = compare(*outcomes, known=read_known(), version=where.line)
+    _say(_spell(where.line, part, found))
+    return len(found.new)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _spell(line: str, part: str, found: Comparison) -> str:
+    lines = [
+        f"Celery {line}, {part}: {found.passed} pass on both, {found.failed_on_both} fail on both,"
+        f" {len(found.known)} known differences, {len(found.new)} new"
+    ]
+    lines += [f"  new: {test}" for test in found.new]
+    lines += [f"  no longer different: {each.pattern}" for each in found.gone]
+    return "\n".join(lines)
+
+
+def _run(
+    where: Environment, package: str, tests: Sequence[str], task_class: str | None, part: str
+) -> dict[str, str]:
+    source = where.celery if package == "celery" else where.kombu
+    name = "ours" if task_class else "stock"
+    outcomes = CACHE / where.line / f"{part}-{name}.jsonl"
+    outcomes.unlink(missing_ok=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT), OUTCOMES: str(outcomes)}
+    env.pop("PYTEST_ADDOPTS", None)
+    if task_class:
+        env[TASK_CLASS] = task_class
+    command = [
+        *(str(where.python), "-m", "pytest", "-q", "--continue-on-collection-errors"),
+        *("-p", "tests.celery_suite.plugin", "-p", "no:cacheprovider", "--timeout", "120"),
+        *("-p", "no:rerunfailures"),
+        *tests,
+    ]
+    with _services(part) as services, outcomes.with_suffix(".log").open("wb") as log:
+        done = subprocess.run(command, cwd=source, env=env | services, stdout=log, stderr=log)
+    if done.returncode not in _ENDED_WELL:
+        _say(f"{where.line} {part}, {name}: pytest ended with {done.returncode}; see {log.name}")
+        return {}
+    return read_outcomes(outcomes)
+
+
+@contextmanager
+def _services(part: str) -> Iterator[dict[str, str]]:
+    """What the integration tests need: a new SQS each time, and a place for the worker's log."""
+    if part != "integration":
+        yield {}
+        return
+    with ministack() as endpoint, tempfile.TemporaryDirectory(prefix="celery-suite-") as directory:
+        broker = endpoint.replace("http://", "sqs://testing:testing@")
+        yield {
+            BROKER: broker,
+            "TEST_BROKER": broker,
+            "TEST_BACKEND": _RESULTS,
+            "TMPDIR": str(Path(directory)),
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

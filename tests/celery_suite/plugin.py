@@ -1,0 +1,99 @@
+"""A pytest plugin for Celery's own tests: sets the class of all tasks, notes each outcome.
+
+It runs in the environment of the Celery under test (``-p tests.celery_suite.plugin``), so it
+imports nothing that is not there on stock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+#: A file that gets one line of JSON per test: its id and what became of it.
+OUTCOMES = "CELERY_SUITE_OUTCOMES"
+#: The base class of all tasks, as ``package.module:Class``. Absent: Celery's own.
+TASK_CLASS = "CELERY_SUITE_TASK_CLASS"
+#: Set for the integration tests: the SQS that they and their worker process use.
+BROKER = "CELERY_SUITE_BROKER"
+
+_TIME_LIMIT_SECONDS = 30
+
+#: Looked up once: some of Celery's tests clear the environment, and leave it so.
+_OUTCOMES_FILE = Path(os.environ[OUTCOMES]) if OUTCOMES in os.environ else None
+
+OPTIONS = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1}
+
+
+def pytest_configure(config: Any) -> None:
+    """Set the base class, and how integration tests get their worker, before any app is made."""
+    from celery import Celery
+
+    if task_class := os.environ.get(TASK_CLASS):
+        Celery.task_cls = task_class
+    if BROKER in os.environ:
+        from celery.contrib.testing import app, worker
+
+        app.DEFAULT_TEST_CONFIG["broker_transport_options"] = OPTIONS
+        worker.start_worker = _worker_process
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """A shorter time limit than the integration tests' own: what SQS lacks they wait for."""
+    if BROKER in os.environ:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(_TIME_LIMIT_SECONDS), append=False)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Note each phase of each test; the worst of them counts."""
+    outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+    if _OUTCOMES_FILE is not None and (report.when == "call" or outcome != "passed"):
+        with _OUTCOMES_FILE.open("a") as file:
+            file.write(json.dumps([report.nodeid, outcome]) + "\n")
+
+
+@contextmanager
+def _worker_process(app: Any, **options: Any) -> Iterator[Any]:
+    """A ``celery worker`` process instead of Celery's worker in a thread of the tests."""
+    log = Path(tempfile.gettempdir()) / "worker.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "tests.celery_suite.worker_app", "worker"),
+                *("--pool", "prefork", "--concurrency", "4", "--loglevel", "INFO"),
+                *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_ready(process, log)
+        yield SimpleNamespace(hostname="celery@suite", pid=process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while " ready." not in log.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the worker did not start:\n{log.read_text(errors='replace')}")
+        time.sleep(0.1)

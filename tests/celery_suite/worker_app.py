@@ -1,0 +1,20 @@
+"""The app of the worker process in Celery's integration tests; ``celery -A`` imports it there."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+from .plugin import BROKER, OPTIONS, TASK_CLASS
+
+if task_class := os.environ.get(TASK_CLASS):
+    Celery.task_cls = task_class
+
+app = Celery("celery.tests", broker=os.environ[BROKER], backend=os.environ["TEST_BACKEND"])
+app.conf.update(broker_transport_options=OPTIONS, result_extended=True)
+app.set_default()
+from t.integration import tasks  # noqa: E402  # they belong to the app that is current
+
+if hasattr(tasks, "ClassBasedAutoRetryTask"):
+    app.register_task(tasks.ClassBasedAutoRetryTask())

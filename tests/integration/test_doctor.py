@@ -1,0 +1,234 @@
+"""``celery sqs-doctor`` and the Django checks, on a real SQS server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery
+from celery.exceptions import ImproperlyConfigured
+from click.testing import CliRunner, Result
+from kombu import Queue
+
+from celery_sqs_backoff.commands import doctor
+from celery_sqs_backoff.doctor import RULES
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+from tests.support.doctored import doctored_app
+from tests.support.queue_names import queue_name
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+#: ministack knows SQS's older limit alone, 256 KiB.
+SIZE = ("--ignore", "I014=the local server's limit")
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_client_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have imported one that retries."""
+    monkeypatch.setattr("celery_sqs_backoff.doctor.look._CLIENT_RETRIES", ())
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with doctored_app() as made:
+        yield made
+
+
+@pytest.fixture
+def diagnose(
+    app: Celery, sqs_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    def run(*arguments: str, queues: tuple[LocalQueue, ...] = ()) -> Result:
+        if queues:
+            app.conf.update(local_sqs_settings(sqs_endpoint, *queues))
+        monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
+        return CliRunner().invoke(celery, ["-A", "shop", "sqs-doctor", *SIZE, *arguments])
+
+    return run
+
+
+@pytest.fixture
+def broken(sqs: SQSClient) -> Iterator[Callable[..., LocalQueue]]:
+    """Make a queue that is set up well but for what is changed."""
+    from celery_sqs_backoff.testing import create_local_queue
+
+    with ExitStack() as stack:
+
+        def make(*, dlq: dict[str, str] | None = None, **changed: str) -> LocalQueue:
+            made = create_local_queue(
+                sqs,
+                name=queue_name("doctor"),
+                visibility_timeout_seconds=int(changed.pop("VisibilityTimeout", "30")),
+                max_receive_count=1000,
+                attributes=changed,
+            )
+            stack.callback(sqs.delete_queue, QueueUrl=made.url)
+            assert made.dlq is not None
+            stack.callback(sqs.delete_queue, QueueUrl=made.dlq.url)
+            attributes: Any = {"MessageRetentionPeriod": "1209600"} | (dlq or {})
+            sqs.set_queue_attributes(QueueUrl=made.dlq.url, Attributes=attributes)
+            return made
+
+        yield make
+
+
+def ids(result: Result) -> list[str]:
+    return [finding["id"] for finding in json.loads(result.stdout)["findings"]]
+
+
+def test_a_good_queue_is_one_line(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
+) -> None:
+    result = diagnose(queues=(broken(),))
+    assert result.exit_code == doctor.HEALTHY, result.output
+    assert result.stdout == f"{len(RULES)} rules, 1 queue: all well\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "code"),
+    [
+        ({"DelaySeconds": "60"}, "W015", doctor.WARNINGS),
+        ({"VisibilityTimeout": "0"}, "E011", doctor.ERRORS),
+        ({"VisibilityTimeout": "43200"}, "W012", doctor.WARNINGS),
+        ({"MessageRetentionPeriod": "300"}, "W009", doctor.WARNINGS),
+        ({"dlq": {"MessageRetentionPeriod": "3600"}}, "W008", doctor.WARNINGS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_fault_is_found_on_a_server(
+    diagnose: Callable[..., Result],
+    broken: Callable[..., LocalQueue],
+    changed: dict[str, Any],
+    expected: str,
+    code: int,
+) -> None:
+    result = diagnose("--format", "json", queues=(broken(**changed),))
+    assert ids(result) == [expected]
+    assert result.exit_code == code
+
+
+def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
+) -> None:
+    slow = broken(DelaySeconds="60")
+    app.conf.task_queues = [Queue(slow.name), Queue("absent")]
+    result = diagnose("--format", "json", queues=(slow,))
+    assert ids(result) == ["E001", "W015"]
+    assert "predefined_queues does not name it" in result.stdout
+    options = {k: v for k, v in app.conf.broker_transport_options.items() if "prede" not in k}
+    app.conf.broker_transport_options = options
+    result = diagnose("--format", "json")
+    assert ids(result) == ["E001", "W015"]
+    assert result.exit_code == doctor.ERRORS
+    assert "aws sqs create-queue --queue-name absent" in result.stdout
+
+
+def test_an_app_that_does_not_load_is_no_warning(
+    diagnose: Callable[..., Result], app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finalize(auto: bool = False) -> None:
+        raise ImproperlyConfigured("store: unknown kind 'bogus'")
+
+    monkeypatch.setattr(app, "finalize", finalize)
+    result = diagnose("--offline")
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert "store: unknown kind 'bogus'" in result.stderr
+
+
+def test_a_dead_letter_queue_that_is_gone(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], sqs: SQSClient
+) -> None:
+    queue = broken()
+    assert queue.dlq is not None
+    sqs.delete_queue(QueueUrl=queue.dlq.url)
+    result = diagnose("--format", "json", queues=(queue,))
+    assert ids(result) == ["E004"]
+    sqs.create_queue(QueueName=queue.dlq.name)
+
+
+def test_findings_can_be_ignored_with_a_reason_only(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
+) -> None:
+    queue = broken(DelaySeconds="60")
+    result = diagnose("--ignore", "W015=we batch", "--format", "json", queues=(queue,))
+    assert (result.exit_code, ids(result)) == (doctor.HEALTHY, [])
+    result = diagnose("--ignore", "W015")
+    assert result.exit_code == 2
+    assert "gives no reason" in result.output
+
+
+def test_sarif_names_each_rule_and_the_findings(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
+) -> None:
+    result = diagnose("--format", "sarif", queues=(broken(DelaySeconds="60"),))
+    [run] = json.loads(result.stdout)["runs"]
+    assert len(run["tool"]["driver"]["rules"]) == len(RULES)
+    assert [found["ruleId"] for found in run["results"]] == ["W015"]
+
+
+def test_json_has_the_names_that_scripts_rely_on(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
+) -> None:
+    """``fix`` has a third, for what neither can change."""
+    queue = broken(DelaySeconds="60")
+    [finding] = json.loads(diagnose("--format", "json", queues=(queue,)).stdout)["findings"]
+    assert set(finding) == {"id", "severity", "subject", "evidence", "consequence", "fix"}
+    assert {"aws", "terraform"} <= set(finding["fix"])
+    assert finding["severity"] == "warning"
+    assert finding["subject"] == queue.name
+    assert finding["fix"]["aws"].startswith("aws sqs set-queue-attributes --queue-url ")
+    assert "delay_seconds = 0" in finding["fix"]["terraform"]
+
+
+def test_a_rule_can_be_explained(diagnose: Callable[..., Result]) -> None:
+    result = diagnose("--explain", "w010")
+    assert result.exit_code == 0
+    assert "W010 (warning)" in result.stdout
+    assert diagnose("--explain", "W999").exit_code == 2
+
+
+def test_an_unreachable_sqs_is_no_finding(diagnose: Callable[..., Result], app: Celery) -> None:
+    app.conf.update(
+        broker_url="sqs://key:hunter2@127.0.0.1:1//",
+        broker_transport_options={
+            "region": "us-east-1",
+            "is_secure": False,
+            "client-config": {"retries": {"total_max_attempts": 1}, "connect_timeout": 1},
+        },
+    )
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert SECRET not in result.output
+
+
+def test_a_queue_that_cannot_be_read_is_no_good_queue(
+    diagnose: Callable[..., Result], app: Celery
+) -> None:
+    """With predefined queues nothing is asked before the first attributes are read."""
+    url = "http://127.0.0.1:1/123456789012/mails"
+    app.conf.update(
+        broker_url="sqs://key:hunter2@127.0.0.1:1//",
+        task_default_queue="mails",
+        broker_transport_options={
+            "region": "us-east-1",
+            "is_secure": False,
+            "client-config": {"retries": {"total_max_attempts": 1}, "connect_timeout": 1},
+            "predefined_queues": {"mails": {"url": url}},
+        },
+    )
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert "cannot read queue mails: EndpointConnectionError" in result.output
+
+
+def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> None:
+    app.conf.update(broker_url="sqs://key:hunter2@127.0.0.1:1//", worker_send_task_events=True)
+    result = diagnose("--offline", "--format", "json")
+    assert ids(result) == ["W029"]
+    assert SECRET not in result.output

@@ -1,0 +1,69 @@
+"""The doctor's rules as Django system checks, in the example project."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from celery_sqs_backoff.commands import doctor
+from celery_sqs_backoff.testing import LocalQueue
+from tests.support.workers import ROOT
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+Manage = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def manage(sqs_endpoint: str, queue: LocalQueue) -> Manage:
+    def run(*arguments: str, endpoint: str = sqs_endpoint) -> subprocess.CompletedProcess[str]:
+        env = {
+            "BROKER_URL": f"sqs://testing:testing@{urlsplit(endpoint).netloc}",
+            "MAILS_QUEUE_URL": queue.url,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "example_project.manage", *arguments],
+            cwd=ROOT,
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_plain_check_asks_nobody(manage: Manage) -> None:
+    done = manage("check", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    assert "SQS could not be asked" not in done.stderr
+
+
+def test_a_check_for_deployment_looks_at_the_queues(
+    manage: Manage, sqs: SQSClient, queue: LocalQueue
+) -> None:
+    sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
+    done = manage("check", "--deploy", "--tag", "celery_sqs_backoff")
+    assert "(celery_sqs_backoff.E011)" in done.stderr
+    assert done.returncode != 0
+    assert "(celery_sqs_backoff.E011)" not in manage("check").stderr
+
+
+def test_a_check_for_deployment_says_that_it_could_not_look(manage: Manage) -> None:
+    done = manage("check", "--deploy", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
+    assert "(celery_sqs_backoff.W030) SQS could not be asked" in done.stderr
+
+
+def test_the_command_is_the_same_as_celerys(manage: Manage, sqs: SQSClient, queue: LocalQueue):
+    sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
+    done = manage("sqs_doctor", "--format", "json")
+    assert done.returncode == doctor.ERRORS
+    assert '"id": "E011"' in done.stdout

@@ -1,0 +1,236 @@
+"""A project with 25 queues, each broken one way: each fault is found, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+from celery import Celery
+from kombu import Queue
+
+from celery_sqs_backoff.doctor import Finding, examine
+from celery_sqs_backoff.doctor.look import look
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_client, local_sqs_settings
+from tests.support.doctored import doctored_app
+from tests.support.fault_proxy import FaultProxy
+from tests.support.faults import http_error
+from tests.support.queue_names import queue_name
+from tests.support.servers import server_name
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+#: The servers know SQS's older limit alone, 256 KiB.
+IGNORED = ("I014",)
+
+FOURTEEN_DAYS = "1209600"
+KEPT = {"retention": FOURTEEN_DAYS}
+
+#: Instead of SQS's 120,000, so that a test can come near it.
+QUOTA = 10
+
+
+class Made:
+    """A queue that is set up well, with its dead-letter queue, to be broken."""
+
+    def __init__(self, sqs: SQSClient, stem: str, *, suffix: str = "") -> None:
+        self.sqs = sqs
+        self.stem, self.suffix = stem, suffix
+        self.dlq_url, self.dlq_arn = self.create(f"{stem}-dlq", retention=FOURTEEN_DAYS)
+        self.url, self.arn = self.create(stem)
+        self.name = stem + suffix
+        self.redrive(self.dlq_arn, 1000)
+
+    def create(self, name: str, *, suffix: str | None = None, **options: str) -> tuple[str, str]:
+        """Create another queue; return its URL and ARN."""
+        suffix = self.suffix if suffix is None else suffix
+        attributes: Any = {"MessageRetentionPeriod": options.get("retention", "345600")}
+        if suffix:
+            attributes["FifoQueue"] = "true"
+        url = self.sqs.create_queue(QueueName=name + suffix, Attributes=attributes)["QueueUrl"]
+        CREATED.append((self.sqs, url))
+        found = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        return url, found["Attributes"]["QueueArn"]
+
+    def set(self, *, url: str | None = None, **attributes: Any) -> None:
+        """Set attributes of the queue."""
+        self.sqs.set_queue_attributes(QueueUrl=url or self.url, Attributes=attributes)
+
+    def set_dlq(self, **attributes: Any) -> None:
+        """Set attributes of its dead-letter queue."""
+        self.set(url=self.dlq_url, **attributes)
+
+    def redrive(self, arn: str, count: int, *, url: str | None = None) -> None:
+        """Set the redrive policy."""
+        policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(count)}
+        self.set(url=url, RedrivePolicy=json.dumps(policy))
+
+    def fill(self) -> None:
+        """Put nine messages in flight."""
+        for number in range(9):
+            self.sqs.send_message(QueueUrl=self.url, MessageBody=str(number))
+        received = 0
+        while received < 9:
+            found = self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10)
+            received += len(found.get("Messages", []))
+
+
+CREATED: list[tuple[Any, str]] = []
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to break a queue, and the rule that says so."""
+
+    rule: str
+    break_it: Callable[[Made], object]
+    suffix: str = ""
+    #: Servers that refuse it, as SQS does today, or that do not return the attribute.
+    not_on: frozenset[str] = frozenset()
+
+
+def drop_dlq(made: Made) -> None:
+    made.sqs.delete_queue(QueueUrl=made.url)
+    made.url, made.arn = made.create(f"{made.stem}-bare")
+    made.name = f"{made.stem}-bare{made.suffix}"
+
+
+def allow(made: Made, **policy: Any) -> None:
+    made.set_dlq(RedriveAllowPolicy=json.dumps(policy))
+
+
+WAYS = {
+    "queue deleted": Way("E001", lambda m: m.sqs.delete_queue(QueueUrl=m.url)),
+    "no DLQ": Way("W002", drop_dlq),
+    "FIFO without DLQ": Way("W002", drop_dlq, ".fifo"),
+    "its own DLQ": Way("E003", lambda m: m.redrive(m.arn, 1000)),
+    "DLQ deleted": Way("E004", lambda m: m.sqs.delete_queue(QueueUrl=m.dlq_url)),
+    "FIFO DLQ": Way(
+        "E005",
+        lambda m: m.redrive(m.create(f"{m.stem}-2", suffix=".fifo", **KEPT)[1], 1000),
+        not_on=frozenset({"moto"}),
+    ),
+    "standard DLQ of FIFO": Way(
+        "E005",
+        lambda m: m.redrive(m.create(f"{m.stem}-2", suffix="", **KEPT)[1], 1000),
+        ".fifo",
+        not_on=frozenset({"moto"}),
+    ),
+    "DLQ denies all": Way(
+        "E006", lambda m: allow(m, redrivePermission="denyAll"), not_on=frozenset({"moto"})
+    ),
+    "DLQ of others": Way(
+        "E006",
+        lambda m: allow(m, redrivePermission="byQueue", sourceQueueArns=[m.arn + "-other"]),
+        not_on=frozenset({"moto"}),
+    ),
+    "DLQ with a DLQ": Way(
+        "W007", lambda m: m.redrive(m.create(f"{m.stem}-3")[1], 5, url=m.dlq_url)
+    ),
+    "DLQ keeps as long": Way("W008", lambda m: m.set_dlq(MessageRetentionPeriod="345600")),
+    "DLQ keeps a minute": Way("W008", lambda m: m.set_dlq(MessageRetentionPeriod="60")),
+    "keeps 5 minutes": Way("W009", lambda m: m.set(MessageRetentionPeriod="300")),
+    "keeps as long as retry_for": Way("W009", lambda m: m.set(MessageRetentionPeriod="600")),
+    "3 receives": Way("W010", lambda m: m.redrive(m.dlq_arn, 3)),
+    "1 receive": Way("W010", lambda m: m.redrive(m.dlq_arn, 1)),
+    "visible at once": Way("E011", lambda m: m.set(VisibilityTimeout="0")),
+    "hidden for an hour": Way("W012", lambda m: m.set(VisibilityTimeout="3600")),
+    "hidden for 12 hours": Way("W012", lambda m: m.set(VisibilityTimeout="43200")),
+    "delayed a minute": Way("W015", lambda m: m.set(DelaySeconds="60")),
+    "delayed 15 minutes": Way("W015", lambda m: m.set(DelaySeconds="900")),
+    "KMS asked each minute": Way(
+        "I016",
+        lambda m: m.set(KmsMasterKeyId="alias/ours", KmsDataKeyReusePeriodSeconds="60"),
+    ),
+    "nearly full": Way("W017", Made.fill),
+    "FIFO with 3 receives": Way("W010", lambda m: m.redrive(m.dlq_arn, 3), ".fifo"),
+    "FIFO hidden for 12 hours": Way("W012", lambda m: m.set(VisibilityTimeout="43200"), ".fifo"),
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_up() -> Iterator[None]:
+    CREATED.clear()
+    yield
+    for sqs, url in CREATED:
+        with suppress(ClientError):
+            sqs.delete_queue(QueueUrl=url)
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """It needs 21 receives at most: one each 30 seconds, for ten minutes."""
+    monkeypatch.setattr("celery_sqs_backoff.doctor.look._CLIENT_RETRIES", ())
+    monkeypatch.setattr("celery_sqs_backoff.doctor.rules.queues.MAX_IN_FLIGHT_MESSAGES", QUOTA)
+    with doctored_app() as made:
+        yield made
+
+
+def consume(app: Celery, endpoint: str, queues: list[Made]) -> None:
+    """Let the app's workers consume these queues."""
+    local = [LocalQueue(name=q.name, url=q.url, arn=q.arn, dlq=None) for q in queues]
+    app.conf.update(local_sqs_settings(endpoint, *local))
+    app.conf.task_queues = [Queue(queue.name) for queue in queues]
+
+
+def diagnose(app: Celery) -> dict[str, list[str]]:
+    """The rules that found something, by subject."""
+    found: dict[str, list[str]] = defaultdict(list)
+    finding: Finding
+    for finding in examine(look(app), ignore=IGNORED):
+        found[finding.subject].append(finding.id)
+    return dict(found)
+
+
+def test_each_of_25_faults_is_found_and_none_where_all_is_well(
+    app: Celery, sqs_endpoint: str
+) -> None:
+    assert len(WAYS) == 25
+    find_each(app, sqs_endpoint, server_name())
+
+
+def test_the_same_on_moto(app: Celery, sqs_server: str) -> None:
+    find_each(app, sqs_server, "moto")
+
+
+def find_each(app: Celery, endpoint: str, server: str) -> None:
+    sqs = local_sqs_client(endpoint)
+    right = [Made(sqs, queue_name("right"), suffix=suffix) for suffix in ("", ".fifo")]
+    broken: dict[str, Made] = {}
+    ways = {what: way for what, way in WAYS.items() if server not in way.not_on}
+    for what, way in ways.items():
+        broken[what] = Made(sqs, queue_name("broken"), suffix=way.suffix)
+        way.break_it(broken[what])
+    consume(app, endpoint, [*right, *broken.values()])
+    found = diagnose(app)
+    assert {what: found.get(made.name) for what, made in broken.items()} == {
+        what: [way.rule] for what, way in ways.items()
+    }
+    assert set(found) == {made.name for made in broken.values()}, "nothing about the right ones"
+
+
+def test_what_sqs_denies_is_found(app: Celery, sqs: SQSClient, proxy: FaultProxy) -> None:
+    made = Made(sqs, queue_name("denied"))
+    consume(app, proxy.endpoint, [made])
+    assert diagnose(app) == {}
+    proxy.inject(http_error(403, "AccessDenied", actions=["DeleteMessageBatch"]))
+    assert diagnose(app) == {made.name: ["E027"]}
+
+
+def test_a_visibility_timeout_that_kombu_would_not_set_is_found(
+    app: Celery, sqs: SQSClient, sqs_endpoint: str
+) -> None:
+    right, other = Made(sqs, queue_name("right")), Made(sqs, queue_name("other"))
+    other.set(VisibilityTimeout="60")
+    consume(app, sqs_endpoint, [right, other])
+    app.conf.broker_transport_options = {
+        **app.conf.broker_transport_options,
+        "visibility_timeout": 30,
+    }
+    assert diagnose(app) == {other.name: ["I013"]}

@@ -1,0 +1,176 @@
+"""The policies of docs/iam.md against the calls that are made, queue by queue."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from kombu.transport import SQS
+
+from celery_sqs_backoff.redrive import peek
+from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
+from celery_sqs_backoff.sqs.arns import QueueArn
+from celery_sqs_backoff.testing import LocalQueue
+from tests.support.fault_proxy import FaultProxy
+from tests.unit.test_docs import OPERATIONS, ROOT, blocks, iam_action
+
+from .redrive_stage import RedriveStage
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+WORKER, LOOK, WRITERS, SOURCES, ROLE, STORE, KEYS = range(7)
+MAIN, DLQ = "mail", "mail-dlq"
+WORKERS_ROLE = "arn:aws:iam::123456789012:role/mail-worker"
+SOMEBODY = "arn:aws:iam::123456789012:role/web"
+
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-key-management.html
+OF_KMS = {
+    "sqs:ReceiveMessage": {"kms:Decrypt"},
+    "sqs:SendMessage": {"kms:GenerateDataKey", "kms:Decrypt"},
+}
+
+
+def shown(number: int) -> Any:
+    return json.loads(blocks(ROOT / "docs/iam.md", "json")[number].code)
+
+
+def granted(number: int, name: str) -> set[str]:
+    """Actions that a policy of the page allows on the resource whose ARN ends so."""
+    return {
+        action
+        for statement in shown(number)["Statement"]
+        if statement["Effect"] == "Allow" and statement["Resource"].endswith(name)
+        for action in statement["Action"]
+    }
+
+
+def is_denied(number: int, principal: str, action: str) -> bool:
+    """By the Deny statements of a resource policy with ArnNotEquals, which is all it has."""
+    for statement in shown(number)["Statement"]:
+        assert statement["Effect"] == "Deny"
+        assert set(statement["Condition"]) == {"ArnNotEquals"}
+        excepted = statement["Condition"]["ArnNotEquals"]["aws:PrincipalArn"]
+        if action == statement["Action"] and principal != excepted:
+            return True
+    return False
+
+
+@pytest.fixture
+def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+    return RedriveStage(sqs, proxy.endpoint, queue)
+
+
+@pytest.fixture
+def asked(stage: RedriveStage, proxy: FaultProxy) -> Callable[[], dict[str, set[str]]]:
+    """From the page's name of a queue to the actions that were called on it."""
+    stage.fill_numbered(12)
+    proxy.record(*OPERATIONS.values())
+
+    def asked() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        names = {stage.queue.name: MAIN, stage.dlq.name: DLQ}
+        # Only a local server that does not know ListDeadLetterSourceQueues is asked for all queues.
+        for operation in {*OPERATIONS.values()} - {"ListQueues"}:
+            for request in proxy.requests(operation):
+                name = request.get("QueueName") or request["QueueUrl"].rpartition("/")[2]
+                found[names[name]].add(iam_action(operation))
+        return found
+
+    return asked
+
+
+def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked) -> None:
+    peek(stage.app, stage.queue.name)
+    found = asked()
+    assert found[DLQ] >= {"sqs:ReceiveMessage", "sqs:ListDeadLetterSourceQueues"}
+    for name in (MAIN, DLQ):
+        assert found[name] <= granted(LOOK, f":{name}")
+
+
+def test_a_redrive_does_nothing_that_the_policy_of_the_dead_letter_queue_denies(
+    stage, asked
+) -> None:
+    assert stage.redrive().sent == 12
+    assert not any(is_denied(WRITERS, SOMEBODY, action) for action in asked()[DLQ])
+
+
+def test_only_workers_may_write_to_the_dead_letter_queue() -> None:
+    (to_dlq,) = ({*granted(WORKER, f":{DLQ}")},)
+    assert to_dlq == {"sqs:SendMessage"}
+    assert not is_denied(WRITERS, WORKERS_ROLE, "sqs:SendMessage")
+    assert is_denied(WRITERS, SOMEBODY, "sqs:SendMessage")
+    assert {s["Resource"] for s in shown(WRITERS)["Statement"]} == {
+        QueueArn("aws", "eu-central-1", "123456789012", DLQ).__str__()
+    }
+
+
+def test_the_redrive_allow_policy_names_the_queues_that_messages_go_back_to(stage) -> None:
+    """It is an attribute that SQS takes, with the sources that a redrive would list."""
+    found = shown(SOURCES)
+    assert found["redrivePermission"] == "byQueue"
+    assert [QueueArn.parse(arn).name for arn in found["sourceQueueArns"]] == [MAIN]
+    found["sourceQueueArns"] = [stage.queue.arn]
+    stage.sqs.set_queue_attributes(
+        QueueUrl=stage.dlq.url, Attributes={"RedriveAllowPolicy": json.dumps(found)}
+    )
+    stage.fill_numbered(1)
+    assert set(peek(stage.app, stage.dlq.name).by_destination) == {stage.queue.name}
+
+
+def test_assuming_a_role_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = boto3.client(
+        "sts", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
+    )
+    called: set[str] = set()
+
+    def note(model: Any, **_: Any) -> None:
+        called.add(f"sts:{model.name}")
+
+    token = {"AccessKeyId": "k" * 16, "SecretAccessKey": "s", "SessionToken": "t",
+             "Expiration": "2030-01-01T00:00:00Z"}  # fmt: skip
+    monkeypatch.setattr(
+        SQS, "boto3", SimpleNamespace(client=lambda name: client if name == "sts" else None)
+    )
+    with Stubber(client) as stub:
+        stub.add_response("assume_role", {"Credentials": token})
+        client.meta.events.register("before-parameter-build", note)
+        SQS.Channel.generate_sts_session_token(WORKERS_ROLE, 900)
+    assert called == granted(ROLE, WORKERS_ROLE)
+
+
+def test_a_table_needs_four_actions() -> None:
+    client = boto3.client(
+        "dynamodb", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
+    )
+    called: set[str] = set()
+
+    def note(model: Any, **_: Any) -> Any:
+        called.add(f"dynamodb:{model.name}")
+        return SimpleNamespace(status_code=200), {}  # nothing is sent
+
+    client.meta.events.register("before-call", note, "note")
+    store = DynamoDBStore("mail-records", client=client)
+    store.add("k", "v", 60)
+    store.get("k")
+    store.replace("k", "v", "w", 60)
+    store.delete("k", "w")
+    assert called == granted(STORE, "table/mail-records")
+
+
+def test_keys_are_used_for_what_is_received_and_sent(stage, asked) -> None:
+    def of_keys(actions: set[str]) -> set[str]:
+        return set().union(*(OF_KMS.get(action, set()) for action in actions))
+
+    peek(stage.app, stage.queue.name)
+    looked = asked()
+    assert (of_keys(looked[DLQ]), of_keys(looked[MAIN])) == (granted(KEYS, "of-mail-dlq"), set())
+    stage.redrive()
+    for name in (MAIN, DLQ):
+        assert of_keys(asked()[name]) == granted(KEYS, f"of-{name}")

@@ -1,0 +1,60 @@
+"""Nothing that the tests, the benchmarks or the demo start can be reached from other machines."""
+
+import os
+import socket
+
+import pytest
+
+from celery_sqs_backoff.provider_proxy import running_provider_proxy
+from example_project.processes import Programs
+from example_project.services import SQS
+from tests.support.fault_proxy import fault_proxy
+from tests.support.listeners import beyond_loopback, listening_on
+from tests.support.processes import children
+from tests.support.servers import ministack, moto
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="needs Linux's /proc")
+
+
+@pytest.mark.parametrize(
+    ("address", "family", "found"),
+    [
+        ("127.0.0.1", socket.AF_INET, False),
+        ("::1", socket.AF_INET6, False),
+        ("0.0.0.0", socket.AF_INET, True),
+        ("::", socket.AF_INET6, True),
+    ],
+)
+def test_a_listener_beyond_loopback_is_found(address, family, found):
+    with socket.create_server((address, 0), family=family) as listener:
+        port = listener.getsockname()[1]
+        assert (f"{address}:{port}" in beyond_loopback(os.getpid())) is found
+        assert port in [port for _, port in listening_on(os.getpid())]
+
+
+def test_the_servers_of_the_tests_and_benchmarks_listen_on_loopback_only():
+    """ministack opens a port for MQTT on all addresses, unless it is told not to."""
+    with ministack() as endpoint, moto(), fault_proxy(endpoint):
+        started = [*children()]
+        assert len(started) >= 3
+        assert all(listening_on(pid) for pid in started[-3:])
+        assert [address for pid in started for address in beyond_loopback(pid)] == []
+
+
+def test_the_sqs_of_the_demo_listens_on_loopback_only(tmp_path):
+    with Programs(tmp_path) as programs:
+        SQS(programs, tmp_path)
+        started = [pid for pid, command in children().items() if "ministack" in command]
+        assert started
+        assert [address for pid in started for address in beyond_loopback(pid)] == []
+
+
+def test_what_runs_in_this_process_listens_on_loopback_only(sqs_server):
+    """The fixtures of ``celery_sqs_backoff.testing``."""
+    before = set(beyond_loopback(os.getpid()))
+    with running_provider_proxy("http://127.0.0.1:9") as proxy:
+        port = int(proxy.url.rsplit(":", 1)[1].strip("/"))
+        assert {port, int(sqs_server.rsplit(":", 1)[1])} <= {
+            port for _, port in listening_on(os.getpid())
+        }
+        assert before == set(beyond_loopback(os.getpid())) == set()

@@ -1,0 +1,38 @@
+"""A queue that Celery calls otherwise than SQS has one name in metrics: SQS's."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+from celery import Celery
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.testing import LocalQueue, on_local_sqs, running_worker
+from tests.support.processes import eventually, free_port
+
+
+def test_polls_and_runs_are_counted_for_one_queue(sqs_server: str, sqs_queue: LocalQueue) -> None:
+    alias = LocalQueue(name="mails", url=sqs_queue.url, arn=sqs_queue.arn, dlq=sqs_queue.dlq)
+    app = Celery("aliased", set_as_current=False)
+    ran: list[int] = []
+
+    @app.task(base=SQSBackoffTask, name="aliased.task", shared=False)
+    def task() -> None:
+        ran.append(1)
+
+    port = free_port()
+    with on_local_sqs(app, sqs_server, alias):
+        app.conf.sqs_backoff = {**app.conf.sqs_backoff, "prometheus_port": port}
+        with running_worker(app):
+            task.delay()
+            eventually(lambda: ran, timeout=20)
+            url = f"http://127.0.0.1:{port}/metrics"
+
+            def scrape() -> str:
+                return urllib.request.urlopen(url, timeout=5).read().decode()
+
+            text = eventually(
+                lambda: "sqs_backoff_runs_total{" in (now := scrape()) and now, timeout=20
+            )
+    assert set(re.findall(r'queue="([^"]*)"', text)) == {sqs_queue.name}

@@ -1,0 +1,79 @@
+"""What a replay does to the rest of a canvas: chains go on, a failed chord stays failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord
+
+from celery_sqs_backoff import NonRetryable, SQSBackoffTask, redrive
+from celery_sqs_backoff.redrive import peek
+from celery_sqs_backoff.testing import LocalQueue
+from tests.support.processes import eventually
+
+
+@pytest.fixture
+def canvas(sqs_celery_app: Celery) -> dict[str, Any]:
+    """Tasks of which one fails until it is repaired."""
+    state: dict[str, Any] = {"broken": True, "ran": []}
+
+    @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.first")
+    def first() -> int:
+        if state["broken"]:
+            raise NonRetryable("not yet", safe_to_undo=True)
+        state["ran"].append("first")
+        return 1
+
+    @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.other")
+    def other() -> int:
+        return 2
+
+    @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.then")
+    def then(value: Any) -> None:
+        state["ran"].append(("then", value))
+
+    return state | {"state": state, "first": first, "other": other, "then": then}
+
+
+def depth(client: Any, queue: LocalQueue) -> int:
+    found = client.get_queue_attributes(QueueUrl=queue.url, AttributeNames=["All"])["Attributes"]
+    return sum(int(v) for k, v in found.items() if k.startswith("ApproximateNumberOf"))
+
+
+def test_a_chain_goes_on_after_the_task_that_is_replayed(
+    sqs_celery_app: Celery,
+    sqs_worker: Callable[..., Any],
+    sqs_queue: LocalQueue,
+    sqs_client: Any,
+    canvas: dict[str, Any],
+) -> None:
+    with sqs_worker():
+        chain(canvas["first"].s(), canvas["then"].s()).delay()
+        eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)
+        canvas["state"]["broken"] = False
+        assert redrive(sqs_celery_app, sqs_queue.name).sent == 1
+        eventually(lambda: canvas["state"]["ran"] == ["first", ("then", 1)], timeout=20)
+
+
+def test_a_chord_that_has_failed_stays_failed(
+    sqs_celery_app: Celery,
+    sqs_worker: Callable[..., Any],
+    sqs_queue: LocalQueue,
+    sqs_client: Any,
+    canvas: dict[str, Any],
+) -> None:
+    with sqs_worker():
+        result = chord([canvas["first"].s(), canvas["other"].s()])(canvas["then"].s())
+        eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)
+        eventually(result.ready, timeout=20)
+        assert result.failed()
+        plan = peek(sqs_celery_app, sqs_queue.name)
+        assert plan.chords == 1, "it is said before sending"
+        canvas["state"]["broken"] = False
+        assert redrive(sqs_celery_app, sqs_queue.name).sent == 1
+        eventually(lambda: canvas["state"]["ran"] == ["first"], timeout=20)
+        eventually(lambda: depth(sqs_client, sqs_queue) == 0, timeout=20)
+    assert canvas["state"]["ran"] == ["first"], "its body has not run"
+    assert result.failed()

@@ -1,0 +1,237 @@
+"""What Django says of the store before anything runs, and what its commands and threads do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+
+from celery_sqs_backoff import Guard, SQSBackoffTask
+from tests.support.processes import eventually, free_port
+
+from .django_app import project
+
+project.set_up()
+
+from celery_sqs_backoff.contrib.django import housekeeping, store_checks  # noqa: E402
+
+
+@pytest.fixture
+def alias(tmp_path: Path) -> Iterator[str]:
+    name = "checked"
+    project.add_database(name, project.sqlite(tmp_path / "records.sqlite3"))
+    yield name
+    project.close(name)
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    before = _state._tls.current_app
+    app = Celery("checked", broker="memory://", set_as_current=False)
+    app.finalize()
+    app.set_current()
+    yield app
+    _state._tls.current_app = before
+    app.close()
+
+
+def found(check: Any) -> list[str]:
+    return [message.id.partition(".")[2] for message in check(None)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"store": "django://recrods"}, "recrods"),
+        ({"store": "redis://:hunter2/x@host:6379/0"}, "percent-encoded"),
+        ({"store": "redis://host:port/0"}, "port"),
+        ({"store": "dynamodb://"}, "no table"),
+        ({"store": "memory://", "secret": []}, "secret"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_store_that_cannot_work_is_an_error_by_name(
+    app: Celery, settings: dict[str, Any], why: str
+) -> None:
+    app.conf.sqs_backoff = settings
+    [error] = store_checks.check_store(None)
+    assert error.id == "celery_sqs_backoff.E040"
+    assert why in error.msg
+    assert "hunter2" not in error.msg
+    assert store_checks.check_store_answers(None) == [], "it is said once"
+
+
+def test_an_app_that_is_not_installed_is_an_error(
+    app: Celery, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.apps import apps
+
+    monkeypatch.setattr(apps, "is_installed", lambda name: False)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    [error] = store_checks.check_store(None)
+    assert "INSTALLED_APPS" in error.msg
+
+
+def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(
+    app: Celery, alias: str
+) -> None:
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    assert found(store_checks.check_store) == []
+    [error] = store_checks.check_store_answers(None)
+    assert error.id == "celery_sqs_backoff.E041"
+    assert "manage.py migrate" in error.msg
+    project.migrate(alias)
+    assert found(store_checks.check_store_answers) == []
+    app.conf.sqs_backoff = {"store": f"redis://:hunter2@127.0.0.1:{free_port()}/0"}
+    [error] = store_checks.check_store_answers(None)
+    assert error.id == "celery_sqs_backoff.E041"
+    assert "hunter2" not in error.msg
+
+
+def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
+    app: Celery, alias: str
+) -> None:
+    """A project without a SECRET_KEY, and without a secret of ours."""
+    from django.test import override_settings
+
+    project.migrate(alias)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    with override_settings(SECRET_KEY=""):
+        assert found(store_checks.check_store) == []
+        assert found(store_checks.check_store_answers) == ["W042"]
+        app.conf.sqs_backoff = {"store": f"django://{alias}", "secret": "ours"}
+        assert found(store_checks.check_store_answers) == []
+
+
+def test_the_checks_are_registered() -> None:
+    from django.core.checks import registry
+
+    offline = registry.registry.get_checks(include_deployment_checks=False)
+    deployment = registry.registry.get_checks(include_deployment_checks=True)
+    assert store_checks.check_store in offline
+    assert store_checks.check_store_answers not in offline
+    assert store_checks.check_store_answers in deployment
+
+
+def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
+    from django.core.management import call_command
+    from django.core.management.base import CommandError
+
+    project.migrate(alias)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+
+    @app.task(
+        shared=False, base=SQSBackoffTask, name="mail", guard=Guard(key="mail:{n}", window=3600)
+    )
+    def mail(n: int) -> str:
+        return "sent to alice"
+
+    def run(*arguments: str) -> str:
+        out = StringIO()
+        call_command("sqs_safe", *arguments, stdout=out)
+        return out.getvalue()
+
+    mail.apply((7,))
+    assert run("list", "mail:7").split() == ["guard", "done", "mail:7"]
+    assert "alice" not in run("show", "mail:7")
+    assert "alice" in run("show", "mail:7", "--show-results")
+    run("free", "mail:7", "--kind", "guard", "--yes")
+    with pytest.raises(CommandError) as nothing:
+        run("list", "mail:7")
+    assert nothing.value.returncode == 1
+
+
+# The housekeeping of the outbox, in a worker's main process
+
+
+@pytest.fixture
+def outbox(tmp_path: Path, app: Celery) -> Iterator[Any]:
+    from django.db import connections
+
+    before = connections.settings.get("default")
+    project.add_database("default", project.sqlite(tmp_path / "outbox.sqlite3"))
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    project.migrate("default")
+    from celery_sqs_backoff.contrib.django.models import OutboxCall, UTCNow
+
+    def write(task_id: str) -> None:
+        OutboxCall.objects.create(
+            task_id=task_id,
+            task="mail",
+            call='{"args": [7], "kwargs": {}, "options": {}}',
+            claim="",
+            claimed_until=UTCNow() - timedelta(seconds=1),
+            created_at=UTCNow(),
+        )
+
+    yield write
+    project.close("default")
+    del connections["default"]
+    if before is not None:
+        connections.settings["default"] = before
+    else:
+        del connections.settings["default"]
+
+
+def test_a_workers_thread_sends_what_was_left_and_ends_with_the_worker(
+    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(app, "send_task", lambda *_, task_id, **__: sent.append(task_id))
+    run = housekeeping._run
+    monkeypatch.setattr(housekeeping, "_run", lambda app: run(app, every=0.05))
+    outbox("message 1")
+    housekeeping._start(SimpleNamespace(app=app))
+    [thread] = [t for t in threading.enumerate() if t.name == "celery-sqs-backoff-outbox"]
+    try:
+        eventually(lambda: sent == ["message 1"])
+    finally:
+        housekeeping._stop()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_thread_outlives_a_database_that_is_away(
+    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds: list[int] = []
+
+    def fail(*_: object, **__: object) -> None:
+        rounds.append(1)
+        if len(rounds) == 3:
+            housekeeping._over.set()
+        raise OSError("password=hunter2")
+
+    monkeypatch.setattr(housekeeping, "send_left_calls", fail)
+    housekeeping._over.clear()
+    with caplog.at_level(logging.ERROR):
+        housekeeping._run(app, every=0)
+    assert len(rounds) == 3
+    assert "sqs_backoff.outbox_failed: builtins.OSError at" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_a_worker_that_stops_leaves_the_rest_to_others(
+    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    def send(*_: object, task_id: str, **__: object) -> None:
+        sent.append(task_id)
+        housekeeping._over.set()
+
+    monkeypatch.setattr(app, "send_task", send)
+    outbox("message 1")
+    outbox("message 2")
+    housekeeping._over.clear()
+    housekeeping._run(app, every=0)
+    assert len(sent) == 1

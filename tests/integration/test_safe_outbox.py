@@ -1,0 +1,398 @@
+"""A durable call is sent once its data is committed, also if the process ends in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, Task, _state
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_backoff.safe import SafeTask, StoreInTransaction, outbox
+from celery_sqs_backoff.safe.outbox import send_left_calls
+
+from .django_app import project
+
+
+class Host(SafeTask, Task):  # type: ignore[misc]
+    abstract = True
+
+
+class Broker:
+    """What was sent, by task id; and whether it takes anything."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.is_down = False
+
+    def send(self, args: Any = None, kwargs: Any = None, task_id: str = "", **options: Any) -> None:
+        if self.is_down:
+            raise ConnectionError
+        self.sent.append((task_id, tuple(args or ()), {**(kwargs or {}), **options}))
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from django.db import connections
+
+    path = tmp_path_factory.mktemp("outbox") / "outbox.sqlite3"
+    project.set_up()
+    before = connections.settings.get("default")
+    project.add_database("default", project.sqlite(path))
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    project.migrate("default")
+    yield
+    project.close("default")
+    del connections["default"]
+    if before is not None:
+        connections.settings["default"] = before
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def mail(database: None, broker: Broker) -> Any:
+    from celery_sqs_backoff.contrib.django.models import OutboxCall
+
+    OutboxCall.objects.all().delete()
+    app = Celery("outbox", broker="memory://", set_as_current=False)
+    app.finalize()
+
+    @app.task(shared=False, base=Host, name="mail")
+    def mail(customer: int, template: str = "welcome") -> None: ...
+
+    type(mail).apply_async = lambda _, *args, **options: broker.send(*args, **options)
+    return app.tasks["mail"]
+
+
+def left() -> int:
+    from celery_sqs_backoff.contrib.django.models import OutboxCall
+
+    return int(OutboxCall.objects.count())
+
+
+def let_claims_end() -> None:
+    from django.db.models import F
+
+    from celery_sqs_backoff.contrib.django.models import OutboxCall
+
+    OutboxCall.objects.update(claimed_until=F("claimed_until") - timedelta(minutes=2))
+
+
+def test_it_is_sent_after_the_commit_and_leaves_nothing(mail: Any, broker: Broker) -> None:
+    from django.db import transaction
+
+    with transaction.atomic():
+        mail.delay_on_commit(7, template="bill", durable=True)
+        mail.apply_async_on_commit((8,), durable=True, countdown=5)
+        assert (broker.sent, left()) == ([], 2)
+    assert [sent[1:] for sent in broker.sent] == [
+        ((7,), {"template": "bill"}),
+        ((8,), {"countdown": 5}),
+    ]
+    assert left() == 0
+
+
+def test_after_a_rollback_nothing_is_sent_or_left(mail: Any, broker: Broker) -> None:
+    from django.db import transaction
+
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+        transaction.set_rollback(True)
+    let_claims_end()
+    assert (send_left_calls(mail.app), broker.sent, left()) == (0, [], 0)
+
+
+@pytest.mark.parametrize("how", ["the process ended after the commit", "the broker was down"])
+def test_what_was_left_is_sent_once_by_the_housekeeping(
+    mail: Any, broker: Broker, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import transaction
+
+    broker.is_down = how == "the broker was down"
+    with monkeypatch.context() as patch, transaction.atomic():
+        if not broker.is_down:
+            patch.setattr(transaction, "on_commit", lambda *_, **__: None)
+        mail.delay_on_commit(7, durable=True)
+    assert (broker.sent, left()) == ([], 1)
+    assert send_left_calls(mail.app) == 0, "it is still its writer's"
+    let_claims_end()
+    broker.is_down = False
+    assert [send_left_calls(mail.app) for _ in range(2)] == [1, 0]
+    assert [sent[1] for sent in broker.sent] == [(7,)]
+    assert left() == 0
+
+
+def test_what_was_sent_and_not_deleted_is_sent_again_under_the_same_id(
+    mail: Any, broker: Broker
+) -> None:
+    from django.db import transaction
+
+    class Ended(BaseException):
+        pass
+
+    def send_and_end(*args: Any, **options: Any) -> None:
+        broker.send(*args, **options)
+        raise Ended
+
+    type(mail).apply_async = lambda _, *args, **options: send_and_end(*args, **options)
+    with pytest.raises(Ended), transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    type(mail).apply_async = lambda _, *args, **options: broker.send(*args, **options)
+    let_claims_end()
+    assert send_left_calls(mail.app) == 1
+    [first, second] = broker.sent
+    assert first == second
+
+
+def test_of_two_workers_one_sends(mail: Any, broker: Broker) -> None:
+    from django.db import transaction
+
+    broker.is_down = True
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    nested: list[int] = []
+    assert send_left_calls(mail.app, between=lambda: nested.append(send_left_calls(mail.app))) == 0
+    assert nested == [1]
+    assert len(broker.sent) == 1
+
+
+def test_the_app_can_make_all_calls_durable(mail: Any, broker: Broker) -> None:
+    from django.db import transaction
+
+    mail.app.conf.sqs_backoff = {"outbox": True}
+    with transaction.atomic():
+        mail.delay_on_commit(7)
+        assert left() == 1
+        mail.delay_on_commit(8, durable=False)
+        assert left() == 1
+    assert len(broker.sent) == 2
+
+
+def test_arguments_that_are_not_json_are_refused_before_anything_is_written(mail: Any) -> None:
+    with pytest.raises(TypeError, match="JSON"):
+        mail.delay_on_commit(object(), durable=True)
+    assert left() == 0
+
+
+def test_a_transaction_that_takes_longer_than_its_claim_sends_once(
+    mail: Any, broker: Broker
+) -> None:
+    """Another worker has taken the call over by the time that the writer would send it."""
+    from django.db import transaction
+
+    hooks: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch, transaction.atomic():
+        patch.setattr(transaction, "on_commit", lambda hook, using=None: hooks.append(hook))
+        mail.delay_on_commit(7, durable=True)
+    let_claims_end()
+
+    def send_while_the_writer_wakes_up(_: Any, *args: Any, **options: Any) -> None:
+        if hooks:
+            hooks.pop()()
+        broker.send(*args, **options)
+
+    type(mail).apply_async = send_while_the_writer_wakes_up
+    assert send_left_calls(mail.app) == 1
+    assert (hooks, len(broker.sent), left()) == ([], 1, 0)
+
+
+def test_calls_that_cannot_be_sent_do_not_hold_up_the_others(
+    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one look-up finds, of a task whose route is gone; one that is well comes last."""
+    from celery_sqs_backoff.contrib.django.models import OutboxCall, UTCNow
+
+    def send(_: Any, args: Any, kwargs: Any, task_id: str, **options: Any) -> None:
+        if task_id.startswith("bad"):
+            raise ValueError("no route")
+        broker.send(args, kwargs, task_id=task_id, **options)
+
+    type(mail).apply_async = send
+    monkeypatch.setattr(outbox, "_BATCH", 4)
+    monkeypatch.setattr(outbox, "_MAX_FAILED", 3)
+    for task_id in [f"bad {n}" for n in range(6)] + ["good"]:
+        OutboxCall.objects.create(
+            task_id=task_id,
+            task="mail",
+            call='{"args": [7], "kwargs": {}, "options": {}}',
+            claim="",
+            claimed_until=UTCNow() - timedelta(seconds=1),
+            created_at=UTCNow(),
+        )
+    for _ in range(3):  # a round ends after some failures in a row: the broker may be away
+        send_left_calls(mail.app)
+        let_claims_end()
+    assert [task_id for task_id, _, _ in broker.sent] == ["good"]
+    assert left() == 6
+
+
+def test_more_calls_than_one_look_up_finds_are_all_sent_in_one_round(
+    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import transaction
+
+    monkeypatch.setattr(outbox, "_BATCH", 2)
+    broker.is_down = True
+    with transaction.atomic():
+        for number in range(5):
+            mail.delay_on_commit(number, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    assert send_left_calls(mail.app) == 5
+    assert left() == 0
+
+
+def test_a_call_in_a_transaction_of_another_database_is_refused(
+    mail: Any, broker: Broker, tmp_path: Path
+) -> None:
+    """It would be sent at once, whatever becomes of that transaction."""
+    from django.db import transaction
+
+    project.add_database("orders", project.sqlite(tmp_path / "orders.sqlite3"))
+    try:
+        with (
+            transaction.atomic(using="orders"),
+            pytest.raises(ImproperlyConfigured, match="'orders', and the outbox is on 'default'"),
+        ):
+            mail.delay_on_commit(7, durable=True)
+        assert (broker.sent, left()) == ([], 0)
+        with transaction.atomic(using="orders"):
+            with transaction.atomic():
+                mail.delay_on_commit(7, durable=True)
+            assert broker.sent == [], "the other transaction is still open"
+        assert len(broker.sent) == 1
+    finally:
+        project.close("orders")
+
+
+def test_a_database_that_goes_away_after_the_commit_does_not_fail_the_caller(
+    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its data is committed. A web request that failed now would be made again."""
+    from django.db import DatabaseError, transaction
+    from django.db.models import QuerySet
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseError("password=hunter2")
+
+    with monkeypatch.context() as patch:
+        with transaction.atomic():
+            mail.delay_on_commit(7, durable=True)
+            patch.setattr(QuerySet, "_raw_delete", away)
+        assert len(broker.sent) == 1
+    assert "sqs_backoff.outbox_not_sent" in caplog.text
+    assert "hunter2" not in caplog.text
+    let_claims_end()
+    assert send_left_calls(mail.app) == 1
+    assert broker.sent[0] == broker.sent[1]
+
+
+def test_the_command_sends_what_is_left(mail: Any, broker: Broker, tmp_path: Path) -> None:
+    from django.core.management import call_command
+    from django.db import transaction
+
+    broker.is_down = True
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    mail.app.set_current()
+    out = tmp_path / "out"
+    with out.open("w") as stdout:
+        call_command("sqs_backoff_outbox", stdout=stdout)
+    assert out.read_text() == "1 sent\n"
+
+
+def test_inside_a_transaction_nothing_is_sent_that_a_rollback_would_bring_back(
+    mail: Any, broker: Broker
+) -> None:
+    from django.db import transaction
+
+    broker.is_down = True
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    with pytest.raises(StoreInTransaction), transaction.atomic():
+        send_left_calls(mail.app)
+    assert (broker.sent, left()) == ([], 1)
+
+
+def test_with_autocommit_off_what_was_left_is_sent_once(mail: Any, broker: Broker) -> None:
+    """Unless the deletion is committed, each round would send the call again."""
+    from django.core.management import call_command
+    from django.db import connection, connections, transaction
+
+    broker.is_down = True
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    before = _state._tls.current_app
+    mail.app.set_current()
+    connections.close_all()
+    connection.settings_dict["AUTOCOMMIT"] = False
+    try:
+        for _ in range(2):  # a process each
+            call_command("sqs_backoff_outbox", stdout=StringIO())
+            connections.close_all()
+    finally:
+        _state._tls.current_app = before
+        connection.settings_dict["AUTOCOMMIT"] = True
+        connections.close_all()
+    assert (len(broker.sent), left()) == (1, 0)
+
+
+def test_many_calls_that_are_wrong_in_themselves_do_not_end_a_round(
+    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import transaction
+
+    def send(_: Any, args: Any, kwargs: Any, **options: Any) -> None:
+        if tuple(args) == (0,):
+            raise TypeError("the task's arguments were changed by a deployment")
+        broker.send(args, kwargs, **options)
+
+    monkeypatch.setattr(outbox, "_MAX_FAILED", 3)
+    broker.is_down = True
+    with transaction.atomic():
+        for number in [0] * 9 + [7]:
+            mail.delay_on_commit(number, durable=True)
+    broker.is_down = False
+    type(mail).apply_async = send
+    let_claims_end()
+    assert send_left_calls(mail.app) == 1
+    assert left() == 9
+
+
+def test_arguments_that_the_task_does_not_take_are_refused_at_once(mail: Any) -> None:
+    """After the commit nobody would hear of it, and the call could never be sent."""
+    with pytest.raises(TypeError):
+        mail.delay_on_commit(7, customr=8, durable=True)
+    assert left() == 0
+
+
+def test_a_call_that_is_sent_late_expires_when_it_was_to(mail: Any, broker: Broker) -> None:
+    from django.db import transaction
+
+    broker.is_down = True
+    before = mail.app.now()
+    with transaction.atomic():
+        mail.apply_async_on_commit((7,), expires=60, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    assert send_left_calls(mail.app) == 1
+    [(_, _, options)] = broker.sent
+    late = options["expires"] - before - timedelta(seconds=60)
+    assert timedelta(0) <= late < timedelta(seconds=30)

@@ -1,0 +1,61 @@
+"""A real worker whose store cannot be used ends at its start, and says which and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import free_port
+from tests.support.workers import ROOT
+
+MODULE = """
+import os
+from celery import Celery
+from celery_sqs_backoff import SQSBackoffTask
+
+app = Celery("refused", broker="memory://", set_as_current=False)
+app.conf.sqs_backoff = {"store": os.environ["STORE"]}
+
+@app.task(base=SQSBackoffTask, shared=False)
+def mail(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "pool", "why"),
+    [
+        pytest.param("redis://:hunter2@127.0.0.1:{port}/0", "solo", "does not answer", id="away"),
+        pytest.param("redis://:hunter2/x@host:6379/0", "solo", "percent-encoded", id="bad URL"),
+        pytest.param("dynamodb://table", "solo", "region=", id="no region"),
+        pytest.param("memory://", "prefork", "prefork", id="memory in prefork"),
+    ],
+)
+def test_a_worker_refuses_a_store_that_it_cannot_use(
+    tmp_path: Path, store: str, pool: str, why: str
+) -> None:
+    (tmp_path / "refused.py").write_text(MODULE)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+    env |= {
+        "STORE": store.format(port=free_port()),
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "refused", "worker", "-P", pool, "-c", "1"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    said = ended.stdout + ended.stderr
+    assert ended.returncode != 0
+    assert "ImproperlyConfigured" in said
+    assert why in said
+    assert "hunter2" not in said

@@ -1,0 +1,146 @@
+"""``celery sqs-simulate``: options, output, exit codes, and a live queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery
+from click.testing import CliRunner, Result
+
+from celery_sqs_backoff import FullJitter, SQSBackoffTask
+from celery_sqs_backoff.commands import simulate
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+
+@pytest.fixture
+def app(sqs_endpoint: str, queue: LocalQueue) -> Iterator[Celery]:
+    made = Celery("simulated", set_as_current=False)
+    made.conf.update(local_sqs_settings(sqs_endpoint, queue))
+    made.conf.sqs_backoff = {"retry_for": 7200.0}
+
+    @made.task(
+        name="mails.send",
+        shared=False,
+        base=SQSBackoffTask,
+        backoff=FullJitter(cap=60),
+        retry_for=600,
+    )
+    def send() -> None: ...
+
+    @made.task(name="mails.plain", shared=False)
+    def plain() -> None: ...
+
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
+        return CliRunner().invoke(celery, ["-A", "shop", "sqs-simulate", *arguments])
+
+    return run
+
+
+def test_strategies_side_by_side(run: Callable[..., Result]) -> None:
+    result = run("--outage", "10m", "--compare", "autoretry,full-jitter,gate,gate+recall")
+    assert result.exit_code == simulate.DONE
+    heading, *rows = result.stdout.splitlines()
+    assert heading.split() == ["autoretry", "full-jitter", "gate", "gate+recall"]
+    assert len(next(row for row in rows if "wasted" in row).split()) == 4 + 4
+    assert "simulating gate" in result.stderr
+    assert "simulating" not in result.stdout
+
+
+def test_json_is_on_stdout_alone(run: Callable[..., Result]) -> None:
+    result = run("--outage", "5m", "--messages", "2/s", "--json", "--seed", "3")
+    shown = json.loads(result.stdout)["results"]
+    assert [figures["strategy"] for figures in shown] == ["full-jitter", "gate+recall"]
+    assert 500 < shown[0]["messages"] < 700
+
+
+def test_the_options_are_those_of_the_app_or_of_a_task(run: Callable[..., Result]) -> None:
+    """A task's retry_for of ten minutes does not survive an outage of twenty; the app's does."""
+    arguments = ("--outage", "20m", "--compare", "full-jitter", "--json")
+    [app_wide] = json.loads(run(*arguments).stdout)["results"]
+    [own] = json.loads(run(*arguments, "--task", "mails.send").stdout)["results"]
+    assert app_wide["dead"] == {}
+    assert own["dead"]
+
+
+def test_a_scenario_file_and_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
+    scenario = tmp_path / "short.toml"
+    scenario.write_text(
+        '[messages]\nlasts = "2m"\n[[provider.phases]]\nkind = "outage"\nstart = 0\nlasts = "2m"\n'
+    )
+    picture = tmp_path / "short.svg"
+    result = run(str(scenario), "--plot", str(picture))
+    assert result.exit_code == simulate.DONE
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare", "hope"], "expected names of"),
+        (["--outage", "soon"], "--outage"),
+        (["--task", "mails.none"], "no task 'mails.none'"),
+        (["--task", "mails.plain"], "not based on SQSBackoffTask"),
+        (["--suggest", "survive twice"], "expected a number with a unit"),
+        (["--outage", "1m", "--plot", "x.jpg"], ".svg or .png"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_options_are_a_usage_error(
+    run: Callable[..., Result], arguments: list[str], words: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == simulate.USAGE
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_live_queue(run: Callable[..., Result], queue: LocalQueue, sqs: SQSClient) -> None:
+    for _ in range(3):
+        sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
+    result = run("--live", queue.name, "--task", "mails.send", "--json")
+    assert result.exit_code == simulate.DONE
+    found = json.loads(result.stdout)
+    assert found["messages"] == 3
+    assert 0 < found["first"] <= 600
+    assert sum(found["reasons"].values()) == 3
+    text = run("--live", queue.name, "--task", "mails.send").stdout
+    assert "the first message gives up in" in text
+    assert sum(int(n) for n in _counts(sqs, queue)) == 3, "looking changes nothing"
+
+
+def _counts(sqs: SQSClient, queue: LocalQueue) -> list[str]:
+    found = sqs.get_queue_attributes(
+        QueueUrl=queue.url,
+        AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
+    )
+    return [*found["Attributes"].values()]
+
+
+def test_a_queue_that_is_not_there(run: Callable[..., Result]) -> None:
+    result = run("--live", "no-such-queue")
+    assert result.exit_code == simulate.UNREACHABLE
+    assert "no-such-queue" in result.stderr
+
+
+def test_a_suggestion_and_none(run: Callable[..., Result]) -> None:
+    good = run("--suggest", "survive 30m, drain 40m, 5 calls/s", "--messages", "0.2/s")
+    assert good.exit_code == simulate.DONE
+    assert "backoff=FullJitter(base=2, cap=1800)" in good.stdout
+    bad = run("--suggest", "survive 2h, drain 1m, 5 calls/s")
+    assert bad.exit_code == simulate.NOT_FOUND
+    assert "backlog alone takes" in bad.stderr

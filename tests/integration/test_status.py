@@ -1,0 +1,135 @@
+"""``celery sqs-status``: the numbers of the queues, and null for what nobody knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery
+from click.testing import CliRunner, Result
+from kombu import Queue
+
+from celery_sqs_backoff.commands import status
+from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs.client import SQSClient
+
+
+@pytest.fixture
+def app(sqs_endpoint: str, queue: LocalQueue) -> Iterator[Celery]:
+    made = Celery("watched", set_as_current=False)
+    made.conf.update(local_sqs_settings(sqs_endpoint, queue))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
+        return CliRunner().invoke(celery, ["-A", "shop", "sqs-status", *arguments])
+
+    return run
+
+
+def test_an_empty_queue_is_known_whole(run: Callable[..., Result], queue: LocalQueue) -> None:
+    result = run("--json")
+    assert result.exit_code == status.DONE
+    assert json.loads(result.stdout) == {
+        "queues": [
+            {
+                "name": queue.name,
+                "ready": 0,
+                "waiting": 0,
+                "running": 0,
+                "delayed": 0,
+                "dead_letters": 0,
+                "oldest_seconds": None,
+                "in_flight_share": 0.0,
+            }
+        ],
+        "providers": [],
+    }
+
+
+def test_what_is_in_flight_may_run_or_wait(
+    run: Callable[..., Result], queue: LocalQueue, sqs: SQSClient
+) -> None:
+    assert queue.dlq is not None
+    for url, bodies in ((queue.url, 3), (queue.dlq.url, 2)):
+        for _ in range(bodies):
+            sqs.send_message(QueueUrl=url, MessageBody="{}")
+    sqs.receive_message(QueueUrl=queue.url, MaxNumberOfMessages=1)
+    [found] = json.loads(run("--json").stdout)["queues"]
+    assert (found["ready"], found["waiting"], found["running"]) == (2, None, None)
+    assert found["dead_letters"] == 2
+    assert found["in_flight_share"] == pytest.approx(1 / 120_000)
+    shown = run().stdout
+    assert "in flight" in shown
+    assert queue.name[:20] in shown.replace("\n", "")
+
+
+def test_a_queue_that_cannot_be_read_is_named(run: Callable[..., Result], app: Celery) -> None:
+    url = "http://127.0.0.1:1/123456789012/mails"
+    app.conf.broker_transport_options = {
+        **app.conf.broker_transport_options,
+        "predefined_queues": {"mails": {"url": url}},
+        "client-config": {"retries": {"total_max_attempts": 1}},
+    }
+    app.conf.update(broker_read_url="sqs://k:hunter2@127.0.0.1:1//", task_default_queue="mails")
+    result = run("--json")
+    assert result.exit_code == status.COULD_NOT_READ
+    assert json.loads(result.stdout)["queues"][0]["ready"] is None
+    assert "cannot read queue mails: EndpointConnectionError" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_a_queue_that_does_not_exist_hides_no_other(
+    run: Callable[..., Result], app: Celery, queue: LocalQueue
+) -> None:
+    app.conf.task_queues = [Queue(queue.name), Queue("absent")]
+    result = run("--json")
+    assert result.exit_code == status.COULD_NOT_READ
+    [there, absent] = json.loads(result.stdout)["queues"]
+    assert (there["ready"], absent["name"], absent["ready"]) == (0, "absent", None)
+    assert "cannot read queue absent: NotInPredefinedQueues" in result.stderr
+    options = {k: v for k, v in app.conf.broker_transport_options.items() if "prede" not in k}
+    app.conf.broker_transport_options = options
+    result = run("--json")
+    assert result.exit_code == status.COULD_NOT_READ
+    assert [found["ready"] for found in json.loads(result.stdout)["queues"]] == [0, None]
+    assert "cannot read queue absent: QueueDoesNotExist" in result.stderr
+
+
+def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app: Celery) -> None:
+    app.conf.update(broker_read_url="sqs://k:hunter2@127.0.0.1:1//", task_default_queue="mails")
+    app.conf.broker_transport_options = {
+        "region": "us-east-1",
+        "is_secure": False,
+        "client-config": {"retries": {"total_max_attempts": 1}},
+    }
+    result = run("--json")
+    assert result.exit_code == status.COULD_NOT_READ
+    assert json.loads(result.stdout)["queues"][0]["ready"] is None
+    assert "cannot read queue mails: EndpointConnectionError" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_watching_ends_with_ctrl_c(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("celery_sqs_backoff.commands.status.time.sleep", sleep)
+    result = run("--watch", "--interval", "3")
+    assert result.exit_code == 0, result.output
+    assert looks == [3, 3], "two looks after the first"

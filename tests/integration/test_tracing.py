@@ -1,0 +1,112 @@
+"""Traces, with the instrumentations of Celery, botocore and boto3's SQS installed and active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from celery import Celery
+from opentelemetry.instrumentation.boto3sqs import Boto3SQSInstrumentor
+from opentelemetry.instrumentation.botocore import BotocoreInstrumentor
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask, redrive
+from celery_sqs_backoff.testing import LocalQueue
+from tests.support.processes import eventually
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with ExitStack() as stack:
+        for instrumentor in (CeleryInstrumentor(), BotocoreInstrumentor(), Boto3SQSInstrumentor()):
+            instrumentor.instrument(tracer_provider=provider, skip_dep_check=True)
+            stack.callback(instrumentor.uninstrument)
+        yield exporter
+
+
+@pytest.fixture
+def state(sqs_celery_app: Celery) -> dict[str, Any]:
+    found: dict[str, Any] = {"broken": True}
+
+    @sqs_celery_app.task(
+        base=SQSBackoffTask, bind=True, name="traced.flaky", backoff=Schedule([1]), shared=False
+    )
+    def flaky(self: Any) -> None:
+        if self.request.retries == 0:
+            raise Retryable("SECRET is down")
+
+    @sqs_celery_app.task(base=SQSBackoffTask, name="traced.broken", shared=False)
+    def broken() -> None:
+        if found["broken"]:
+            raise NonRetryable("SECRET is wrong", safe_to_undo=True)
+
+    return found | {"flaky": flaky, "broken": broken, "state": found}
+
+
+def runs(spans: InMemorySpanExporter, task: str) -> list[ReadableSpan]:
+    """The spans of its runs, oldest first."""
+    found = [span for span in spans.get_finished_spans() if span.name == f"run/{task}"]
+    return sorted(found, key=lambda span: span.start_time or 0)
+
+
+def sent(spans: InMemorySpanExporter, task: str) -> ReadableSpan:
+    [span] = [s for s in spans.get_finished_spans() if s.name == f"apply_async/{task}"]
+    return span
+
+
+def test_a_run_says_how_it_ended_and_belongs_to_who_sent_it(
+    spans: InMemorySpanExporter, sqs_worker: Callable[..., Any], state: dict[str, Any]
+) -> None:
+    with sqs_worker():
+        state["flaky"].delay()
+        eventually(lambda: len(runs(spans, "traced.flaky")) == 2, timeout=30)
+    first, second = runs(spans, "traced.flaky")
+    assert first.attributes["sqs_backoff.outcome"] == "retryable"
+    assert first.attributes["sqs_backoff.delay_seconds"] == 1
+    assert first.attributes["sqs_backoff.attempt"] == 1
+    [retry] = [event for event in first.events if event.name == "sqs_backoff.retry"]
+    assert retry.attributes["sqs_backoff.delay_seconds"] == 1
+    assert second.attributes["sqs_backoff.outcome"] == "succeeded"
+    assert second.attributes["sqs_backoff.receive_count"] == 2
+    assert second.attributes["sqs_backoff.attempt"] == 2
+    assert first.attributes["sqs_backoff.message_id"] == second.attributes["sqs_backoff.message_id"]
+    for run in (first, second):
+        assert run.parent.span_id == sent(spans, "traced.flaky").context.span_id
+        ours = {k: v for k, v in run.attributes.items() if k.startswith("sqs_backoff.")}
+        assert "SECRET" not in repr(ours)
+
+
+def test_a_replay_links_to_the_run_that_failed_and_keeps_its_trace(
+    spans: InMemorySpanExporter,
+    sqs_celery_app: Celery,
+    sqs_worker: Callable[..., Any],
+    sqs_queue: LocalQueue,
+    sqs_client: Any,
+    state: dict[str, Any],
+) -> None:
+    assert sqs_queue.dlq is not None
+    with sqs_worker():
+        state["broken"].delay()
+        eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=30)
+        state["state"]["broken"] = False
+        assert redrive(sqs_celery_app, sqs_queue.name).sent == 1
+        eventually(lambda: len(runs(spans, "traced.broken")) == 2, timeout=30)
+    failed, replay = runs(spans, "traced.broken")
+    [given_up] = [event for event in failed.events if event.name == "sqs_backoff.give_up"]
+    assert given_up.attributes["sqs_backoff.reason"] == "not retryable"
+    [link] = [link for link in replay.links if "sqs_backoff.link" in link.attributes]
+    assert link.context.span_id == failed.context.span_id
+    assert link.context.trace_id == failed.context.trace_id
+    assert replay.context.trace_id == sent(spans, "traced.broken").context.trace_id
+
+
+def depth(client: Any, queue: LocalQueue) -> int:
+    found = client.get_queue_attributes(QueueUrl=queue.url, AttributeNames=["All"])["Attributes"]
+    return sum(int(v) for k, v in found.items() if k.startswith("ApproximateNumberOf"))

@@ -1,0 +1,230 @@
+"""The provider's side of a simulated worker: its gates, its recalls, and what must hold of them.
+
+The gates are the worker's own, without their thread; a recall's calls take time, fail, and arrive
+after their worker is gone. Rules, in the order of ``judge``:
+
+7. A message is brought forward by the worker that hid it, while that hold is certain: not after
+   its end, not if the call that hid it is in doubt, and never before the provider's Retry-After.
+8. After enough failures of several messages nothing runs but one probe at a time, with pauses.
+9. A worker that finds the provider back brings forward all that it remembers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from celery_sqs_backoff import FullJitter, Outcome, Provider
+from celery_sqs_backoff.provider.health import State
+from celery_sqs_backoff.retry.decision import Ended, GiveUp, Hide, RetryIn
+from celery_sqs_backoff.retry.options import Options
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.visibility import visibility_delay
+from celery_sqs_backoff.worker.gates import Gates
+from celery_sqs_backoff.worker.lease import Lease
+from celery_sqs_backoff.worker.lease import State as LeaseState
+from celery_sqs_backoff.worker.mix import QueueMix
+
+from .history import RecallPoint
+
+if TYPE_CHECKING:
+    from .history import Fault
+    from .world import Worker
+
+__all__ = ["OPTIONS", "RecallJudge", "WorkerGates"]
+
+#: Opens soon, and probes often: a history has few messages and little time.
+PROVIDER = Provider("mail", failures=3, probe_interval=2.0, longest_probe_interval=10.0)
+OPTIONS = Options(
+    provider=PROVIDER,
+    backoff=FullJitter(base=2, cap=200),
+    retry_for=7_200.0,
+    max_retries=200,
+)
+_SHORTEST_PAUSE_SECONDS = 0.75 * 2.0
+
+#: All that a worker remembers is brought forward by then, if nothing fails.
+_RECALLED_WITHIN_SECONDS = 40.0
+
+
+class WorkerGates(Gates):
+    """The gates of a simulated worker: its thread is a chain of events."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._sim = worker, worker.sim
+        self._is_looking = False
+        super().__init__(
+            worker.keeper,
+            calls=lambda url: Calls(self._sim.sqs, url),  # type: ignore[arg-type,return-value]
+            room=self._room_of_worker,
+            mix=QueueMix(lambda name: [PROVIDER.name]),
+            rng=random.Random(worker.number),
+            today=self._sim.clock,
+        )
+        gate = self.of(PROVIDER)
+        assert gate is not None
+        self.gate = gate
+        self.judge = RecallJudge(worker, self)
+
+    def _room_of_worker(self) -> int:
+        """As ``worker.messages.Receiver`` does."""
+        capacity = self._worker.capacity
+        return 2 * capacity.processes if capacity.has_free_process else 0
+
+    def hides_message(self, lease: Lease) -> bool:
+        """As ``worker.strategy`` does, before a message is given to the pool."""
+        is_hidden = self.gate.hides(lease, OPTIONS)
+        if is_hidden:
+            self._sim.judge.hidden(self._worker, lease)
+        else:
+            self.judge.let_through(lease)
+        return is_hidden
+
+    def settles(self, lease: Lease, ended: Ended, settle: Any) -> Any:
+        """As ``worker.settler`` does: tell the gate, and ask it for the delay."""
+        from dataclasses import replace
+
+        self.judge.ended(lease, ended)
+        was = self.gate.control.health.state
+        self.gate.ended(lease, ended)
+        if was is not State.CLOSED and self.gate.control.health.state is State.CLOSED:
+            self.judge.closed()
+        if not isinstance(settle, Hide):
+            return settle
+        seconds = self.gate.delayed(settle.seconds, lease, ended, OPTIONS)
+        now = self._sim.clock()
+        return replace(settle, seconds=visibility_delay(seconds, lease.delivery, now=now))
+
+    # The thread
+
+    def look_again(self, gate: Any) -> None:
+        if not gate.control.is_quiet and not self._is_looking:
+            self._is_looking = True
+            self._sim.after(0.0, self._look, self._worker)
+
+    def _look(self) -> None:
+        self._send_next(self.recalls())
+
+    def _send_next(self, batches: Iterator[tuple[str, list[str]]]) -> None:
+        batch = next(batches, None)
+        if batch is None:
+            pause = self._pause()
+            self._is_looking = pause is not None
+            if pause is not None:
+                self._sim.after(pause, self._look, self._worker)
+            return
+        url, handles = batch
+        if self._sim.kills_in_recall(self._worker, RecallPoint.TAKEN):
+            return
+        fault = self._sim.fault_of("ChangeMessageVisibilityBatch", url)
+        way = self._sim.way_of(fault)
+        self._sim.after(way, lambda: self._arrive(url, handles, fault, way, batches), None)
+        self._sim.kills_in_recall(self._worker, RecallPoint.SENT)
+
+    def _arrive(
+        self,
+        url: str,
+        handles: list[str],
+        fault: Fault | None,
+        way: float,
+        batches: Iterator[tuple[str, list[str]]],
+    ) -> None:
+        for handle in handles:
+            self.judge.recalled(url, handle, takes_effect=fault is None or fault.is_done)
+        with self._sim.faulty("ChangeMessageVisibilityBatch", fault):
+            self._calls(url).change_visibility([(handle, 0) for handle in handles])
+        self._sim.kills_in_recall(self._worker, RecallPoint.ARRIVED)
+        self._sim.after(way, lambda: self._send_next(batches), self._worker)
+
+
+class RecallJudge:
+    """Watches the gates of one worker; says what is wrong to the simulation's judge.
+
+    It has a gate of its own to compare with: failures in a row, and the calls under way.
+    """
+
+    def __init__(self, worker: Worker, gates: WorkerGates) -> None:
+        self._worker, self._gates = worker, gates
+        self._sim = worker.sim
+        self._failed: deque[tuple[float, str]] = deque(maxlen=4)  # ceil(failures / share)
+        self._under_way: list[Lease] = []
+        self._last_failure_at = self._paused_since = 0.0
+        self._probe: Lease | None = None
+        self._closed_at = 0.0
+        #: By handle: from when on a message may run.
+        self._not_before: dict[str, float] = {}
+
+    def _say(self, what: str) -> None:
+        self._sim.judge._say(what)
+
+    @property
+    def _is_down(self) -> bool:
+        now, failed = self._sim.clock(), self._failed
+        is_recent = len(failed) == failed.maxlen and failed[0][0] > now - 290
+        return is_recent and len({body for _, body in failed}) > 1
+
+    def let_through(self, lease: Lease) -> None:
+        """8: a message was not hidden."""
+        under_way = [x for x in self._under_way if x.state is LeaseState.HELD]
+        if self._is_down and not lease.delivery.is_last_before_sqs_moves_it:
+            pause = self._sim.clock() - self._paused_since
+            others = [x for x in under_way if x.body != lease.body and x.slot_at is not None]
+            if others:
+                self._say(f"{lease.body} runs beside the probe {others[0].body}")
+            elif pause < _SHORTEST_PAUSE_SECONDS:
+                self._say(f"{lease.body} runs {pause:.2f} s after the provider has failed")
+            self._probe = lease
+        self._under_way = [*under_way, lease]
+
+    def ended(self, lease: Lease, ended: Ended) -> None:
+        now = self._sim.clock()
+        if lease in self._under_way:
+            self._under_way.remove(lease)
+        word = ended.word
+        if word is None and ended.end.name == "RETURNED":
+            self._failed.clear()
+        elif isinstance(word, RetryIn | GiveUp) and word.outcome is Outcome.RETRYABLE:
+            self._failed.append((now, lease.body))
+            self._last_failure_at = now
+            # A call that began before the gate opened may fail later: that is no reason to wait.
+            if len(self._failed) <= PROVIDER.thresholds.failures or lease is self._probe:
+                self._paused_since = now
+        if isinstance(word, RetryIn) and word.retry_after:
+            self._not_before[lease.receipt_handle] = now + word.retry_after
+
+    def recalled(self, url: str, handle: str, *, takes_effect: bool) -> None:
+        """7: a change of visibility to 0 arrives."""
+        queue, judge, now = self._sim.sqs.queues[url], self._sim.judge, self._sim.clock()
+        message = queue.message_of(handle)
+        fate = judge.fates[message.body]
+        receipt = message.receipt
+        judge.recalls += 1
+        if message not in queue.messages:
+            self._say(f"{message.body} is recalled although it is gone")
+        elif receipt is None or receipt.handle != handle or now >= message.visible_at:
+            self._say(f"{message.body} is recalled although its hold has ended")
+        if handle in judge.in_doubt:
+            self._say(f"{message.body} is recalled although its hold is in doubt")
+        if now < self._not_before.get(handle, 0.0):
+            self._say(f"{message.body} is recalled before the provider's Retry-After")
+        if takes_effect:
+            fate.due_at = min(fate.due_at, now)
+
+    def closed(self) -> None:
+        """9: the provider is back."""
+        self._closed_at = closed_at = self._sim.clock()
+        if self._sim.is_calm():
+            self._sim.after(_RECALLED_WITHIN_SECONDS, lambda: self._look_back(closed_at), None)
+
+    def _look_back(self, closed_at: float) -> None:
+        has_failed = self._last_failure_at > closed_at or self._closed_at > closed_at
+        control = self._gates.gate.control
+        waiting = [
+            each
+            for each in control.memory
+            if each.until > closed_at + 2 * _RECALLED_WITHIN_SECONDS and each.not_before < closed_at
+        ]
+        if self._worker.is_alive and not has_failed and waiting:
+            self._say(f"{len(waiting)} messages still wait for their recall")

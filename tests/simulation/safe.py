@@ -1,0 +1,365 @@
+"""Histories of guard, step, workflow and outbox in which processes end between any two lines.
+
+``python -m tests.simulation.safe --histories 2000 --seed 0``; ``make simulate-safe``.
+
+Each history draws runs of some messages. A run may end at any line of ``celery_sqs_backoff.safe``
+or of the work itself, as by SIGKILL; its message then comes back. The clock is virtual, the store
+in memory, and what was promised is counted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from random import Random
+from types import FrameType
+from typing import Any
+
+from celery import Celery
+
+from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
+from celery_sqs_backoff.safe.shared import compensate_given_up
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+
+#: Lines at which a process can end: ours, and those of the work in this file.
+_OURS = "celery_sqs_backoff/safe/"
+_WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo", "book", "send")
+
+
+class Killed(BaseException):
+    """The process has ended. Nothing of it runs any more."""
+
+
+class MortalStore(MemoryStore):
+    """A process that has ended writes nothing any more, whatever its ``finally`` blocks say."""
+
+    world: World
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("add", "get", "replace", "delete") and self.world.is_dead:
+            raise Killed
+        return super().__getattribute__(name)
+
+
+class World:
+    """A store, a clock and what has been done outside; begun anew for each history."""
+
+    def __init__(self) -> None:
+        #: Lines of a run, about: it is killed at one of them, or ends well before.
+        self.lines = 400
+        #: Share of the broker's refusals.
+        self.broker_fails = 0.0
+        self.app = Celery("simulation", broker="memory://", set_as_current=False)
+        self.app.finalize()
+        self.app.conf.task_always_eager = True
+        self.begin(0)
+
+    def begin(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.now = 1_000_000.0
+        self.is_dead = False
+        self.effects: Counter[str] = Counter()
+        self.done: list[str] = []
+        self.store = MortalStore(clock=lambda: self.now)
+        self.store.world = self
+        self.app.conf.sqs_backoff = {"store": self.store, "secret": "simulation"}
+
+    def run(self, task: Any, *args: Any, task_id: str, killable: bool = True) -> Any:
+        """Run a message once; ``None`` if the process was killed, else how it ended."""
+        return self.attempt(lambda: task.apply(args, task_id=task_id), killable=killable)
+
+    def attempt(self, act: Callable[[], Any], *, killable: bool = True) -> Any:
+        """Do something in a process; ``None`` if it was killed, else what it returned."""
+        lines = self.rng.randint(1, self.lines) if killable and self.rng.random() < 0.7 else 0
+        self.is_dead = False
+        with _killed_after(lines, self):
+            try:
+                return act()
+            except Killed:
+                self.effects["killed"] += 1
+                return None
+            finally:
+                self.is_dead = False
+
+
+@contextmanager
+def _killed_after(lines: int, world: World) -> Iterator[None]:
+    left = lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        code = frame.f_code
+        is_work = code.co_filename == __file__ and code.co_name in _WORK
+        if not is_work and (_OURS not in code.co_filename or "/stores/" in code.co_filename):
+            return None  # a store's change is atomic
+        if event == "line":
+            left -= 1
+            if left == 0:
+                world.is_dead = True
+                raise Killed
+        return trace
+
+    before = sys.gettrace()
+    if lines:
+        sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+History = Callable[[int], None]
+
+
+def guarded(world: World) -> History:
+    """One mail per customer and window, unless the message that sent it is run again in doubt."""
+
+    @world.app.task(
+        shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=Guard(key="7", window=9e9)
+    )
+    def mail(self: Any) -> str:
+        how = world.rng.random() if world.effects["troubles"] else 1.0
+        if how < 0.2:
+            raise Retryable("refused: nothing was sent")
+        world.done.append(self.request.id)
+        if how < 0.3:
+            raise ValueError("the answer was lost")
+        return "sent"
+
+    def history(seed: int) -> None:
+        world.begin(seed)
+        world.effects["troubles"] = 1
+        ended_well: set[str] = set()
+        for _ in range(6):
+            message = world.rng.choice("AB")
+            before = len(world.done)
+            ended = world.run(mail, task_id=message)
+            if message in ended_well:
+                assert len(world.done) == before, "it was done, and has run again"
+            if ended is not None and ended.state == "SUCCESS":
+                ended_well.add(message)
+        assert len(set(world.done)) <= 1, f"two messages have sent: {world.done}"
+        world.effects["troubles"] = 0
+        for message in "AB":  # the provider is well, and nobody kills: what is owed is done
+            world.run(mail, task_id=message, killable=False)
+        assert len(set(world.done)) == 1, f"sent by {set(world.done)}"
+
+    return history
+
+
+def stepped(world: World) -> History:
+    """A step whose provider knows the key is done once, and its confirmation is not forgotten."""
+
+    @world.app.task(shared=False, base=SQSBackoffTask, name="confirm")
+    def confirm(done: object) -> None:
+        world.effects["confirmed"] += 1
+
+    @world.app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any) -> str:
+        key = self.idempotency_key("charge")
+        return str(self.step("charge", charge, key, confirm=confirm.s()))
+
+    def charge(key: str) -> str:
+        world.done.append(key)  # the provider does it once per key
+        return "receipt"
+
+    world.lines = 900
+
+    def history(seed: int) -> None:
+        world.begin(seed)
+        recorded = False
+        for last in (False,) * 4 + (True,):
+            calls = len(world.done)
+            ended = world.run(pay, task_id="A", killable=not last)
+            assert not recorded or len(world.done) == calls, "it was recorded, and done again"
+            recorded = recorded or (ended is not None and ended.state == "SUCCESS")
+        assert recorded
+        assert len(set(world.done)) == 1
+        assert world.effects["confirmed"], "it was never confirmed"
+
+    return history
+
+
+def taken_back(world: World) -> History:
+    """A workflow that is given up takes back each step that it has done, and only once."""
+
+    @world.app.task(shared=False, base=SQSBackoffTask, name="undo")
+    def undo(done: object, name: str) -> None:
+        world.effects[f"undone {name}"] += 1
+
+    @world.app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any) -> None:
+        with self.workflow("order:7", lease=300) as work:
+            for name in "abc":
+                work.step(name, act, name, undo=undo.s(name))
+        world.effects["complete"] += 1
+
+    def act(name: str) -> str:
+        how = world.rng.random()
+        if how < 0.1:
+            raise NonRetryable("refused", safe_to_undo=True)
+        world.done.append(name)
+        if how < 0.2:
+            raise ValueError("the answer was lost")
+        return name
+
+    world.lines = 2_500
+
+    def history(seed: int) -> None:
+        world.begin(seed)
+        for _ in range(world.rng.randint(1, 4)):
+            ended = world.run(fund, task_id="A")
+            world.now += 400  # a killed run's lease has ended
+            if ended is not None:
+                break
+        if world.effects["complete"]:
+            return
+        # The crash budget is used up, or the run has given up: who settles it for good lives.
+        assert compensate_given_up(world.app, "fund", "A")
+        if world.run(fund, task_id="A", killable=False).state == "SUCCESS":
+            assert set(world.done) == {"a", "b", "c"}  # killed after its last step: it had ended
+            return
+        undone = {name for name in "abc" if world.effects[f"undone {name}"]}
+        assert set(world.done) <= undone, f"done {world.done}, taken back {undone}"
+        before = Counter(world.effects)
+        assert compensate_given_up(world.app, "fund", "A")
+        assert world.effects == before, "taken back again"
+
+    return history
+
+
+class RolledBack(Exception):
+    """The caller's transaction has failed."""
+
+
+def sent_after_commit(world: World) -> History:
+    """A durable call is sent if and only if its data is committed; twice only after a kill."""
+    from tests.integration.django_app import project
+
+    project.add_database("default", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    from django.db import connections
+
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    project.migrate("default")
+    from django.db import transaction
+    from django.db.models import F
+    from django.utils import timezone
+
+    from celery_sqs_backoff.contrib.django.models import OutboxCall, Record
+    from celery_sqs_backoff.safe.outbox import send_left_calls
+
+    @world.app.task(shared=False, base=SQSBackoffTask, name="mail")
+    def mail(order: str) -> None: ...
+
+    def is_committed(order: str) -> bool:
+        return bool(Record.objects.filter(key=order).exists())
+
+    def send(_: Any, args: Any, kwargs: Any, task_id: str = "", **options: Any) -> None:
+        if transaction.get_connection().in_atomic_block or not is_committed(args[0]):
+            world.effects["too early"] += 1  # not raised: it would be taken for the broker's
+        if world.rng.random() < world.broker_fails:
+            world.effects["refused"] += 1
+            raise ConnectionError
+        world.done.append(task_id)
+
+    type(mail).apply_async = send
+
+    def book(order: str) -> None:
+        with transaction.atomic():
+            Record.objects.create(key=order, value="", digest="", expires_at=timezone.now())
+            mail.apply_async_on_commit((order,), durable=True, task_id=order)
+            if world.rng.random() < 0.2:
+                raise RolledBack
+
+    def housekeeping() -> None:
+        send_left_calls(world.app)
+
+    def let_pass(seconds: float) -> None:
+        passed = timedelta(seconds=seconds)
+        OutboxCall.objects.update(claimed_until=F("claimed_until") - passed)
+
+    world.lines = 60
+
+    def history(seed: int) -> None:
+        world.begin(seed)
+        world.broker_fails = world.rng.choice([0.0, 0.0, 0.5])
+        OutboxCall.objects.all().delete()
+        Record.objects.all().delete()
+        orders = [f"order {n}" for n in range(world.rng.randint(1, 3))]
+        for order in orders:
+            with suppress(RolledBack):
+                world.attempt(lambda order=order: book(order))
+            let_pass(world.rng.choice([0, 30, 90]))
+            if world.rng.random() < 0.5:
+                world.attempt(housekeeping)
+        troubles = world.effects["killed"]
+        world.broker_fails = 0.0
+        for _ in range(2):
+            let_pass(90)
+            world.attempt(housekeeping, killable=False)
+        sent = Counter(world.done)
+        assert not world.effects["too early"], "sent before the commit"
+        for order in orders:
+            assert bool(sent[order]) is is_committed(order), f"{order}: {sent}"
+        assert sum(sent.values()) <= len(sent) + troubles, f"{sent}, {troubles} kills"
+        assert not OutboxCall.objects.exists()
+
+    return history
+
+
+KINDS: dict[str, Callable[[World], History]] = {
+    "guard": guarded,
+    "step": stepped,
+    "workflow": taken_back,
+    "outbox": sent_after_commit,
+}
+
+
+def simulate(kind: str, *, histories: int, seed: int = 0) -> Counter[str]:
+    """Play histories of one kind; return what has happened in all of them.
+
+    Raises:
+        AssertionError: a promise was broken; names the seed of the history.
+    """
+    logging.disable(logging.CRITICAL)
+    happened: Counter[str] = Counter()
+    try:
+        world = World()
+        play = KINDS[kind](world)
+        for number in range(seed, seed + histories):
+            try:
+                play(number)
+            except AssertionError as exc:
+                raise AssertionError(f"{kind}, seed {number}: {exc}") from exc
+            happened.update(killed=world.effects["killed"], effects=len(world.done))
+    finally:
+        logging.disable(logging.NOTSET)
+    return happened
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--histories", type=int, default=2000, help="of each kind. Default: 2000")
+    parser.add_argument("--seed", type=int, default=0, help="of the first. Default: 0")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="Default: all")
+    options = parser.parse_args()
+    for kind in options.kind or KINDS:
+        started = time.monotonic()
+        happened = simulate(kind, histories=options.histories, seed=options.seed)
+        seconds = time.monotonic() - started
+        print(
+            f"{kind:9} {options.histories} histories, {happened['killed']} processes killed,"
+            f" {happened['effects']} effects: all promises held ({seconds:.0f} s)",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

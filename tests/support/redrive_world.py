@@ -1,0 +1,325 @@
+"""A redrive in virtual time, on the strict fake SQS: no waiting, and killed where we say.
+
+The engine is the real one, with its journal in a real file. Only its threads are replaced, by
+greenlets that take turns at each call, each write of the journal and each wait, in an order that
+follows from the seed: so a history can be repeated. A kill is an exception that no code catches,
+raised before or after any call to SQS or any write of the journal, and by each call after it:
+between two such points a process changes nothing that outlives it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from greenlet import getcurrent, greenlet
+
+from celery_sqs_backoff.redrive import journal as journal_module
+from celery_sqs_backoff.redrive.journal import Journal, NoJournal
+from celery_sqs_backoff.redrive.look import Plan, _Look
+from celery_sqs_backoff.redrive.past import Entry
+from celery_sqs_backoff.redrive.queues import Endpoint
+from celery_sqs_backoff.redrive.report import RedriveReport
+from celery_sqs_backoff.redrive.route import Route
+from celery_sqs_backoff.redrive.run import Run
+from celery_sqs_backoff.redrive.settings import Settings
+from celery_sqs_backoff.redrive.source import QueueSource
+from celery_sqs_backoff.redrive.sweep import Holding, Sweep
+from celery_sqs_backoff.sqs.arns import QueueArn
+
+from .fake_sqs import Clock, FakeSQS
+
+__all__ = ["Killed", "World"]
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class World:
+    """A main queue with a dead-letter queue, and redrives of it, one after the other.
+
+    Arguments:
+        directory: for the journal.
+        seed: of the jitter.
+        latency: seconds that a call takes, by the clock of the world.
+        threads: at most; ``None``: as many as the engine wants.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        seed: int = 0,
+        latency: float = 0.0,
+        fifo: bool = False,
+        threads: int | None = 1,
+    ) -> None:
+        self.clock = Clock()
+        self.sqs = FakeSQS(self.clock)
+        self.rng = random.Random(seed)
+        self.latency = latency
+        self.most_threads = threads
+        self.turns = _Turns(self.clock, self.rng)
+        end = ".fifo" if fifo else ""
+        options = {"FifoQueue": "true"} if fifo else {}
+        for name in ("mail-dlq", "mail"):
+            self.sqs.create_queue(QueueName=f"{name}{end}", Attributes=options)
+        self.journal_path = directory / "journal"
+        self.events: list[Any] = []
+        self.calls: Counter[str] = Counter()
+        self.on_event: Callable[[Any], None] = lambda event: None
+        #: Before this step the process dies; and whether after it has been carried out.
+        self.dies_at: tuple[int, bool] | None = None
+        self.steps = 0
+        #: Called before each of them: what the rest of the world does meanwhile.
+        self.before_step: Callable[[], None] = lambda: None
+        self.source = self._endpoint(f"mail-dlq{end}")
+        self.main = self._endpoint(f"mail{end}")
+        self.run: Run | None = None
+        self._pace: Any = None
+
+    # What a test does
+
+    def fill(self, *bodies: str, **message: Any) -> list[str]:
+        """Put messages on the dead-letter queue; return their ids."""
+        return [
+            self.sqs.send_message(
+                QueueUrl=self.source.url, MessageBody=body, MessageAttributes={}, **message
+            )["MessageId"]
+            if "MessageAttributes" not in message
+            else self.sqs.send_message(QueueUrl=self.source.url, MessageBody=body, **message)[
+                "MessageId"
+            ]
+            for body in bodies
+        ]
+
+    def bodies(self, endpoint: Endpoint) -> Counter[str]:
+        return Counter(message.body for message in self.sqs.queues[endpoint.url].messages)
+
+    def redrive(
+        self,
+        *,
+        journal: bool = True,
+        holding: Holding | None = None,
+        to: Any = None,
+        pace: Any = None,
+        **options: Any,
+    ) -> RedriveReport:
+        """Run in this thread, in virtual time. Raises Killed if it dies."""
+        self.steps, self._pace = 0, pace
+        kept: NoJournal = NoJournal()
+        if journal:
+            with mock.patch.object(journal_module.os, "fsync"):
+                return self._redrive_with(
+                    _Journal(self, self.journal_path, str(self.source.arn)), holding, to, options
+                )
+        return self._redrive_with(kept, holding, to, options)
+
+    def _redrive_with(
+        self, journal: NoJournal, holding: Holding | None, to: Any, options: dict[str, Any]
+    ) -> RedriveReport:
+        found = QueueSource(self.source)
+        self.run = Run(
+            found,
+            Route(self.source, (self.main,), to, retention_seconds=345_600),
+            Settings(**options),
+            journal=journal,
+            archive=None,
+            run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
+            holding=holding,
+            on_event=self._note,
+            clock=self.clock,
+            now=self.clock,
+            sleep=self.sleep,
+            rng=self.rng,
+            pace=self._pace,
+        )
+        try:
+            with self._without_threads():
+                return self.run()
+        finally:
+            if isinstance(journal, Journal):
+                journal.__exit__(None, None, None)
+
+    def look(self, *, copy: Any = None, sample: int | None = None, **options: Any) -> Plan:
+        """A dry run, in virtual time."""
+        found = QueueSource(self.source)
+        route = Route(self.source, (self.main,), retention_seconds=345_600)
+        with self._without_threads():
+            look = _Look(
+                found,
+                route,
+                Settings(**options),
+                copy,
+                raw=False,
+                now=self.clock,
+                clock=self.clock,
+                sleep=self.sleep,
+            )
+            return look(sample, None)
+
+    def sleep(self, seconds: float) -> None:
+        self.turns.wait(max(0.001, seconds))
+
+    @contextmanager
+    def _without_threads(self) -> Iterator[None]:
+        room = "celery_sqs_backoff.redrive"
+        locks = SimpleNamespace(Lock=lambda: _Lock(self.turns))
+        with (
+            mock.patch.object(Sweep, "run", lambda *a, **k: self._sweep(*a, **k)),
+            mock.patch.object(Sweep, "keep", return_value=mock.Mock()),
+            mock.patch(f"{room}.sweep.ThreadPoolExecutor", _Inline),
+            mock.patch(f"{room}.halt.Halt.wait", lambda *a: self._wait(*a)),
+            mock.patch(f"{room}.delivery.threading", locks),
+        ):
+            yield
+
+    def step(self, do: Callable[[], Any]) -> Any:
+        """Carry out what outlives the process, unless it dies."""
+        self.steps += 1
+        self.before_step()
+        if self.dies_at is not None:
+            at, after = self.dies_at
+            if self.steps == at and after:
+                do()
+            if self.steps >= at:
+                raise Killed
+        return do()
+
+    # The world
+
+    def _endpoint(self, name: str) -> Endpoint:
+        url = f"https://sqs.example/1/{name}"
+        broker: Any = SimpleNamespace(client=lambda key: _Client(self), sleep=self.sleep)
+        return Endpoint(broker, url, None, QueueArn.parse(self.sqs.queues[url].arn))
+
+    def _note(self, event: Any) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    def _wait(self, halt: Any, seconds: float = 0.0) -> bool:
+        if not halt.is_set:
+            self.sleep(seconds)
+        return bool(halt.is_set)
+
+    def _sweep(self, sweep: Sweep, threads: int, handle: Any, **options: Any) -> None:
+        """The threads; and what is kept is renewed every second, as the keeper does."""
+        most, limit = options.get("most", lambda: 10), options.get("limit")
+        threads = min(threads, self.most_threads or threads)
+
+        def keep() -> None:
+            try:
+                while self.turns.others and not sweep.halt.is_set:
+                    self.turns.wait(1.0)
+                    sweep.renew()
+            except BaseException as exc:  # noqa: BLE001  # as the engine's own
+                sweep.halt.fail(exc)
+
+        self.turns.run([lambda: sweep._work(handle, most, limit)] * threads, keep)
+
+
+class _Client:
+    """The fake SQS; each call is a step, and takes time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        world = self._world
+        method = getattr(world.sqs, name)
+
+        def call(**request: Any) -> Any:
+            world.calls[name] += 1
+            world.turns.wait(world.latency / 2)
+            answer = world.step(lambda: method(**request))
+            world.turns.wait(world.latency / 2)
+            if name == "receive_message" and not answer.get("Messages"):
+                world.turns.wait(request.get("WaitTimeSeconds", 0))
+            return answer
+
+        return call
+
+
+class _Journal(Journal):
+    def __init__(self, world: World, path: Path, source: str) -> None:
+        self._world = world
+        run_id = f"run-{world.rng.randrange(10**9)}"
+        super().__init__(path, source=source, run_id=run_id)
+
+    def write(self, entry: Entry) -> None:
+        super_write = super().write
+        self._world.turns.wait(0)
+        self._world.step(lambda: super_write(entry))
+
+
+class _Turns:
+    """Greenlets in place of threads. Who waits lets another one go on; time passes when all wait.
+
+    Arguments:
+        rng: decides who is next.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock, self._rng = clock, rng
+        self._wake: dict[greenlet, float] = {}
+        self._keeper: greenlet | None = None
+
+    @property
+    def others(self) -> bool:
+        """Whether anybody but the keeper is at work."""
+        return any(g is not self._keeper for g in self._wake)
+
+    def run(self, functions: Sequence[Callable[[], None]], keeper: Callable[[], None]) -> None:
+        """Run until all have ended."""
+        self._keeper = greenlet(keeper)
+        self._wake = dict.fromkeys([*map(greenlet, functions), self._keeper], self._clock.now)
+        while self._wake:
+            ready = [g for g, at in self._wake.items() if at <= self._clock.now]
+            if not ready:
+                self._clock.now = min(self._wake.values())
+                continue
+            chosen = self._rng.choice(ready)
+            chosen.switch()
+            if chosen.dead:
+                del self._wake[chosen]
+
+    def wait(self, seconds: float) -> None:
+        current = getcurrent()
+        if current in self._wake:
+            self._wake[current] = self._clock.now + seconds
+            current.parent.switch()
+        else:
+            self._clock.now += seconds
+
+
+class _Lock:
+    """A lock between greenlets."""
+
+    def __init__(self, turns: _Turns) -> None:
+        self._turns, self._is_taken = turns, False
+
+    def __enter__(self) -> None:
+        while self._is_taken:
+            self._turns.wait(0.001)
+        self._is_taken = True
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_taken = False
+
+
+class _Inline:
+    """A pool without threads."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return [function(item) for item in items]
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None: ...

@@ -1,0 +1,301 @@
+"""Each rule finds its fault, and nothing is found where all is well."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import FullJitter, Schedule
+from celery_sqs_backoff.doctor import (
+    RULES,
+    AppFacts,
+    Facts,
+    QueueFacts,
+    Severity,
+    TaskFacts,
+    examine,
+)
+from celery_sqs_backoff.doctor.horizon import dead_lettered_after, in_words, receives_within
+
+BASE = "https://sqs.eu-central-1.amazonaws.com/123456789012"
+ARN = "arn:aws:sqs:eu-central-1:123456789012"
+
+
+def attributes(name: str, **changed: Any) -> dict[str, str]:
+    """What GetQueueAttributes returns for a queue that is set up well."""
+    found = {
+        "QueueArn": f"{ARN}:{name}",
+        "VisibilityTimeout": "30",
+        "MessageRetentionPeriod": "345600",
+        "MaximumMessageSize": "1048576",
+        "DelaySeconds": "0",
+        "ApproximateNumberOfMessages": "2500",
+        "ApproximateNumberOfMessagesNotVisible": "40",
+        "ApproximateNumberOfMessagesDelayed": "0",
+        **changed,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def redrive(dlq: str, count: int = 1000) -> str:
+    return json.dumps({"deadLetterTargetArn": f"{ARN}:{dlq}", "maxReceiveCount": count})
+
+
+def queue(name: str = "mails", *, dlq: QueueFacts | None = None, **changed: Any) -> QueueFacts:
+    attributes_of = attributes(name, **{"RedrivePolicy": redrive("mails-dlq"), **changed})
+    return QueueFacts(
+        name=name,
+        url=f"{BASE}/{name}",
+        attributes=attributes_of,
+        dlq=dead_letters() if dlq is None else dlq,
+    )
+
+
+def dead_letters(name: str = "mails-dlq", **changed: Any) -> QueueFacts:
+    return QueueFacts(
+        name=name,
+        url=f"{BASE}/{name}",
+        attributes=attributes(name, **{"MessageRetentionPeriod": "1209600", **changed}),
+        is_consumed=False,
+    )
+
+
+TASK = TaskFacts(
+    name="shop.send_mail",
+    is_covered=True,
+    backoff=FullJitter(base=2, cap=3600),
+    retry_for=36 * 3600.0,
+    retried_errors=("shop.MailProviderDown",),
+)
+APP = AppFacts(tasks=(TASK,), versions={"celery": "5.7.0", "kombu": "5.7.0"}, store="redis")
+WELL = Facts(app=APP, queues=(queue(),), other_queues={"abc.reply-celery-pidbox": 3})
+
+
+def with_queue(**changed: Any) -> Facts:
+    return replace(WELL, queues=(queue(**changed),))
+
+
+def with_dlq(**changed: Any) -> Facts:
+    return replace(WELL, queues=(queue(dlq=dead_letters(**changed)),))
+
+
+def with_task(**changed: Any) -> Facts:
+    return replace(WELL, app=replace(APP, tasks=(replace(TASK, **changed),)))
+
+
+def with_app(**changed: Any) -> Facts:
+    return replace(WELL, app=replace(APP, **changed))
+
+
+FIFO = QueueFacts(
+    name="mails.fifo",
+    url=f"{BASE}/mails.fifo",
+    attributes=attributes("mails.fifo", RedrivePolicy=redrive("mails-dlq")),
+    dlq=dead_letters(),
+)
+
+BROKEN = {
+    "E001 queue": (
+        replace(
+            WELL,
+            queues=(replace(queue(), attributes=None, failure="NonExistentQueue", dlq=None),),
+        ),
+        "E001",
+    ),
+    "W002 no DLQ": (
+        replace(WELL, queues=(replace(queue(RedrivePolicy=None), dlq=None),)),
+        "W002",
+    ),
+    "E003 own DLQ": (
+        replace(WELL, queues=(replace(queue(RedrivePolicy=redrive("mails")), dlq=None),)),
+        "E003",
+    ),
+    "E004 DLQ is gone": (
+        replace(
+            WELL,
+            queues=(
+                queue(dlq=replace(dead_letters(), attributes=None, failure="NonExistentQueue")),
+            ),
+        ),
+        "E004",
+    ),
+    "E005 FIFO with a standard DLQ": (replace(WELL, queues=(FIFO,)), "E005"),
+    "E005 standard with a FIFO DLQ": (
+        with_queue(RedrivePolicy=redrive("mails-dlq.fifo"), dlq=dead_letters("mails-dlq.fifo")),
+        "E005",
+    ),
+    "E006 denyAll": (
+        with_dlq(RedriveAllowPolicy=json.dumps({"redrivePermission": "denyAll"})),
+        "E006",
+    ),
+    "E006 another queue": (
+        with_dlq(
+            RedriveAllowPolicy=json.dumps(
+                {"redrivePermission": "byQueue", "sourceQueueArns": [f"{ARN}:other"]}
+            )
+        ),
+        "E006",
+    ),
+    "W007 DLQ of the DLQ": (with_dlq(RedrivePolicy=redrive("graveyard", 5)), "W007"),
+    "W008 DLQ retention": (with_dlq(MessageRetentionPeriod="345600"), "W008"),
+    "W009 retention": (with_queue(MessageRetentionPeriod="86400"), "W009"),
+    "W010 maxReceiveCount": (with_queue(RedrivePolicy=redrive("mails-dlq", 7)), "W010"),
+    "E011 visibility timeout 0": (with_queue(VisibilityTimeout="0"), "E011"),
+    "W012 visibility timeout 12 h": (with_queue(VisibilityTimeout="43200"), "W012"),
+    "I013 kombu's visibility timeout": (with_app(kombu_visibility_timeout=3600), "I013"),
+    "I014 message size": (with_queue(MaximumMessageSize="262144"), "I014"),
+    "I014 message size of the DLQ": (with_dlq(MaximumMessageSize="262144"), "I014"),
+    "W015 delay": (with_queue(DelaySeconds="60"), "W015"),
+    "I016 KMS": (
+        with_queue(KmsMasterKeyId="alias/ours", KmsDataKeyReusePeriodSeconds="60"),
+        "I016",
+    ),
+    "W017 in flight": (with_queue(ApproximateNumberOfMessagesNotVisible="100000"), "W017"),
+    "W018 reply queue": (
+        replace(WELL, other_queues={"abc.reply-celery-pidbox": 5_000}),
+        "W018",
+    ),
+    "W018 event queue": (replace(WELL, other_queues={"celeryev.1": 5_000}), "W018"),
+    "W019 no base class": (
+        with_app(tasks=(TASK, TaskFacts(name="shop.other", is_covered=False))),
+        "W019",
+    ),
+    "W020 retries everything": (with_task(retried_errors=("builtins.Exception",)), "W020"),
+    "W021 two layers": (with_app(client_retries={"stripe": 2}), "W021"),
+    "W022 no prefetch limit": (with_app(prefetch_multiplier=0), "W022"),
+    "W022 much prefetch": (with_app(prefetch_multiplier=128, concurrency=16), "W022"),
+    "E023 store fails": (with_app(store_failure="OperationalError"), "E023"),
+    "E024 memory under prefork": (with_app(store="memory"), "E024"),
+    "E025 guard without a store": (
+        with_app(store=None, tasks=(replace(TASK, needs_store=True),)),
+        "E025",
+    ),
+    "W026 version": (with_app(versions={"kombu": "5.4.2"}), "W026"),
+    "E027 denied": (
+        replace(WELL, queues=(replace(queue(), denied=("sqs:DeleteMessage",)),)),
+        "E027",
+    ),
+    "E027 DLQ denied": (
+        replace(
+            WELL,
+            queues=(queue(dlq=replace(dead_letters(), denied=("sqs:GetQueueAttributes",))),),
+        ),
+        "E027",
+    ),
+    "W029 events": (with_app(events=True), "W029"),
+}
+
+
+def test_nothing_is_found_where_all_is_well() -> None:
+    assert examine(WELL) == []
+
+
+@pytest.mark.parametrize(("facts", "expected"), BROKEN.values(), ids=BROKEN.keys())
+def test_each_fault_is_found_and_nothing_else(facts: Facts, expected: str) -> None:
+    [finding] = examine(facts)
+    assert finding.id == expected
+    for text in (finding.subject, finding.evidence, finding.consequence):
+        assert text
+    assert finding.fix.aws or finding.fix.terraform or finding.fix.text
+    assert json.dumps(finding.as_dict())
+
+
+def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own() -> None:
+    assert {expected for _, expected in BROKEN.values()} == {rule.id for rule in RULES}
+    numbers = [rule.id[1:] for rule in RULES]
+    assert len(numbers) == len(set(numbers))
+    for rule in RULES:
+        assert rule.why
+        assert rule.title
+
+
+def test_nothing_is_said_about_what_could_not_be_read() -> None:
+    unread = replace(queue(), attributes=None, failure="ServiceUnavailable", dlq=None)
+    assert examine(replace(WELL, queues=(unread,))) == []
+
+
+def test_offline_rules_need_no_queues() -> None:
+    facts = replace(BROKEN["E011 visibility timeout 0"][0], app=with_app(events=True).app)
+    assert [f.id for f in examine(facts, live=False)] == ["W029"]
+
+
+def test_a_finding_can_be_ignored_for_all_or_one_subject() -> None:
+    facts = replace(WELL, queues=(queue(DelaySeconds="9"), queue("bulk", DelaySeconds="9")))
+    assert [f.subject for f in examine(facts)] == ["bulk", "mails"]
+    assert [f.subject for f in examine(facts, ignore=["W015:bulk"])] == ["mails"]
+    assert examine(facts, ignore=["W015"]) == []
+
+
+def test_the_worst_comes_first() -> None:
+    facts = with_queue(DelaySeconds="9", VisibilityTimeout="0", MaximumMessageSize="1024")
+    assert [f.severity for f in examine(facts)] == [
+        Severity.ERROR,
+        Severity.WARNING,
+        Severity.INFO,
+    ]
+
+
+def test_a_small_max_receive_count_says_when_messages_become_dead_letters() -> None:
+    """The mail outage: 7 receives, 30 seconds apart, 2,500 mails."""
+    facts = replace(
+        with_queue(RedrivePolicy=redrive("mails-dlq", 8)),
+        app=replace(APP, tasks=(replace(TASK, backoff=Schedule([30])),)),
+    )
+    [finding] = examine(facts)
+    assert "2500 messages would be dead-lettered about 3.5 minutes into an outage" in (
+        finding.consequence
+    )
+
+
+def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
+    facts = replace(BROKEN["W002 no DLQ"][0], app=with_task(wants_dlq=False).app)
+    assert examine(facts) == []
+
+
+def test_aws_managed_keys_need_no_reuse_period() -> None:
+    facts = with_queue(KmsMasterKeyId="alias/aws/sqs", KmsDataKeyReusePeriodSeconds="60")
+    assert examine(facts) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (1, "1 second"),
+        (30, "30 seconds"),
+        (210, "3.5 minutes"),
+        (86_400, "24 hours"),
+        (345_600, "4 days"),
+    ],
+)
+def test_times_are_said_as_a_person_would(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_the_receives_that_a_budget_needs() -> None:
+    policy = FullJitter(base=2, cap=3600)
+    needed = receives_within(policy, retry_for=36 * 3600, max_retries=None)
+    assert 85 < needed < 110
+    assert receives_within(policy, retry_for=None, max_retries=4) == 5
+    assert receives_within(policy, retry_for=None, max_retries=None) == 1000
+
+
+@pytest.mark.parametrize(
+    ("backoff", "receives", "first", "half"),
+    [
+        pytest.param(Schedule([30]), 8, (210, 214), (210, 214), id="seven delays of 30 s"),
+        pytest.param(Schedule([30]), 1, (0, 2), (0, 2), id="no retry at all"),
+        pytest.param(FullJitter(base=2, cap=3600), 7, (1, 40), (40, 100), id="full jitter"),
+    ],
+)
+def test_the_simulated_time_to_a_dead_letter(
+    backoff: Any, receives: int, first: tuple[float, float], half: tuple[float, float]
+) -> None:
+    found = dead_lettered_after(
+        backoff, receives, retry_for=36 * 3600, max_retries=None, attributes=attributes("mails")
+    )
+    assert first[0] <= found[0] <= first[1]
+    assert half[0] <= found[1] <= half[1]
+    assert found[0] <= found[1]

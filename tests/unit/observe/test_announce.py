@@ -1,0 +1,73 @@
+"""Signals are sent for events, and a receiver that blocks holds up nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.observe.announce import Announce
+from celery_sqs_backoff.observe.events import (
+    GaveBack,
+    LeaseLost,
+    ProviderClosed,
+    ProviderOpened,
+    ProviderProbing,
+    ProviderRecovered,
+)
+from celery_sqs_backoff.signals import lease_lost, provider_changed
+from tests.support.processes import eventually
+
+
+@pytest.fixture
+def sent() -> Iterator[list[tuple[Any, ...]]]:
+    found: list[tuple[Any, ...]] = []
+
+    def on_lost(sender: Any, task_id: str, message_id: str, queue: str, **_: Any) -> None:
+        found.append((sender, task_id, message_id, queue))
+
+    def on_changed(sender: Any, state: str, tenant: str, **_: Any) -> None:
+        found.append((sender, state, tenant))
+
+    lease_lost.connect(on_lost)
+    provider_changed.connect(on_changed)
+    yield found
+    lease_lost.disconnect(on_lost)
+    provider_changed.disconnect(on_changed)
+
+
+def test_a_lost_lease_is_sent_by_its_task(sent: list[tuple[Any, ...]]) -> None:
+    Announce({"t": "the task"}.get)(LeaseLost(queue="q", task="t", task_id="i", message_id="m"))
+    eventually(lambda: sent == [("the task", "i", "m", "q")])
+
+
+def test_a_provider_that_changes_is_sent_by_its_name(sent: list[tuple[Any, ...]]) -> None:
+    announce = Announce(lambda name: None)
+    announce(ProviderProbing(provider="p"))
+    announce(GaveBack(queue="q", message_id="m"))
+    for number, event in enumerate(
+        (
+            ProviderOpened(provider="p", tenant="x"),
+            ProviderClosed(provider="p", waiting=7),
+            ProviderRecovered(provider="p", recalled=7),
+        )
+    ):
+        announce(event)
+        eventually(lambda: len(sent) == number + 1)  # noqa: B023  # used at once
+    assert sent == [("p", "open", "x"), ("p", "closed", ""), ("p", "recovered", "")]
+
+
+def test_a_receiver_that_blocks_holds_up_nobody() -> None:
+    over = threading.Event()
+
+    def block(**_: Any) -> None:
+        over.wait(20)
+
+    provider_changed.connect(block)
+    try:
+        Announce(lambda name: None)(ProviderClosed(provider="p", waiting=0))
+    finally:
+        provider_changed.disconnect(block)
+        over.set()

@@ -1,0 +1,98 @@
+"""Workers write what only they know; whoever looks reads all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_backoff.observe import board as module
+from celery_sqs_backoff.observe.board import TTL_SECONDS, Board, ProviderNow, QueueNow, WorkerNow
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from tests.support.fake_sqs import Clock
+
+ONE = WorkerNow(
+    queues={"mails": QueueNow(running=2, waiting=40, dead_letters={"parked": 3})},
+    providers=(ProviderNow(name="mailgun", state="open", waiting=40),),
+)
+OTHER = WorkerNow(queues={"mails": QueueNow(running=1, oldest_sent_at=7.5)})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_000.0)
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+def test_each_worker_is_read_with_what_it_has_written_last(store: MemoryStore) -> None:
+    one, other = Board(store), Board(store)
+    one.write("w1", OTHER)
+    one.write("w1", ONE)
+    other.write("w2", OTHER)
+    assert Board(store).read() == {"w1": ONE, "w2": OTHER}
+
+
+def test_a_worker_that_writes_no_more_is_gone_after_a_minute(
+    store: MemoryStore, clock: Clock
+) -> None:
+    board = Board(store)
+    board.write("w1", ONE)
+    clock.now += TTL_SECONDS
+    assert board.read() == {}
+    board.write("w1", ONE)
+    assert board.read() == {"w1": ONE}
+    board.leave("w1")
+    assert board.read() == {}
+
+
+def test_a_worker_that_starts_again_under_its_name_takes_the_record_over(
+    store: MemoryStore,
+) -> None:
+    Board(store).write("w1", OTHER)
+    Board(store).write("w1", ONE)
+    assert Board(store).read() == {"w1": ONE}
+
+
+def test_the_list_of_workers_does_not_grow_with_pods_that_are_gone(
+    store: MemoryStore, clock: Clock
+) -> None:
+    for number in range(20):
+        Board(store).write(f"pod-{number}", ONE)
+        clock.now += TTL_SECONDS
+    assert len(Board(store)._workers()[1]) == 1
+
+
+def test_two_workers_that_join_at_once_are_both_on_the_list(store: MemoryStore) -> None:
+    class Late(Board):
+        """Somebody else joins between its look and its write."""
+
+        is_first = True
+
+        def _workers(self) -> tuple[str | None, list[str]]:
+            found = super()._workers()
+            if self.is_first:
+                self.is_first = False
+                Board(store).write("w2", OTHER)
+            return found
+
+    Late(store).write("w1", ONE)
+    assert set(Board(store).read()) == {"w1", "w2"}
+
+
+def test_a_record_of_another_version_is_no_error(store: MemoryStore) -> None:
+    text = '{"queues": {"q": {"running": 1, "new": 2}}, "providers": [], "more": 1}'
+    assert WorkerNow.from_text(text) == WorkerNow(queues={"q": QueueNow(running=1)})
+    for text in ("[]", "{}", "x", '{"queues": [], "providers": 3}'):
+        with pytest.raises(ValueError, match=r"worker's record|Expecting"):
+            WorkerNow.from_text(text)
+
+
+def test_a_record_is_small_whatever_a_worker_consumes() -> None:
+    many = WorkerNow(
+        queues={f"q{n}": QueueNow() for n in range(1_000)},
+        providers=tuple(ProviderNow(name=f"p{n}", state="open") for n in range(1_000)),
+    )
+    assert len(many.as_text()) < 40_000
+    assert len(WorkerNow.from_text(many.as_text()).queues) == module._MOST_ENTRIES

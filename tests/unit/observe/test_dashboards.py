@@ -1,0 +1,208 @@
+"""The dashboard and the alerts are about metrics that exist, and promtool agrees with the rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from celery_sqs_backoff.observe.alerts import ALERTS, rules_file
+from celery_sqs_backoff.observe.dashboards import DASHBOARD, RULES, dashboard, files, main
+from celery_sqs_backoff.observe.instruments import INSTRUMENTS, Kind
+
+#: Of Debian's package ``prometheus``. It is not needed for anything else, so no CI installs it.
+PROMTOOL = shutil.which("promtool")
+
+Q = 'queue="mails"'
+T = 'queue="mails",task="shop.mail"'
+
+
+def expressions() -> list[str]:
+    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    return [*panels, *(alert.expr for alert in ALERTS)]
+
+
+def known_names() -> set[str]:
+    found = set()
+    for one in INSTRUMENTS:
+        suffixes = ("_bucket", "_count", "_sum") if one.kind is Kind.HISTOGRAM else ("",)
+        found |= {one.prometheus_name + suffix for suffix in suffixes}
+    return found
+
+
+@pytest.mark.parametrize("expr", expressions())
+def test_an_expression_names_metrics_and_labels_that_exist(expr: str) -> None:
+    names = set(re.findall(r"sqs_backoff_\w+", expr))
+    assert names
+    assert names <= known_names()
+    labels = {label for one in INSTRUMENTS for label in one.labels}
+    for group in re.findall(r"by \(([^)]*)\)", expr):
+        assert {label.strip() for label in group.split(",")} <= labels | {"le"}
+
+
+def test_the_command_writes_both_files(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, [str(tmp_path / "monitoring")])
+    assert result.exit_code == 0, result.output
+    written = {path.name: path.read_text() for path in (tmp_path / "monitoring").iterdir()}
+    assert written == files()
+    assert json.loads(written[DASHBOARD])["uid"] == "celery-sqs-backoff"
+
+
+def test_panels_lie_beside_and_below_each_other() -> None:
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard()["panels"]]
+    assert len(set(places)) == len(places)
+    assert {x for x, _ in places} == {0, 12}
+
+
+#: Alert, series (values at 0, 1, 2 ... minutes), and at which minute it fires, with which labels.
+FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
+    "SqsBackoffNoReceive": (
+        {f"sqs_backoff_poll_age_seconds{{{Q}}}": "0+60x20"},
+        10,
+        {"queue": "mails"},
+    ),
+    "SqsBackoffReceiveFails": (
+        {f'sqs_backoff_receive_failures_total{{{Q},code="ExpiredToken"}}': "0+6x30"},
+        20,
+        {"queue": "mails", "code": "ExpiredToken"},
+    ),
+    "SqsBackoffDeadLetters": (
+        {f'sqs_backoff_dead_letters_total{{{T},reason="revoked"}}': "_x3 1x30"},
+        5,
+        {"queue": "mails", "task": "shop.mail", "reason": "revoked"},
+    ),
+    "SqsBackoffManyDeadLetters": (
+        {
+            f'sqs_backoff_dead_letters_total{{{T},reason="not retryable"}}': "0+9x40",
+            f'sqs_backoff_runs_total{{{T},outcome="unknown"}}': "0+9x40",
+            f'sqs_backoff_runs_total{{{T},outcome="succeeded"}}': "0+30x40",
+        },
+        30,
+        {"queue": "mails", "task": "shop.mail"},
+    ),
+    "SqsBackoffMostRunsFail": (
+        {
+            f'sqs_backoff_runs_total{{{T},outcome="retryable"}}': "0+9x40",
+            f'sqs_backoff_runs_total{{{T},outcome="succeeded"}}': "0+3x40",
+        },
+        30,
+        {"queue": "mails", "task": "shop.mail"},
+    ),
+    "SqsBackoffProviderDown": (
+        {'sqs_backoff_provider_open{provider="mailgun"}': "0x3 1x40"},
+        30,
+        {"provider": "mailgun"},
+    ),
+    "SqsBackoffGivingUpSoon": (
+        {f"sqs_backoff_messages_giving_up{{{Q}}}": "0x5 7x20"},
+        10,
+        {"queue": "mails"},
+    ),
+    "SqsBackoffOldMessages": (
+        {f"sqs_backoff_oldest_waiting_seconds{{{Q}}}": "20000+600x30"},
+        20,
+        {"queue": "mails"},
+    ),
+    "SqsBackoffInFlightQuota": (
+        {
+            f"sqs_backoff_messages_waiting{{{Q}}}": "90000x30",
+            f"sqs_backoff_messages_running{{{Q}}}": "8x30",
+        },
+        10,
+        {"queue": "mails"},
+    ),
+    "SqsBackoffLeasesLost": (
+        {f"sqs_backoff_leases_lost_total{{{T}}}": "_x3 1x30"},
+        5,
+        {"queue": "mails", "task": "shop.mail"},
+    ),
+    "SqsBackoffRefused": (
+        {
+            f'sqs_backoff_call_failures_total{{{Q},action="DeleteMessageBatch",'
+            'code="AccessDenied"}': "0+1x30"
+        },
+        20,
+        {"queue": "mails", "action": "DeleteMessageBatch", "code": "AccessDenied"},
+    ),
+}
+
+#: All is well: traffic, one failure in ten that is retried, and a worker that is busy for long.
+WELL = {
+    f'sqs_backoff_runs_total{{{T},outcome="succeeded"}}': "0+90x60",
+    f'sqs_backoff_runs_total{{{T},outcome="retryable"}}': "0+10x60",
+    f'sqs_backoff_dead_letters_total{{{T},reason="revoked"}}': "5x60",
+    f"sqs_backoff_poll_age_seconds{{{Q}}}": "0+60x60",
+    f"sqs_backoff_messages_running{{{Q}}}": "8x60",
+    f"sqs_backoff_messages_waiting{{{Q}}}": "100x60",
+    f"sqs_backoff_oldest_waiting_seconds{{{Q}}}": "300x60",
+    f"sqs_backoff_messages_giving_up{{{Q}}}": "0x60",
+    f"sqs_backoff_leases_lost_total{{{T}}}": "1x60",
+    # A queue of a provider that is down for ten minutes is not received from.
+    'sqs_backoff_poll_age_seconds{queue="sms"}': "0x15 0+60x10 0x35",
+    'sqs_backoff_provider_open{provider="sms"}': "0x15 1x10 0x35",
+}
+
+
+def test_each_alert_has_a_case() -> None:
+    assert set(FIRES) == {alert.name for alert in ALERTS}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian's package prometheus)")
+def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    (tmp_path / RULES).write_text(rules_file())
+    severity = {alert.name: alert.severity for alert in ALERTS}
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": _series(series),
+            "alert_rule_test": [
+                {
+                    "eval_time": f"{minute}m",
+                    "alertname": name,
+                    "exp_alerts": [{"exp_labels": {"severity": severity[name], **labels}}],
+                }
+            ],
+        }
+        for name, (series, minute, labels) in FIRES.items()
+    ]
+    tests.append(
+        {
+            "interval": "1m",
+            "input_series": _series(WELL),
+            "alert_rule_test": [
+                {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []}
+                for name in FIRES
+                for minute in (20, 24, 59)
+            ],
+        }
+    )
+    _promtool(tmp_path, "check", "rules", RULES)
+    # Annotations are compared too: without them promtool would ask for each text.
+    plain = re.sub(r"        annotations:\n(?:          .*\n)+", "", rules_file())
+    (tmp_path / "plain.yml").write_text(plain)
+    case = {"rule_files": ["plain.yml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(json.dumps(case))  # JSON is YAML
+    _promtool(tmp_path, "test", "rules", "tests.yml")
+
+
+def _series(values: dict[str, str]) -> list[dict[str, str]]:
+    return [{"series": series, "values": found} for series, found in values.items()]
+
+
+def _promtool(directory: Path, *arguments: Any) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

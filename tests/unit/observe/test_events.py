@@ -1,0 +1,43 @@
+"""One stream of events, and what breaks in a listener stays there."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_sqs_backoff.observe.events import GaveBack, Received
+from celery_sqs_backoff.observe.stream import Events
+
+
+def test_each_listener_gets_each_event_until_it_unsubscribes() -> None:
+    events, first, second = Events(), [], []
+    stop = events.subscribe(first.append)
+    events.subscribe(second.append)
+    one = Received(queue="mails", messages=3, asked_for=10)
+    events.emit(one)
+    stop()
+    two = GaveBack(queue="mails", message_id="m")
+    events.emit(two)
+    assert (first, second) == ([one], [one, two])
+
+
+def test_a_listener_that_raises_is_logged_once_and_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events, seen = Events(), []
+
+    def broken(event: object) -> None:
+        raise OSError("disk full")
+
+    events.subscribe(broken)
+    events.subscribe(seen.append)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            events.emit(GaveBack(queue="mails", message_id="m"))
+    assert len(seen) == 3
+    [record] = caplog.records
+    assert record.getMessage().startswith(
+        "sqs_backoff.listener_failed: given back: builtins.OSError"
+    )
+    assert "disk full" not in caplog.text

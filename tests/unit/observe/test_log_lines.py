@@ -1,0 +1,138 @@
+"""Each line is written for its event, and what repeats is said once."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.observe.events import (
+    CountRefused,
+    DeadLettered,
+    Event,
+    HeldTooLong,
+    Parked,
+    ReceiveFailed,
+    ReceivingAgain,
+    RenewalRefused,
+    Retried,
+    SettlementFailed,
+    SettlementRefused,
+    Started,
+)
+from celery_sqs_backoff.observe.log_lines import LogLines, logged_events
+
+OF_TASK: dict[str, Any] = {"queue": "q", "task": "shop.mail", "task_id": "5f", "message_id": "m"}
+RETRIED: dict[str, Any] = {
+    **OF_TASK,
+    **{"delay": 7.0, "attempt": 3, "outcome": "retryable", "reason": "process lost"},
+}
+
+
+@pytest.mark.parametrize(
+    ("event", "level", "line"),
+    [
+        (
+            Retried(**RETRIED, error="smtplib.SMTPServerDisconnected", budget_left=129_581),
+            "INFO",
+            "sqs_backoff.retry: task=shop.mail id=5f queue=q attempt=3 outcome=RETRYABLE"
+            ' reason="process lost" error=smtplib.SMTPServerDisconnected delay=7'
+            " budget_left=129581",
+        ),
+        (
+            Retried(**RETRIED),
+            "INFO",
+            "sqs_backoff.retry: task=shop.mail id=5f queue=q attempt=3 outcome=RETRYABLE"
+            ' reason="process lost" delay=7 budget_left=unlimited',
+        ),
+        (
+            DeadLettered(**OF_TASK, reason="not retryable", outcome="not processed", attempt=1),
+            "WARNING",
+            "sqs_backoff.dead_letter: task=shop.mail id=5f queue=q attempt=1"
+            ' outcome=NOT_PROCESSED reason="not retryable"',
+        ),
+        (
+            DeadLettered(**OF_TASK, reason="revoked", outcome=None, attempt=1, is_kept=False),
+            "WARNING",
+            "sqs_backoff.deleted: task=shop.mail id=5f queue=q attempt=1 reason=revoked",
+        ),
+        (Parked(**OF_TASK), "WARNING", "sqs_backoff.parked: task=shop.mail id=5f queue=q"),
+        (
+            RenewalRefused(queue="q", message_id="m", code="ReceiptHandleIsInvalid"),
+            "ERROR",
+            "sqs_backoff.lease_lost: message m of q is no longer ours (ReceiptHandleIsInvalid)",
+        ),
+        (
+            HeldTooLong(queue="q", message_id="m"),
+            "ERROR",
+            "sqs_backoff.twelve_hours: message m of q is held for longer than SQS allows",
+        ),
+        (
+            SettlementFailed(queue="q", message_id="m", action="delete", code=None),
+            "WARNING",
+            "sqs_backoff.lease_gone: cannot delete message m on q: its visibility timeout is over",
+        ),
+        (
+            ReceiveFailed(queue="q", code="ServiceUnavailable", failures=1),
+            "WARNING",
+            "sqs_backoff.receive_failed: queue q: ServiceUnavailable; trying again until it works",
+        ),
+        (
+            ReceivingAgain(queue="q", failures=6),
+            "INFO",
+            "sqs_backoff.receiving_again: queue q, after 6 failure(s)",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Event) else "",
+)
+def test_a_line(event: Event, level: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    logged_events().emit(event)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, line)]
+
+
+def test_the_facts_of_a_line_are_in_the_record_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    LogLines()(Retried(**RETRIED))
+    found = {k: v for k, v in vars(caplog.records[0]).items() if k.startswith("sqs_backoff.")}
+    assert found["sqs_backoff.delay"] == 7
+    assert found["sqs_backoff.task"] == "shop.mail"
+
+
+def test_what_a_sender_has_named_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    LogLines()(Parked(**OF_TASK | {"task": "a\nsqs_backoff.started: forged"}))
+    assert "\n" not in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SettlementRefused(queue="q", action="delete messages", code="AccessDenied"),
+        CountRefused(queue="q", code="AccessDenied"),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_a_person_has_to_repair_is_said_once_per_queue(
+    event: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = LogLines()
+    for _ in range(3):
+        lines(event)
+    assert len(caplog.records) == 1
+    lines(replace(event, queue="another"))
+    assert len(caplog.records) == 2
+
+
+def test_an_outage_is_said_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    lines = LogLines()
+    for failures in range(1, 6):
+        lines(ReceiveFailed(queue="q", code="ServiceUnavailable", failures=failures))
+    assert len(caplog.records) == 1
+
+
+def test_most_events_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    LogLines()(Started(**OF_TASK))
+    assert caplog.records == []

@@ -1,0 +1,186 @@
+"""Metrics are folds over events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from celery_sqs_backoff.observe.events import (
+    DeadLettered,
+    GaveBack,
+    Hidden,
+    LeaseLost,
+    Parked,
+    ProviderClosed,
+    ProviderOpened,
+    Recalled,
+    Received,
+    ReceiveFailed,
+    Retried,
+    RunEnded,
+    Settled,
+)
+from celery_sqs_backoff.observe.instruments import INSTRUMENTS
+from celery_sqs_backoff.observe.metrics import Metrics
+from celery_sqs_backoff.observe.prometheus import PrometheusRecorder
+from celery_sqs_backoff.observe.waiting import Waiting
+
+OF_TASK: dict[str, Any] = {"queue": "q", "task": "t", "task_id": "1", "message_id": "m"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def waiting(clock: Clock) -> Waiting:
+    return Waiting(clock)
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry, waiting: Waiting, clock: Clock) -> Metrics:
+    return Metrics(
+        PrometheusRecorder(registry),
+        waiting,
+        running=lambda queue: len(queue) + 6,
+        clock=clock,
+        now=clock,
+    )
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"sqs_backoff_{name}", {"queue": "q", **labels})
+
+
+def test_a_run_is_counted_by_its_outcome(metrics: Metrics, registry: CollectorRegistry) -> None:
+    for outcome in ("retryable", "retryable", "succeeded"):
+        metrics(RunEnded(**OF_TASK, outcome=outcome, attempt=3))
+    assert value(registry, "messages_running") == 7, "asked of the worker at the scrape"
+    assert value(registry, "runs_total", task="t", outcome="retryable") == 2
+    assert value(registry, "runs_total", task="t", outcome="succeeded") == 1
+    assert value(registry, "attempts_sum", task="t") == 3, "of the run that succeeded alone"
+
+
+def test_a_hidden_message_waits_until_it_is_due(
+    metrics: Metrics, waiting: Waiting, registry: CollectorRegistry, clock: Clock
+) -> None:
+    metrics(Received(queue="q", messages=2, asked_for=10))
+    for number, delay in enumerate((10, 20)):
+        waiting(
+            Hidden(
+                queue="q",
+                message_id=str(number),
+                seconds=delay,
+                sent_at=clock.now - 100 - delay,
+                gives_up_at=clock.now + delay * 600,
+            )
+        )
+    assert value(registry, "messages_waiting") == 2
+    assert value(registry, "oldest_waiting_seconds") == 120
+    assert value(registry, "messages_giving_up") == 1
+    clock.now += 10
+    assert value(registry, "messages_waiting") == 1
+    clock.now += 10
+    assert value(registry, "messages_waiting") == 0
+    assert value(registry, "oldest_waiting_seconds") == 0
+
+
+def test_retries_are_counted_with_their_delays(
+    metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    for delay in (10, 20):
+        metrics(Retried(**OF_TASK, delay=delay, attempt=1, outcome="retryable", reason="raised"))
+    assert value(registry, "retries_total", task="t") == 2
+    assert value(registry, "retry_delay_seconds_sum", task="t") == 30
+
+
+def test_dead_letters_are_counted_by_reason(metrics: Metrics, registry: CollectorRegistry) -> None:
+    metrics(DeadLettered(**OF_TASK, reason="not retryable", outcome="unknown", attempt=1))
+    metrics(Parked(**OF_TASK))
+    assert value(registry, "dead_letters_total", task="t", reason="not retryable") == 1
+    assert value(registry, "dead_letters_total", task="t", reason="parked") == 1
+
+
+def test_the_age_of_the_last_poll_grows_until_the_next(
+    metrics: Metrics, registry: CollectorRegistry, clock: Clock
+) -> None:
+    metrics(Received(queue="q", messages=0, asked_for=10))
+    clock.now += 30
+    metrics(ReceiveFailed(queue="q", code="ServiceUnavailable"))
+    assert value(registry, "poll_age_seconds") == 30
+    assert value(registry, "receive_failures_total", code="ServiceUnavailable") == 1
+    metrics(Received(queue="q", messages=4, asked_for=10))
+    assert value(registry, "poll_age_seconds") == 0
+    assert value(registry, "received_total") == 4
+
+
+def test_calls_are_counted_with_their_fill_and_failures(
+    metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    metrics(Settled(queue="q", operation="DeleteMessageBatch", entries=10, failed=0))
+    metrics(
+        Settled(queue="q", operation="DeleteMessageBatch", entries=5, failed=2, code="AccessDenied")
+    )
+    metrics(
+        Settled(
+            queue="q", operation="ChangeMessageVisibilityBatch", entries=4, failed=0, renewals=3
+        )
+    )
+    assert value(registry, "lease_renewals_total") == 3
+    action = {"action": "DeleteMessageBatch"}
+    assert value(registry, "calls_total", **action) == 2
+    assert value(registry, "batch_entries_sum", **action) == 15
+    assert value(registry, "call_failures_total", **action, code="AccessDenied") == 2
+
+
+def test_leases_lost_and_messages_given_back(metrics: Metrics, registry: CollectorRegistry) -> None:
+    metrics(LeaseLost(**OF_TASK))
+    metrics(GaveBack(queue="q", message_id="m"))
+    assert value(registry, "leases_lost_total", task="t") == 1
+    assert value(registry, "given_back_total") == 1
+
+
+def test_a_provider_that_is_down_is_counted_once_per_tenant(
+    metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    def gauge() -> float | None:
+        return registry.get_sample_value("sqs_backoff_provider_open", {"provider": "p"})
+
+    for tenant in ("a", "b", "a"):
+        metrics(ProviderOpened(provider="p", tenant=tenant))
+    assert gauge() == 2
+    metrics(Recalled(provider="p", tenant="a", messages=40))
+    for tenant in ("a", "b"):
+        metrics(ProviderClosed(provider="p", tenant=tenant, waiting=7))
+    assert gauge() == 0
+    labels = {"provider": "p"}
+    assert registry.get_sample_value("sqs_backoff_provider_opened_total", labels) == 3
+    assert registry.get_sample_value("sqs_backoff_recalled_total", labels) == 40
+
+
+def test_each_instrument_is_in_the_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+    metrics(Received(queue="q", messages=0, asked_for=10))
+    found = {family.name for family in registry.collect()}
+    assert found == {one.prometheus_name.removesuffix("_total") for one in INSTRUMENTS}
+
+
+def test_a_queue_without_a_name_is_none(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """What happens to a provider happens to no queue."""
+    metrics(GaveBack(queue="", message_id="m"))
+    assert registry.get_sample_value("sqs_backoff_messages_waiting", {"queue": ""}) is None

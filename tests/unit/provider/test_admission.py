@@ -1,0 +1,122 @@
+"""The rate of a recovery."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_backoff.provider.admission import (
+    CALM_SECONDS,
+    KEPT_AFTER_REFUSAL,
+    LEAST_DEBT,
+    LOWEST_RATE,
+    REGAIN_SECONDS,
+    START_RATE,
+    Admission,
+)
+
+
+def started() -> Admission:
+    admission = Admission()
+    admission.start(0.0)
+    return admission
+
+
+def play(
+    admission: Admission, seconds: float, *, begin: float = 0.0, limit: float | None = None
+) -> tuple[int, int]:
+    """Recall as much as allowed, each call answered at once; return (calls, refusals)."""
+    calls = refusals = 0
+    tokens, step, now = limit or 0.0, 0.05, begin
+    while now < begin + seconds:
+        now += step
+        tokens = min(limit or 0.0, tokens + step * (limit or 0.0))
+        for _ in range(admission.recall(100, now)):
+            calls += 1
+            if limit is not None and tokens < 1:
+                refusals += 1
+                admission.refused(now, now)
+            else:
+                tokens -= 1
+                admission.succeeded(now)
+    return calls, refusals
+
+
+def test_it_limits_nothing_until_it_starts() -> None:
+    admission = Admission()
+    assert all(admission.admit(0.0) for _ in range(1000))
+    assert admission.recall(10, 0.0) == 0, "nothing is brought forward outside a recovery"
+
+
+def test_it_doubles_about_every_second_while_all_succeed() -> None:
+    admission = started()
+    play(admission, 5.0)
+    assert 2**3 < admission.rate < 2**6
+
+
+def test_a_refusal_cuts_the_rate() -> None:
+    admission = started()
+    play(admission, 5.0)
+    rate = admission.rate
+    admission.refused(5.0, 5.2)
+    assert admission.rate == pytest.approx(KEPT_AFTER_REFUSAL * rate)
+
+
+def test_refusals_of_calls_that_began_before_the_cut_do_not_cut_again() -> None:
+    admission = started()
+    play(admission, 5.0)
+    admission.refused(4.8, 5.2)
+    rate = admission.rate
+    for _ in range(10):
+        admission.refused(5.1, 5.3)
+    assert admission.rate == rate
+    admission.refused(5.25, 5.4)
+    assert admission.rate < rate
+
+
+def test_it_is_back_at_the_refused_rate_after_the_given_time_and_not_much_earlier() -> None:
+    admission = started()
+    play(admission, 5.0)
+    refused_at = admission.rate
+    admission.refused(5.0, 5.0)
+    play(admission, REGAIN_SECONDS / 2, begin=5.0)
+    assert KEPT_AFTER_REFUSAL * refused_at < admission.rate < refused_at
+    play(admission, REGAIN_SECONDS / 2 + 0.5, begin=5.0 + REGAIN_SECONDS / 2)
+    assert admission.rate == pytest.approx(refused_at, rel=0.05)
+
+
+def test_it_never_falls_below_the_lowest_rate() -> None:
+    admission = started()
+    for i in range(100):
+        admission.refused(float(i), i + 0.5)
+    assert admission.rate == LOWEST_RATE
+
+
+def test_a_rate_that_nobody_uses_does_not_grow() -> None:
+    admission = started()
+    for i in range(1, 100):
+        admission.succeeded(i * 10.0)
+    assert admission.rate <= 2 * START_RATE
+
+
+def test_one_worker_uses_what_the_provider_takes_and_is_seldom_turned_away() -> None:
+    calls, refusals = play(started(), 300.0, limit=20.0)
+    assert calls - refusals > 0.85 * 300 * 20
+    assert refusals < 0.05 * calls
+
+
+def test_messages_that_are_here_may_run_into_debt_and_recalls_wait_for_it() -> None:
+    admission = started()
+    admitted = sum(admission.admit(0.0) for _ in range(100))
+    assert admitted == LEAST_DEBT + 1
+    assert not admission.admit(0.1)
+    assert admission.recall(10, 1.0) == 0
+    assert admission.admit(0.1, is_owed=True)
+    assert admission.seconds_to_room(0.1) > 0
+
+
+def test_it_is_calm_when_nobody_was_refused_and_nobody_had_to_wait() -> None:
+    admission = started()
+    assert not admission.is_calm(CALM_SECONDS - 1)
+    assert admission.is_calm(CALM_SECONDS)
+    admission.refused(59.0, CALM_SECONDS)
+    assert not admission.is_calm(CALM_SECONDS + 1)

@@ -1,0 +1,236 @@
+"""Gate, recall and recovery together, as a worker uses them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import FullJitter, Outcome, Schedule
+from celery_sqs_backoff.provider.admission import CALM_SECONDS, LEAST_DEBT
+from celery_sqs_backoff.provider.control import (
+    MANY_LOOKS,
+    PROBE_GRACE_SECONDS,
+    Control,
+    Event,
+    Look,
+)
+from celery_sqs_backoff.provider.health import State, Thresholds
+from celery_sqs_backoff.provider.recall import Hidden
+
+DAY = 86_400.0
+
+
+class Worker:
+    """A control, and the messages that it was told of."""
+
+    def __init__(self, *, limit: int = 100, seed: int = 1) -> None:
+        self.events: list[tuple[Event, int]] = []
+        self.control = Control(
+            Thresholds(),
+            Random(seed),
+            limit=limit,
+            on_event=lambda n: self.events.append((n.event, n.messages)),
+        )
+
+    def look(self, message_id: str, now: float, **options: Any) -> Look:
+        defaults: dict[str, Any] = {"policy": FullJitter(), "looks": 1, "longest": DAY}
+        return self.control.look(message_id, now, **defaults | options)
+
+    def hide(self, message_id: str, now: float, seconds: float, not_before: float = 0) -> bool:
+        hidden = Hidden(message_id, "h", "q", now + seconds, not_before)
+        return self.control.hidden(hidden, now)
+
+    def run(self, message_id: str, outcome: Outcome | None, now: float, **kw: Any) -> None:
+        assert self.look(message_id, now).runs
+        self.control.ended(message_id, outcome, now, **kw)
+
+    def outage(self, now: float = 0.0) -> None:
+        for i in range(Thresholds().failures):
+            self.run(f"first {i}", Outcome.RETRYABLE, now)
+        assert self.control.health.state is State.OPEN
+
+    def recover(self, now: float) -> None:
+        look = self.look("probe", now)
+        assert look.is_probe
+        self.control.ended("probe", None, now)
+
+
+def test_nothing_runs_while_the_gate_is_open_and_what_is_hidden_is_remembered() -> None:
+    worker = Worker()
+    worker.outage()
+    look = worker.look("a", 1.0)
+    assert not look.runs
+    assert look.hide_seconds is not None
+    assert worker.hide("a", 1.0, look.hide_seconds)
+    assert len(worker.control.memory) == 1
+
+
+def test_a_success_brings_them_back_at_a_growing_rate() -> None:
+    worker = Worker()
+    worker.outage()
+    for i in range(50):
+        worker.hide(f"m{i}", 1.0, 1000.0)
+    assert worker.control.recalls(2.0, room=100) == [], "not while the gate is open"
+    worker.recover(20.0)
+    first = worker.control.recalls(20.0, room=100)
+    assert len(first) == 1
+    numbers, now = [], 20.0
+    for _ in range(4):
+        now += 1.0
+        recalled = worker.control.recalls(now, room=100)
+        for hidden in recalled:
+            worker.run(hidden.message_id, None, now)
+        numbers.append(len(recalled))
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > numbers[0]
+    assert worker.events[-1] == (Event.RECALLED, numbers[-1])
+
+
+def test_a_worker_without_room_recalls_nothing() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.hide("a", 1.0, 1000.0)
+    worker.recover(20.0)
+    assert worker.control.recalls(20.0, room=0) == []
+    assert len(worker.control.recalls(20.0, room=1)) == 1
+
+
+def test_a_message_that_returns_by_itself_is_forgotten() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.hide("a", 1.0, 1000.0)
+    worker.look("a", 2.0)
+    assert len(worker.control.memory) == 0
+
+
+def test_new_and_returning_messages_pass_through_the_same_rate() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.recover(20.0)
+    looks = [worker.look(f"new {i}", 20.0) for i in range(100)]
+    assert sum(look.runs for look in looks) == LEAST_DEBT + 1
+    refused = [look for look in looks if not look.runs]
+    assert all(look.hide_seconds and look.hide_seconds >= 1 for look in refused)
+    assert worker.look("seen often", 20.0, looks=MANY_LOOKS).runs, "each look costs a receive"
+
+
+def test_the_first_hold_is_as_long_as_the_policys_longest_delay() -> None:
+    worker = Worker()
+    worker.outage()
+    hold = worker.look("a", 1.0, policy=FullJitter(cap=100)).hide_seconds
+    assert hold is not None
+    assert 75 <= hold <= 100
+
+
+def test_holds_grow_with_the_outage_up_to_the_longest() -> None:
+    worker = Worker()
+    worker.outage()
+    hold = worker.look("a", 10_000.0, looks=2).hide_seconds if not _probes(worker, 9999.0) else 0
+    assert hold
+    assert 15_000 <= hold <= 20_000
+    assert worker.look("b", 10_000.0, longest=500.0).hide_seconds <= 500  # type: ignore[operator]
+
+
+def _probes(worker: Worker, now: float) -> bool:
+    """Make a probe fail, so that none is due for a while."""
+    worker.run("probe", Outcome.RETRYABLE, now)
+    return False
+
+
+@pytest.mark.parametrize("options", [{"recallable": False}, {"policy": Schedule([7])}], ids=str)
+def test_without_recall_a_message_looks_again_after_the_probe_and_its_own_delay(
+    options: dict[str, Any],
+) -> None:
+    worker = Worker(limit=0)
+    worker.outage()
+    probe_at = worker.control.health.next_probe_at
+    hold = worker.look("a", 1.0, **options).hide_seconds
+    assert hold is not None
+    longest = 7 if "policy" in options else 2
+    assert probe_at - 1.0 <= hold <= probe_at - 1.0 + longest
+
+
+def test_without_recall_the_recovery_is_not_limited() -> None:
+    worker = Worker(limit=0)
+    worker.outage()
+    worker.recover(20.0)
+    assert all(worker.look(f"m{i}", 20.0).runs for i in range(100))
+
+
+def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
+    worker = Worker()
+    options: dict[str, Any] = {"policy": FullJitter(cap=100), "looks": 1, "longest": DAY}
+    assert worker.control.delay_after_failure(3.0, 0.0, **options) == 3.0
+    worker.outage()
+    assert worker.control.delay_after_failure(3.0, 0.0, **options) >= 75
+    assert worker.control.delay_after_failure(300.0, 0.0, **options) == 300.0
+    assert worker.control.delay_after_failure(3.0, 0.0, recallable=False, **options) == 3.0
+
+
+def test_without_messages_that_come_due_one_is_recalled_to_probe_with() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.hide("far", 1.0, 1000.0)
+    worker.hide("near", 1.0, 500.0)
+    due = worker.control.health.next_probe_at + PROBE_GRACE_SECONDS
+    assert worker.control.recalls(due - 0.1, room=0) == []
+    [recalled] = worker.control.recalls(due, room=0)
+    assert recalled.message_id == "near"
+    assert worker.control.recalls(due, room=0) == [], "one at a time"
+    assert worker.look("near", due + 0.1).is_probe
+
+
+def test_nothing_is_recalled_before_retry_after() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.hide("a", 1.0, 1000.0, not_before=100.0)
+    worker.recover(90.0)
+    assert worker.control.recalls(99.0, room=10) == []
+    assert len(worker.control.recalls(100.0, room=10)) == 1
+
+
+def test_a_second_outage_stops_the_recall() -> None:
+    worker = Worker()
+    worker.outage()
+    for i in range(50):
+        worker.hide(f"m{i}", 1.0, 1000.0)
+    worker.recover(20.0)
+    for i in range(Thresholds().failures + 1):
+        worker.look(f"again {i}", 21.0)
+        worker.control.ended(f"again {i}", Outcome.RETRYABLE, 21.5)
+    assert worker.control.health.state is State.OPEN
+    assert worker.control.recalls(22.0, room=10) == []
+
+
+def test_the_recovery_ends_when_all_is_calm() -> None:
+    worker = Worker()
+    assert worker.control.is_quiet
+    worker.outage()
+    worker.recover(20.0)
+    assert not worker.control.is_quiet
+    worker.control.recalls(20.0 + CALM_SECONDS - 1, room=10)
+    assert not worker.control.is_quiet
+    worker.control.recalls(20.0 + CALM_SECONDS, room=10)
+    assert worker.control.is_quiet
+    assert [event for event, _ in worker.events] == [
+        Event.OPENED,
+        Event.PROBING,
+        Event.CLOSED,
+        Event.RECOVERED,
+    ]
+
+
+def test_the_state_is_bounded() -> None:
+    worker = Worker(limit=10)
+    worker.outage()
+    for i in range(50_000):
+        worker.look(f"m{i}", 1.0)
+        worker.hide(f"m{i}", 1.0, 100.0 + i)
+    worker.recover(20.0)
+    for i in range(50_000):
+        worker.look(f"n{i}", 20.0 + i)
+    assert len(worker.control.memory) <= 10
+    assert len(worker.control._began) <= 10_000
+    assert len(worker.control._recalled) <= 10_000

@@ -1,0 +1,170 @@
+"""Slots that workers share in a store: the same ones from Redis's script and from plain writes."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, FleetSlots, HasSlots, Taken, advance
+from celery_sqs_backoff.provider.rate import Times, assign
+from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.safe.stores.redis import RedisStore
+from celery_sqs_backoff.safe.vault import Vault
+
+REDIS = "redis://127.0.0.1:6379/11"
+
+Fleet = Callable[..., FleetSlots]
+
+
+class Counting:
+    """A store that counts its calls."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return method(*args, **kwargs)
+
+        return counted
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+def store(request: pytest.FixtureRequest) -> Any:
+    return MemoryStore() if request.param == "memory" else RedisStore(REDIS)
+
+
+@pytest.fixture
+def fleet(store: Any) -> Iterator[Fleet]:
+    vault = Vault(store, namespace=f"test {uuid4().hex}", secrets=["secret"])
+
+    def make(worker: str, *, rate: float = 10.0, name: tuple[str, ...] = ("mail",)) -> FleetSlots:
+        return FleetSlots(vault, name, rate=rate, worker=worker)
+
+    yield make
+    if isinstance(store, RedisStore):
+        made = redis.Redis.from_url(REDIS)
+        for key in made.scan_iter("celery-sqs-backoff:rate:*"):
+            made.delete(key)
+
+
+def wait(taken: Taken) -> float:
+    """Seconds until the first slot."""
+    assert all(place.is_slot for place in taken.places)
+    return taken.places[0].at
+
+
+def test_workers_get_different_slots_at_one_rate(fleet: Fleet) -> None:
+    first, second, third = (
+        fleet("a").take([9.0] * 3),
+        fleet("b").take([9.0] * 2),
+        fleet("a").take([9.0]),
+    )
+    assert wait(first) == pytest.approx(0.0, abs=0.05)
+    assert wait(second) == pytest.approx(0.3, abs=0.1)
+    assert wait(third) == pytest.approx(0.5, abs=0.1)
+    assert (first.workers, second.workers, third.workers) == (1, 2, 2)
+
+
+def test_every_store_assigns_as_the_arithmetic_does(fleet: Fleet) -> None:
+    longest = [1.0, 5.0, 0.05, math.inf, 0.1, 0.2, 5.0, 0.0, 0.0]
+    taken = fleet("a").take(longest).places
+    expected, _ = assign(Times(), 0.0, longest, rate=10.0)
+    assert [place.is_slot for place in taken] == [place.is_slot for place in expected]
+    assert [place.at for place in taken] == pytest.approx(
+        [place.at for place in expected], abs=0.08
+    )
+
+
+def test_a_worker_without_messages_only_says_that_it_is_there(fleet: Fleet) -> None:
+    assert fleet("a").take([]) == Taken([], 1)
+    assert fleet("b").take([1.0]).workers == 2
+
+
+def test_providers_and_tenants_do_not_share_slots(fleet: Fleet) -> None:
+    fleet("a").take([99.0] * 100)
+    assert wait(fleet("a", name=("mail", "tenant")).take([1.0])) < 1
+    assert wait(fleet("a", name=("sms",)).take([1.0])) < 1
+
+
+def test_a_fleet_of_threads_takes_each_slot_once(fleet: Fleet) -> None:
+    """600 slots at 1,000/s end 0.6 s after the first, whoever took them."""
+    workers = [fleet(str(n), rate=1000.0) for n in range(6)]
+    began = time.monotonic()
+    ends: list[float] = []
+
+    def take(worker: FleetSlots) -> None:
+        for _ in range(10):
+            places = worker.take([99.0] * 10).places
+            ends.append(time.monotonic() + places[-1].at)
+
+    threads = [threading.Thread(target=take, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(ends) - began >= 0.58
+
+
+@pytest.mark.redis
+def test_redis_is_asked_once_for_all_slots() -> None:
+    store = Counting(RedisStore(REDIS))
+    assert isinstance(store, HasSlots)
+    slots = FleetSlots(
+        Vault(store, namespace=uuid4().hex),  # type: ignore[arg-type]
+        ("mail",),
+        rate=50.0,
+        worker="a",
+    )
+    slots.take([1.0])
+    slots.take([1.0] * 8)
+    assert store.calls == 2
+
+
+def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
+    class Plain(Counting):
+        def __getattr__(self, name: str) -> Any:
+            if name == "take_slots":
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    store = Plain(MemoryStore())
+    vault = Vault(store, namespace=uuid4().hex)  # type: ignore[arg-type]
+    first, second = (FleetSlots(vault, ("mail",), rate=50.0, worker=name) for name in "ab")
+    for _ in range(5):
+        first.take([1.0] * 3)
+    assert store.calls == 5
+    second.take([1.0])
+    assert store.calls <= 5 + 3
+
+
+def test_who_is_never_fast_enough_gives_up() -> None:
+    class Contended(MemoryStore):
+        def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
+            return False
+
+    vault = Vault(Contended(), namespace="x")
+    FleetSlots(vault, ("mail",), rate=1.0, worker="a").take([1.0])
+    with pytest.raises(StoreUnavailable):
+        FleetSlots(vault, ("mail",), rate=1.0, worker="b").take([1.0])
+
+
+def test_workers_that_have_gone_do_not_count() -> None:
+    record, _, workers = advance(None, "a", [1.0], 10.0, 1000.0)
+    assert workers == 1
+    record, _, workers = advance(record, "b", [1.0], 10.0, 1001.0)
+    assert workers == 2
+    _, _, workers = advance(record, "b", [1.0], 10.0, 1002.0 + PRESENT_SECONDS)
+    assert workers == 1

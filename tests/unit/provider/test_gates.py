@@ -1,0 +1,543 @@
+"""The worker's side of a provider: asked before a run, told at its end, recalling by SQS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import FullJitter, Outcome, Provider, Schedule
+from celery_sqs_backoff.observe.events import (
+    Event,
+    ProviderClosed,
+    ProviderOpened,
+    ProviderProbing,
+    ProviderRecovered,
+    Recalled,
+)
+from celery_sqs_backoff.observe.stream import Events
+from celery_sqs_backoff.provider.admission import CALM_SECONDS
+from celery_sqs_backoff.provider.health import State
+from celery_sqs_backoff.provider.recall import Hidden
+from celery_sqs_backoff.retry.budget import GiveUpReason
+from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
+from celery_sqs_backoff.retry.options import InvalidOption, Options
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.worker.gate import Gate
+from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
+from celery_sqs_backoff.worker.mix import LEAST_SEEN
+
+URL = "http://sqs/1/mail"
+
+
+class Keeper:
+    """A clock, and whom to tell of what SQS has hidden."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.on_hidden: Any = None
+        self.events = Events()
+
+    def clock(self) -> float:
+        return self.now
+
+
+@dataclass
+class Queue:
+    url: str = URL
+    is_fifo: bool = False
+
+
+@dataclass
+class Row:
+    message_id: str
+    due_at: float
+    in_doubt: bool = False
+    queue: Queue = field(default_factory=Queue)
+
+    @property
+    def handle(self) -> str:
+        return f"handle of {self.message_id}"
+
+
+class Lease:
+    """What a gate sees of one."""
+
+    def __init__(self, message_id: str, **facts: Any) -> None:
+        import time
+
+        self.queue, self.group_id, self.until = Queue(), None, None
+        self.slot_at, self.keeps_place = None, False
+        self.free, self.handed_to_pool = lambda: None, lambda: False
+        defaults = {"received_at": time.time(), "first_received_at": time.time()}
+        self.delivery = Delivery(message_id=message_id, queue_url=URL, **defaults | facts)
+
+    def give_back_unrun(self, *, until: float | None = None) -> bool:
+        self.until = until
+        return True
+
+    def is_settled(self) -> bool:
+        return self.until is not None
+
+
+class Port:
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[str, int]]] = []
+
+    def change_visibility(self, entries: list[tuple[str, int]]) -> list[None]:
+        self.batches.append(list(entries))
+        return [None] * len(entries)
+
+
+class Scene:
+    def __init__(self, *, room: int = 100, **options: Any) -> None:
+        self.keeper, self.port = Keeper(), Port()
+        self.gates = Gates(
+            self.keeper,  # type: ignore[arg-type]
+            calls=lambda url: self.port,  # type: ignore[arg-type,return-value]
+            room=lambda: room,
+            rng=Random(1),
+        )
+        self.gates.stop()  # no thread: the test recalls
+        self.seen: list[Event] = []
+        self.keeper.events.subscribe(self.seen.append)
+        self.options = Options(**{"provider": Provider("mail"), **options})
+        gate = self.gates.of(self.options.provider)
+        assert gate is not None
+        self.gate: Gate = gate
+
+    def run(self, name: str, ended: Ended) -> None:
+        lease: Any = Lease(name)
+        assert not self.gate.hides(lease, self.options)
+        self.gate.ended(lease, ended)
+
+    def outage(self) -> None:
+        for i in range(6):
+            self.run(f"first {i}", Ended(End.RAISED, RetryIn(3.0)))
+        assert self.gate.control.health.state is State.OPEN
+
+    def hide(self, name: str, *, in_doubt: bool = False) -> float:
+        lease: Any = Lease(name)
+        assert self.gate.hides(lease, self.options)
+        assert lease.until is not None
+        self.gates.confirmed(Row(name, lease.until, in_doubt))  # type: ignore[arg-type]
+        return float(lease.until - self.keeper.now)
+
+    def recover(self) -> None:
+        self.keeper.now += 200.0
+        self.run("probe", Ended(End.RETURNED))
+        assert self.gate.control.health.state is State.CLOSED
+
+
+def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards() -> None:
+    scene = Scene()
+    scene.outage()
+    for i in range(30):
+        assert scene.hide(f"m{i}") >= 1
+    assert scene.gates.recall() == 0
+    scene.recover()
+    recalled = 0
+    for _ in range(60):
+        scene.keeper.now += 1.0
+        recalled += scene.gates.recall()
+    assert recalled == 30
+    handles = [handle for batch in scene.port.batches for handle, _ in batch]
+    assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
+    assert {seconds for batch in scene.port.batches for _, seconds in batch} == {0}
+    assert max(map(len, scene.port.batches)) <= 10
+
+
+def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certain() -> None:
+    scene = Scene()
+    scene.outage()
+    scene.recover()
+    now, control = scene.keeper.now, scene.gate.control
+    for i in range(25):
+        control.hidden(Hidden(f"m{i}", f"h{i}", URL, now + 61.0, 0.0, None), now)
+    control.admission.rate = control.admission._tokens = 100.0
+
+    def hangs(entries: list[tuple[str, int]]) -> list[None]:
+        scene.port.batches.append(entries)
+        scene.keeper.now += 30.0
+        return [None] * len(entries)
+
+    scene.port.change_visibility = hangs  # type: ignore[method-assign]
+    scene.keeper.now += 1.0
+    assert scene.gates.recall() == 20  # the third batch would leave when their hold ends
+    assert len(scene.port.batches) == 2
+
+
+def test_what_is_in_doubt_is_not_recalled() -> None:
+    scene = Scene()
+    scene.outage()
+    scene.hide("m", in_doubt=True)
+    scene.recover()
+    scene.keeper.now += 10.0
+    assert scene.gates.recall() == 0
+
+
+def test_what_somebody_else_has_hidden_is_not_remembered() -> None:
+    scene = Scene()
+    scene.outage()
+    scene.gates.confirmed(Row("a task's ETA", 9999.0))  # type: ignore[arg-type]
+    assert len(scene.gate.control.memory) == 0
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
+        Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED)),
+        Ended(End.RAISED, RetryIn(3.0, Outcome.UNKNOWN)),
+        Ended(End.RAISED),
+        Ended(End.PROCESS_LOST),
+        Ended(End.CANCELLED),
+    ],
+    ids=repr,
+)
+def test_ends_that_say_nothing_of_the_provider_do_not_open_the_gate(ended: Ended) -> None:
+    scene = Scene()
+    for i in range(50):
+        scene.run(f"m{i}", ended)
+    assert scene.gate.control.health.state is State.CLOSED
+
+
+def test_a_retryable_failure_that_is_given_up_counts() -> None:
+    scene = Scene()
+    for i in range(6):
+        scene.run(f"m{i}", Ended(End.RAISED, GiveUp(GiveUpReason.MAX_RETRIES, Outcome.RETRYABLE)))
+    assert scene.gate.control.health.state is State.OPEN
+
+
+def test_the_last_receive_that_the_queue_allows_runs() -> None:
+    scene = Scene()
+    scene.outage()
+    lease: Any = Lease("m", receive_count=5, max_receive_count=5)
+    assert not scene.gate.hides(lease, scene.options)
+
+
+def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
+    scene = Scene(retry_for=60.0)
+    scene.outage()
+    lease: Any = Lease("m", first_received_at=0.0, sent_at=0.0)
+    assert not scene.gate.hides(lease, scene.options)
+
+
+def test_no_hold_is_longer_than_what_is_left_of_retry_for() -> None:
+    scene = Scene(retry_for=60.0)
+    scene.outage()
+    assert scene.hide("m") <= 61
+
+
+def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
+    scene = Scene(backoff=FullJitter(cap=100))
+    lease: Any = Lease("m")
+    ended = Ended(End.RAISED, RetryIn(3.0, retry_after=50.0))
+    assert scene.gate.delayed(3.0, lease, ended, scene.options) == 3.0
+    scene.outage()
+    assert scene.gate.delayed(3.0, lease, ended, scene.options) >= 75
+    now = scene.keeper.now
+    scene.gates.confirmed(Row("m", now + 99.0))  # type: ignore[arg-type]
+    assert [hidden.not_before for hidden in scene.gate.control.memory] == [now + 50.0]
+
+
+def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
+    """``self.retry(countdown=600)``, perhaps from the provider's Retry-After."""
+    scene = Scene(backoff=FullJitter(cap=100))
+    lease: Any = Lease("m")
+    ended = Ended(End.RETRY_ASKED, RetryIn(600.0, is_named=True))
+    hidden_seconds = scene.gate.delayed(600.0, lease, ended, scene.options)
+    now = scene.keeper.now
+    scene.gates.confirmed(Row("m", now + hidden_seconds))  # type: ignore[arg-type]
+    assert [hidden.not_before for hidden in scene.gate.control.memory] == [now + 600.0]
+
+
+def test_a_schedule_is_recalled_only_if_asked() -> None:
+    for recall, remembered in ((None, 0), (True, 1)):
+        scene = Scene(backoff=Schedule([5]), provider=Provider("mail", recall=recall))
+        scene.outage()
+        scene.hide("m")
+        assert len(scene.gate.control.memory) == remembered
+
+
+def test_a_worker_without_room_recalls_nothing() -> None:
+    scene = Scene(room=0)
+    scene.outage()
+    scene.hide("m")
+    scene.recover()
+    scene.keeper.now += 10.0
+    assert scene.gates.recall() == 0
+
+
+def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
+    """A message in line for a slot, and where it notes that it started."""
+    lease: Any = Lease(name, **facts)
+    started: list[str] = []
+    assert not scene.gate.hides(lease, scene.options)
+    assert scene.gate.waits(lease, scene.options, lambda: started.append(name))
+    return lease, started
+
+
+def step(scene: Scene) -> None:
+    for action in scene.gates.pacer.step(scene.keeper.now):
+        action()
+
+
+def test_messages_of_a_provider_with_a_rate_start_at_their_slots() -> None:
+    scene = Scene(provider=Provider("mail", rate=1.0))
+    first, second = paced(scene, "a"), paced(scene, "b")
+    step(scene)
+    assert (first[1], second[1]) == (["a"], [])
+    scene.keeper.now += 1.06
+    step(scene)
+    assert second[1] == ["b"]
+    assert not scene.gate.waits(second[0], scene.options, list), "it has its slot"
+    assert not scene.gate.hides(second[0], scene.options)
+    scene.keeper.now += 1.0
+    assert scene.gate.waits(second[0], scene.options, list), "and was too late for it"
+
+
+def test_a_message_whose_slot_is_far_is_hidden_and_that_is_no_attempt() -> None:
+    scene = Scene(provider=Provider("mail", rate="6/m"))
+    leases = [paced(scene, f"m{i}")[0] for i in range(3)]
+    step(scene)
+    now = scene.keeper.now
+    assert [lease.until for lease in leases] == [None, now + 11, now + 22]
+
+
+def test_no_message_is_hidden_for_its_slot_on_its_last_receive() -> None:
+    scene = Scene(provider=Provider("mail", rate="1/m"))
+    paced(scene, "m0")
+    last, started = paced(scene, "m1", receive_count=5, max_receive_count=5)
+    step(scene)
+    assert last.until is None
+    scene.keeper.now += 63.2
+    step(scene)
+    assert started == ["m1"]
+
+
+def test_a_message_whose_retry_for_is_over_needs_no_slot() -> None:
+    scene = Scene(provider=Provider("mail", rate="1/m"), retry_for=60.0)
+    over: Any = Lease("m", first_received_at=0.0, sent_at=0.0)
+    assert not scene.gate.waits(over, scene.options, list)
+
+
+def test_a_message_that_is_settled_while_it_waits_does_not_start() -> None:
+    scene = Scene(provider=Provider("mail", rate=1.0))
+    lease, started = paced(scene, "a")
+    lease.give_back_unrun(until=1.0)
+    step(scene)
+    assert started == []
+
+
+def test_a_message_with_a_slot_is_hidden_if_the_provider_has_gone_down_meanwhile() -> None:
+    scene = Scene(provider=Provider("mail", rate=1000.0))
+    lease, _ = paced(scene, "late")
+    step(scene)
+    assert lease.slot_at == scene.keeper.now
+    scene.outage()
+    assert scene.gate.hides(lease, scene.options)
+
+
+def test_a_probe_needs_no_slot() -> None:
+    scene = Scene(provider=Provider("mail", rate="1/h"))
+    for i in range(6):
+        lease: Any = Lease(f"m{i}")
+        scene.gate.ended(lease, Ended(End.RAISED, RetryIn(3.0)))
+    scene.keeper.now += 100.0
+    probe: Any = Lease("probe")
+    assert not scene.gate.hides(probe, scene.options)
+    assert not scene.gate.waits(probe, scene.options, list)
+
+
+def test_what_happens_to_a_provider_is_on_the_stream() -> None:
+    scene = Scene()
+    scene.outage()
+    scene.hide("m")
+    scene.recover()
+    for _ in range(5):
+        scene.keeper.now += 1.0
+        scene.gates.recall()
+    scene.keeper.now += CALM_SECONDS + 1
+    scene.gates.recall()
+    assert scene.seen == [
+        ProviderOpened(provider="mail"),
+        ProviderProbing(provider="mail"),
+        ProviderClosed(provider="mail", waiting=1),
+        Recalled(provider="mail", messages=1),
+        ProviderRecovered(provider="mail", recalled=1),
+    ]
+
+
+class Task:
+    """What gates see of a task."""
+
+    def __init__(self, **options: Any) -> None:
+        self.backoff_options = Options(**options)
+
+    def run(self, account: str, text: str = "") -> None: ...
+
+
+def test_tenants_of_a_provider_fail_apart() -> None:
+    scene = Scene()
+    task = Task(provider=Provider("mail", key="{account}"))
+    gates = [
+        scene.gates.of_call(task, lambda a=account: ((a,), {}, {}))  # type: ignore[misc]
+        for account in "aab"
+    ]
+    assert gates[0] is gates[1]
+    assert gates[0] is not gates[2]
+
+
+def test_no_event_tells_who_a_tenant_is() -> None:
+    scene = Scene()
+    task = Task(provider=Provider("mail", key="{account}"))
+    gate = scene.gates.of_call(task, lambda: ((), {"account": "secret-account"}, {}))
+    assert gate is not None
+    for i in range(6):
+        lease: Any = Lease(f"m{i}")
+        gate.ended(lease, Ended(End.RAISED, RetryIn(3.0)))
+    (opened,) = scene.seen
+    assert isinstance(opened, ProviderOpened)
+    assert opened.tenant
+    assert "secret" not in repr(opened)
+
+
+@pytest.mark.parametrize("payload", [None, 5, [], {"args": [1]}, ("a", {}), ([], [])], ids=repr)
+def test_a_call_without_a_tenant_has_the_gate_of_the_provider(payload: object) -> None:
+    scene = Scene()
+    task = Task(provider=Provider("mail", key="{account}"))
+    assert scene.gates.of_call(task, lambda: payload) is scene.gates.of("mail")
+
+
+def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
+    scene = Scene()
+    provider = Provider("mail", key="{account}")
+    failing = scene.gates.of(provider, "failing")
+    assert failing is not None
+    for i in range(6):
+        lease: Any = Lease(f"m{i}")
+        failing.ended(lease, Ended(End.RAISED, RetryIn(3.0)))
+    for i in range(MOST_TENANTS + 50):
+        scene.gates.of(provider, f"tenant {i}")
+    assert len(scene.gates._gates) <= MOST_TENANTS + 1  # and that of no tenant
+    assert scene.gates.of(provider, "failing") is failing
+
+
+def alone(scene: Scene, *, messages: int = LEAST_SEEN) -> None:
+    scene.gates.mix._routed = lambda name: ["mail"]
+    for _ in range(messages):
+        scene.gates.mix.note(URL, "mail", "mail")
+
+
+def test_a_queue_of_one_provider_is_not_received_from_while_that_is_down() -> None:
+    scene = Scene()
+    alone(scene)
+    assert scene.gates.most_to_receive(URL) == 10
+    scene.outage()
+    assert scene.gates.most_to_receive(URL) == 0
+    scene.keeper.now += 100.0
+    assert scene.gates.most_to_receive(URL) == 1, "the probe"
+    scene.run("probe", Ended(End.RETURNED))
+    assert scene.gates.most_to_receive(URL) == 10
+
+
+def test_a_mixed_queue_is_received_from_whoever_is_down() -> None:
+    scene = Scene()
+    alone(scene)
+    scene.gates.mix.note(URL, "mail", None)
+    scene.outage()
+    assert scene.gates.most_to_receive(URL) == 10
+    other = Scene()
+    other.gates.mix._routed = lambda name: ["mail", None]
+    for _ in range(LEAST_SEEN):
+        other.gates.mix.note(URL, "mail", "mail")
+    other.outage()
+    assert other.gates.most_to_receive(URL) == 10
+
+
+def test_a_queue_that_is_hardly_known_is_received_from() -> None:
+    scene = Scene()
+    alone(scene, messages=LEAST_SEEN - 1)
+    scene.outage()
+    assert scene.gates.most_to_receive(URL) == 10
+
+
+def test_a_tenant_that_is_down_holds_up_no_queue() -> None:
+    scene = Scene(provider=Provider("mail", key="{account}"))
+    alone(scene)
+    scene.outage()
+    assert scene.gates.most_to_receive(URL) == 10
+
+
+def test_messages_of_the_only_provider_take_up_room_while_they_wait() -> None:
+    scene = Scene(provider=Provider("mail", rate=1.0))
+    assert not paced(scene, "mixed")[0].keeps_place
+    alone(scene)
+    assert paced(scene, "alone")[0].keeps_place
+
+
+def test_tasks_of_one_provider_share_its_gate() -> None:
+    gates = Scene().gates
+    assert gates.of("sms") is gates.of("sms") is gates.of(Provider("sms"))
+    assert gates.of("other") is not gates.of("sms")
+    assert gates.of(None) is None
+
+
+@pytest.mark.parametrize("value", ["", 5, [], object()])
+def test_a_provider_that_is_none_of_ours_is_refused(value: object) -> None:
+    with pytest.raises(InvalidOption, match="provider"):
+        Options(provider=value)
+
+
+def test_a_machine_without_threads_keeps_no_message_from_being_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the thread is started when there is room for it again."""
+    gates = Gates(Keeper(), calls=lambda url: None, room=lambda: 1)  # type: ignore[arg-type,return-value]
+    gate = gates.of(Provider("mailgun"))
+    assert gate is not None
+    gate.control.health.state = State.OPEN
+
+    def no_room(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.Thread.start", no_room)
+        with gates.lock:
+            gates.look_again(gate)
+    assert gates._thread is None
+    with gates.lock:
+        gates.look_again(gate)
+    assert gates._thread is not None
+    gates.stop()
+    gates._thread.join(10)
+
+
+def test_a_probe_that_ends_before_its_run_is_replaced() -> None:
+    """It is given back at a reconnect, or kept because its arguments cannot be used."""
+    scene = Scene()
+    scene.outage()
+    scene.keeper.now += 200.0
+    probe: Any = Lease("probe")
+    assert not scene.gate.hides(probe, scene.options)
+    assert scene.gate.control.health.state is State.PROBING
+    probe.free()
+    assert scene.gate.control.health.state is State.OPEN
+    scene.keeper.now += 200.0
+    assert not scene.gate.hides(Lease("next"), scene.options), "it is the probe now"  # type: ignore[arg-type]
+
+
+def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None:
+    scene = Scene()
+    scene.outage()
+    scene.keeper.now += 200.0
+    probe: Any = Lease("probe")
+    assert not scene.gate.hides(probe, scene.options)
+    probe.handed_to_pool = lambda: True
+    probe.free()
+    assert scene.gate.control.health.state is State.PROBING
+    scene.gate.ended(probe, Ended(End.RETURNED))
+    assert scene.gate.control.health.state is State.CLOSED

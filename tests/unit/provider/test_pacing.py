@@ -1,0 +1,148 @@
+"""Messages in line for slots: nothing waits for a store that is away or slow."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.provider.fleet import Taken
+from celery_sqs_backoff.provider.rate import HEADROOM, Place
+from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.worker import pacing
+from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
+
+
+class Fleet:
+    """A store's end: it gives slots at once, or fails."""
+
+    def __init__(self, *, workers: int = 4) -> None:
+        self.workers = workers
+        self.asked: list[int] = []
+        self.error: Exception | None = None
+
+    def take(self, longest: Any) -> Taken:
+        self.asked.append(len(longest))
+        if self.error is not None:
+            raise self.error
+        return Taken([Place(i / 10, is_slot=True) for i in range(len(longest))], self.workers)
+
+
+class Scene:
+    """A pacer whose threads are the test."""
+
+    def __init__(self, fleet: Fleet | None, *, rate: float = 10.0 / HEADROOM) -> None:
+        self.now = 100.0
+        self.fleet = fleet
+        self.pacer = Pacer(lambda: self.now)
+        self.pacer._threads = [None]  # type: ignore[list-item]  # none is started
+        self.pace = Pace("mail", rate, fleet)
+        self.started: list[str] = []
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            start = lambda slot, name=name: self.started.append(name)  # noqa: E731
+            self.pacer.join(self.pace, Paced(start, lambda until: None, lambda: False), 100.0)
+
+    def step(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        for action in self.pacer.step(self.now):
+            action()
+
+    def answer(self) -> None:
+        """The other thread asks the store, if it is to be asked."""
+        for pace in list(self.pacer._to_ask):
+            del self.pacer._to_ask[pace]
+            away = pace.away_until
+            self.pacer.ask(pace, [] if away is not None else pace.line.missing)
+
+
+def test_one_call_for_all_messages_in_line() -> None:
+    fleet = Fleet()
+    scene = Scene(fleet)
+    scene.join("a", "b", "c")
+    scene.step()
+    scene.answer()
+    scene.step()
+    scene.step(0.101)
+    scene.step(0.101)
+    assert fleet.asked == [3]
+    assert scene.started == ["a", "b", "c"]
+
+
+def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(workers=4)
+    scene = Scene(fleet)
+    scene.join("first")
+    scene.step()
+    scene.answer()
+    scene.step()
+    fleet.error = StoreUnavailable("a password")
+    scene.join(*map(str, range(20)))
+    scene.step()
+    with caplog.at_level(logging.INFO):
+        scene.answer()
+        for _ in range(20):
+            scene.step(0.1)
+    assert 5 <= len(scene.started) - 1 <= 6, "2 s at a quarter of 10/s"
+    assert "rate_store_away" in caplog.text
+    assert "password" not in caplog.text
+
+
+def test_a_slow_store_is_not_waited_for() -> None:
+    scene = Scene(Fleet())
+    scene.join("a")
+    scene.step()  # and the other thread hangs
+    assert scene.started == []
+    scene.step(pacing._PATIENCE_SECONDS + 0.1)
+    scene.step()
+    assert scene.started == ["a"]
+
+
+def test_a_store_that_is_back_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet()
+    fleet.error = StoreUnavailable("away")
+    scene = Scene(fleet)
+    scene.join("a")
+    scene.step()
+    scene.answer()
+    scene.step()
+    fleet.error = None
+    scene.join("b")
+    scene.step(pacing._AWAY_SECONDS + 1)
+    assert "b" in scene.started, "it does not wait for the answer"
+    with caplog.at_level(logging.INFO):
+        scene.answer()
+    assert "rate_shared_again" in caplog.text
+    scene.join("c")
+    scene.step()
+    scene.answer()
+    assert fleet.asked == [1, 0, 1]
+
+
+def test_without_a_store_no_one_is_asked() -> None:
+    scene = Scene(None)
+    scene.join("a", "b")
+    scene.step()
+    scene.step(0.1)
+    assert scene.started == ["a", "b"]
+    assert scene.pacer._pause() is None
+
+
+def test_the_threads_let_messages_start_and_end() -> None:
+    import threading
+    import time
+
+    pacer = Pacer(time.monotonic)
+    started = threading.Event()
+    pacer.join(
+        Pace("mail", 100.0, Fleet()),
+        Paced(lambda slot: started.set(), lambda until: None, lambda: False),
+        9.0,
+    )
+    assert started.wait(10)
+    pacer.stop()
+    for thread in pacer._threads:
+        thread.join(10)
+        assert not thread.is_alive()

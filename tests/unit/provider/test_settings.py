@@ -1,0 +1,75 @@
+"""``Provider`` refuses nonsense, naming the argument and what it expected."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.provider import Provider
+
+
+def test_the_defaults() -> None:
+    provider = Provider("mailgun")
+    assert provider.name == "mailgun"
+    assert (provider.rate, provider.recall) == (None, None)
+    assert provider.thresholds.probe_interval == 5
+    assert provider.thresholds.longest_probe_interval == 60
+
+
+def test_it_is_frozen_hashable_and_equal_by_value() -> None:
+    assert Provider("a", rate="60/s") == Provider("a", rate=60)
+    assert len({Provider("a"), Provider("a")}) == 1
+    with pytest.raises(FrozenInstanceError):
+        Provider("a").name = "b"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("rate", "per_second"),
+    [("60/s", 60), ("300/m", 5), ("7200/h", 2), ("0.5/s", 0.5), ("3", 3), (3, 3), (None, None)],
+)
+def test_rates(rate: Any, per_second: float | None) -> None:
+    assert Provider("a", rate=rate).rate == per_second
+
+
+def test_times_may_be_timedeltas() -> None:
+    provider = Provider(
+        "a", probe_interval=timedelta(seconds=1), longest_probe_interval=timedelta(minutes=2)
+    )
+    assert provider.thresholds.probe_interval == 1
+    assert provider.thresholds.longest_probe_interval == 120
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("name", "", ValueError),
+        ("name", 5, TypeError),
+        ("failures", 1, ValueError),
+        ("failures", 2.5, TypeError),
+        ("failures", True, TypeError),
+        ("messages", 1, ValueError),
+        ("messages", 7, ValueError),
+        ("share", 0, ValueError),
+        ("share", 1.1, ValueError),
+        ("share", "0.5", TypeError),
+        ("probe_interval", 0, ValueError),
+        ("longest_probe_interval", 4, ValueError),
+        ("remember", -1, ValueError),
+        ("rate", "0/s", ValueError),
+        ("rate", "5/x", ValueError),
+        ("rate", [], TypeError),
+        ("rate", float("nan"), ValueError),
+        ("recall", "yes", TypeError),
+        ("key", 5, TypeError),
+        ("key", "account", ValueError),
+        ("key", "{a.b}", ValueError),
+        ("shared", 1, TypeError),
+    ],
+)
+def test_nonsense_is_refused_by_name(name: str, value: object, error: type[Exception]) -> None:
+    options: dict[str, Any] = {"name": "mailgun", name: value}
+    with pytest.raises(error, match=name):
+        Provider(**options)

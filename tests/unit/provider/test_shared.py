@@ -1,0 +1,177 @@
+"""Workers that tell each other: one finds out and probes for all, none depends on the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import FullJitter, Outcome
+from celery_sqs_backoff.provider.control import Control
+from celery_sqs_backoff.provider.health import State, Thresholds
+from celery_sqs_backoff.provider.shared import PERMIT_SECONDS, SharedHealth, Word
+from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.worker.sharing import Sharing
+
+
+class Store(MemoryStore):
+    """A store with the workers' clock, which may be away."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock=clock)
+        self.is_away = False
+
+    def get(self, key: str) -> str | None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return super().get(key)
+
+
+class Worker:
+    """A control, and the thread's work without the thread."""
+
+    def __init__(self, fleet: Fleet, name: str, seed: int) -> None:
+        self.fleet = fleet
+        self.control = Control(Thresholds(), Random(seed))
+        self.sharing = Sharing(
+            fleet.store,
+            lock=threading.RLock(),
+            clock=lambda: fleet.now,
+            worker=name,
+            wake=lambda gate: None,
+        )
+        self.sharing._thread = threading.current_thread()  # none is started: the test ticks
+        self.sharing.add(self, ("mail",))  # type: ignore[arg-type]
+
+    @property
+    def state(self) -> State:
+        return self.control.health.state
+
+    def run(self, message: str, outcome: Outcome | None) -> bool:
+        look = self.control.look(
+            message, self.fleet.now, policy=FullJitter(), looks=1, longest=9999.0
+        )
+        if look.runs:
+            self.control.ended(message, outcome, self.fleet.now)
+        return look.runs
+
+    def outage(self) -> None:
+        for number in range(6):
+            self.run(f"first {number}", Outcome.RETRYABLE)
+        assert self.state is State.OPEN
+
+
+class Fleet:
+    def __init__(self, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.store = Store(lambda: self.now)
+        monkeypatch.setattr("celery_sqs_backoff.worker.sharing.time.time", lambda: self.now + 5e8)
+        self.workers = [Worker(self, f"worker {n}", n) for n in range(workers)]
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        for worker in self.workers:
+            worker.sharing.tick()
+
+    def states(self) -> set[State]:
+        return {worker.state for worker in self.workers}
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    return Fleet(4, monkeypatch)
+
+
+def test_all_learn_that_the_provider_is_down_and_that_it_is_back(fleet: Fleet) -> None:
+    fleet.workers[0].outage()
+    fleet.tick()
+    fleet.tick()
+    assert fleet.states() == {State.OPEN}
+    for _ in range(30):
+        fleet.tick()
+        for number, worker in enumerate(fleet.workers):
+            worker.run(f"{number}", None)
+    assert fleet.states() == {State.CLOSED}
+
+
+def test_one_probes_for_all(fleet: Fleet) -> None:
+    """An hour of outage: about one probe a minute, not one per worker."""
+    fleet.workers[0].outage()
+    probes = 0
+    for second in range(3600):
+        fleet.tick()
+        for number, worker in enumerate(fleet.workers):
+            probes += worker.run(f"{second} {number}", Outcome.RETRYABLE)
+    assert 40 <= probes <= 100
+
+
+def test_a_permit_ends_with_the_worker_that_had_it(fleet: Fleet) -> None:
+    fleet.workers[0].outage()
+    fleet.tick()
+    for _ in range(10):
+        fleet.tick()
+    (holder,) = [w for w in fleet.workers if w.control.health.needs_probe(fleet.now)]
+    fleet.workers.remove(holder)
+    fleet.tick(PERMIT_SECONDS + 1)
+    assert sum(w.control.health.needs_probe(fleet.now) for w in fleet.workers) == 1
+
+
+def test_without_the_store_each_finds_out_and_probes_by_itself(fleet: Fleet) -> None:
+    fleet.store.is_away = True
+    fleet.tick()
+    fleet.workers[0].outage()
+    fleet.tick()
+    assert [worker.state for worker in fleet.workers] == [State.OPEN] + 3 * [State.CLOSED]
+    fleet.tick(60.0)
+    assert fleet.workers[0].run("probe", None)
+    assert fleet.workers[0].state is State.CLOSED
+
+
+def test_a_store_that_is_back_is_told(fleet: Fleet) -> None:
+    fleet.store.is_away = True
+    fleet.workers[0].outage()
+    fleet.tick()
+    fleet.store.is_away = False
+    fleet.tick()
+    fleet.tick()
+    assert fleet.states() == {State.OPEN}
+
+
+def test_a_record_of_an_earlier_outage_opens_nothing(fleet: Fleet) -> None:
+    control = Control(Thresholds(), Random(1))
+    shared = SharedHealth(control)
+    down = Word(True, at=100.0, next_probe_at=105.0)
+    shared.look(down, 200.0, 200.0)
+    assert control.health.state is State.OPEN
+    shared.look(Word(False, at=300.0), 301.0, 301.0)
+    assert control.health.state is State.CLOSED
+    shared.look(down, 302.0, 302.0)
+    assert control.health.state is State.CLOSED
+
+
+def test_what_could_not_be_written_is_written_next_time() -> None:
+    control = Control(Thresholds(), Random(1))
+    shared = SharedHealth(control)
+    assert shared.look(None, 0.0, 0.0) is None
+    for number in range(6):
+        control.look(str(number), 1.0, policy=FullJitter(), looks=1, longest=9.0)
+        control.ended(str(number), Outcome.RETRYABLE, 1.0)
+    first = shared.look(None, 2.0, 2.0)
+    assert first is not None
+    assert shared.look(None, 3.0, 3.0) == first
+    shared.written(first)
+    assert shared.look(first, 4.0, 4.0) is None
+
+
+@pytest.mark.parametrize("text", ["", "5", "{}", '{"is_open": 1, "surprise": 2}'], ids=repr)
+def test_a_record_that_nobody_can_read_leaves_each_to_itself(fleet: Fleet, text: str) -> None:
+    from celery_sqs_backoff.safe.store import key_of
+
+    fleet.store.add(key_of("health", "mail"), text, 1e6)
+    fleet.tick()
+    health: Any = fleet.workers[0].control.health
+    assert not health.needs_permit

@@ -1,0 +1,217 @@
+"""Scenarios from TOML, forecasts, suggestions, pictures."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import EqualJitter
+from celery_sqs_backoff.simulate.engine import simulate
+from celery_sqs_backoff.simulate.forecast import forecast, scenario_of_queue
+from celery_sqs_backoff.simulate.plot import plot, svg
+from celery_sqs_backoff.simulate.results import result_of
+from celery_sqs_backoff.simulate.scenario import (
+    Arrivals,
+    Kind,
+    Phase,
+    Scenario,
+    ScenarioError,
+    Script,
+)
+from celery_sqs_backoff.simulate.strategies import STRATEGIES
+from celery_sqs_backoff.simulate.suggest import Goals, parse_goals, suggest
+from celery_sqs_backoff.simulate.toml import load, scenario_from
+
+SCENARIO = """
+name = "mail provider down"
+horizon = "3h"
+
+[messages]
+rate = "300/m"
+lasts = "2h"
+
+[provider]
+capacity = 20
+call_seconds = 0.5
+retry_after = 30
+
+[[provider.phases]]
+kind = "outage"
+start = "10m"
+lasts = "1h"
+
+[[provider.phases]]
+kind = "throttled"
+start = "70m"
+lasts = "10m"
+capacity = 5
+
+[fleet]
+workers = 2
+processes = 8
+
+[queue]
+max_receive_count = 50
+retention = "2d"
+
+[task]
+backoff = {policy = "EqualJitter", base = 5, cap = "30m"}
+retry_for = "12h"
+
+[task.provider]
+failures = 10
+"""
+
+
+def test_every_key_of_a_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "down.toml"
+    path.write_text(SCENARIO)
+    scenario = load(path)
+    assert (scenario.name, scenario.horizon) == ("mail provider down", 10_800)
+    assert scenario.arrivals == Arrivals(rate=5.0, lasts=7200.0)
+    assert scenario.script.phases[0] == Phase(kind=Kind.OUTAGE, start=600.0, lasts=3600.0)
+    assert scenario.script.phases[1].capacity == 5
+    assert (scenario.script.capacity, scenario.script.call_seconds) == (20, 0.5)
+    assert (scenario.fleet.workers, scenario.fleet.processes) == (2, 8)
+    assert (scenario.max_receive_count, scenario.retention) == (50, 172_800)
+    assert scenario.task.backoff == EqualJitter(5, 1800)
+    assert scenario.task.retry_for == 43_200
+    assert scenario.task.thresholds.failures == 10
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"mesages": {}}, "unknown key 'mesages'"),
+        ({"messages": {"rat": 1}}, "unknown key 'rat'"),
+        ({"messages": {"rate": "fast"}}, "rate"),
+        ({"messages": {"lasts": "2 fortnights"}}, "lasts"),
+        ({"provider": {"phases": [{"kind": "down", "start": 0, "lasts": 1}]}}, "'outage'"),
+        ({"task": {"backoff": {"policy": "Random"}}}, "FullJitter"),
+        ({"task": {"backoff": {"base": -1}}}, "base"),
+        ({"task": {"provider": {"fail": 1}}}, "unknown key 'fail'"),
+        ({"fleet": {"workers": "many"}}, "expected a number"),
+        ({"queue": {"dlq": 1}}, "unknown key 'dlq'"),
+    ],
+    ids=str,
+)
+def test_what_is_not_understood_is_named(found: dict[str, Any], words: str) -> None:
+    with pytest.raises(ScenarioError, match=words):
+        scenario_from(found)
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("[messages\n")
+    with pytest.raises(ScenarioError, match=r"broken\.toml"):
+        load(path)
+
+
+DEPTH = {
+    "ApproximateNumberOfMessages": "100",
+    "ApproximateNumberOfMessagesNotVisible": "890",
+    "ApproximateNumberOfMessagesDelayed": "10",
+    "MessageRetentionPeriod": "345600",
+}
+
+
+def test_a_forecast_says_when_the_first_message_gives_up() -> None:
+    scenario = Scenario().with_task(retry_for=6 * 3600.0)
+    begun = scenario_of_queue(scenario, DEPTH, max_receive_count=None)
+    found = forecast(begun)
+    assert found.messages == 1000
+    assert found.first is not None
+    assert 5 * 3600 <= found.first <= 6 * 3600
+    assert sum(found.reasons.values()) == 1000
+    assert [number for _, number in found.given_up] == sorted(n for _, n in found.given_up)
+
+
+def test_messages_that_have_waited_give_up_earlier() -> None:
+    scenario = Scenario().with_task(retry_for=6 * 3600.0)
+    begun = scenario_of_queue(scenario, DEPTH, max_receive_count=None, oldest=5 * 3600.0)
+    first = forecast(begun).first
+    assert first is not None
+    assert first <= 3600
+
+
+def test_a_small_max_receive_count_gives_up_first() -> None:
+    begun = scenario_of_queue(Scenario(), DEPTH, max_receive_count=5)
+    found = forecast(begun)
+    assert set(found.reasons) == {"the queue's maxReceiveCount is reached"}
+    assert found.first is not None
+    assert found.first < 600
+
+
+def test_an_empty_queue_has_nothing_to_give_up() -> None:
+    begun = scenario_of_queue(Scenario(), {}, max_receive_count=5)
+    assert (forecast(begun).messages, forecast(begun).first) == (0, None)
+
+
+def test_goals_are_read() -> None:
+    goals = parse_goals("survive 24h, drain 90m, 20 calls/s")
+    assert goals == Goals(survive=86_400, drain=5400, calls=20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "survive 24h", "survive 24h, drain 1h, 20 per second", "survive x, drain 1h, 1 call/s"],
+)
+def test_goals_that_are_not_understood_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match=r"expected|survive"):
+        parse_goals(text)
+
+
+def test_jitter_alone_is_suggested_where_it_is_enough() -> None:
+    goals = Goals(survive=1800.0, drain=2400.0, calls=5.0)
+    scenario = Scenario(arrivals=Arrivals(rate=0.2))
+    found = suggest(scenario, goals)
+    assert found is not None
+    assert not found.provider
+    assert found.retry_for >= goals.survive + goals.drain
+    assert found.result.drain is not None
+    assert found.result.drain <= goals.drain
+
+
+def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
+    found = suggest(
+        Scenario(arrivals=Arrivals(rate=0.5)), Goals(survive=3600.0, drain=240.0, calls=10.0)
+    )
+    assert found is not None
+    assert found.provider
+
+
+def test_nothing_is_suggested_that_the_provider_cannot_take() -> None:
+    goals = Goals(survive=3600.0, drain=60.0, calls=1.0)
+    assert suggest(Scenario(arrivals=Arrivals(rate=1.0)), goals) is None
+
+
+def test_a_picture_is_svg_with_a_panel_per_strategy_and_all_labels(tmp_path: Path) -> None:
+    scenario = Scenario(
+        script=Script(phases=(Phase(kind=Kind.OUTAGE, start=0.0, lasts=300.0),)),
+        arrivals=Arrivals(lasts=300.0),
+    )
+    results = [
+        result_of(name, scenario, simulate(scenario, STRATEGIES[name]))
+        for name in ("full-jitter", "gate+recall")
+    ]
+    path = tmp_path / "outage.svg"
+    plot(results, "mails < all & more", path)
+    root = ET.fromstring(path.read_text())
+    text = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
+    assert text[0] == "mails < all & more"
+    assert sum(t.startswith(("full-jitter:", "gate+recall:")) for t in text) == 2
+    assert any("turned away: too many" in t for t in text)
+    assert len([e for e in root.iter() if e.tag.endswith("polyline")]) >= 4
+    height = float(root.attrib["height"])
+    assert all(float(e.attrib["y"]) <= height for e in root.iter() if e.tag.endswith("text"))
+    plot(results, "png", tmp_path / "outage.png")
+    assert (tmp_path / "outage.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"\.svg or \.png"):
+        plot(results, "jpg", tmp_path / "outage.jpg")
+
+
+def test_a_picture_of_nothing_is_a_picture() -> None:
+    assert ET.fromstring(svg([], "nothing")) is not None

@@ -1,0 +1,187 @@
+"""What is settled when a task is bound: whose settings count, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+from celery.worker.request import Request
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.classifiers import requests_errors
+from celery_sqs_backoff.retry.decision import End
+from celery_sqs_backoff.task.handover import BackoffRetry
+from celery_sqs_backoff.worker.request import BackoffRequest
+
+SETTINGS = {
+    "reject_on_worker_lost": False,
+    "retry_on_worker_lost": False,
+    "acks_on_failure_or_timeout": True,
+    "acks_on_failure": True,
+    "acks_on_timeout": True,
+}
+#: Those that this version of Celery has.
+KNOWN = {name: value for name, value in SETTINGS.items() if hasattr(Task, name)}
+
+
+def an_app(broker="sqs://", **conf):
+    app = Celery("binding", broker=broker, set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def define(app, **options):
+    @app.task(base=SQSBackoffTask, name="mail", lazy=False, shared=False, **options)
+    def mail():
+        """Send nothing."""
+
+    return mail
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_goes_round_the_budgets_is_overruled_and_said(caplog, name):
+    app = an_app()
+    task = define(app, **{name: not SETTINGS[name]})
+    assert getattr(task, name) is SETTINGS[name]
+    assert f"sqs_backoff.setting_ignored: {name}={not SETTINGS[name]} (task mail" in caplog.text
+
+
+def test_a_setting_of_the_app_is_overruled_and_said_once(caplog):
+    app = an_app(task_reject_on_worker_lost=True)
+
+    def run():
+        """Do nothing."""
+
+    for name in ("one", "two"):
+        task = app.task(base=SQSBackoffTask, name=name, lazy=False, shared=False)(run)
+        assert task.reject_on_worker_lost is False
+    assert caplog.text.count("sqs_backoff.setting_ignored: reject_on_worker_lost") == 1
+
+
+def test_on_another_broker_they_are_the_users(caplog):
+    task = define(an_app("redis://"), reject_on_worker_lost=True)
+    assert task.reject_on_worker_lost is True
+    assert caplog.text == ""
+
+
+def test_the_defaults_are_nothing_to_speak_of(caplog):
+    define(an_app())
+    assert caplog.text == ""
+
+
+class Ours(BackoffRequest):
+    """A subclass of ours, as a company may have."""
+
+
+class Theirs(Request):
+    """A company's own, from before."""
+
+
+class NotAClass:
+    """Made by a factory."""
+
+
+@pytest.fixture
+def company(monkeypatch):
+    module = types.ModuleType("company")
+    module.Ours, module.Theirs = Ours, Theirs
+    monkeypatch.setitem(sys.modules, "company", module)
+
+
+@pytest.mark.parametrize("request_class", [Ours, "company:Ours"])
+def test_a_subclass_of_our_request_is_fine(company, request_class):
+    assert define(an_app(), Request=request_class).Request is request_class
+
+
+@pytest.mark.parametrize(
+    "request_class", [Theirs, "company:Theirs", "celery.worker.request:Request"]
+)
+def test_any_other_request_class_is_refused_by_name(company, request_class):
+    """It would delete the messages that wait for their retry."""
+    with pytest.raises(ImproperlyConfigured, match=r"mail: invalid Request .* expected a subclass"):
+        define(an_app(), Request=request_class)
+
+
+def test_a_request_class_that_cannot_be_imported_is_refused(company):
+    with pytest.raises(ImproperlyConfigured, match=r"mail: Request='company:Gone' cannot"):
+        define(an_app(), Request="company:Gone")
+
+
+def test_on_another_broker_any_request_class_is_fine():
+    assert define(an_app("redis://"), Request=Theirs).Request is Theirs
+
+
+def test_celerys_own_tasks_keep_celerys_ways():
+    """``chord_unlock`` polls by retrying itself: each kept message would use up a receive."""
+    app = Celery("own", broker="sqs://", task_cls=SQSBackoffTask, set_as_current=False)
+    app.finalize()
+    unlock, stock = app.tasks["celery.chord_unlock"], Celery(set_as_current=False)
+    stock.finalize()
+    expected = stock.tasks["celery.chord_unlock"]
+    assert isinstance(unlock, SQSBackoffTask)
+    assert not unlock.is_covered
+    for name in ("Request", "Strategy", "acks_late", "max_retries", "default_retry_delay"):
+        assert getattr(unlock, name) == getattr(expected, name), name
+    assert not hasattr(unlock.run, "_is_wrapped")
+
+
+def test_a_retry_of_celerys_own_task_publishes_as_celery_does(monkeypatch):
+    app = Celery("own", broker="sqs://", task_cls=SQSBackoffTask, set_as_current=False)
+    app.finalize()
+    sent = []
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", lambda self, *a, **k: sent.append(k))
+    unlock = app.tasks["celery.chord_unlock"]
+    unlock.push_request(id="u", args=(), kwargs={}, retries=99, called_directly=False)
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        unlock.retry(countdown=1, max_retries=None)
+    assert not isinstance(raised.value, BackoffRetry)
+    assert len(sent) == 1
+
+
+def test_an_uncalled_factory_of_a_classifier_is_refused():
+    with pytest.raises(ImproperlyConfigured, match=r"did you mean requests_errors\(\)\?"):
+        define(an_app(), classify=requests_errors)
+
+
+def test_messages_name_the_setting_of_django():
+    app = an_app()
+    app.namespace = "CELERY"
+    app.conf.sqs_backoff = {"stroe": "memory://"}
+    with pytest.raises(ImproperlyConfigured) as refused:
+        define(app)
+    assert "CELERY_SQS_BACKOFF: unknown setting 'stroe' (did you mean 'store'?)" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        pytest.param(["uploads"], id="a list"),
+        pytest.param({"": "shop.from_s3"}, id="a queue without a name"),
+        pytest.param({"uploads": 3}, id="no callable"),
+        pytest.param({3: "shop.from_s3"}, id="a queue that is a number"),
+    ],
+)
+def test_a_foreign_setting_that_cannot_work_is_refused(foreign):
+    app = an_app()
+    app.conf.sqs_backoff = {"foreign": foreign}
+    with pytest.raises(ImproperlyConfigured, match="invalid foreign"):
+        define(app)
+
+
+def test_a_foreign_setting_is_the_apps_alone():
+    app = an_app()
+    app.conf.sqs_backoff = {"foreign": {"uploads": "shop.from_s3", "events": print}}
+    assert not hasattr(define(app).backoff_options, "foreign")
+
+
+def test_every_end_is_documented():
+    from celery_sqs_backoff.retry import decision
+
+    table = (decision.__doc__ or "").partition("without a word")[2]
+    for end in End:
+        assert f"\n{end.value} " in table, end

@@ -1,0 +1,169 @@
+"""The port to SQS: whatever happens in a call is a result."""
+
+from __future__ import annotations
+
+import botocore.exceptions
+import pytest
+from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.errors import Failure, Kind
+
+URL = "https://sqs.example/1/q"
+
+
+class Client:
+    """Answers every call with `respond`, or raises what that raises."""
+
+    def __init__(self, respond):
+        self.requests = []
+        self._respond = respond
+
+    def __getattr__(self, name):
+        def call(**parameters):
+            self.requests.append((name, parameters))
+            return self._respond(**parameters)
+
+        return call
+
+
+def raising(exc):
+    def respond(**_):
+        raise exc
+
+    return Client(respond)
+
+
+def responding(response):
+    return Client(lambda **_: response)
+
+
+def all_results(client):
+    """Call everything once; return the failures, `None` for each success."""
+    calls = Calls(client, URL)
+    received = calls.receive(max_messages=1, wait_seconds=0)
+    attributes = calls.attributes()
+    return [
+        received.failure,
+        attributes if isinstance(attributes, Failure) else None,
+        *calls.change_visibility([("h", 1)]),
+        *calls.delete(["h"]),
+        *(sent.failure for sent in calls.send([{"MessageBody": "b"}])),
+    ]
+
+
+def an_instance(cls):
+    try:
+        if issubclass(cls, ClientError):
+            return cls({"Error": {"Code": "Oops"}}, "DeleteMessageBatch")
+        return cls(**dict.fromkeys(_fields(cls), "x"))
+    except TypeError:
+        return cls.__new__(cls)
+
+
+def _fields(cls):
+    import string
+
+    names = {name for _, name, _, _ in string.Formatter().parse(getattr(cls, "fmt", "")) if name}
+    return {name.partition(".")[0].partition("[")[0] for name in names} | {"error"}
+
+
+EXCEPTIONS = [
+    value
+    for value in vars(botocore.exceptions).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+] + [RuntimeError, OSError, ValueError, KeyError, RecursionError, MemoryError, StopIteration]
+
+
+@pytest.mark.parametrize("cls", EXCEPTIONS, ids=lambda cls: cls.__name__)
+def test_any_exception_is_a_result(cls):
+    results = all_results(raising(an_instance(cls)))
+    assert len(results) == 5
+    assert all(isinstance(result, Failure) and result.is_of_call for result in results)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["Successful", "Failed", "Id", "Code", "Messages", "Attributes", "0"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_like)
+def test_a_malformed_response_is_a_result(response):
+    assert len(all_results(responding(response))) == 5
+
+
+@given(json_like, json_like, json_like)
+def test_a_malformed_error_is_a_result(error, metadata, status):
+    response = {"Error": error, "ResponseMetadata": metadata}
+    exc = ClientError({}, "x")
+    exc.response = response if status else status
+    assert all(isinstance(result, Failure) for result in all_results(raising(exc)))
+
+
+def test_only_what_is_listed_as_successful_has_succeeded():
+    client = responding({"Successful": [{"Id": "1"}], "Failed": [{"Id": "2", "Code": "A.B"}]})
+    not_listed, done, failed = Calls(client, URL).delete(["a", "b", "c"])
+    assert not_listed.may_have_been_done
+    assert done is None
+    assert (failed.code, failed.is_of_call) == ("B", False)
+
+
+@pytest.mark.parametrize("response", [{}, {"Successful": []}], ids=["empty", "empty list"])
+def test_a_200_with_an_empty_body_is_no_success(response):
+    [sent] = Calls(responding(response), URL).send([{"MessageBody": "b"}])
+    assert sent.failure.kind is Kind.IN_DOUBT
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "SignatureDoesNotMatch", "InvalidClientTokenId"])
+def test_expired_credentials_are_refreshed_and_the_call_is_repeated(code):
+    expired = raising(ClientError({"Error": {"Code": code}}, "x"))
+    clients = [expired]
+    calls = Calls(
+        lambda: clients[-1],
+        URL,
+        refresh=lambda: clients.append(responding({"Successful": [{"Id": "0"}]})),
+    )
+    assert calls.delete(["h"]) == [None]
+    assert calls.on(URL + "2").delete(["h"]) == [None]
+    assert len(expired.requests) == 1
+
+
+def test_credentials_that_stay_expired_are_refreshed_once_per_call():
+    client, refreshed = raising(RuntimeError("still expired")), []
+    calls = Calls(client, URL, refresh=lambda: refreshed.append(1))
+    [failure] = calls.delete(["h"])
+    assert failure.kind is Kind.CREDENTIALS
+    assert (len(client.requests), len(refreshed)) == (2, 1)
+
+
+def test_a_refresh_that_fails_is_a_result():
+    def refresh():
+        raise OSError("no token file")
+
+    client = raising(ClientError({"Error": {"Code": "ExpiredToken"}}, "x"))
+    [failure] = Calls(client, URL, refresh=refresh).delete(["h"])
+    assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "OSError")
+
+
+def test_a_permission_that_is_missing_is_not_looked_for_in_newer_credentials():
+    refreshed = []
+    client = raising(ClientError({"Error": {"Code": "AccessDenied"}}, "x"))
+    [failure] = Calls(client, URL, refresh=lambda: refreshed.append(1)).delete(["h"])
+    assert (failure.kind, refreshed) == (Kind.DENIED, [])
+
+
+def test_nothing_to_send_is_no_call():
+    client = responding({})
+    assert Calls(client, URL).delete([]) == []
+    assert client.requests == []

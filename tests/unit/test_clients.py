@@ -1,0 +1,268 @@
+"""The worker's boto clients: few, with kombu's credentials, and with newer ones in time."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import boto3
+import pytest
+from kombu import Connection
+from kombu.transport.SQS import Channel
+
+from celery_sqs_backoff.sqs.clients import Clients, settling_client
+
+BASE = "http://127.0.0.1:9/0"
+
+
+def channel_of(queues: dict[str, dict[str, Any]], **options: Any) -> Any:
+    """kombu's channel; it makes no call as long as all queues are predefined."""
+    predefined = {name: {"url": f"{BASE}/{name}", **q} for name, q in queues.items()}
+    options = {"region": "us-east-1", "is_secure": False, "predefined_queues": predefined} | options
+    return Connection("sqs://key:secret@127.0.0.1:9//", transport_options=options).channel()
+
+
+def attached(channel: Any, **options: Any) -> Clients:
+    clients = Clients(**options)
+    clients.attach(channel)
+    return clients
+
+
+def access_key(client: Any) -> str:
+    return str(client._request_signer._credentials.get_frozen_credentials().access_key)
+
+
+@pytest.mark.hazard("H18")
+def test_a_settling_client_is_the_same_account_with_short_timeouts() -> None:
+    session = boto3.Session(
+        aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"
+    )
+    client = session.client("sqs", endpoint_url="http://127.0.0.1:9")
+    copy = settling_client(client)
+    assert copy.meta.region_name == "eu-north-1"
+    assert copy.meta.endpoint_url == "http://127.0.0.1:9"
+    assert copy._request_signer._credentials is client._request_signer._credentials
+    assert copy.meta.config.read_timeout <= 10
+    assert copy.meta.config.retries["total_max_attempts"] == 1
+
+
+def test_queues_with_the_same_credentials_share_their_clients() -> None:
+    channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}, "d": {"region": "r"}})
+    clients = attached(channel)
+    a, b, c, d = (clients.settling_client(f"{BASE}/{name}") for name in "abcd")
+    assert a is b
+    assert len({a, c, d}) == 3
+    assert (access_key(a), access_key(c)) == ("key", "other")
+    assert d.meta.region_name == "r"
+
+
+def test_kombu_makes_one_client_for_queues_with_the_same_credentials() -> None:
+    channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}})
+    attached(channel)
+    assert channel.sqs("a") is channel.sqs("b") is channel.sqs()
+    assert channel.sqs("c") is not channel.sqs("a")
+
+
+def test_long_polls_and_settling_share_no_connection() -> None:
+    clients = attached(channel_of({"a": {}}))
+    pair = clients._pair(f"{BASE}/a")
+    assert pair.polling._endpoint.http_session is not pair.settling._endpoint.http_session
+    assert pair.polling.meta.config.read_timeout > 20
+    assert pair.polling.meta.config.retries["total_max_attempts"] == 1
+
+
+def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Channel.new_sqs_client
+
+    def new_sqs_client(self: Any, region: str, *args: Any, **kwargs: Any) -> Any:
+        return make(self, "eu-west-1", "custom", "secret")
+
+    monkeypatch.setattr(Channel, "new_sqs_client", new_sqs_client)
+    client = attached(channel_of({"a": {}})).settling_client(f"{BASE}/a")
+    assert (access_key(client), client.meta.region_name) == ("custom", "eu-west-1")
+
+
+def test_refused_credentials_are_fetched_anew_but_not_at_each_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = iter(["first", "second", "third"])
+    make = Channel.new_sqs_client
+    monkeypatch.setattr(
+        Channel, "new_sqs_client", lambda self, *a, **k: make(self, "us-east-1", next(keys), "s")
+    )
+    now = [0.0]
+    clients, url = attached(channel_of({"a": {}}), clock=lambda: now[0]), f"{BASE}/a"
+    assert access_key(clients.settling_client(url)) == "first"
+    clients.refresh(url)
+    assert access_key(clients.settling_client(url)) == "first", "it was made just now"
+    now[0] = 10.0
+    clients.refresh(url)
+    assert access_key(clients.settling_client(url)) == "second"
+    clients.refresh(f"{BASE}/nobody-has-asked-for-it")
+
+
+class Sts:
+    """Hands out tokens of one role after the other; time passes by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lifetime_seconds: float = 900) -> None:
+        self.now = datetime.now(timezone.utc)
+        self.lifetime = timedelta(seconds=lifetime_seconds)
+        self.tokens: dict[str, int] = {}
+        self.fails = False
+
+        def token(channel: Any, role: str, seconds: int) -> dict[str, Any]:
+            if self.fails:
+                raise OSError("STS is away")
+            self.tokens[role] = self.tokens.get(role, 0) + 1
+            key = f"{role}-{self.tokens[role]}"
+            expires = datetime.now(timezone.utc) + self.lifetime
+            return {
+                "AccessKeyId": key,
+                "SecretAccessKey": "s",
+                "SessionToken": "t",
+                "Expiration": expires,
+            }
+
+        monkeypatch.setattr(Channel, "generate_sts_session_token", token)
+
+    def age(self, client: Any, seconds: float) -> None:
+        client._request_signer._credentials._expiry_time -= timedelta(seconds=seconds)
+
+
+def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore's own margins, 15 and 10 minutes, would renew a token of 15 minutes at each call."""
+    sts = Sts(monkeypatch)
+    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    assert [access_key(client) for _ in range(3)] == ["r-1"] * 3
+    sts.age(client, 500)
+    assert access_key(client) == "r-1"
+    sts.age(client, 200)
+    assert access_key(client) == "r-2"
+    assert access_key(client) == "r-2"
+
+
+def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sts = Sts(monkeypatch)
+    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    sts.fails = True
+    sts.age(client, 700)
+    assert access_key(client) == "r-1"
+    sts.age(client, 190)
+    with pytest.raises(OSError, match="away"):
+        access_key(client)
+    sts.fails = False
+    assert access_key(client) == "r-2"
+
+
+def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kombu remembers one expiry for all queues, so it renews one of them."""
+    sts = Sts(monkeypatch)
+    channel = channel_of({"a": {"sts_role_arn": "ra"}, "b": {}, "c": {}}, sts_role_arn="r")
+    clients = attached(channel)
+    a, b, c = (clients.settling_client(f"{BASE}/{name}") for name in "abc")
+    assert b is c
+    for client in (a, b):
+        sts.age(client, 890)
+    assert (access_key(a), access_key(b)) == ("ra-2", "r-2")
+
+
+def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks end, and are settled, while Celery has no connection."""
+    sts = Sts(monkeypatch)
+    channel = channel_of({"a": {}}, sts_role_arn="r")
+    client = attached(channel).settling_client(f"{BASE}/a")
+    channel.close()
+    sts.age(client, 890)
+    assert access_key(client) == "r-2"
+
+
+def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def hang(self: Any, *_: Any) -> Any:
+        asked.set()
+        assert release.wait(30)
+        raise ConnectionError
+
+    monkeypatch.setattr(Channel, "generate_sts_session_token", hang)
+    clients = attached(channel_of({"a": {"sts_role_arn": "r"}, "b": {}}))
+    ended: list[object] = []
+
+    def ask() -> None:
+        with pytest.raises(ConnectionError):
+            clients.settling_client(f"{BASE}/a")
+        ended.append(1)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        assert asked.wait(10)
+        other: list[Any] = []
+        beside = threading.Thread(
+            target=lambda: other.append(clients.settling_client(f"{BASE}/b")), daemon=True
+        )
+        beside.start()
+        beside.join(20)
+        assert len(other) == 1
+        assert not ended
+    finally:
+        release.set()
+        thread.join(20)
+    assert ended == [1]
+
+
+def test_clients_may_be_asked_for_by_many_threads() -> None:
+    clients = attached(channel_of({f"q{n}": {} for n in range(8)}))
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(clients.settling_client(f"{BASE}/q{n}")))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_role_that_cannot_be_assumed_yet_holds_up_no_other_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs, hung = threading.Event(), threading.Event()
+
+    def generate(self: Any, role: str, seconds: int) -> Any:
+        hung.set()
+        hangs.wait(20)
+        raise OSError("STS does not respond")
+
+    monkeypatch.setattr(Channel, "generate_sts_session_token", generate)
+    clients = attached(channel_of({"a": {"sts_role_arn": "arn:aws:iam::1:role/a"}, "b": {}}))
+    errors: list[Exception] = []
+
+    def use_a() -> None:
+        try:
+            clients.settling_client(f"{BASE}/a")
+        except OSError as exc:
+            errors.append(exc)
+
+    def use_b() -> None:
+        clients.refresh(f"{BASE}/b")
+        clients.settling_client(f"{BASE}/b")
+
+    a = threading.Thread(target=use_a, daemon=True)
+    b = threading.Thread(target=use_b, daemon=True)
+    a.start()
+    assert hung.wait(20)
+    b.start()
+    b.join(5)
+    b_waits = b.is_alive()
+    hangs.set()
+    a.join(20)
+    assert not b_waits
+    assert len(errors) == 1

@@ -1,0 +1,180 @@
+"""The table of what becomes of a message: how the run ended x the task's word x the budgets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff import Outcome, Verdict
+from celery_sqs_backoff.retry.budget import GiveUpReason, Standing
+from celery_sqs_backoff.retry.decision import (
+    DeadLetter,
+    Delete,
+    End,
+    Ended,
+    Facts,
+    GiveBack,
+    GiveUp,
+    Hide,
+    RetryIn,
+    decide,
+    word_for,
+)
+
+HOUR = 3600.0
+UNKNOWN, RETRYABLE = Outcome.UNKNOWN, Outcome.RETRYABLE
+
+
+def facts(*, standing=None, **changes):
+    defaults = {
+        "standing": Standing(**(standing or {})),
+        "max_retries": None,
+        "retry_for": 36 * HOUR,
+        "crash_budget": 3,
+        "delay": 7.0,
+    }
+    return Facts(**defaults | changes)
+
+
+def dead_letter(reason, outcome=UNKNOWN):
+    return DeadLetter(reason, outcome)
+
+
+@pytest.mark.parametrize(
+    ("end", "settle"),
+    [
+        (End.RETURNED, Delete()),
+        (End.RAISED, dead_letter(GiveUpReason.NOT_RETRYABLE)),
+        (End.RETRY_ASKED, Delete()),
+        (End.IGNORED, Delete()),
+        (End.REJECTED, dead_letter(GiveUpReason.REJECTED)),
+        (End.REQUEUED, Hide(7.0, RETRYABLE)),
+        (End.PROCESS_LOST, Hide(7.0, UNKNOWN)),
+        (End.TIME_LIMIT, Hide(7.0, UNKNOWN)),
+        (End.ABORTED, Hide(7.0, UNKNOWN)),
+        (End.CANCELLED, GiveBack()),
+        (End.REVOKED, Delete()),
+        (End.REFUSED, dead_letter(GiveUpReason.NOT_RETRYABLE)),
+        (End.NOT_STARTED, GiveBack(started=False)),
+    ],
+    ids=lambda value: value.name if isinstance(value, End) else "",
+)
+def test_an_end_without_a_word_has_its_own_rule(end, settle):
+    assert decide(Ended(end), facts()) == settle
+
+
+@pytest.mark.parametrize("end", End, ids=lambda end: end.name)
+def test_a_word_once_given_stands_whatever_came_after_it(end):
+    assert decide(Ended(end, RetryIn(42)), facts()) == Hide(42, RETRYABLE)
+    word = GiveUp(GiveUpReason.MAX_RETRIES, RETRYABLE)
+    assert decide(Ended(end, word), facts()) == dead_letter(GiveUpReason.MAX_RETRIES, RETRYABLE)
+
+
+@pytest.mark.parametrize("end", End, ids=lambda end: end.name)
+def test_without_a_place_for_dead_letters_the_message_is_deleted(end):
+    kept = decide(Ended(end), facts())
+    settle = decide(Ended(end), facts(keeps_dead_letters=False))
+    if isinstance(kept, DeadLetter):
+        assert settle == Delete(kept.reason, kept.outcome)
+    else:
+        assert settle == kept
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (End.PROCESS_LOST, GiveUpReason.WORKER_LOST),
+        (End.TIME_LIMIT, GiveUpReason.TIME_LIMIT),
+        (End.ABORTED, GiveUpReason.ABORTED),
+    ],
+)
+def test_crashes_end_with_the_crash_budget(end, reason):
+    assert isinstance(decide(Ended(end), facts(crashes=2)), Hide)
+    assert decide(Ended(end), facts(crashes=3)) == dead_letter(reason)
+
+
+@pytest.mark.parametrize("end", [End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED, End.REQUEUED])
+@pytest.mark.parametrize(
+    ("standing", "budgets", "reason"),
+    [
+        ({"retries": 2}, {"max_retries": 2}, GiveUpReason.MAX_RETRIES),
+        ({"elapsed": 36 * HOUR}, {}, GiveUpReason.RETRY_FOR),
+        ({}, {"retry_for": 5.0}, GiveUpReason.DELAY_TOO_LONG),
+        ({"is_last_receive": True}, {}, GiveUpReason.MAX_RECEIVE_COUNT),
+        ({"is_expiring": True}, {}, GiveUpReason.RETENTION),
+    ],
+    ids=["max_retries", "retry_for", "too late", "last receive", "retention"],
+)
+def test_the_budgets_hold_for_ends_without_a_word_too(end, standing, budgets, reason):
+    settle = decide(Ended(end), facts(standing=standing, **budgets))
+    assert isinstance(settle, DeadLetter)
+    assert settle.reason is reason
+
+
+def test_a_crash_comes_back_only_when_the_old_process_is_gone():
+    assert decide(Ended(End.TIME_LIMIT), facts(delay=0.0)) == Hide(2.0, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "word"),
+    [
+        (Verdict(RETRYABLE), RetryIn(7.0)),
+        (Verdict(UNKNOWN, safe_to_repeat=True), RetryIn(7.0, UNKNOWN)),
+        (Verdict(UNKNOWN), GiveUp(GiveUpReason.NOT_RETRYABLE, UNKNOWN)),
+        (
+            Verdict(Outcome.NOT_PROCESSED),
+            GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED),
+        ),
+    ],
+)
+def test_a_verdict_becomes_a_word(verdict, word):
+    assert word_for(verdict, Standing(), max_retries=None, retry_for=None, delay=7.0) == word
+
+
+def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown():
+    verdict = Verdict(UNKNOWN, safe_to_repeat=True)
+    word = word_for(verdict, Standing(retries=1), max_retries=1, retry_for=None, delay=7.0)
+    assert word == GiveUp(GiveUpReason.MAX_RETRIES, UNKNOWN)
+
+
+standings = st.builds(
+    Standing,
+    retries=st.integers(0, 2000),
+    elapsed=st.floats(0, 1e7),
+    is_last_receive=st.booleans(),
+    is_overdue=st.booleans(),
+    is_expiring=st.booleans(),
+)
+words = (
+    st.none()
+    | st.builds(RetryIn, st.integers(1, 43_000))
+    | st.builds(GiveUp, st.sampled_from(GiveUpReason), st.sampled_from(Outcome))
+)
+any_facts = st.builds(
+    Facts,
+    standing=standings,
+    max_retries=st.none() | st.integers(0, 10),
+    retry_for=st.none() | st.floats(0, 1e6),
+    crash_budget=st.integers(1, 5),
+    crashes=st.integers(0, 10),
+    delay=st.floats(0, 43_000),
+    keeps_dead_letters=st.booleans(),
+    can_park=st.booleans(),
+)
+
+
+@given(end=st.sampled_from(End), word=words, known=any_facts)
+def test_every_end_has_one_settlement_and_none_loses_a_message_that_was_not_done(end, word, known):
+    settle = decide(Ended(end, word), known)
+    if isinstance(settle, Delete) and settle.reason is None:
+        assert word is None
+        assert end in {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED}
+    if isinstance(settle, Hide):
+        assert settle.seconds > 0 or end is End.REQUEUED
+        if word is None:
+            standing = known.standing
+            assert not standing.is_last_receive
+            assert known.max_retries is None or standing.retries < known.max_retries
+    if isinstance(settle, DeadLetter):
+        assert known.keeps_dead_letters

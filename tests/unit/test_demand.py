@@ -1,0 +1,131 @@
+"""How many messages the worker asks SQS for: the arithmetic alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.worker.demand import MAX_BLOCKED, Load, Throughput
+
+
+@pytest.mark.parametrize(
+    ("load", "wanted"),
+    [
+        pytest.param(Load(2, 4), 8, id="an idle worker asks for its window"),
+        pytest.param(Load(2, 4, held=8), 0, id="a full window asks for nothing"),
+        pytest.param(Load(2, 4, held=3), 0, id="a message waits, and a batch is not worth a call"),
+        pytest.param(Load(2, 4, held=2), 6, id="none waits"),
+        pytest.param(Load(2, 32), 10, id="no more than SQS's batch"),
+        pytest.param(Load(2, 32, held=54), 10, id="a full batch is missing"),
+        pytest.param(Load(2, 4, expected=8), 0, id="what is under way counts"),
+        pytest.param(Load(2, 1, held=1), 1, id="multiplier 1: one process is free"),
+        pytest.param(Load(2, 1, held=2), 0, id="multiplier 1: none is free"),
+        pytest.param(Load(2, 0, held=25_000), 10, id="multiplier 0: no limit"),
+        pytest.param(Load(4, 1, held=1), 3, id="autoscale: processes that there could be count"),
+        pytest.param(Load(2, 4, held=3, blocked=2), 7, id="FIFO: two wait for their group"),
+        pytest.param(Load(1, 4, held=4, blocked=4), 4, id="-c1: only rate-limited messages wait"),
+        pytest.param(Load(1, 1, held=1, blocked=1), 1, id="solo: one message waits for its time"),
+        pytest.param(
+            Load(1, 4, held=4 + MAX_BLOCKED, blocked=4 + MAX_BLOCKED), 0, id="blocked ones end too"
+        ),
+        pytest.param(
+            Load(2, 4, held=8, settled_during_a_call=1_000), 10, id="short tasks are counted on"
+        ),
+        pytest.param(
+            Load(2, 4, held=32, settled_during_a_call=1_000), 0, id="three windows ahead at most"
+        ),
+        pytest.param(
+            Load(2, 1, held=2, settled_during_a_call=1_000), 0, id="multiplier 1 counts on nothing"
+        ),
+    ],
+)
+def test_how_many_messages_are_wanted(load: Load, wanted: int) -> None:
+    assert load.wanted == wanted
+
+
+@given(
+    processes=st.integers(0, 50),
+    multiplier=st.integers(1, 40),
+    held=st.integers(0, 3_000),
+    blocked=st.integers(0, 3_000),
+    expected=st.integers(0, 100),
+)
+def test_no_more_than_the_window_waits_for_a_process(
+    processes: int, multiplier: int, held: int, blocked: int, expected: int
+) -> None:
+    """As long as nothing is counted on. And a free process is never left without a call."""
+    blocked = min(blocked, held)
+    load = Load(processes, multiplier, held=held, blocked=blocked, expected=expected)
+    assert 0 <= load.wanted <= 10
+    startable = held - blocked
+    if load.wanted:
+        assert startable + expected + load.wanted <= max(1, processes) * multiplier
+    elif startable + expected < processes:
+        assert held + expected >= load.window + MAX_BLOCKED - load.enough
+
+
+@given(held=st.integers(0, 30), free=st.integers(1, 10))
+def test_with_a_multiplier_of_one_a_free_process_is_asked_for(held: int, free: int) -> None:
+    assert Load(held + free, 1, held=held).wanted == min(10, free)
+
+
+def work(
+    throughput: Throughput, *, now: float, call: float, each: float, messages: int = 50
+) -> float:
+    """A full batch comes after ``call`` seconds, and each of its messages takes ``each``."""
+    now += call
+    throughput.responded(now, call, full=True)
+    for left in reversed(range(messages)):
+        now += each
+        throughput.settled(now, more=left > 0)
+    return now
+
+
+def test_nothing_is_counted_on_before_something_is_known() -> None:
+    assert Throughput().settled_during_a_call == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "each", "expected"),
+    [(0.0151, 0.001, 15), (0.0151, 0.004, 3), (0.015, 0.1, 0), (0.3, 0.001, 300)],
+)
+def test_short_tasks_are_settled_while_a_call_is_under_way(
+    call: float, each: float, expected: int
+) -> None:
+    throughput = Throughput()
+    work(throughput, now=1_000.0, call=call, each=each)
+    assert throughput.settled_during_a_call == pytest.approx(expected, abs=1)
+
+
+def test_time_without_messages_is_not_the_tasks() -> None:
+    throughput, now = Throughput(), 1_000.0
+    for _ in range(5):
+        now = work(throughput, now=now, call=0.0201, each=0.001) + 3600
+    assert throughput.settled_during_a_call == 20
+
+
+@pytest.mark.parametrize(("seconds", "full"), [(20.0, False), (7.0, True)])
+def test_a_response_that_waited_for_messages_does_not_say_how_long_a_call_takes(
+    seconds: float, full: bool
+) -> None:
+    throughput = Throughput()
+    now = work(throughput, now=1_000.0, call=0.0201, each=0.001)
+    throughput.responded(now + seconds, seconds, full=full)
+    assert throughput.settled_during_a_call == 20
+
+
+def test_one_long_task_ends_the_counting_for_a_while() -> None:
+    throughput = Throughput()
+    now = work(throughput, now=1_000.0, call=0.020, each=0.001)
+    work(throughput, now=now, call=0.020, each=1.0, messages=1)
+    assert throughput.settled_during_a_call == 0
+
+
+def test_a_clock_that_stands_still_is_survived() -> None:
+    throughput, now = Throughput(), itertools.repeat(5.0)
+    throughput.responded(next(now), 0.1, full=True)
+    throughput.settled(next(now), more=True)
+    assert throughput.settled_during_a_call == 10

@@ -1,0 +1,246 @@
+"""What becomes of credentials in the texts of errors, and how long it takes."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.sqs.redact import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_TRACEBACK_CHARACTERS,
+    ErrorText,
+    mask,
+    redacted,
+)
+
+SECRETS = ("hunter2", "wJalr", "K7MDENG", "dXNlcjpwdw", "abcdef0123", "MIIEvQ", "battery", "pa/ss")
+
+#: Each holds a credential in one of the forms that libraries and people write.
+FORMS = {
+    "password": "password=hunter2 is wrong",
+    "password of a database": "db_password=hunter2",
+    "environment": "PGPASSWORD=hunter2",
+    "ODBC": "Server=db;Uid=sa;Pwd=hunter2;",
+    "with spaces in quotes": "password='correct horse battery'",
+    "with a comma in quotes": 'password="ab,hunter2"',
+    "with an escaped quote": r"password='it\'s hunter2'",
+    "with a comma": "password=ab,hunter2 was refused",
+    "unclosed quote": "password='correct hunter2",
+    "JSON": '{"api_key": "hunter2"}',
+    "JSON in JSON": r'body was "{\"password\": \"cor hunter2\"}"',
+    "JSON in JSON, escaped twice": r'"{\\\"password\\\": \\\"hunter2\\\"}"',
+    "repr of a dict": "{'refresh_token': 'hunter2', 'n': 1}",
+    "repr of bytes": "{b'password': b'hunter2'}",
+    "repr of pairs": "[('Authorization', 'Token hunter2')]",
+    "repr of lists": "{'X-Api-Key': ['hunter2']}",
+    "Ruby": ":secret => 'hunter2'",
+    "XML": "<password>hunter2</password>",
+    "form": "grant_type=x&client_secret=hunter2&scope=y",
+    "query": "GET https://api.example/x?access_token=hunter2 -> 500",
+    "key in a query": "https://maps.example/x?key=hunter2",
+    "signature in a query": "https://x.example/c?sv=1&sig=hunter2",
+    "AWS signature": "?X-Amz-Signature=hunter2&x=1",
+    "AWS session token": "X-Amz-Security-Token: hunter2",
+    "AWS secret": "aws_secret_access_key='wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY'",
+    "AWS secret in the environment": "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG",
+    "Django": "SECRET_KEY = 'django-hunter2'",
+    "private key by name": "private_key=hunter2",
+    "private key": "-----BEGIN PRIVATE KEY-----\nMIIEvQ\nx==\n-----END PRIVATE KEY-----",
+    "private key, cut": "-----BEGIN RSA PRIVATE KEY-----\nMIIEvQ",
+    "private key, its end": "MIIEvQ\n-----END EC PRIVATE KEY-----",
+    "private key in a repr": r"'-----BEGIN OPENSSH PRIVATE KEY-----\nMIIEvQ\n'",
+    "Bearer": "Authorization: Bearer hunter2",
+    "Basic": "authorization='Basic hunter2'",
+    "Basic, other separator": "Authorization=Basic dXNlcjpwdw==",
+    "Token": "Authorization: Token abcdef0123",
+    "Digest": "Authorization: Digest username=x, response=hunter2",
+    "AWS4": "Authorization: AWS4-HMAC-SHA256 Credential=x, Signature=hunter2",
+    "unknown scheme in quotes": "'Authorization': 'Custom one hunter2'",
+    "Bearer without a header": "sent Bearer hunter2hunter2",
+    "cookie": "Cookie: sessionid=hunter2",
+    "URL": "GET https://bob:hunter2@mail.example/send",
+    "URL, slash": "redis://:pa/ss-hunter2@host:6379/0",
+    "URL, at": "amqp://user:p@hunter2@host/",
+    "URL, question mark": "postgres://u:p?hunter2@h/db",
+    "URL, user only": "https://hunter2@api.example/",
+    "URL of SQS": "sqs://AKIAIOSFODNN7EXAMPLE:wJalr/K7MDENG/bPx@",
+    "two URLs": "redis://:a@h,redis://:hunter2@h",
+    "AWS key id": "hunter2".replace("hunter2", "AKIAIOSFODNN7EXAMPLE"),
+    "JWT": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdef0123",
+    "Stripe": "No such key sk_live_abcdef0123",
+    "GitHub": "ghp_abcdef0123abcdef0123",
+    "Slack": "xoxb-1234-abcdef0123",
+    "Google": "AIzaSyA-abcdef0123abcdef0123abcdef0123",
+}
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=FORMS.keys())
+def test_a_credential_is_masked(text):
+    found = ErrorText.of(ValueError(f"before {text}"), traceback=f"Traceback\nValueError: {text}")
+    for shown in (found.exception_message, found.traceback):
+        assert "***" in shown
+        assert not [s for s in (*SECRETS, "AKIAIO", "eyJhb") if s in shown]
+
+
+#: Where the head of a key was cut off, all before its end may belong to it.
+KEEPING = {name: text for name, text in FORMS.items() if name != "private key, its end"}
+
+
+@pytest.mark.parametrize("text", KEEPING.values(), ids=KEEPING.keys())
+def test_the_text_before_a_credential_is_kept(text):
+    assert mask(f"mail 7 to provider: {text}").startswith("mail 7 to provider: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "POST https://mail.example/v1/send?page=2 answered 503: try later",
+        "https://mail.example:8080/users/@bob",
+        "Invalid email address jane@mail.example",
+        "the secretary: Bob",
+        "compass: north, bypass=1",
+        "Basic authentication is required",
+        "KeyError: 'customer'",
+        'File "/srv/shop/tokens.py", line 3, in passwords',
+        "-----BEGIN CERTIFICATE-----",
+    ],
+)
+def test_ordinary_text_is_left_alone(text):
+    assert mask(text) == text
+
+
+def test_a_credential_across_the_cut_is_masked():
+    """The cut must not separate a credential from the name by which it is known."""
+    for room in range(60):
+        message = redacted(
+            "x" * (MAX_MESSAGE_CHARACTERS - room) + " password='a b hunter2'" + "y" * 9_000,
+            MAX_MESSAGE_CHARACTERS,
+        )
+        assert "hunter" not in message
+        traceback = redacted(
+            "x" * 9_000
+            + "\n{'password': 'hunter2 hunter2 hunter2'}\n"
+            + "y" * (MAX_TRACEBACK_CHARACTERS - room),
+            MAX_TRACEBACK_CHARACTERS,
+            keep_end=True,
+        )
+        assert "hunter" not in traceback
+
+
+def test_a_long_message_keeps_its_beginning_and_a_long_traceback_its_end():
+    message = redacted("first " + "x " * 90_000, MAX_MESSAGE_CHARACTERS)
+    assert message.startswith("first ")
+    assert len(message) <= MAX_MESSAGE_CHARACTERS + 4
+    traceback = redacted(
+        "frame\n" * 50_000 + "ValueError: boom", MAX_TRACEBACK_CHARACTERS, keep_end=True
+    )
+    assert traceback.endswith("ValueError: boom")
+    assert len(traceback) <= MAX_TRACEBACK_CHARACTERS + 4
+
+
+# Time
+
+#: What the patterns look for, and what nearly is it: the material of slow searches.
+PIECES = (
+    *("a-", "a.", "x-amz-", "token", "token_", "secret-", "password", "authorization", "://", "a:"),
+    *("@", "eyJ", "sk-", "SG.", "AKIA", "-----BEGIN ", "PRIVATE KEY", "-----", "-----END ", "\\"),
+    *('"', "'", "=", ": ", " ", "\n", "Bearer ", "xoxb-", "ghp_", "[", "b'", "pass", "_", "key"),
+)
+
+
+def seconds(text):
+    """CPU time of one masking: the least of three, because this machine has other work."""
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        mask(text)
+        times.append(time.thread_time() - start)
+    return min(times)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
+def test_time_grows_no_faster_than_the_text(unit):
+    """16 times the text may take 16 times as long, and was 256 times as long when quadratic."""
+    few, many = 1_000 // len(unit) + 1, 31_000 // len(unit) + 1
+    assert seconds(unit * many) <= 64 * seconds(unit * few) + 0.01
+
+
+@pytest.mark.parametrize("unit", PIECES)
+def test_no_repeated_piece_is_slow(unit):
+    """Quadratic patterns took minutes for a text of this length."""
+    assert seconds(unit * (40_000 // len(unit))) < 1
+
+
+def test_the_time_of_an_error_does_not_depend_on_its_size():
+    poison = "a-" * 5_000_000
+    start = time.thread_time()
+    redacted(poison, MAX_MESSAGE_CHARACTERS)
+    redacted(poison, MAX_TRACEBACK_CHARACTERS, keep_end=True)
+    assert time.thread_time() - start < 0.5
+
+
+# Options
+
+
+def test_the_users_own_masking_comes_after_ours():
+    seen = []
+
+    def redact(text):
+        seen.append(text)
+        return text.replace("4111", "####")
+
+    found = ErrorText.of(
+        ValueError("card 4111, password=hunter2"), traceback="ValueError: 4111", redact=redact
+    )
+    assert found.exception_message == "card ####, password=***"
+    assert found.traceback == "ValueError: ####"
+    assert seen == ["card 4111, password=***", "ValueError: 4111"]
+
+
+@pytest.mark.parametrize("redact", [lambda text: 1 / 0, lambda text: None, lambda text: b"x"])
+def test_a_text_that_the_users_masking_fails_on_is_left_out(redact):
+    found = ErrorText.of(ValueError("card 4111"), traceback="ValueError: card 4111", redact=redact)
+    assert found == ErrorText(exception_type="builtins.ValueError")
+
+
+def test_the_users_masking_cannot_make_a_text_longer_than_the_limit():
+    found = ErrorText.of(ValueError("x"), traceback="y", redact=lambda text: text * 100_000)
+    assert len(found.exception_message) == MAX_MESSAGE_CHARACTERS
+    assert len(found.traceback) == MAX_TRACEBACK_CHARACTERS
+
+
+def test_only_the_type_is_kept_if_nothing_else_is_wanted():
+    found = ErrorText.of(ValueError("card 4111"), traceback="ValueError: card 4111", type_only=True)
+    assert found == ErrorText(exception_type="builtins.ValueError")
+
+
+def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError("hunter2")
+
+    assert ErrorText.of(Unprintable()).exception_message == "<unprintable: RuntimeError>"
+
+
+def test_the_traceback_is_formatted_where_it_is_not_given():
+    try:
+        raise ValueError("password=hunter2")
+    except ValueError as exc:
+        found = ErrorText.of(exc)
+    assert found.traceback.startswith("Traceback (most recent call last)")
+    assert found.traceback.endswith("ValueError: password=***\n")
+
+
+def test_of_a_deep_traceback_the_innermost_frames_are_kept():
+    def fall(depth):
+        if depth:
+            fall(depth - 1)
+        raise ValueError("landed")
+
+    try:
+        fall(900)
+    except ValueError as exc:
+        found = ErrorText.of(exc)
+    assert found.traceback.endswith("ValueError: landed\n")

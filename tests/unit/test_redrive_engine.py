@@ -1,0 +1,560 @@
+"""What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from botocore.exceptions import (
+    NoCredentialsError,
+    ReadTimeoutError,
+    SSLError,
+)
+
+from benchmarks.redrive import _move_endless
+from celery_sqs_backoff.redrive.errors import RedriveRefused
+from celery_sqs_backoff.redrive.events import (
+    Audit,
+    Failed,
+    Finished,
+    InDoubt,
+    Poison,
+    Sent,
+    Skipped,
+    Started,
+)
+from celery_sqs_backoff.redrive.pace import Pace
+from celery_sqs_backoff.redrive.report import Ended
+from celery_sqs_backoff.redrive.sweep import Holding, Sweep
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
+from tests.support.fake_sqs import Fault
+from tests.support.processes import eventually
+from tests.support.redrive_world import Killed, World
+
+SEND, DELETE = "SendMessageBatch", "DeleteMessageBatch"
+CHANGE, RECEIVE = "ChangeMessageVisibilityBatch", "ReceiveMessage"
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def ids(world, kind):
+    return [id_ for event in world.events if isinstance(event, kind) for id_ in event.ids]
+
+
+def bodies(count, start=0):
+    return [f"m{n}" for n in range(start, start + count)]
+
+
+def text(value):
+    return {"DataType": "String", "StringValue": value}
+
+
+def always(world, action, error, times=10_000):
+    world.sqs.faults += [Fault(action, error)] * times
+
+
+# Deleting
+
+
+def test_a_denied_delete_stops_after_one_batch_and_the_journal_deletes_it_later(world):
+    world.fill(*bodies(200))
+    always(world, DELETE, "AccessDenied")
+    report = world.redrive()
+    assert (report.ended, report.sent, report.not_deleted) == (Ended.UNREACHABLE, 10, 10)
+    assert "AccessDenied" in report.detail
+    assert world.redrive().sent <= 10
+    world.sqs.faults.clear()
+    world.clock.now += 31
+    report = world.redrive()
+    assert (report.ended, report.deleted, report.remaining) == (Ended.DONE, 200, 0)
+    assert world.bodies(world.main) == Counter(bodies(200))
+
+
+def test_what_is_sent_and_cannot_be_deleted_is_bounded(world):
+    """Deletes that time out: nobody denies them, and nothing is deleted."""
+    world.fill(*bodies(1_000))
+    world.redrive(limit=10)
+    always(world, DELETE, "InternalError")
+    report = world.redrive()
+    assert report.ended is Ended.UNREACHABLE
+    assert report.sent <= 110
+
+
+# Messages written by strangers
+
+HOSTILE = {
+    "replays 1e999": {REPLAY_ATTRIBUTE: text('{"replays":1e999,"run":"a"}')},
+    "replays Infinity": {REPLAY_ATTRIBUTE: text('{"replays":Infinity}')},
+    "replays -99": {REPLAY_ATTRIBUTE: text('{"replays":-99}')},
+    "replays huge": {REPLAY_ATTRIBUTE: text(f'{{"replays":{"9" * 4000}}}')},
+    "due_at 1e999": {ATTRIBUTE_NAME: text('{"due_at":1e999}')},
+    "due_at huge": {ATTRIBUTE_NAME: text(f'{{"due_at":1{"0" * 400}}}')},
+    "record deep": {ATTRIBUTE_NAME: text("[" * 100_000)},
+    "no type": {ATTRIBUTE_NAME: text('{"attributes":{"x":{"StringValue":"v"}}}')},
+    "not text": {ATTRIBUTE_NAME: text('{"attributes":{"x":{"DataType":5,"StringValue":7}}}')},
+    "20 attributes": {
+        ATTRIBUTE_NAME: text(json.dumps({"attributes": {f"a{i}": text("v") for i in range(20)}}))
+    },
+}
+
+
+@pytest.mark.parametrize("attributes", HOSTILE.values(), ids=HOSTILE)
+def test_one_hostile_message_is_unreadable_and_holds_up_no_other(world, attributes):
+    world.fill(*bodies(9))
+    hostile = world.fill("hostile", MessageAttributes=attributes)
+    report = world.redrive()
+    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 9, 1)
+    (event,) = [event for event in world.events if isinstance(event, Failed)]
+    assert event.ids == tuple(hostile)
+    assert event.reason.startswith("unreadable")
+    assert world.bodies(world.source) == Counter(["hostile"])
+
+
+def test_delete_deletes_poison_and_unreadable_ones_and_those_without_a_destination(world):
+    world.fill("poison", MessageAttributes={REPLAY_ATTRIBUTE: text('{"replays":99}')})
+    world.fill("hostile", MessageAttributes=HOSTILE["due_at 1e999"])
+    nowhere = text('{"origin":"arn:aws:sqs:us-east-1:1:nowhere","outcome":"UNKNOWN"}')
+    world.fill("nowhere", MessageAttributes={ATTRIBUTE_NAME: nowhere})
+    report = world.redrive(delete=True, dump="not written here")
+    assert (report.dropped, report.deleted, report.sent, report.remaining) == (3, 3, 0, 0)
+    assert not world.bodies(world.main)
+
+
+@pytest.mark.parametrize("options", [{"delete": True}, {"expired": "drop"}])
+def test_what_deletes_unsent_needs_an_archive(world, options):
+    world.fill("a")
+    with pytest.raises(ValueError, match="needs an archive"):
+        world.redrive(**options)
+
+
+def test_an_unknown_outcome_is_only_sent_on_request(world):
+    """It may have been done already."""
+    world.fill("a", MessageAttributes={ATTRIBUTE_NAME: text('{"outcome":"UNKNOWN"}')})
+    world.fill("b", MessageAttributes={ATTRIBUTE_NAME: text('{"outcome":"RETRYABLE"}')})
+    report = world.redrive()
+    assert (report.sent, report.skipped, report.unknown) == (1, 1, 1)
+    assert world.redrive(include_unknown=True, outcome="unknown").sent == 1
+
+
+# Ending
+
+
+def test_what_somebody_else_hides_is_not_done(world):
+    world.fill(*bodies(10))
+    world.sqs.receive_message(
+        QueueUrl=world.source.url, MaxNumberOfMessages=4, VisibilityTimeout=600
+    )
+    report = world.redrive()
+    assert (report.ended, report.sent, report.remaining) == (Ended.INCOMPLETE, 6, 4)
+    assert "4 messages could not be received" in report.detail
+
+
+def test_a_fifo_filter_behind_a_message_that_is_left_is_not_done(tmp_path):
+    world = World(tmp_path, fifo=True)
+    for n in range(12):
+        world.fill(f"{n}", MessageGroupId="g", MessageDeduplicationId=f"{n}")
+    wanted = [m.id for m in world.sqs.queues[world.source.url].messages if m.body != "3"]
+    report = world.redrive(ids=wanted)
+    assert (report.ended, report.skipped) == (Ended.INCOMPLETE, 1)
+
+
+def test_a_limit_that_is_reached_is_done(world):
+    world.fill(*bodies(30))
+    assert world.redrive(limit=7).ended is Ended.DONE
+
+
+def test_messages_that_come_back_take_no_others_place(world):
+    """Nine come back at once; all 91 others are sent all the same."""
+    world.fill(*bodies(100))
+    left = 9
+
+    def bounce(event):
+        nonlocal left
+        if isinstance(event, Sent) and left:
+            queue = world.sqs.queues[world.main.url]
+            for message in queue.messages[:left]:
+                queue.messages.remove(message)
+                attributes = message.attributes
+                world.sqs.send_message(
+                    QueueUrl=world.source.url,
+                    MessageBody=message.body,
+                    MessageAttributes=attributes,
+                )
+                # SQS hands out in any order: these come first
+                dlq = world.sqs.queues[world.source.url].messages
+                dlq.insert(0, dlq.pop())
+                left -= 1
+
+    world.on_event = bounce
+    report = world.redrive()
+    assert (report.sent, report.returned, report.poison) == (100, 9, 9)
+    assert set(world.bodies(world.source)) == set(world.bodies(world.source))
+    assert len(ids(world, Poison)) == 9
+
+
+def test_a_resumed_run_compares_with_all_that_it_has_sent(world):
+    """302 were sent before the kill, ten come back after it: that is not ten of none."""
+    world.fill(*bodies(400))
+    world.dies_at = (5 * 30, False)
+    with pytest.raises(Killed):
+        world.redrive()
+    world.dies_at = None
+    sent = sum(world.bodies(world.main).values())
+    assert 100 < sent < 400
+    queue = world.sqs.queues[world.main.url]
+    for message in queue.messages[:10]:
+        queue.messages.remove(message)
+        world.sqs.send_message(
+            QueueUrl=world.source.url,
+            MessageBody=message.body,
+            MessageAttributes=message.attributes,
+        )
+    world.clock.now += 31
+    report = world.redrive()
+    assert (report.ended, report.returned) == (Ended.DONE, 10)
+
+
+def test_what_a_killed_run_left_in_doubt_is_settled_when_it_is_gone(world):
+    world.fill(*bodies(10))
+    world.journal_path.write_text(
+        f'{{"source":"{world.source.arn}","run":"r1"}}\n'
+        f'{{"is":"sending","ids":["gone-1","gone-2"],"at":{world.clock.now - 86_400}}}\n'
+    )
+    world.journal_path.chmod(0o600)
+    before = world.clock.now
+    report = world.redrive()
+    assert (report.sent, report.in_doubt) == (10, 0)
+    assert world.clock.now - before < 10, "a run of yesterday is not waited for"
+    world.events.clear()
+    world.fill("x")
+    world.redrive()
+    assert not ids(world, InDoubt)
+
+
+def test_what_was_sent_is_not_forgotten_because_sqs_counts_too_few(world, monkeypatch):
+    """Its counts are approximate: a message that a killed run hides may not be among them."""
+    world.fill(*bodies(10))
+    world.dies_at = (6, False)
+    with pytest.raises(Killed):
+        world.redrive()
+    world.dies_at = None
+    assert world.bodies(world.main), "sent, and not deleted"
+    with monkeypatch.context() as patch:
+        patch.setattr(world.sqs.queues[world.source.url].__class__, "counts", lambda self: {})
+        assert world.redrive().ended is Ended.DONE
+    world.clock.now += 31
+    report = world.redrive()
+    assert (report.sent, report.deleted) == (0, 10)
+    assert world.bodies(world.main) == Counter(bodies(10)), "none is sent twice"
+
+
+def test_doubt_counts_messages_not_attempts(world):
+    world.fill(*bodies(10))
+    world.sqs.faults += [Fault(SEND, "InternalError", after=True)] * 3
+    report = world.redrive()
+    assert (report.sent, report.in_doubt, len(ids(world, InDoubt))) == (10, 10, 10)
+
+
+# Holding
+
+
+def test_a_slow_rate_sends_although_no_hold_can_be_renewed(world):
+    world.fill(*bodies(5))
+    always(world, CHANGE, "InternalError")
+    report = world.redrive(rate="2/m")
+    assert (report.ended, report.sent) == (Ended.DONE, 5)
+    assert world.bodies(world.main) == Counter(bodies(5))
+
+
+def test_holds_that_cannot_be_renewed_make_no_duplicate(world):
+    world.fill(*bodies(60))
+    always(world, CHANGE, "InternalError")
+    report = world.redrive(rate="2/s", threads=16)
+    assert report.sent == 60
+    assert world.bodies(world.main) == Counter(bodies(60))
+
+
+def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_path):
+    """With 120 ms per call and one worker, which takes minutes: holds must outlast that."""
+    world = World(tmp_path, latency=0.12)
+    world.fill(*bodies(3_000))
+    wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-30:]]
+    report = world.redrive(ids=wanted)
+    assert (report.ended, report.sent, report.skipped) == (Ended.DONE, 30, 2_970)
+    assert sum(world.calls.values()) <= 0.25 * 3_000
+    assert len(ids(world, Skipped)) == 2_970
+    assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+
+
+def test_what_is_put_aside_stays_hidden_however_long_it_takes(tmp_path):
+    world = World(tmp_path, latency=3.0)
+    world.fill(*bodies(600))
+    wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-3:]]
+    report = world.redrive(ids=wanted, holding=Holding(30, 60))
+    assert (report.sent, report.skipped, report.looked_at) == (3, 597, 600)
+    assert world.calls["receive_message"] <= 64
+
+
+@pytest.mark.parametrize(("messages", "latency"), [(4_000, 0.15), (1_200, 2.5)])
+def test_a_copy_of_a_long_queue_ends_and_is_written_as_it_goes(tmp_path, messages, latency):
+    """With one thread the second takes five times as long as a receive hides a message."""
+    world = World(tmp_path, latency=latency)
+    for n in range(messages):
+        reason = text(json.dumps({"reason": f"{n}"}))
+        world.fill(f"m{n}", MessageAttributes={ATTRIBUTE_NAME: reason})
+    written = []
+    copy = SimpleNamespace(
+        write=lambda messages, destinations: written.append([m.id for m in messages])
+    )
+    plan = world.look(copy=copy)
+    assert (plan.looked_at, plan.matching) == (messages, messages)
+    assert len({id_ for batch in written for id_ in batch}) == sum(map(len, written)) == messages
+    assert max(map(len, written)) <= 10
+    assert world.calls["receive_message"] <= messages / 10 + 10, "nothing is shown again meanwhile"
+    assert len(plan.letters) <= 1_000, "what is kept does not grow with the queue"
+    assert len(plan.by_reason) == 1_001
+    assert plan.by_reason["(others)"] == messages - 1_000
+    assert not plan.raw
+    assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+
+
+# Several threads
+
+
+def test_who_loses_a_message_to_another_thread_leaves_it_to_that_one(tmp_path):
+    """SQS shows a message that is in flight once more; its newest receive goes on with it. It was
+    left to the older one, which had lost it: nobody sent it, and the run said that it was done."""
+    for seed in range(30):
+        world = World(tmp_path / str(seed), seed=seed, latency=0.2, threads=None)
+        world.journal_path.parent.mkdir()
+        world.fill(*bodies(40))
+        queue = world.sqs.queues[world.source.url]
+
+        def show_again(world=world, queue=queue):
+            if world.steps % 7 == 0 and queue.in_flight():
+                world.rng.choice(queue.in_flight()).visible_at = world.clock.now
+
+        world.before_step = show_again
+        report = world.redrive(rate="20/s")
+        assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 40, 40)
+        assert world.bodies(world.main) == Counter(bodies(40))
+        assert not world.bodies(world.source)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["ThrottledException", "RequestThrottledException", "RequestLimitExceeded", "KmsThrottled"],
+)
+def test_throttling_by_any_name_is_waited_for(world, error):
+    world.fill(*bodies(20))
+    world.sqs.faults += [Fault(SEND, error)] * 4
+    report = world.redrive()
+    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 20, 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoCredentialsError(), SSLError(endpoint_url="x", error="y"), ValueError("bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_this_machine_put_nothing_in_doubt_and_end_the_run(world, error):
+    world.fill(*bodies(20))
+    always(world, SEND, error)
+    report = world.redrive()
+    assert (report.ended, report.sent, report.remaining) == (Ended.UNREACHABLE, 0, 20)
+    if not isinstance(error, SSLError):  # in mid-request, for all that is known
+        assert report.in_doubt == 0
+
+
+def test_a_read_that_fails_once_does_not_end_a_run(world):
+    world.fill(*bodies(20))
+    world.sqs.faults += [Fault("GetQueueAttributes", "InternalError")] * 2
+    assert world.redrive().sent == 20
+
+
+def test_a_read_that_fails_once_does_not_end_a_canary(world):
+    world.fill(*bodies(20))
+
+    def consume(event):
+        if isinstance(event, Sent):
+            world.sqs.queues[world.main.url].messages.clear()
+            world.sqs.faults.append(Fault("GetQueueAttributes", "InternalError"))
+
+    world.on_event = consume
+    report = world.redrive(canary=3)
+    assert (report.ended, report.sent) == (Ended.DONE, 20)
+
+
+@pytest.mark.parametrize("kind", ["sending", "sent", "deleted"])
+def test_a_journal_on_a_full_disk_ends_the_run_with_what_was_sent_deleted(world, monkeypatch, kind):
+    """Whichever line it is that does not fit any more, in the second batch."""
+    world.fill(*bodies(50))
+    written = Counter()
+
+    def write(entry):
+        written[entry.kind] += bool(entry.ids)
+        if written[kind] > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tests.support.redrive_world._Journal.write", lambda self, e: write(e))
+    report = world.redrive()
+    assert report.ended is Ended.FAILED
+    assert "No space left" in report.detail
+    assert report.sent == report.deleted == (10 if kind == "sending" else 20)
+    assert world.bodies(world.main) + world.bodies(world.source) == Counter(bodies(50))
+    assert isinstance(world.events[-1], Finished)
+
+
+def test_a_lost_response_is_named_and_sent_again(world):
+    world.fill(*bodies(10))
+    world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x"), after=True))
+    report = world.redrive()
+    assert (report.sent, report.in_doubt) == (10, 10)
+    assert set(world.bodies(world.main).values()) == {2}
+
+
+# Retention
+
+
+def test_the_retention_check_counts_what_is_selected(world):
+    """200 messages at 1/m take hours; the five that are meant do not."""
+    world.fill(*bodies(200))
+    world.clock.now += 345_600 - 7_200
+    wanted = [m.id for m in world.sqs.queues[world.source.url].messages[:5]]
+    assert world.redrive(rate="1/m", ids=wanted).sent == 5
+
+
+def test_the_retention_check_goes_on_after_the_first_message(world):
+    """Old messages that turn up late would be deleted before their turn."""
+    world.fill(*bodies(10))
+    world.sqs.receive_message(
+        QueueUrl=world.source.url, MaxNumberOfMessages=10, VisibilityTimeout=345_600 // 8 - 100
+    )
+    world.clock.now += 345_600 - 120
+    world.fill(*bodies(200, start=10))
+    queue = world.sqs.queues[world.source.url]
+    old = [m for m in queue.messages if m.body in bodies(10)]
+    for message in old:  # SQS hands out in any order: these come after twenty others
+        queue.messages.remove(message)
+    queue.messages[20:20] = old
+    report = world.redrive(rate="1/s")
+    assert report.ended is Ended.GATE
+    assert "SQS deletes the oldest" in report.detail
+
+
+def test_a_rate_that_retention_would_outrun_is_refused(world):
+    world.fill(*bodies(100))
+    world.clock.now += 345_600 - 60
+    with pytest.raises(RedriveRefused, match="Raise the rate"):
+        world.redrive(rate="1/m")
+    assert not world.bodies(world.main)
+
+
+# Telling
+
+
+def test_each_run_is_audited_without_ids_or_arguments(world, caplog):
+    caplog.set_level("INFO")
+    task = json.dumps({"body": "secret", "headers": {"task": "mails.send", "id": "task-id"}})
+    found = world.fill(task, "not celery's")
+    world.redrive(ids=[*found])
+    (audit,) = [event for event in world.events if isinstance(event, Audit)]
+    assert audit.by_task == {"mails.send": 1, "(no Celery message)": 1}
+    assert audit.options == {"ids": 2}
+    assert (audit.sent, audit.ended) == (2, "done")
+    assert audit.source.endswith(":mail-dlq")
+    assert audit.destinations == ("arn:aws:sqs:us-east-1:1:mail",)
+    assert "sqs_backoff.redrive" in caplog.text
+    assert "secret" not in caplog.text
+    assert found[0] not in caplog.text
+
+
+def test_sixteen_threads_do_not_take_each_others_deletes_for_refused():
+    """More than a hundred messages are sent and not yet deleted at any time."""
+    report, queue, _ = _move_endless(3_000, latency=0.002)
+    assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 3_000, 3_000)
+    assert sum(queue.calls.values()) <= 0.3 * 3_000 + 20
+
+
+def test_the_retention_check_goes_by_the_rate_of_now(world):
+    """Whoever has lowered it by keys must not lose messages by that."""
+    world.fill(*bodies(100))
+    world.clock.now += 345_600 - 300
+    pace = Pace(10.0)
+    assert world.redrive(rate="10/s", pace=pace, limit=50).sent == 50
+    pace.change(0.001)
+    with pytest.raises(RedriveRefused, match="Raise the rate"):
+        world.redrive(rate="10/s", pace=pace)
+
+
+def test_an_error_ends_it_with_an_event_that_says_so(world):
+    world.fill(*bodies(5))
+    world.clock.now += 345_600 - 60
+    with pytest.raises(RedriveRefused):
+        world.redrive(rate="1/m")
+    assert isinstance(world.events[-1], Finished)
+    assert world.events[-1].ended == "refused"
+    assert world.events[-2].ended == "refused", "the audit line, too"
+    assert world.events[-1].report.remaining == 5
+
+
+def test_a_rate_that_may_be_raised_has_threads_for_it(world):
+    world.fill(*bodies(200))
+    world.redrive(rate="10/s")
+    world.fill(*bodies(200))
+    world.redrive(rate="10/s", pace=Pace(10.0))
+    assert [event.threads for event in world.events if isinstance(event, Started)] == [2, 16]
+
+
+@pytest.mark.parametrize(("seconds", "in_doubt"), [(200, 0), (1_000, 1)])
+def test_a_fifo_queue_settles_a_doubt_for_five_minutes_only(tmp_path, seconds, in_doubt):
+    """Then SQS has forgotten the deduplication id, and the message is there twice."""
+    world = World(tmp_path, fifo=True)
+    world.fill("m", MessageGroupId="g", MessageDeduplicationId="d")
+    world.dies_at = (4, True)  # depth, receive, journal, send
+    with pytest.raises(Killed):
+        world.redrive()
+    world.dies_at = None
+    world.clock.now += seconds
+    report = world.redrive()
+    assert (report.sent, report.in_doubt) == (1, in_doubt)
+    assert world.bodies(world.main) == {"m": 1 + in_doubt}
+
+
+def test_a_fifo_message_does_not_overtake_one_of_its_group_that_is_left(tmp_path):
+    """Also if one receive brings both."""
+    world = World(tmp_path, fifo=True)
+    forged = {REPLAY_ATTRIBUTE: text('{"replays":-99}')}
+    world.fill("1", MessageGroupId="g", MessageDeduplicationId="1", MessageAttributes=forged)
+    world.fill("2", MessageGroupId="g", MessageDeduplicationId="2")
+    world.fill("3", MessageGroupId="h", MessageDeduplicationId="3")
+    report = world.redrive()
+    assert (report.sent, report.failed) == (1, 2)
+    assert world.bodies(world.main) == {"3": 1}
+
+
+def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(world, monkeypatch):
+    """Its start was interrupted: the pool does not know it, and Python's end does not end it."""
+    started = threading.Event()
+
+    def interrupted(sweep):
+        sweep._pool = ThreadPoolExecutor(1, "redrive-hold")
+        sweep._pool.submit(started.set)
+        started.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
+    world.fill(*bodies(3))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        world.redrive()
+    eventually(lambda: not any(t.name.startswith("redrive-hold") for t in threading.enumerate()))
+    assert caught

@@ -1,0 +1,28 @@
+"""Ids in a file: whatever is in it, the command ends as its exit codes say."""
+
+import json
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_sqs_backoff.commands.exit_codes import USAGE
+from celery_sqs_backoff.commands.options import ids_of
+from celery_sqs_backoff.commands.peek import sqs_peek
+from celery_sqs_backoff.commands.redrive import sqs_redrive
+
+
+@pytest.mark.parametrize("command", [sqs_redrive, sqs_peek], ids=lambda command: command.name)
+def test_a_file_of_ids_that_is_not_text_is_refused_with_a_last_event(command, tmp_path):
+    file = tmp_path / "ids"
+    file.write_bytes(b"\xff\xfe\x00a\n")
+    celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
+    found = CliRunner().invoke(command, ["q", "--ids", str(file), "--json"], obj=celery)
+    assert found.exit_code == USAGE
+    assert json.loads(found.output.splitlines()[0])["ended"] == "refused"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path):
+    (tmp_path / "ids").write_bytes(b"\xef\xbb\xbfa\nb\n")
+    assert ids_of(["c"], tmp_path / "ids") == ["c", "a", "b"]

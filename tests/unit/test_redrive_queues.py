@@ -1,0 +1,222 @@
+"""Which queue is meant? By its ARN; and no error is taken for an answer."""
+
+from types import SimpleNamespace
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from celery_sqs_backoff.redrive import queues
+from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
+from celery_sqs_backoff.redrive.queues import Broker, retried
+from celery_sqs_backoff.redrive.route import find_route
+from celery_sqs_backoff.sqs.errors import Failure, Kind
+
+ARN = "arn:aws:sqs:us-east-1:123456789012:"
+BASE = "https://sqs.us-east-1.amazonaws.com/123456789012/"
+
+
+def error(code, status=400):
+    response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "Call")
+
+
+class Sqs:
+    """Queues by name, each with the name of its dead-letter queue."""
+
+    def __init__(self, **dlq_of):
+        self.dlq_of = dlq_of
+        self.errors, self.slept = {}, 0
+
+    def _fail(self, call):
+        if self.errors.get(call):
+            raise self.errors[call].pop(0)
+
+    def get_queue_attributes(self, *, QueueUrl, AttributeNames):  # noqa: N803
+        self._fail("get_queue_attributes")
+        name = QueueUrl.rpartition("/")[2]
+        if name not in self.dlq_of:
+            raise error("AWS.SimpleQueueService.NonExistentQueue")
+        found = {"QueueArn": ARN + name}
+        if dlq := self.dlq_of[name]:
+            found["RedrivePolicy"] = f'{{"deadLetterTargetArn":"{ARN}{dlq}","maxReceiveCount":"5"}}'
+        return {"Attributes": found}
+
+    def get_queue_url(self, *, QueueName):  # noqa: N803
+        self._fail("get_queue_url")
+        if QueueName not in self.dlq_of:
+            raise error("AWS.SimpleQueueService.NonExistentQueue")
+        return {"QueueUrl": BASE + QueueName}
+
+    def list_dead_letter_source_queues(self, *, QueueUrl, NextToken="", **_):  # noqa: N803
+        self._fail("list_dead_letter_source_queues")
+        name = QueueUrl.rpartition("/")[2]
+        found = sorted(BASE + q for q, dlq in self.dlq_of.items() if dlq == name)
+        at = int(NextToken or 0)
+        more = {"NextToken": str(at + 1)} if at + 1 < len(found) else {}
+        return {"queueUrls": found[at : at + 1], **more}
+
+    def list_queues(self):
+        return {"QueueUrls": [BASE + name for name in self.dlq_of]}
+
+
+@pytest.fixture
+def broker(monkeypatch):
+    monkeypatch.setattr(queues, "settling_client", lambda client: client)
+
+    def broker(sqs):
+        channel = SimpleNamespace(
+            predefined_queues={}, sqs=lambda queue: sqs, canonical_queue_name=lambda name: name
+        )
+        return Broker(channel, sleep=lambda seconds: None)
+
+    return broker
+
+
+CHAIN = {"graveyard": None, "bulk-dlq": "graveyard", "bulk": "bulk-dlq"}
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [[error("ServiceUnavailable", 503)], [error("Throttling")] * 3, [error("InternalError", 500)]],
+    ids=["503", "throttled", "500"],
+)
+def test_an_error_of_the_list_of_sources_does_not_make_another_queue_the_source(broker, errors):
+    """bulk-dlq is a dead-letter queue that has one itself; it was taken for the main queue of
+    graveyard, which was sent into it."""
+    sqs = Sqs(**CHAIN)
+    sqs.errors["list_dead_letter_source_queues"] = list(errors)
+    with pytest.raises(RedriveRefused, match="bulk-dlq has a dead-letter queue itself"):
+        find_route(broker(sqs), "bulk-dlq", to=None, force=False)
+    sqs.errors["list_dead_letter_source_queues"] = list(errors)
+    route = find_route(broker(sqs), "bulk-dlq", to=None, force=True)
+    assert (route.source.name, route.default.name) == ("bulk-dlq", "bulk")
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "ServiceUnavailable"])
+def test_without_the_list_of_sources_nothing_is_begun(broker, code):
+    sqs = Sqs(**CHAIN)
+    sqs.errors["list_dead_letter_source_queues"] = [error(code, 403)] * 100
+    with pytest.raises(RedriveUnreachable, match=f"Cannot list the queues .*{code}"):
+        find_route(broker(sqs), "bulk-dlq", to=None, force=True)
+
+
+def test_a_server_without_the_list_is_asked_for_all_queues(broker):
+    sqs = Sqs(**CHAIN)
+    sqs.errors["list_dead_letter_source_queues"] = [error("InvalidAction")] * 100
+    route = find_route(broker(sqs), "bulk-dlq", to=None, force=True)
+    assert [queue.name for queue in route.sources] == ["bulk"]
+
+
+def test_a_main_queue_stands_for_its_dead_letter_queue(broker):
+    route = find_route(broker(Sqs(mail="mail-dlq", **{"mail-dlq": None})), "mail", to=None,
+                       force=False)  # fmt: skip
+    assert (route.source.name, route.default.name) == ("mail-dlq", "mail")
+
+
+def test_all_pages_of_the_list_are_read(broker):
+    sqs = Sqs(a="dlq", b="dlq", c="dlq", dlq=None)
+    route = find_route(broker(sqs), "dlq", to=None, force=False)
+    assert [queue.name for queue in route.sources] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arn:aws:sqs:eu-west-1:123456789012:mail-dlq",
+        "arn:aws:sqs:us-east-1:999999999999:mail-dlq",
+        "arn:aws-cn:sqs:us-east-1:123456789012:mail-dlq",
+        "https://sqs.eu-west-1.amazonaws.com/123456789012/mail-dlq",
+        "https://sqs.us-east-1.amazonaws.com/999999999999/mail-dlq",
+    ],
+)
+@pytest.mark.parametrize("as_what", ["source", "to"])
+def test_a_queue_of_another_account_or_region_is_not_ours(broker, name, as_what):
+    sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None, "other-dlq": None})
+    source, to = (name, None) if as_what == "source" else ("other-dlq", name)
+    with pytest.raises(RedriveRefused, match="not in the account and Region"):
+        find_route(broker(sqs), source, to=to, force=False)
+
+
+@pytest.mark.parametrize("name", ["mail-dlq", ARN + "mail-dlq", BASE + "mail-dlq",
+                                  "http://localhost:1/123456789012/mail-dlq"])  # fmt: skip
+def test_source_and_destination_are_compared_by_arn(broker, name):
+    sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
+    with pytest.raises(RedriveRefused, match="are the same queue"):
+        find_route(broker(sqs), "mail-dlq", to=name, force=False)
+
+
+@pytest.mark.parametrize("name", ["../mail", "a b", "arn:aws:sqs:us-east-1:1:../mail", "x" * 81])
+def test_what_cannot_be_the_name_of_a_queue_is_not_asked_for(broker, name):
+    sqs = Sqs(mail=None)
+    sqs.errors["get_queue_url"] = [AssertionError("asked")]
+    with pytest.raises(RedriveRefused):
+        broker(sqs).find(name)
+
+
+def test_reads_are_tried_again(broker):
+    sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
+    refused = EndpointConnectionError(endpoint_url="x")
+    sqs.errors = {
+        "get_queue_url": [refused, error("Throttling")],
+        "get_queue_attributes": [error("ServiceUnavailable", 503), error("ExpiredToken")],
+        "list_dead_letter_source_queues": [refused],
+    }
+    assert find_route(broker(sqs), "mail-dlq", to=None, force=False).default.name == "mail"
+
+
+def test_a_read_is_tried_six_times_and_what_is_for_good_once():
+    calls, transient, final = [], Failure(Kind.THROTTLED, "x"), Failure(Kind.DENIED, "y")
+
+    def call(result):
+        calls.append(result)
+        return result
+
+    assert retried(lambda: call(transient), sleep=lambda s: None) is transient
+    assert len(calls) == 6
+    assert retried(lambda: call(final), sleep=lambda s: None) is final
+    assert len(calls) == 7
+
+
+def test_a_source_is_not_taken_for_its_namesake_in_another_region(broker):
+    """Of two predefined queues with one name, the first was sent the messages of the other."""
+    found = broker(Sqs(**{"mail-dlq": None, "mail": "mail-dlq"}))
+    namesake = Sqs(mail=None)
+    elsewhere = {"Attributes": {"QueueArn": "arn:aws:sqs:eu-west-1:123456789012:mail"}}
+    namesake.get_queue_attributes = lambda **_: elsewhere
+    here = found._channel.sqs
+    found._channel.sqs = lambda queue: namesake if queue == "eu" else here(queue)
+    urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + "mail", "us": BASE + "mail"}
+    found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
+    assert [q.url for q in found.find(ARN + "mail-dlq").sources()] == [BASE + "mail"]
+
+
+class TwoRegions(Sqs):
+    """One Region's queues; what it says of a queue goes by the Region in the URL."""
+
+    def get_queue_attributes(self, *, QueueUrl, AttributeNames):  # noqa: N803
+        found = super().get_queue_attributes(QueueUrl=QueueUrl, AttributeNames=AttributeNames)
+        region = QueueUrl.partition("sqs.")[2].partition(".")[0]
+        attributes = found["Attributes"]
+        return {"Attributes": {k: v.replace("us-east-1", region) for k, v in attributes.items()}}
+
+
+@pytest.mark.parametrize("predefined", ["mail", "mail-dlq"])
+def test_of_two_regions_queues_with_one_name_the_arn_tells(broker, predefined):
+    """By its name alone, the first was redriven; by its ARN, the second was refused."""
+    found = broker(TwoRegions(**{"mail-dlq": None, "mail": "mail-dlq"}))
+    urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + predefined, "us": BASE + predefined}
+    found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
+    with pytest.raises(RedriveRefused, match="give its ARN"):
+        found.find("mail-dlq")
+    for region in ("eu-west-1", "us-east-1"):
+        arn = ARN.replace("us-east-1", region) + "mail-dlq"
+        assert str(found.find(arn).arn) == arn
+        assert region in found.find(arn).url
+
+
+def test_a_queue_is_the_one_that_celery_calls_so(broker):
+    """Before another one, whose URL ends in that name."""
+    found = broker(Sqs(**{"mail": None, "prod-mail": None}))
+    urls = {"old": BASE + "mail", "mail": BASE + "prod-mail"}
+    found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
+    assert found.find("mail").name == "prod-mail"

@@ -1,0 +1,163 @@
+"""A store that cannot be used is refused by name, before the first message needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.concurrency.prefork import TaskPool as Prefork
+from celery.concurrency.solo import TaskPool as Solo
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.safe import StoreUnavailable
+from celery_sqs_backoff.safe.check import StoreStep, check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from tests.support.processes import free_port
+
+
+@pytest.fixture(autouse=True)
+def no_django(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have set Django up, whose SECRET_KEY would sign."""
+    monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: ())
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    app = Celery("checked", broker="memory://", set_as_current=False)
+    yield app
+    app.close()
+
+
+def test_a_store_that_does_not_answer_stops_the_worker_at_its_start(app: Celery) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
+    def mail() -> None: ...
+
+    app.conf.sqs_backoff = {"store": f"redis://:secret@127.0.0.1:{free_port()}/0"}
+    assert "celery_sqs_backoff.safe.check:StoreStep" in app.steps["worker"]
+    with pytest.raises(ImproperlyConfigured, match="does not answer") as refused:
+        StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
+    assert "secret" not in str(refused.value)
+
+
+def test_a_store_in_memory_is_refused_in_a_prefork_worker(app: Celery) -> None:
+    for store in ("memory://", MemoryStore()):
+        app.conf.sqs_backoff = {"store": store}
+        with pytest.raises(ImproperlyConfigured, match="prefork"):
+            StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Prefork))
+        StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
+
+
+def test_dynamodb_without_a_region_is_refused(app: Celery) -> None:
+    app.conf.sqs_backoff = {"store": "dynamodb://table"}
+    with pytest.raises(ImproperlyConfigured, match="region="):
+        check_offline(app)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"namespace": ""}, "namespace"),
+        ({"namespace": 7}, "namespace"),
+        ({"secret": ""}, "secret"),
+        ({"secret": [1]}, "secret"),
+        ({"encrypt": "fernet"}, "encrypt"),
+        ({"outbox": "yes"}, "outbox"),
+    ],
+)
+def test_bad_settings_are_refused_when_a_task_is_bound(
+    app: Celery, settings: dict[str, Any], why: str
+) -> None:
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", **settings}
+    with pytest.raises(ImproperlyConfigured, match=why):
+
+        @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
+        def mail() -> None: ...
+
+
+def test_two_environments_cannot_meet_silently() -> None:
+    """An app without a name of its own, on a shared store."""
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
+    with pytest.raises(ImproperlyConfigured, match="namespace"):
+        check_offline(app)
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "namespace": "shop-staging"}
+    check_offline(app)
+    app.conf.sqs_backoff = {"store": "memory://"}
+    check_offline(app)
+
+
+def test_records_that_are_not_signed_on_a_shared_store_are_warned_of(app: Celery) -> None:
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
+    assert "secret" in next(warnings_of(app))
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
+    assert list(warnings_of(app)) == []
+    app.conf.sqs_backoff = {"store": "memory://"}
+    assert list(warnings_of(app)) == []
+
+
+def test_a_workflow_on_a_shared_store_needs_signed_records(app: Celery) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any) -> None:
+        self.workflow("order:7")
+
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
+    assert isinstance(fund.apply().result, ImproperlyConfigured)
+
+
+def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
+    check_by_asking(app)
+
+
+def test_a_task_without_guard_lock_or_step_never_asks_the_store(app: Celery) -> None:
+    class Away:
+        def __getattr__(self, name: str) -> Any:
+            raise StoreUnavailable("asked")
+
+        add = get = replace = delete = __getattr__
+
+    app.conf.sqs_backoff = {"store": Away()}
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail")
+    def mail() -> str:
+        return "sent"
+
+    assert mail.apply().get() == "sent"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@127.0.0.1:1/0?sockettimeout=2",
+        "redis://:hunter2@127.0.0.1:1/0?encoding=bogus",
+        "redis://:hunter2@127.0.0.1:1/0?protocol=9",
+        "rediss://:hunter2@127.0.0.1:1/0?ssl_cert_reqs=bogus",
+        "dynamodb://table?region=eu-central-1&clock_skew_seconds=inf",
+    ],
+)
+def test_an_option_that_the_stores_library_does_not_take_is_refused_by_name(
+    app: Celery, url: str
+) -> None:
+    app.conf.sqs_backoff = {"store": url, "namespace": "shop", "secret": "a"}
+    with pytest.raises(ImproperlyConfigured, match="store: invalid") as refused:
+        check_offline(app)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["socket_timeout=-1", "socket_keepalive_options=x"])
+def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_start(
+    app: Celery, option: str
+) -> None:
+    app.conf.sqs_backoff = {
+        "store": f"redis://127.0.0.1:6379?{option}",
+        "namespace": "shop",
+        "secret": "a",
+    }
+    with pytest.raises(ImproperlyConfigured, match="store"):
+        check_by_asking(app)

@@ -1,0 +1,152 @@
+"""``celery sqs-safe`` shows and frees records, and no results unless asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_sqs_backoff import Guard, SQSBackoffTask
+from celery_sqs_backoff.commands import safe
+from celery_sqs_backoff.safe import StoreUnavailable
+from celery_sqs_backoff.safe.lock import Lock
+from celery_sqs_backoff.safe.scope import scope_key
+from celery_sqs_backoff.safe.settings import vault_of
+from celery_sqs_backoff.safe.store import key_of
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("shown", broker="memory://", set_as_current=False)
+    app.finalize()
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="fund",
+        guard=Guard(key="order:{n}", window=3600),
+    )
+    def fund(self: Any, n: int) -> None:
+        with self.workflow(f"order:{n}") as order:
+            order.step("account", lambda: "DE89 3704")
+            order.step("release", lambda: "released")
+        self.step("note", lambda: "noted")
+
+    fund.apply((7,), task_id="message 1")
+    yield app
+    app.close()
+
+
+def run(app: Celery, *arguments: str, answer: str | None = None) -> Result:
+    celery = CLIContext(app=app, no_color=True, workdir=None, quiet=False)
+    return CliRunner().invoke(safe.sqs_safe, list(arguments), obj=celery, input=answer)
+
+
+def test_a_scope_is_listed_without_its_results(app: Celery) -> None:
+    done = run(app, "list", "order:7")
+    assert done.exit_code == safe.DONE
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["guard", "done", "order:7"],
+        ["workflow", "ended", "order:7"],
+        ["step", "done", "account"],
+        ["step", "done", "release"],
+    ]
+    assert "DE89" not in run(app, "show", "order:7").stdout
+
+
+def test_results_are_shown_when_asked(app: Celery) -> None:
+    done = run(app, "show", "order:7", "--show-results", "--json", "--kind", "step")
+    assert [json.loads(line)["result"] for line in done.stdout.splitlines()] == [
+        "DE89 3704",
+        "released",
+    ]
+
+
+def test_the_records_of_one_message_are_listed(app: Celery) -> None:
+    assert "note" in run(app, "list", "task:fund:message 1").stdout
+
+
+def test_what_is_freed_is_free(app: Celery) -> None:
+    lock = Lock(vault_of(app), "order:7").acquire()
+    assert run(app, "free", "order:7", "--kind", "lock", answer="n\n").exit_code != safe.DONE
+    assert "lock" in run(app, "list", "order:7").stdout
+    assert run(app, "free", "order:7", "--kind", "lock", answer="y\n").exit_code == safe.DONE
+    assert "lock" not in run(app, "list", "order:7").stdout
+    assert lock.token
+    assert run(app, "free", "order:7", "--kind", "guard", "--yes").exit_code == safe.DONE
+    assert app.tasks["fund"].apply((7,), task_id="message 2").state == "SUCCESS"
+
+
+def test_one_step_is_freed_by_its_name(app: Celery) -> None:
+    run(app, "free", "order:7", "--kind", "step", "--name", "release", "--yes")
+    left = run(app, "list", "order:7").stdout
+    assert "account" in left
+    assert "release" not in left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["list", "order:8"], safe.NOTHING),
+        (["free", "order:7"], safe.USAGE),
+        (["forget", "order:7"], safe.USAGE),
+    ],
+)
+def test_exit_codes(app: Celery, arguments: list[str], code: int) -> None:
+    assert run(app, *arguments).exit_code == code
+
+
+def test_without_a_store_the_command_says_what_to_set(app: Celery) -> None:
+    app.conf.sqs_backoff = {}
+    done = run(app, "list", "order:7")
+    assert (done.exit_code, "['store']" in done.output) == (safe.USAGE, True)
+
+
+def test_a_store_that_is_away_has_a_code_of_its_own(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(app.conf.sqs_backoff["store"], "get", away)
+    assert run(app, "list", "order:7").exit_code == safe.UNREACHABLE
+
+
+def test_a_record_that_is_not_ours_is_shown_as_rejected(app: Celery) -> None:
+    store = app.conf.sqs_backoff["store"]
+    for key, (_, end) in store._records.items():
+        store._records[key] = ("s1:00:planted", end)
+    assert "rejected" in run(app, "list", "order:7").stdout
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "[1]",
+        '{"state": "\\u001b[2J", "steps": []}',
+        '{"state": ["open"], "steps": []}',
+        '{"state": "open"}',
+        '{"state": "open", "steps": 5}',
+        '{"state": "open", "steps": [[1]]}',
+        '{"state": "done", "steps": [], "result": "{"}',
+        '{"state": "done", "steps": [], "result": 5}',
+    ],
+)
+def test_a_planted_record_is_shown_as_rejected(app: Celery, planted: str) -> None:
+    """Where records are not signed, anybody who can write to the store may have written it."""
+    vault = vault_of(app)
+    for key in (key_of("guard", "order:8"), scope_key("scope:order:8")):
+        vault.add(key, planted, 60)
+    shown = run(app, "show", "order:8", "--show-results")
+    assert shown.exception is None
+    assert "workflow  rejected" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert run(app, "free", "order:8", "--kind", "workflow", "--yes").exit_code == safe.DONE

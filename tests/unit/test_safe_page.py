@@ -1,0 +1,95 @@
+"""The cases of docs/which-part.md do what the page says: they are run, not only read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+from celery import _state
+
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from tests.unit.test_docs import python_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "which-part.md"
+
+
+class Provider:
+    """Does a request once per idempotency key; its answers can be lost."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, tuple[str, Any]] = {}
+        self.asked = 0
+        self.loses_answers = 0
+
+    def post(self, url: str, *, json: Any, headers: Any, timeout: float) -> Any:
+        self.asked += 1
+        what = self.done.setdefault(headers["Idempotency-Key"], (url.rpartition("/")[2], json))
+        if self.loses_answers:
+            self.loses_answers -= 1
+            raise requests.ReadTimeout
+        return SimpleNamespace(raise_for_status=lambda: None, json=lambda: {"id": what[0]})
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.done.values()]
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
+    provider = Provider()
+    monkeypatch.setattr(requests, "post", provider.post)
+    return provider
+
+
+@pytest.fixture
+def page(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    # Its tasks are shared: they would be defined on the apps of all later tests.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    monkeypatch.setattr(_state._tls, "current_app", _state._tls.current_app)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(python_of(PAGE), str(PAGE), "exec"), names)
+    app = names["app"]
+    app.conf.update(
+        broker_url="memory://", task_always_eager=True, sqs_backoff={"store": MemoryStore()}
+    )
+    yield names
+    app.close()
+
+
+def test_one_mail_per_customer_and_hour(page: dict[str, Any], provider: Provider) -> None:
+    welcome = page["welcome"]
+    assert welcome.apply((7,), task_id="message 1").get() == "send"
+    assert welcome.apply((7,), task_id="message 1").get() == "send"
+    assert welcome.apply((7,), task_id="message 2").state == "IGNORED"
+    assert welcome.apply((8,), task_id="message 3").get() == "send"
+    assert (provider.names(), provider.asked) == (["send", "send"], 2)
+
+
+def test_a_charge_in_doubt_is_repeated_under_the_same_key(
+    page: dict[str, Any], provider: Provider
+) -> None:
+    charge = page["charge"]
+    provider.loses_answers = 1
+    assert charge.apply((9, 100), task_id="message 1").state == "FAILURE"  # eagerly, no retry
+    assert charge.apply((9, 100), task_id="message 1").get() == "charges"
+    assert charge.apply((9, 100), task_id="message 2").get() == "charges"
+    assert (provider.names(), provider.asked) == (["charges"], 2)
+    assert charge.apply((9, 250), task_id="message 3").state == "FAILURE", "another amount"
+    assert provider.asked == 2
+
+
+def test_several_calls_are_confirmed_or_taken_back(
+    page: dict[str, Any], provider: Provider
+) -> None:
+    confirmed: list[Any] = []
+    taken_back: list[Any] = []
+    page["post_entry"].run = lambda released: confirmed.append(released)
+    page["take_back"].run = lambda released, key: taken_back.append((released, key))
+    open_account = page["open_account"]
+    assert open_account.apply((7,), task_id="message 1").state == "SUCCESS"
+    assert open_account.apply((7,), task_id="message 1").state == "SUCCESS"
+    assert (provider.names(), provider.asked) == (["accounts", "releases"], 2)
+    assert (confirmed, taken_back) == (["releases"], [])

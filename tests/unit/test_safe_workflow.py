@@ -1,0 +1,452 @@
+"""A workflow holds its lock, knows its steps, and is taken back when its message is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+
+from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
+from celery_sqs_backoff.safe import Busy, Compensated, LockLost, StepNotRecorded, StoreUnavailable
+from celery_sqs_backoff.safe.lock import Lock, busy_delay
+from celery_sqs_backoff.safe.settings import vault_of
+from celery_sqs_backoff.safe.shared import compensate_given_up
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def app(now: list[float]) -> Iterator[Celery]:
+    app = Celery("workflows", broker="memory://", set_as_current=False)
+    app.finalize()
+    app.conf.task_always_eager = True
+    app.conf.sqs_backoff = {"store": MemoryStore(clock=lambda: now[0])}
+    yield app
+    app.close()
+
+
+class Bank:
+    """What was done, in order; and what it answers."""
+
+    def __init__(self, app: Celery) -> None:
+        self.log: list[Any] = []
+        self.answers: dict[str, list[BaseException]] = {}
+
+        @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+        def take_back(done: object, name: str) -> None:
+            self.log.append(("undo", name, done))
+
+        @app.task(shared=False, base=SQSBackoffTask, name="confirm")
+        def confirm(done: object) -> None:
+            self.log.append(("confirm", done))
+
+        self.take_back, self.confirm = take_back, confirm
+
+    def do(self, name: str, *, key: str = "") -> str:
+        if self.answers.get(name):
+            answer = self.answers[name].pop(0)
+            if not isinstance(answer, Retryable | NonRetryable):
+                self.log.append(name)  # done, and the answer lost
+            raise answer
+        self.log.append(name)
+        return f"{name} done"
+
+
+@pytest.fixture
+def bank(app: Celery) -> Bank:
+    return Bank(app)
+
+
+@pytest.fixture
+def fund(app: Celery, bank: Bank) -> Any:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any, names: list[str]) -> list[str]:
+        with self.workflow("order:7") as order:
+            return [
+                order.step(
+                    name,
+                    bank.do,
+                    name,
+                    key=order.key(name),
+                    undo=bank.take_back.s(name),
+                    confirm=bank.confirm.s(),
+                )
+                for name in names
+            ]
+
+    return fund
+
+
+def apply(task: Any, *args: Any, task_id: str = "message 1") -> Any:
+    return task.apply(args, task_id=task_id)
+
+
+def test_a_workflow_goes_on_where_it_stopped(fund: Any, bank: Bank) -> None:
+    bank.answers["b"] = [KeyboardInterrupt()]  # the process ends there
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b", "c"])
+    assert apply(fund, ["a", "b", "c"]).get() == ["a done", "b done", "c done"]
+    done = [entry for entry in bank.log if isinstance(entry, str)]
+    assert done == ["a", "b", "b", "c"]
+    assert bank.log.count(("confirm", "a done")) == 1
+
+
+@pytest.mark.parametrize(
+    "failure", [NonRetryable("refused"), NonRetryable("no", True), ValueError()]
+)
+def test_it_is_taken_back_in_reverse_when_the_message_is_given_up(
+    fund: Any, bank: Bank, failure: Exception
+) -> None:
+    bank.answers["c"] = [failure]
+    assert apply(fund, ["a", "b", "c"]).state == "FAILURE"
+    undone = [entry[1:] for entry in bank.log if entry[0] == "undo"]
+    in_doubt = [("c", None)] if isinstance(failure, ValueError) else []
+    if isinstance(failure, NonRetryable) and not failure.safe_to_undo:
+        in_doubt = [("c", None)]
+    assert undone == [*in_doubt, ("b", "b done"), ("a", "a done")]
+    assert isinstance(apply(fund, ["a", "b", "c"]).result, Compensated)
+    assert len([entry for entry in bank.log if entry[0] == "undo"]) == len(undone)
+
+
+def test_it_is_taken_back_when_the_retries_are_used_up(fund: Any, bank: Bank) -> None:
+    bank.answers["b"] = [Retryable("down")]
+    assert apply(fund, ["a", "b"]).state == "FAILURE"  # eagerly there is no retry
+    assert bank.log[-1] == ("undo", "a", "a done")
+
+
+def test_the_main_process_takes_it_back_for_a_run_that_was_lost(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    """The crash budget is used up. The killed run's lock is still there, and its step in doubt."""
+    vault = vault_of(app)
+    release, Lock.release = Lock.release, lambda self: None  # type: ignore[method-assign]
+    try:
+        bank.answers["b"] = [KeyboardInterrupt()]
+        with pytest.raises(KeyboardInterrupt):
+            apply(fund, ["a", "b"])
+    finally:
+        Lock.release = release  # type: ignore[method-assign]
+    for _ in range(2):
+        assert compensate_given_up(app, "fund", "message 1")
+    assert bank.log[-2:] == [("undo", "b", None), ("undo", "a", "a done")]
+    assert vault.get("lock:nothing") is None
+
+
+def test_what_another_message_goes_on_with_is_not_taken_back(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    assert apply(fund, ["a", "b"], task_id="message 2").state == "SUCCESS"
+    assert compensate_given_up(app, "fund", "message 1")
+    assert not [entry for entry in bank.log if entry[0] == "undo"]
+
+
+def test_a_workflow_that_has_ended_is_not_taken_back(app: Celery, bank: Bank) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="later")
+    def later(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+        raise ValueError("after the workflow")
+
+    assert apply(later).state == "FAILURE"
+    assert bank.log == ["a"]
+
+
+def test_a_step_that_was_taken_back_by_hand_closes_the_workflow(app: Celery, bank: Bank) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="by_hand")
+    def by_hand(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            order.compensate()
+            order.step("b", bank.do, "b")
+
+    assert isinstance(apply(by_hand).result, Compensated)
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_two_runs_are_not_in_one_workflow(app: Celery, fund: Any, bank: Bank) -> None:
+    with Lock(vault_of(app), "scope:order:7"):
+        assert isinstance(apply(fund, ["a"]).result, Busy)
+    assert bank.log == []
+    assert apply(fund, ["a"]).state == "SUCCESS"
+
+
+def test_each_step_renews_the_lock_first(app: Celery, bank: Bank, now: list[float]) -> None:
+    """A run that was paused for longer than its lease does no further step."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="paused")
+    def paused(self: Any, seconds: float) -> None:
+        with self.workflow("order:7", lease=10) as order:
+            for name in ("a", "b", "c"):
+                order.step(name, bank.do, name)
+                now[0] += seconds
+
+    assert apply(paused, 9).state == "SUCCESS"
+    now[0] += 60
+    assert isinstance(apply(paused, 11, task_id="message 2").result, LockLost)
+
+
+def test_a_step_that_is_taken_back_while_the_store_is_away_is_owed(
+    app: Celery, fund: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = app.conf.sqs_backoff["store"]
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get", away)
+        assert not compensate_given_up(app, "fund", "message 1")
+    assert compensate_given_up(app, "fund", "message 1")
+    assert bank.log[-1] == ("undo", "a", "a done")
+
+
+def test_a_step_needs_a_name_of_its_own(app: Celery, fund: Any) -> None:
+    assert isinstance(apply(fund, ["a", "a"]).result, ValueError)
+
+
+def test_the_undoing_tasks_run_one_after_the_other(app: Celery, fund: Any, bank: Bank) -> None:
+    """One message with a chain: the next is sent when the one before it has ended well."""
+    sent: list[Any] = []
+    app.conf.task_always_eager = False
+    bank.answers["c"] = [NonRetryable("refused", safe_to_undo=True)]
+    type(bank.confirm).apply_async = lambda *_, **__: None
+    type(bank.take_back).apply_async = lambda _, args=(), kwargs=None, **o: sent.append((args, o))
+    apply(fund, ["a", "b", "c"])
+    [(args, options)] = sent
+    assert tuple(args) == ("b done", "b")
+    [then] = options["chain"]
+    assert tuple(then["args"]) == ("a done", "a")
+    assert then["immutable"]
+    assert issubclass(type(bank.take_back), Task)
+
+
+@pytest.mark.parametrize("lease", [30.0, 300.0, 3600.0, 12 * 3600.0])
+def test_a_killed_holder_is_outlasted_within_the_queues_receives(lease: float) -> None:
+    """However long its lease, against a ``maxReceiveCount`` of 10, in each of 1,000 histories."""
+    from random import Random
+
+    rng, receives = Random(1), []
+    for _ in range(1000):
+        left, times = lease, 0
+        while left > 0:
+            times += 1
+            left -= max(1.0, busy_delay(times, left, rng))
+        receives.append(times)
+    assert max(receives) < 10
+
+
+def test_another_message_that_does_nothing_takes_nothing_back_of_what_has_ended_well(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    """A second click: the order is paid and confirmed, and only then a run fails."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="late")
+    def late(self: Any, names: list[str]) -> None:
+        with self.workflow("order:7") as order:
+            for name in names:
+                undo = bank.take_back.s(name)
+                order.step(name, bank.do, name, key=order.key(name), undo=undo)
+            raise ValueError("after the last step")
+
+    assert apply(fund, ["a"]).get() == ["a done"]
+    assert apply(late, ["a"], task_id="message 2").state == "FAILURE"
+    assert [entry for entry in bank.log if entry[0] == "undo"] == []
+    # Once it is gone on with, all of it is the next message's.
+    assert apply(late, ["a", "b"], task_id="message 3").state == "FAILURE"
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+def test_a_step_that_had_failed_when_the_workflow_ended_is_gone_on_with(
+    app: Celery, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="lenient")
+    def lenient(self: Any, fails: bool) -> None:
+        with self.workflow("order:7") as order:
+            try:
+                order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            except NonRetryable:
+                return
+            if fails:
+                raise ValueError
+
+    bank.answers["a"] = [NonRetryable("refused", safe_to_undo=True)]
+    assert apply(lenient, False).state == "SUCCESS"
+    assert apply(lenient, True, task_id="message 2").state == "FAILURE"
+    assert bank.log[-1] == ("undo", "a", "a done")
+
+
+def test_a_message_that_is_refused_after_its_guards_window_is_taken_back(
+    app: Celery, bank: Bank, now: list[float]
+) -> None:
+    """It was retried for longer than the window, and another message has passed meanwhile."""
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="guarded",
+        guard=Guard(key="customer:7", window=60),
+    )
+    def guarded(self: Any, order_id: int) -> None:
+        with self.workflow(f"order:{order_id}") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            if order_id == 7:
+                raise KeyboardInterrupt  # the process ends there
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(guarded, 7)
+    now[0] += 61
+    assert apply(guarded, 8, task_id="message 2").state == "SUCCESS"
+    again = guarded.apply((7,), task_id="message 1", retries=1)
+    assert again.state == "IGNORED"
+    assert [entry for entry in bank.log if entry[0] == "undo"] == [("undo", "a", "a done")]
+
+
+def test_a_message_under_way_when_the_secret_is_changed_stays_itself(
+    app: Celery, bank: Bank
+) -> None:
+    """Its guard and its steps know it, and what it has done is taken back."""
+    store = app.conf.sqs_backoff["store"]
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="guarded",
+        guard=Guard(key="customer:7", window=60),
+    )
+    def guarded(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", key="k", undo=bank.take_back.s("a"))
+            raise KeyboardInterrupt  # the process ends there
+
+    app.conf.sqs_backoff = {"store": store, "secret": "old"}
+    with pytest.raises(KeyboardInterrupt):
+        apply(guarded)
+    app.conf.sqs_backoff = {"store": store, "secret": ["new", "old"]}
+    with pytest.raises(KeyboardInterrupt):
+        apply(guarded)
+    assert apply(guarded, task_id="message 2").state == "IGNORED"
+    assert bank.log == ["a"]
+    assert compensate_given_up(app, "guarded", "message 1")
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+@pytest.mark.parametrize("calls_itself", [True, False])
+def test_the_workflow_of_a_task_that_is_called_as_a_function_is_its_messages(
+    app: Celery, bank: Bank, fund: Any, calls_itself: bool
+) -> None:
+    bank.answers["b"] = [NonRetryable("refused")]
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="outer")
+    def outer(self: Any, is_inner: bool = False) -> Any:
+        if calls_itself and not is_inner:
+            return outer(is_inner=True)
+        if not calls_itself:
+            return fund(["a", "b"])
+        with self.workflow("order:7") as order:
+            for name in ("a", "b"):
+                order.step(name, bank.do, name, undo=bank.take_back.s(name))
+
+    assert apply(outer).state == "FAILURE"
+    assert ("undo", "a", "a done") in bank.log
+
+
+def test_the_workflow_of_a_task_called_as_a_function_is_taken_back_after_a_crash(
+    app: Celery, bank: Bank, fund: Any
+) -> None:
+    bank.answers["b"] = [KeyboardInterrupt()]
+
+    @app.task(shared=False, base=SQSBackoffTask, name="outer")
+    def outer() -> Any:
+        return fund(["a", "b"])
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(outer)
+    assert compensate_given_up(app, "outer", "message 1")
+    assert ("undo", "a", "a done") in bank.log
+
+
+def test_a_store_that_is_away_before_a_step_costs_a_retry(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step has begun, and those before it are recorded: nothing would be done twice."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund", max_retries=1)
+    def fund(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            if bank.log == ["a"]:
+                with monkeypatch.context() as patch:
+                    patch.setattr(MemoryStore, "replace", away)
+                    order.step("b", bank.do, "b")
+            order.step("b", bank.do, "b")
+
+    def away(*_: object) -> bool:
+        bank.log.append("away")
+        raise StoreUnavailable
+
+    assert apply(fund).state == "SUCCESS"
+    assert bank.log == ["a", "away", "b"]
+
+
+def test_a_redriven_message_that_fails_before_its_workflow_is_taken_back(
+    app: Celery, bank: Bank
+) -> None:
+    """SQS had moved it after a crash, and counts its receives anew: this is no retry."""
+    is_there = [True]
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any) -> None:
+        if not is_there[0]:
+            raise NonRetryable("the order is gone")
+        with self.workflow("order:7") as order:
+            for name in ("a", "b"):
+                order.step(name, bank.do, name, undo=bank.take_back.s(name))
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund)
+    is_there[0] = False
+    assert apply(fund).state == "FAILURE"
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+def test_an_answer_that_json_cannot_give_back_does_not_keep_the_others_from_being_taken_back(
+    app: Celery, bank: Bank
+) -> None:
+    """The provider's, with the two fields by which kombu marks what it has encoded."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="odd")
+    def odd(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            for name, answer in (("a", "done"), ("b", {"__type__": "card", "__value__": 1})):
+                answers = [answer]  # what the provider answers is no input
+                order.step(name, lambda: answers[0], undo=bank.take_back.s(name))  # noqa: B023
+
+    assert isinstance(apply(odd).result, StepNotRecorded)
+    assert bank.log == [("undo", "b", None), ("undo", "a", "done")]
+
+
+def test_a_result_that_json_cannot_give_back_does_not_fail_a_message_that_is_done(
+    app: Celery,
+) -> None:
+    @app.task(
+        shared=False, base=SQSBackoffTask, name="odd", guard=Guard(key="customer:7", window=60)
+    )
+    def odd() -> Any:
+        return {"__type__": "card", "__value__": 1}
+
+    assert [apply(odd).state for _ in range(2)] == ["SUCCESS", "IGNORED"]

@@ -1,0 +1,107 @@
+"""The settlement table by itself: what costs how much, and its agenda."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.sqs.errors import Kind
+from celery_sqs_backoff.sqs.queues import Queue
+from celery_sqs_backoff.sqs.settlement import Happening, Row, SettlementTable, Want
+from celery_sqs_backoff.sqs.settlement.agenda import Agenda
+from celery_sqs_backoff.sqs.settlement.rows import TRANSITIONS, Meaning, Purpose, meaning_of
+
+QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
+
+
+def a_table_that_holds(count, now=0.0):
+    table = SettlementTable(rng=random.Random(1))
+    for n in range(count):
+        table.received(Row(QUEUE, f"m{n}", f"h{n}", now), now)
+    return table
+
+
+def answer_all(table, now):
+    """Make every call that is due, all of them successfully; return how many there were."""
+    calls = 0
+    while (call := table.take(now)) is not None:
+        calls += 1
+        table.answered(call, [None] * len(call.entries), now)
+    return calls
+
+
+def test_every_meaning_of_a_response_has_its_transition():
+    assert set(TRANSITIONS) == set(Purpose)
+    assert all(set(transitions) == set(Meaning) for transitions in TRANSITIONS.values())
+
+
+def test_every_kind_of_failure_has_its_meaning():
+    from celery_sqs_backoff.sqs.errors import Failure
+
+    assert {meaning_of(Failure(kind, "x", is_of_call=True)) for kind in Kind} < set(Meaning)
+
+
+def test_fifty_thousand_held_messages_are_renewed_in_little_time():
+    """0.1 took 56 s. On an idle core this takes less than one; the bound is for a busy one."""
+    table = a_table_that_holds(50_000)
+    began = time.process_time()
+    assert answer_all(table, 10.0) == 5_000
+    seconds = time.process_time() - began
+    counts = {event.what for event in table.drain_events()}
+    assert counts == {Happening.RENEWED}
+    assert seconds < 4
+
+
+def test_many_held_messages_are_renewed_for_longer_so_that_the_calls_stay_few():
+    table, calls = a_table_that_holds(5_000), 0
+    for second in range(1, 301):
+        calls += answer_all(table, float(second))
+    assert not {Happening.MAY_BE_LOST, Happening.LOST} & {e.what for e in table.drain_events()}
+    assert calls < 7_000, "about 20 a second; 50 without"
+
+
+def test_what_was_settled_leaves_nothing_behind():
+    table, now = SettlementTable(), 0.0
+    for n in range(20_000):
+        now += 0.001
+        row = Row(QUEUE, f"m{n}", f"h{n}", now)
+        table.received(row, now)
+        row.become(Want.DELETE)
+        table.settled(row, now)
+        answer_all(table, now)
+        table.drain_events()
+    answer_all(table, now + 1)
+    assert (len(table), table.waiting) == (0, 0)
+    assert sum(len(lane.renewals._later) for lane in table._book._lanes.values()) < 200
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60), st.floats(0, 100))
+def test_an_agenda_gives_what_is_ready_and_was_not_cancelled_the_oldest_first(items, now):
+    agenda = Agenda(10)
+    tickets = [agenda.add(n, at, 0.0) for n, (at, _) in enumerate(items)]
+    for ticket, (_, is_cancelled) in zip(tickets, items, strict=True):
+        if is_cancelled:
+            agenda.cancel(ticket)
+    expected = [n for n, (at, is_cancelled) in enumerate(items) if at <= now and not is_cancelled]
+    assert agenda.ready(now, 100) == sorted(expected, key=lambda n: (items[n][0], n))
+    taken = agenda.take(now, 100)
+    assert taken == sorted(expected, key=lambda n: (items[n][0], n))
+    later = [at for at, is_cancelled in items if at > now and not is_cancelled]
+    assert len(agenda) == len(later)
+    assert agenda.due_at(now, 0.0) == min(later, default=math.inf)
+
+
+def test_with_thousands_held_more_are_hidden_for_longer_from_the_start() -> None:
+    """Else their first renewals, 30 s after they came, would be too many to come in time."""
+    table = SettlementTable()
+    assert table.seconds_to_receive_for(QUEUE) is None
+    for n in range(10_000):
+        seconds = table.seconds_to_receive_for(QUEUE)
+        row = Row(QUEUE, f"m{n}", f"h{n}", 0.0, hidden_seconds=seconds)
+        assert row.visible_at == (seconds or 30)
+        table.received(row, 0.0)
+    assert table.seconds_to_receive_for(QUEUE) == 150

@@ -1,0 +1,113 @@
+"""Had a call that failed reached SQS? By real errors of botocore, from sockets that misbehave."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import boto3
+import pytest
+import trustme
+from botocore.config import Config
+
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.errors import Failure, Kind
+
+
+@contextmanager
+def serving(behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that does this with its first connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                behave(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"https://127.0.0.1:{server.getsockname()[1]}"
+        thread.join(20)
+
+
+def failure(url: str, ca: str | bool = False) -> Failure:
+    """Of a SendMessageBatch to this URL."""
+    client: Any = boto3.client(
+        "sqs",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+        verify=ca,
+        config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=2),
+    )
+    (sent,) = Calls(client, f"{url}/1/q").send([{"MessageBody": "b"}])
+    assert sent.failure is not None
+    return sent.failure
+
+
+def no_tls(connection: socket.socket) -> None:
+    connection.recv(4_096)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def hangs_up(connection: socket.socket) -> None:
+    connection.recv(4_096)
+
+
+def alert(connection: socket.socket) -> None:
+    """TLS 1.2's handshake_failure: no cipher in common."""
+    connection.recv(4_096)
+    connection.sendall(bytes([21, 3, 3, 0, 2, 2, 40]))
+
+
+@pytest.mark.parametrize("behave", [no_tls, hangs_up, alert], ids=lambda b: b.__name__)
+def test_a_tls_handshake_that_fails_has_sent_nothing(behave) -> None:
+    with serving(behave) as url:
+        found = failure(url)
+    assert found.kind is Kind.UNREACHABLE, found
+    assert found.is_transient
+    assert not found.may_have_been_done
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+    ca, path = trustme.CA(), tmp_path_factory.mktemp("ca") / "ca.pem"
+    ca.cert_pem.write_to_path(str(path))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    return context, str(path)
+
+
+def test_a_certificate_that_is_not_trusted_has_sent_nothing(authority) -> None:
+    context, _ = authority
+
+    def behave(connection: socket.socket) -> None:
+        with suppress(OSError):
+            context.wrap_socket(connection, server_side=True).recv(1)
+
+    with serving(behave) as url:
+        assert failure(url, ca=True).kind is Kind.UNREACHABLE
+
+
+def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority) -> None:
+    """The same class of error, but SQS may have the message."""
+    context, ca = authority
+    seen = []
+
+    def behave(connection: socket.socket) -> None:
+        secure = context.wrap_socket(connection, server_side=True)
+        seen.append(secure.recv(65_536))
+        raw = socket.socket(fileno=secure.detach())
+        raw.sendall(b"\x17\x03\x03\x00\x20" + b"no record of this key, surely!!!")
+        raw.close()
+
+    with serving(behave) as url:
+        found = failure(url, ca)
+    assert b"SendMessageBatch" in seen[0]
+    assert found.kind is Kind.IN_DOUBT, found
+    assert found.may_have_been_done

@@ -1,0 +1,77 @@
+"""Text from outside in our log lines and on terminals."""
+
+import pytest
+
+from celery_sqs_backoff.text import error_site, printable, type_name
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("shop.send_email", "shop.send_email"),
+        ("Größe 質量", "Größe 質量"),
+        ("", ""),
+        ("a\nERROR forged line", r"a\nERROR forged line"),
+        ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
+        ("pay\u202egnp.exe", r"pay\u202egnp.exe"),
+        ("\u2066a\u2069\u200b\ufeff", r"\u2066a\u2069\u200b\ufeff"),
+        ("line\u2028paragraph\u2029", r"line\u2028paragraph\u2029"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_a_text_stays_on_its_line_and_reads_as_it_is_written(text, shown):
+    assert printable(text) == shown
+
+
+def test_a_long_text_is_cut():
+    assert printable("x" * 200) == "x" * 200
+    assert printable("x" * 200_000) == "x" * 200 + "..."
+    assert printable("x" * 11, limit=10) == "x" * 10 + "..."
+
+
+def test_escapes_do_not_make_a_text_longer_than_its_limit():
+    assert printable("\U000e0001" * 500, limit=20) == r"\U000e0001\U000e0001" + "..."
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "None"),
+        (True, "True"),
+        (-5, "-5"),
+        (1.5, "1.5"),
+        (10**9_000, "<int>"),
+        ([[[1]]], "<list>"),
+        ({"password": "hunter2"}, "<dict>"),
+        (b"hunter2", "<bytes>"),
+    ],
+    ids=type,
+)
+def test_of_what_is_no_text_nothing_is_shown_that_could_be_big_or_private(value, shown):
+    assert printable(value) == shown
+
+
+def test_an_error_is_named_with_its_place_but_without_any_text():
+    def undo():
+        try:
+            raise ValueError("card 4111")
+        except ValueError:
+            raise OSError("password=hunter2")  # noqa: B904
+
+    try:
+        undo()
+    except OSError as exc:
+        site = error_site(exc)
+    assert site.startswith("builtins.OSError at ")
+    assert f"{__file__}:" in site
+    assert site.endswith(" in undo")
+    assert "hunter2" not in site
+    assert "4111" not in site
+
+
+def test_an_error_that_was_never_raised_has_no_place():
+    assert error_site(OSError("x")) == "builtins.OSError"
+
+
+def test_the_name_of_a_class_has_its_module():
+    assert type_name(pytest.UsageError()) == "pytest.UsageError"

@@ -1,0 +1,124 @@
+"""What is said on a span, and that nothing is without OpenTelemetry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from celery_sqs_backoff.retry.budget import GiveUpReason
+from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
+from celery_sqs_backoff.retry.outcomes import Outcome
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE, replay_of
+from celery_sqs_backoff.task.handover import Report, Run
+from celery_sqs_backoff.task.tracing import current_trace, note_end
+
+TRACE = f"00-{7:032x}-{8:016x}-01"
+
+
+@pytest.fixture
+def provider() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
+    exporter, made = InMemorySpanExporter(), TracerProvider()
+    made.add_span_processor(SimpleSpanProcessor(exporter))
+    yield made, exporter
+    made.shutdown()
+
+
+def run(ended: Ended | None, **delivery: object) -> Run:
+    made = Run("id", Delivery("m", "url", 0.0, 3, **delivery))  # type: ignore[arg-type]
+    made.report = None if ended is None else Report(ended)
+    return made
+
+
+def span_of(
+    provider: tuple[TracerProvider, InMemorySpanExporter], of: Run, *, attempt: int = 2
+) -> ReadableSpan:
+    with provider[0].get_tracer("test").start_as_current_span("run"):
+        note_end(of, attempt=attempt)
+    [span] = provider[1].get_finished_spans()
+    return span
+
+
+@pytest.mark.parametrize(
+    ("ended", "attributes", "events"),
+    [
+        (Ended(End.RETURNED), {"outcome": "succeeded"}, []),
+        (
+            Ended(End.RAISED, RetryIn(7, Outcome.RETRYABLE)),
+            {"outcome": "retryable", "delay_seconds": 7.0},
+            ["sqs_backoff.retry"],
+        ),
+        (
+            Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
+            {"outcome": "unknown", "reason": "not retryable"},
+            ["sqs_backoff.give_up"],
+        ),
+        (Ended(End.ABORTED), {"outcome": "unknown"}, []),
+    ],
+    ids=["success", "retry", "dead letter", "crash"],
+)
+def test_a_span_says_how_the_run_ended(provider, ended, attributes, events) -> None:
+    span = span_of(provider, run(ended))
+    common = {"message_id": "m", "receive_count": 3, "attempt": 2}
+    assert dict(span.attributes) == {
+        f"sqs_backoff.{name}": value for name, value in {**common, **attributes}.items()
+    }
+    assert [event.name for event in span.events] == events
+    assert span.links == ()
+
+
+def test_a_replay_links_to_the_run_that_failed(provider) -> None:
+    [link] = span_of(provider, run(Ended(End.RETURNED), replay_of=TRACE)).links
+    assert (link.context.trace_id, link.context.span_id) == (7, 8)
+    assert link.context.is_remote
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "",
+        "x",
+        "[]",
+        "{}",
+        '{"trace": 7}',
+        '{"trace": "00-0-0-0"}',
+        f'{{"trace": "00-{0:032x}-{0:016x}-01"}}',
+        '{"trace": "' + "x" * 5_000 + '"}',
+    ],
+)
+def test_a_mark_that_somebody_has_forged_links_to_nothing(provider, mark: str) -> None:
+    message = {"MessageAttributes": {REPLAY_ATTRIBUTE: {"StringValue": mark}}}
+    assert span_of(provider, run(Ended(End.RETURNED), replay_of=replay_of(message))).links == ()
+
+
+def test_the_current_span_is_named_as_in_http_headers(provider) -> None:
+    assert current_trace() is None
+    with provider[0].get_tracer("test").start_as_current_span("run") as span:
+        context = span.get_span_context()
+        flags = f"{context.trace_flags:02x}"
+        assert current_trace() == f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags}"
+
+
+def test_a_tracing_library_that_raises_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        @staticmethod
+        def get_current_span() -> object:
+            raise OSError
+
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", Broken)
+    note_end(run(Ended(End.RETURNED)), attempt=1)
+    assert current_trace() is None
+
+
+def test_without_opentelemetry_it_is_not_imported() -> None:
+    code = (
+        "import sys; from celery_sqs_backoff.task.tracing import current_trace;"
+        "assert current_trace() is None; assert 'opentelemetry' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

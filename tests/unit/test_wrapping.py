@@ -1,0 +1,335 @@
+"""A run from tracer to settlement: the task's word stands, whatever fails after it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import pickle
+import sys
+import types
+
+import billiard.einfo
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from celery.exceptions import Ignore, Reject
+from celery.worker.request import create_request_cls
+
+from celery_sqs_backoff import Outcome, Retryable, Schedule, SQSBackoffTask, Verdict
+from celery_sqs_backoff.retry.decision import End
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.task.handover import DELIVERY_KEY, delivery_of, report_of
+from celery_sqs_backoff.worker.lease import State
+from celery_sqs_backoff.worker.request import BackoffRequest
+
+from .test_request import URL
+from .test_request import Run as Received
+
+
+class Down(Exception):
+    """A result backend, or a hook, that does not work."""
+
+
+@pytest.fixture(autouse=True)
+def _no_results_of_other_tests():
+    _DUMMY_CLIENT_CACHE.clear()
+
+
+class Pool:
+    """What Celery asks of a pool when it generates a request class."""
+
+    apply_async = None
+
+
+class Case(Received):
+    """One message: run by Celery's own tracer, reported to Celery's own generated request."""
+
+    def __init__(self, run, *, base=SQSBackoffTask, embed=None, **options):
+        self._run, self._base, self._embed = run, base, embed or {}
+        super().__init__(**options)
+
+    def ends(self):
+        """Run the task and report its end, through a pickle as the prefork pool does."""
+        task = self.request.task
+        task.__trace__ = build_tracer(task.name, task, app=self.app)
+        generated = create_request_cls(BackoffRequest, task, Pool, "here", None, app=self.app)
+        self.request.__class__ = generated
+        request = pickle.loads(pickle.dumps(self.request.request_dict)) | self._embed
+        retval, info, runtime, text = task.__trace__("task-id", [], {}, request)
+        self.result_of_pool = (1, retval, runtime) if info else (0, text, runtime)
+        self.request.on_success(pickle.loads(pickle.dumps(self.result_of_pool)))
+        return self.ended
+
+    @property
+    def report(self):
+        return report_of(self.result_of_pool[1])
+
+
+@pytest.fixture
+def case(monkeypatch):
+    """Make a case of a function that is the task's body, bound."""
+
+    def make(body, *, base=SQSBackoffTask, embed=None, **options):
+        made = Case(body, base=base, embed=embed, **options)
+        task = made.request.task
+
+        class Replaced(base):
+            name = "mail"
+            abstract = False
+
+        for name, value in options.items():
+            if name not in {"queue", "facts", "headers", "keeper"}:
+                setattr(Replaced, name, value)
+        Replaced.backoff = options.get("backoff", Schedule([7]))
+        Replaced.run = body
+        made.app.tasks.unregister("mail")
+        replaced = made.app.register_task(Replaced())
+        assert task is not replaced
+        made.request._task = replaced
+        made.request._settler._options = replaced.backoff_options
+        return made
+
+    return make
+
+
+def raises(exc):
+    def run(self):
+        raise exc
+
+    return run
+
+
+def returns(self):
+    return "done"
+
+
+def break_backend(case, *methods):
+    def down(*args, **kwargs):
+        raise Down("the result backend is down")
+
+    for method in methods:
+        code = down.__code__.replace(co_name=method)
+        setattr(case.app.backend, method, types.FunctionType(code, globals()))
+
+
+def test_a_success_is_done(case):
+    assert case(returns).ends() is State.DONE
+
+
+def test_a_retry_hides_the_message(case):
+    run = case(raises(Retryable("down")))
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 7
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [["mark_as_retry"], ["mark_as_retry", "mark_as_failure"]],
+    ids=["for a moment", "for long"],
+)
+def test_a_result_backend_that_is_down_does_not_lose_a_retry(case, methods, caplog):
+    run = case(raises(Retryable("down")))
+    break_backend(run, *methods)
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 7
+
+
+def test_a_users_on_retry_that_raises_does_not_lose_the_retry(case, caplog):
+    class BadHook(SQSBackoffTask):
+        abstract = True
+
+        def on_retry(self, *args, **kwargs):
+            raise Down("in the user's hook")
+
+    run = case(raises(Retryable("down")), base=BadHook)
+    assert run.ends() is State.DEFERRED
+    assert run.result == "RETRY"
+    assert "sqs_backoff.after_run_failed: task mail[task-id]" in caplog.text
+    assert "in the user's hook" not in caplog.text
+
+
+def test_a_success_whose_result_cannot_be_stored_is_done(case, caplog):
+    run = case(returns)
+    break_backend(run, "mark_as_done", "mark_as_failure")
+    assert run.ends() is State.DONE
+    assert "sqs_backoff.after_run_failed" in caplog.text
+
+
+def test_a_result_that_is_not_json_does_not_make_a_dead_letter(case):
+    run = case(lambda self: object())
+    run.app.conf.result_serializer = "json"
+    assert run.ends() is State.DONE
+
+
+def test_a_success_whose_chord_was_not_told_is_a_dead_letter(case):
+    run = case(returns, embed={"chord": {"task": "sum"}})
+    break_backend(run, "mark_as_done", "mark_as_failure")
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.reason == "the rest of its workflow could not be sent"
+
+
+def test_a_failure_whose_result_cannot_be_stored_keeps_its_reason(case):
+    run = case(raises(ValueError("bad")))
+    break_backend(run, "mark_as_failure")
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.reason == "not retryable"
+    assert run.lease.record.exception_type == "builtins.ValueError"
+
+
+@pytest.mark.parametrize(
+    ("exc", "settled"),
+    [
+        (Ignore(), State.DONE),
+        (Reject("no", requeue=False), State.DEAD_LETTERED),
+        (Reject("later", requeue=True), State.DEFERRED),
+    ],
+    ids=repr,
+)
+def test_the_tasks_own_words(case, exc, settled):
+    assert case(raises(exc)).ends() is settled
+
+
+class Timeout(BaseException):
+    """As gevent.Timeout: no ``Exception``."""
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [asyncio.CancelledError(), GeneratorExit(), Timeout(), MemoryError("x"), KeyboardInterrupt()],
+    ids=lambda exc: type(exc).__name__,
+)
+class TestARunThatIsAborted:
+    def test_is_settled_as_a_crash_and_its_place_is_free(self, case, exc):
+        run = case(raises(exc), crash_budget=2)
+        assert run.ends() is State.DEFERRED
+        assert run.delay == 7
+        assert run.result == "RETRY"
+        assert run.report.ended.end is End.ABORTED
+
+    def test_is_given_up_by_the_crash_budget_and_fails_then(self, case, exc):
+        run = case(raises(exc), crash_budget=1)
+        assert run.ends() is State.DEAD_LETTERED
+        assert run.lease.record.reason == "the run was aborted"
+        assert run.lease.record.exception_type.endswith(type(exc).__name__)
+        assert run.result == "FAILURE"
+
+    def test_is_the_tasks_own_matter_if_it_has_a_rule(self, case, exc):
+        run = case(raises(exc), classify=lambda failure: Verdict(Outcome.NOT_PROCESSED))
+        assert run.ends() is State.DEAD_LETTERED
+        assert run.lease.record.outcome == "NOT_PROCESSED"
+        assert run.result == "FAILURE"
+
+
+def test_gevents_time_limit_reaches_its_pool(case, monkeypatch):
+    class GeventTimeout(BaseException):
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+    monkeypatch.setitem(sys.modules, "gevent", types.SimpleNamespace(Timeout=GeventTimeout))
+    run = case(raises(GeventTimeout(5)), time_limit=5)
+    with pytest.raises(GeventTimeout):
+        run.ends()
+    own = case(raises(GeventTimeout(3)), time_limit=5)
+    assert own.ends() is State.DEFERRED
+
+
+def test_what_goes_through_the_pipe_is_small(case):
+    class Provider(Exception):
+        def __init__(self):
+            super().__init__("y" * 50_000)
+            self.response = "x" * 1_000_000
+
+    run = case(raises(Provider()))
+    run.ends()
+    assert len(pickle.dumps(run.result_of_pool)) < 16_000
+
+
+def test_the_frames_that_celery_copies_are_freed_at_once(case):
+    """Some 150 KB each; not when Python comes to collect its oldest garbage, failures later."""
+    failing = case(raises(ValueError("bad")))
+    logging.disable(logging.CRITICAL)  # pytest keeps the records, and they the copies
+    gc.collect()
+    gc.disable()
+    try:
+        before = copied_frames()
+        failing.ends()
+        assert not copied_frames() - before
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+
+
+def copied_frames():
+    """The ids of those of this thread's making; those of other tests may end at any time."""
+    return {id(thing) for thing in gc.get_objects() if type(thing) is billiard.einfo.Traceback}
+
+
+def test_the_request_of_a_task_is_as_celerys_own(case):
+    seen = {}
+
+    def look(self):
+        seen.update(vars(self.request))
+        seen["delivery"] = delivery_of(self.request)
+
+    case(look).ends()
+    assert DELIVERY_KEY not in seen
+    assert DELIVERY_KEY not in (seen["headers"] or {})
+    assert not [v for v in vars_of(seen["properties"]) if isinstance(v, Delivery)]
+    assert isinstance(seen["delivery"], Delivery)
+    assert json.loads(json.dumps(seen["properties"])) == seen["properties"]
+
+
+def vars_of(value):
+    yield value
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from vars_of(inner)
+
+
+def test_a_task_called_as_a_function_does_not_speak_for_the_run(case):
+    """Celery itself calls errbacks of the old signature so, after the run."""
+
+    def run(self):
+        self.app.tasks["other"]()
+        raise ValueError("bad")
+
+    class Errback(SQSBackoffTask):
+        name = "other"
+
+        def run(self):
+            return "fine"
+
+    class Calls(SQSBackoffTask):
+        abstract = True
+
+        def on_failure(self, *args, **kwargs):
+            self.app.tasks["other"]()
+
+    made = case(run, base=Calls)
+    made.app.register_task(Errback())
+    assert made.ends() is State.DEAD_LETTERED
+    assert made.lease.record.outcome == "UNKNOWN"
+
+
+def test_a_forged_delivery_is_none(case):
+    run = case(returns)
+    task = run.request.task
+    task.__trace__ = build_tracer(task.name, task, app=run.app)
+    request = {"id": "task-id", DELIVERY_KEY: {"message_id": "m", "queue_url": URL}}
+    assert task.__trace__("task-id", [], {}, request).info is None
+
+
+def test_the_tracer_of_a_task_can_be_deleted_as_in_celery():
+    """Celery's own tests put one there and take it away again."""
+    app = Celery("trace", broker="memory://", set_as_current=False)
+
+    @app.task(base=SQSBackoffTask, shared=False, lazy=False)
+    def task():
+        """Do nothing."""
+
+    task.__trace__ = build_tracer(task.name, task, app=app)
+    del task.__trace__
+    assert task.__trace__ is None
