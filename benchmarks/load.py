@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import redis
 from celery import Celery
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-__all__ = ["fill"]
+__all__ = ["fill", "fill_redis", "redis_is_empty", "take"]
+
+#: A database of its own; it is emptied.
+_REDIS_DB = 12
+_REDIS_QUEUE = "bench"
 
 
-def fill(client: SQSClient, queue_url: str, task_name: str, count: int) -> None:
-    """Put ``count`` calls of a task without arguments on an empty queue."""
-    bodies = list(_bodies(_sample(client, queue_url, task_name), count))
+def fill(
+    client: SQSClient,
+    queue_url: str,
+    task_name: str,
+    count: int,
+    *,
+    sample: tuple[str, str] | None = None,
+) -> None:
+    """Put ``count`` calls of a task without arguments on a queue.
+
+    The queue must be empty, and nobody may consume it, unless there is a sample (:func:`take`).
+    """
+    bodies = list(_bodies(sample or take(client, queue_url, task_name), count))
     for start in range(0, count, 10):
         batch = enumerate(bodies[start : start + 10])
         answer = client.send_message_batch(
@@ -28,7 +44,29 @@ def fill(client: SQSClient, queue_url: str, task_name: str, count: int) -> None:
         assert not answer.get("Failed"), answer["Failed"]
 
 
-def _sample(client: SQSClient, queue_url: str, task_name: str) -> tuple[str, str]:
+def fill_redis(task_name: str, count: int) -> str:
+    """The same on Redis; return the queue as a URL: the broker's, and the queue's name."""
+    database = redis.Redis(db=_REDIS_DB)
+    database.flushdb()
+    url = f"redis://127.0.0.1:6379/{_REDIS_DB}"
+    with Celery("load", broker=url, set_as_current=False) as app:
+        app.conf.task_default_queue = _REDIS_QUEUE
+        task_id = app.send_task(task_name, ignore_result=True).id
+    body = cast("bytes", database.lpop(_REDIS_QUEUE)).decode()
+    tag = json.loads(body)["properties"]["delivery_tag"]
+    with database.pipeline() as pipeline:
+        for _ in range(count):
+            copy = body.replace(task_id, str(uuid4())).replace(tag, str(uuid4()))
+            pipeline.lpush(_REDIS_QUEUE, copy)
+        pipeline.execute()
+    return f"{url}/{_REDIS_QUEUE}"
+
+
+def redis_is_empty() -> bool:
+    return not redis.Redis(db=_REDIS_DB).exists(_REDIS_QUEUE, "unacked")
+
+
+def take(client: SQSClient, queue_url: str, task_name: str) -> tuple[str, str]:
     """Let Celery send one message, and take it off the queue: (task id, decoded body)."""
     with Celery("load", set_as_current=False) as app:
         name = queue_url.rpartition("/")[2]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from tests.support.processes import eventually
 from tests.support.servers import ministack, sqs_client
 from tests.support.workers import worker
 
-from .load import fill
+from .load import fill, fill_redis, redis_is_empty
 from .tasks import RECORD_BYTES, TASK_NAME
 
 if TYPE_CHECKING:
@@ -43,6 +45,10 @@ class Setup:
     watch_loop: bool = False
 
     @property
+    def is_on_redis(self) -> bool:
+        return self.scenario.startswith("redis")
+
+    @property
     def executions(self) -> int:
         return self.tasks * (self.failures + 1)
 
@@ -60,6 +66,8 @@ class Run:
     settled_seconds: float
     calls: Mapping[str, Count]
     blockages: list[float]
+    #: Of the worker's main process, per execution, from when it was ready.
+    main_cpu_seconds: float
 
     @property
     def rate(self) -> float:
@@ -90,8 +98,19 @@ class Bench:
         self._directory = directory
         self._number = count(1)
 
-    def run(self, setup: Setup, *, timeout: float = 120) -> Run:
+    def run(
+        self,
+        setup: Setup,
+        *,
+        timeout: float = 120,
+        look: Callable[[int], object] = lambda pid: None,
+    ) -> Run:
         """Fill a new queue, let a new worker empty it.
+
+        Args:
+            setup: what is measured.
+            timeout: seconds.
+            look: called with the main process's id when the worker is ready, and at the end.
 
         Raises:
             AssertionError: the queue was not empty in time, or a task ran too often or too seldom.
@@ -99,8 +118,12 @@ class Bench:
         directory = self._directory / str(next(self._number))
         records = directory / "records"
         records.mkdir(parents=True)
-        queue = create_local_queue(self._client, visibility_timeout_seconds=300)
-        fill(self._client, queue.url, TASK_NAME, setup.tasks)
+        if setup.is_on_redis:
+            queue_url, is_empty = fill_redis(TASK_NAME, setup.tasks), redis_is_empty
+        else:
+            queue = create_local_queue(self._client, visibility_timeout_seconds=300)
+            queue_url, is_empty = queue.url, partial(self._is_empty, queue)
+            fill(self._client, queue_url, TASK_NAME, setup.tasks)
         self._proxy.reset()
         lag_file = directory / "lag"
         probe = loop_probe.options(lag_file) if setup.watch_loop else {"env": {}, "include": ()}
@@ -112,7 +135,7 @@ class Bench:
                 "BENCH_SCENARIO": setup.scenario,
                 "BENCH_FAILURES": str(setup.failures),
                 "BENCH_ENDPOINT": self._proxy.endpoint,
-                "BENCH_QUEUE_URL": queue.url,
+                "BENCH_QUEUE_URL": queue_url,
                 "BENCH_RECORDS": str(records),
                 "BENCH_PREFETCH_MULTIPLIER": str(setup.prefetch_multiplier),
                 "BENCH_TRANSPORT_OPTIONS": json.dumps(
@@ -122,8 +145,10 @@ class Bench:
             },
             include=probe["include"],
         ) as running:
+            look(running.pid)
+            cpu_before, before = cpu_seconds(running.pid), _executions(records)
             eventually(
-                lambda: _executions(records) >= setup.executions and self._is_empty(queue),
+                lambda: _executions(records) >= setup.executions and is_empty(),
                 timeout=timeout,
                 message=lambda: (
                     f"{setup}: {_executions(records)} executions, and the queue is not empty\n"
@@ -131,6 +156,8 @@ class Bench:
                 ),
             )
             settled_at = time.monotonic()
+            cpu = cpu_seconds(running.pid) - cpu_before
+            look(running.pid)
             calls = self._proxy.counts()
             running.kill()  # it is idle; a warm shutdown would wait for its last long poll
         times = sorted(float(t) for file in records.iterdir() for t in file.read_text().split())
@@ -141,6 +168,7 @@ class Bench:
             settled_seconds=settled_at - times[0],
             calls=calls,
             blockages=loop_probe.blockages(lag_file) if setup.watch_loop else [],
+            main_cpu_seconds=cpu / max(1, len(times) - before),
         )
 
     def _is_empty(self, queue: LocalQueue) -> bool:
@@ -149,6 +177,12 @@ class Bench:
             found["Attributes"][f"ApproximateNumberOfMessages{kind}"] == "0"
             for kind in ("", "NotVisible", "Delayed")
         )
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used, its children's not included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _executions(records: Path) -> int:

@@ -20,8 +20,8 @@ from celery import Celery, Task
 from celery.app.trace import build_tracer
 
 from celery_sqs_backoff import SQSBackoffTask
-from celery_sqs_backoff.delivery import Delivery
-from celery_sqs_backoff.handover import DELIVERY_KEY
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.task.handover import DELIVERY_KEY
 
 __all__ = ["main", "measure", "show"]
 
@@ -47,7 +47,6 @@ def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
         "routing_key": "mail",
         "sqs_queue": QUEUE_URL,
         "sqs_message": {"MessageId": delivery.message_id, "ReceiptHandle": "h" * 180},
-        DELIVERY_KEY: delivery,
     }
     # The body is decoded by now; a JSON round trip makes the headers what SQS would return.
     headers = json.loads(json.dumps(message.headers, default=str))
@@ -59,6 +58,7 @@ def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
         "hostname": "celery@worker",
         "args": [7, "welcome"],
         "kwargs": {},
+        DELIVERY_KEY: delivery,
     }
 
 
@@ -68,7 +68,8 @@ def _tracer(app: Celery, base: type[Task]) -> Callable[[int], float]:
     @app.task(base=base, bind=True, name=f"overhead.{base.__name__}", acks_late=True)
     def send_email(self: Task, customer_id: int, template: str) -> None: ...
 
-    trace = build_tracer(send_email.name, send_email, app=app)
+    send_email.__trace__ = build_tracer(send_email.name, send_email, app=app)  # as a worker does
+    trace = send_email.__trace__
     task_id = str(uuid4())
     request = _request(app, send_email, task_id)
     assert trace(task_id, [7, "welcome"], {}, dict(request)).info is None, "the task must succeed"

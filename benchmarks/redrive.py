@@ -16,24 +16,27 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
-from uuid import uuid4
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive.broker import Endpoint
+from celery_sqs_backoff.redrive import RedriveReport
 from celery_sqs_backoff.redrive.journal import Journal
-from celery_sqs_backoff.redrive.letter import Letter
+from celery_sqs_backoff.redrive.queues import Endpoint
+from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.settings import Settings
 from celery_sqs_backoff.redrive.source import QueueSource
+from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, fault_proxy
 from tests.support.servers import ministack, sqs_client
@@ -102,73 +105,123 @@ def memory(messages: str) -> None:
 
     (Local servers look through their whole queue for each receive: 100,000 messages take hours.)
     """
+    report, _, _ = _move_endless(int(messages))
+    print(json.dumps({"moved": report.sent, "peak_kib": _status("VmHWM")}))
+
+
+def filtered(messages: str, every: str, latency: str) -> None:
+    """In a process of its own: a filter that matches one message of so many."""
+    report, queue, seconds = _move_endless(
+        int(messages), every=int(every), latency=float(latency), task="shop.rare"
+    )
+    found = {"sent": report.sent, "ended": report.ended.value, "skipped": report.skipped}
+    calls = sum(queue.calls.values()) / max(1, report.looked_at)
+    print(json.dumps({**found, "calls_per_message": calls, "seconds": seconds}))
+
+
+def _move_endless(
+    messages: int, *, every: int = 1, latency: float = 0.0, **options: Any
+) -> tuple[RedriveReport, _Endless, float]:
+    queue = _Endless(messages, every, latency)
+    broker: Any = SimpleNamespace(client=lambda key: queue, sleep=time.sleep)
+    arn = QueueArn("aws", "us-east-1", "1", "endless-dlq")
+    source = Endpoint(broker, "memory://endless-dlq", None, arn)
+    main = Endpoint(broker, "memory://endless", None, arn.sibling("endless"))
     with TemporaryDirectory() as directory:
-        source = _Endless(int(messages))
-        journal = Journal(Path(directory, "journal"), source=source.url, run_id="bench")
+        journal = Journal(Path(directory, "journal"), source=str(arn), run_id="bench")
         run = Run(
-            source,
-            _Nowhere(),
-            Settings(),
+            QueueSource(source),
+            Route(source, (main,)),
+            Settings(**options),
             journal=journal,
             archive=None,
-            retention_seconds=None,
-            hold_seconds=30,
             run_id="bench",
         )
+        began = time.perf_counter()
         with journal:
-            moved = run().sent
-    print(json.dumps({"moved": moved, "peak_kib": _status("VmHWM")}))
+            report = run()
+    return report, queue, time.perf_counter() - began
 
 
-class _Endless(QueueSource):
-    """A queue that makes its messages as they are received. Their holds are the real ones."""
+class _Endless:
+    """A boto3 client for a queue that makes its messages as they are received, and for one that
+    takes everything. A message that is not deleted in time is shown again."""
 
-    def __init__(self, messages: int) -> None:
+    def __init__(self, messages: int, every: int, latency: float) -> None:
         self._numbers = iter(range(messages))
+        self._every, self._latency = every, latency
         self._lock = threading.Lock()
         self._left = messages
-        super().__init__(cast(Endpoint, self), hold_seconds=30)
-        self.client = self
+        self._hidden: dict[str, tuple[float, int]] = {}
+        self.calls: Counter[str] = Counter()
 
-    name, url = "endless", "memory://endless"
-
-    def count(self) -> int:
-        return self._left
-
-    def receive_message(self, *, MaxNumberOfMessages: int, **_: Any) -> Any:  # noqa: N803
+    def _called(self, name: str) -> None:
         with self._lock:
-            found = list(islice(self._numbers, MaxNumberOfMessages))
+            self.calls[name] += 1
+        if self._latency:
+            time.sleep(self._latency)
+
+    def get_queue_attributes(self, **_: Any) -> Any:
+        self._called("GetQueueAttributes")
+        return {"Attributes": {"ApproximateNumberOfMessages": str(self._left)}}
+
+    def receive_message(
+        self,
+        *,
+        MaxNumberOfMessages: int,  # noqa: N803
+        VisibilityTimeout: int,  # noqa: N803
+        **_: Any,
+    ) -> Any:
+        self._called("ReceiveMessage")
+        now = time.monotonic()
+        with self._lock:
+            found = [(f"id-{n:032}", n) for n in islice(self._numbers, MaxNumberOfMessages)]
+            if not found:
+                again = [(i, n) for i, (until, n) in self._hidden.items() if until < now]
+                found = again[:MaxNumberOfMessages]
+            if self._every > 1:
+                for id_, n in found:
+                    self._hidden[id_] = (now + VisibilityTimeout, n)
         return {
             "Messages": [
-                {"MessageId": str(uuid4()), "ReceiptHandle": "h" * 200, "Body": f"{n}" + "x" * 300}
-                for n in found
+                {"MessageId": id_, "ReceiptHandle": id_ + "h" * 200, "Body": self._body(n)}
+                for id_, n in found
             ]
         }
 
+    def _body(self, number: int) -> str:
+        if self._every == 1:
+            return f"{number}" + "x" * 300
+        task = "shop.rare" if number % self._every == self._every - 1 else "shop.common"
+        return json.dumps({"body": "x" * 300, "headers": {"task": task, "id": str(number)}})
+
     def delete_message_batch(self, *, Entries: Sequence[Any], **_: Any) -> Any:  # noqa: N803
+        self._called("DeleteMessageBatch")
         with self._lock:
             self._left -= len(Entries)
-        return {}
+            for entry in Entries:
+                self._hidden.pop(entry["ReceiptHandle"][:35], None)
+        return {"Successful": [{"Id": entry["Id"]} for entry in Entries]}
 
-
-class _Nowhere(Endpoint):
-    """A queue that takes everything and keeps nothing; and the way there."""
-
-    unknown = ""
-
-    def __init__(self) -> None:
-        self.url = "memory://nowhere"
-        self.default = self
-
-    def destination(self, letter: Letter) -> Endpoint:
-        return self
-
-    @property
-    def client(self) -> Any:
-        return self
+    def change_message_visibility_batch(
+        self,
+        *,
+        Entries: Sequence[Any],  # noqa: N803
+        **_: Any,
+    ) -> Any:
+        self._called("ChangeMessageVisibilityBatch")
+        now = time.monotonic()
+        with self._lock:
+            for entry in Entries:
+                id_ = entry["ReceiptHandle"][:35]
+                if id_ in self._hidden:
+                    number = self._hidden[id_][1]
+                    self._hidden[id_] = (now + entry["VisibilityTimeout"], number)
+        return {"Successful": [{"Id": entry["Id"]} for entry in Entries]}
 
     def send_message_batch(self, *, Entries: Sequence[Any], **_: Any) -> Any:  # noqa: N803
-        return {"Successful": [{"Id": entry["Id"]} for entry in Entries]}
+        self._called("SendMessageBatch")
+        return {"Successful": [{"Id": e["Id"], "MessageId": "m"} for e in Entries]}
 
 
 def run_child(*arguments: str) -> dict[str, Any]:
@@ -232,8 +285,9 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 @click.option("--rounds", default=3, show_default=True, help="Of plain loop and redrive, in turns.")
 @click.option("--messages", default=3_000, show_default=True, help="In each round.")
 @click.option("--seconds", default=30, show_default=True, help="Of the measurement of the rate.")
-@click.option("--large", default=100_000, show_default=True, help="0: no measurement of memory.")
-def main(rounds: int, messages: int, seconds: int, large: int) -> None:
+@click.option("--large", default=200_000, show_default=True, help="0: no measurement of memory.")
+@click.option("--filtered", "sieve", default=20_000, show_default=True, help="0: no filter.")
+def main(rounds: int, messages: int, seconds: int, large: int, sieve: int) -> None:
     """Measure, print, and write the figures to demo-output/bench-redrive.json."""
     found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
     with ministack() as endpoint, fault_proxy(endpoint, latency_ms=LATENCY_MS) as proxy:
@@ -261,6 +315,13 @@ def main(rounds: int, messages: int, seconds: int, large: int) -> None:
                 assert done["moved"] == size
                 found["memory"][str(size)] = done["peak_kib"]
                 print(f"  memory       {done['peak_kib'] / 1024:.1f} MiB at most, {size} messages")
+    if sieve:
+        done = found["filtered"] = run_child("filtered", str(sieve), "1000", "0.12")
+        assert done["sent"] == sieve // 1000, done
+        print(
+            f"  filter       all {done['sent']} of {sieve} found and sent at 120 ms per call, in"
+            f" {done['seconds']:.0f} s, {done['calls_per_message']:.3f} calls per message looked at"
+        )
     OUTPUT.parent.mkdir(exist_ok=True)
     OUTPUT.write_text(json.dumps(found, indent=1))
     print(f"written to {OUTPUT}")
@@ -288,5 +349,7 @@ if __name__ == "__main__":
         move(*sys.argv[2:])
     elif sys.argv[1:2] == ["memory"]:
         memory(*sys.argv[2:])
+    elif sys.argv[1:2] == ["filtered"]:
+        filtered(*sys.argv[2:])
     else:
         main()

@@ -46,6 +46,11 @@ def _succeed(self: Any) -> None:
     _ran()
 
 
+def _sleep(self: Any) -> None:
+    _ran()
+    time.sleep(float(os.environ["BENCH_SLEEP"]))
+
+
 def _fail_first(self: Any) -> None:
     """For mechanisms that count their retries in ``request.retries``."""
     _ran()
@@ -96,6 +101,10 @@ def _ours(app: Celery) -> None:
     app.task(_succeed, name=TASK_NAME, bind=True, base=SQSBackoffTask)
 
 
+def _ours_sleep(app: Celery) -> None:
+    app.task(_sleep, name=TASK_NAME, bind=True, base=SQSBackoffTask)
+
+
 def _ours_retry(app: Celery) -> None:
     app.task(
         _fail_first,
@@ -110,8 +119,10 @@ def _ours_retry(app: Celery) -> None:
 #: Each puts the task on an app.
 SCENARIOS: dict[str, Callable[[Celery], None]] = {
     "stock": _stock,
+    "redis": _stock,
     "stock-autoretry": _stock_autoretry,
     "kombu-backoff": _kombu_backoff,
     "ours": _ours,
     "ours-retry": _ours_retry,
+    "ours-sleep": _ours_sleep,
 }

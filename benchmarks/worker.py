@@ -58,6 +58,7 @@ ROWS = (
     ),
     Row(title="stock, polling_interval=0", scenario="stock", tasks=200),
     Row(title="SQSBackoffTask", scenario="ours", tasks=4000),
+    Row(title="stock on Redis", scenario="redis", tasks=4000),
     Row(
         title=f"stock, autoretry_for, {FAILURES} retries",
         scenario="stock-autoretry",
@@ -137,7 +138,7 @@ def _table(multiplier: int, runs: dict[Row, list[Run]]) -> Table:
     default = ", Celery's default" if multiplier == 4 else ""
     table = Table(title=f"worker_prefetch_multiplier={multiplier}{default}", title_justify="left")
     table.add_column("")
-    for heading in ("executions/s", "x stock", "settled/s", *CALLS):
+    for heading in ("executions/s", "x stock", "settled/s", "main CPU", *CALLS):
         table.add_column(heading, justify="right", no_wrap=True)
     for row, done in runs.items():
         ratio = "1" if row.scenario == row.against and not row.polling_interval_seconds else None
@@ -147,8 +148,9 @@ def _table(multiplier: int, runs: dict[Row, list[Run]]) -> Table:
             Spread.of([run.rate for run in done]).show(),
             ratio or _ratios(runs, row).show(".2f"),
             f"{median([run.settled_rate for run in done]):.0f}",
+            f"{median([run.main_cpu_seconds for run in done]) * 1000:.2f}",
             *(f"{c:.2f}" if c >= 0.005 else "-" for c in calls),
-            end_section=row.scenario == "ours",
+            end_section=row.scenario == "redis",
         )
     return table
 
@@ -171,6 +173,7 @@ def _report(measured: dict[int, dict[Row, list[Run]]]) -> dict[str, Any]:
                 "failures_per_task": row.failures,
                 "executions_per_second": asdict(Spread.of([run.rate for run in done])),
                 "times_stock": asdict(_ratios(runs, row)),
+                "main_cpu_seconds": median([run.main_cpu_seconds for run in done]),
                 "calls_per_execution": {
                     name: median([run.calls_per_execution(*actions) for run in done])
                     for name, actions in CALLS.items()
@@ -211,8 +214,10 @@ def main(*, rounds: int, quick: bool) -> None:
     console.print(
         f"No-op tasks, acks_late, 2 prefork processes, {LATENCY_MS} ms added to each SQS call."
         f" Median of {rounds} round(s), with the range; x stock is the ratio within a round."
-        " The columns from receive on are SQS calls per execution. polling_interval=0, the best we"
-        " found for stock, where not said otherwise; retries come after 1 s, SQS's shortest delay."
+        " main CPU: ms of the worker's main process per execution. The columns from receive on are"
+        " SQS calls per execution. Redis: stock Celery, no latency added. polling_interval=0, the"
+        " best we found for stock, where not said otherwise; retries come after 1 s, SQS's shortest"
+        " delay."
     )
     for multiplier, runs in measured.items():
         console.print(_table(multiplier, runs))

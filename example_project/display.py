@@ -14,8 +14,12 @@ from rich.text import Text
 
 from .scene import Plan, Result, Snapshot
 
-COLUMN_WIDTH = 22
-TITLES = {"full-jitter": "full jitter", "no-jitter": "no jitter"}
+COLUMN_WIDTH = 18
+TITLES = {
+    "autoretry": "autoretry_for",
+    "full-jitter": "full jitter",
+    "provider": "jitter + provider=",
+}
 
 
 class LiveView:
@@ -48,7 +52,7 @@ class LiveView:
     def _provider(self, snapshot: Snapshot) -> Text:
         if left := snapshot.seconds_of_outage_left:
             return Text(f"down for {ceil(left)} s more", "bold red")
-        return Text(f"up, takes {self._plan.calls_per_second} calls/s", "bold green")
+        return Text(f"up, {self._plan.calls_per_second} calls/s", "bold green")
 
     def _sparkline(self, policy: str) -> str:
         levels = len(self._bars) - 1
@@ -69,7 +73,8 @@ def result_table(results: Sequence[Result]) -> Table:
     rows = {
         "mails queued during the outage": [result.mails for result in results],
         "attempts at the provider": [len(result.calls) for result in results],
-        "mails lost": [result.lost for result in results],
+        "of those while it was down": [result.wasted for result in results],
+        "mails lost, or not sent yet": [result.lost for result in results],
         "mails sent twice": [result.duplicates for result in results],
         "mails in the DLQ": [result.dead for result in results],
         "busiest second after the recovery (calls)": [
@@ -79,8 +84,9 @@ def result_table(results: Sequence[Result]) -> Table:
         "seconds from the recovery to the last mail": [
             round(result.seconds_to_last_mail) for result in results
         ],
+        "the shortest possible": [round(result.shortest_seconds) for result in results],
     }
-    must_be_zero = {"mails lost", "mails sent twice", "mails in the DLQ"}
+    must_be_zero = {"mails lost, or not sent yet", "mails sent twice", "mails in the DLQ"}
     for label, values in rows.items():
         cells = [Text(f"{value:,}") for value in values]
         if label in must_be_zero:

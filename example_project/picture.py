@@ -21,22 +21,31 @@ STATUSES = {
     429: ("429, too many calls", "#d55e00"),
     200: ("200, mail sent", "#0072b2"),
 }
-TITLES = {"full-jitter": "With full jitter", "no-jitter": "Without jitter"}
+TITLES = {
+    "autoretry": "Celery's autoretry_for",
+    "full-jitter": "Full jitter",
+    "provider": "Full jitter and provider=",
+}
 
 
 def draw(results: Sequence[Result], plan: Plan, path: Path) -> None:
     """Save a PNG with the calls per second of each run, the outage shaded."""
     figure, panels = plt.subplots(
-        len(results), sharex=True, sharey=True, figsize=(10, 6.5), layout="constrained"
+        len(results), sharex=True, sharey=True, figsize=(11, 9), layout="constrained"
     )
     for panel, result in zip(panels, results, strict=True):
         _draw_run(panel, result, plan)
+    panels[0].set_ylim(0, 1.25 * panels[0].get_ylim()[1])  # room for the labels
     panels[0].set_xlim(0, max(when for result in results for when, _ in result.calls) + 1)
-    panels[0].legend(loc="upper right", framealpha=1, title="The provider answered")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        title="The provider answered",
+    )
     panels[-1].set_xlabel("seconds since the first call")
     figure.suptitle(
-        f"{plan.mails} mails, a provider that is down for {plan.outage_seconds:g} s, and one"
-        " backoff policy per panel",
+        f"{plan.mails:,} mails and a provider that is down for {plan.outage_seconds:g} s",
         fontsize=14,
     )
     figure.savefig(path, dpi=120)
@@ -72,11 +81,19 @@ def _draw_run(panel: Axes, result: Result, plan: Plan) -> None:
         label=[meaning for meaning, _ in STATUSES.values()],
     )
     panel.set_title(
-        f"{TITLES[result.policy]}: at most {result.peak_calls_per_second} calls in a second once"
-        f" it is back, {result.throttled} turned away;"
-        f" last mail sent after {result.seconds_to_last_mail:.0f} s",
+        f"{TITLES[result.policy]}: {result.wasted:,} calls while it was down,"
+        f" {result.throttled:,} turned away; {_end(result)}",
         loc="left",
         fontsize=11,
     )
     panel.set_ylabel("calls per second")
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def _end(result: Result) -> str:
+    if result.lost:
+        return f"{result.lost:,} mails not sent when the demo ended"
+    return (
+        f"last mail {result.seconds_to_last_mail:.0f} s after the recovery"
+        f" (at best {result.shortest_seconds:.0f} s)"
+    )

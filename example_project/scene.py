@@ -18,9 +18,9 @@ from .services import SQS, Counts, MailProvider
 class Plan:
     """What happens in a run."""
 
-    mails: int = 300
+    mails: int = 2000
     #: From the first call that reaches the provider.
-    outage_seconds: float = 20.0
+    outage_seconds: float = 30.0
     #: What the provider takes once it is back; the rest is answered 429.
     calls_per_second: int = 60
 
@@ -47,10 +47,21 @@ class Result:
     dead: int
     recovered_at: float
     calls: list[tuple[float, int]] = field(repr=False)  # (when, status answered)
+    calls_per_second: int = 60
 
     @property
     def is_clean(self) -> bool:
         return self.lost == self.duplicates == self.dead == 0
+
+    @property
+    def wasted(self) -> int:
+        """Calls while the provider was down."""
+        return sum(status == 503 for _, status in self.calls)
+
+    @property
+    def shortest_seconds(self) -> float:
+        """The shortest time in which the provider takes all mails."""
+        return self.mails / self.calls_per_second
 
     @property
     def throttled(self) -> int:
@@ -73,12 +84,14 @@ class Result:
             "policy": self.policy,
             "mails": self.mails,
             "calls": len(self.calls),
+            "wasted": self.wasted,
             "throttled": self.throttled,
             "duplicates": self.duplicates,
             "lost": self.lost,
             "dead": self.dead,
             "peak_calls_per_second": self.peak_calls_per_second,
             "seconds_to_last_mail": round(self.seconds_to_last_mail, 1),
+            "shortest_seconds": round(self.shortest_seconds, 1),
         }
 
 
@@ -106,7 +119,7 @@ class Scene:
             "BROKER_URL": sqs.broker_url,
             "MAILS_QUEUE_URL": self._queue.url,
             "MAIL_PROVIDER_URL": self._provider.url,
-            "MAILS_BACKOFF": policy,
+            "MAILS_PROVIDER": "yes" if policy == "provider" else "no",
             "DATABASE": str(database),
         }
         self._recovered_at: float | None = None
@@ -118,7 +131,8 @@ class Scene:
         return programs.start(f"send-{self.policy}", *arguments, env=self._env)
 
     def start_worker(self, programs: Programs) -> Program:
-        arguments = ("celery", "-A", "example_project", "worker", "-c", "2", "-l", "WARNING")
+        app = "example_project.stock" if self.policy == "autoretry" else "example_project"
+        arguments = ("celery", "-A", app, "worker", "-c", "2", "-l", "WARNING")
         return programs.start(f"worker-{self.policy}", *arguments, env=self._env)
 
     def look(self) -> Snapshot:
@@ -151,6 +165,7 @@ class Scene:
             dead=len(dead),
             recovered_at=self._recovered_at - first,
             calls=[(when - first, status) for when, status in calls],
+            calls_per_second=self._plan.calls_per_second,
         )
 
     def _rate(self) -> float:

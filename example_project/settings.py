@@ -4,7 +4,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from celery_sqs_backoff import Exponential, FullJitter
+from celery_sqs_backoff import FullJitter, Provider
 
 SECRET_KEY = "an example has nothing to hide"
 INSTALLED_APPS = [
@@ -36,15 +36,18 @@ CELERY_TASK_DEFAULT_QUEUE = "mails"
 
 # The package: what holds for every task that does not say otherwise. The delays are those of a
 # demo, seconds instead of the hour that a real provider's outage asks for.
-POLICIES = {
-    "full-jitter": FullJitter(base=4, cap=12),
-    "no-jitter": Exponential(base=4, cap=12),
-}
 CELERY_SQS_BACKOFF = {
-    "backoff": POLICIES[os.environ.get("MAILS_BACKOFF", "full-jitter")],
+    "backoff": FullJitter(base=4, cap=12),
     "retry_for": timedelta(hours=24),
     "store": "django",  # where guards, steps, locks and renewed keys are recorded
 }
 
+# While it is down its mails wait without being tried, but for a probe now and then. The demo also
+# shows what happens without.
+MAIL_PROVIDER = (
+    Provider("mails", probe_interval=2, longest_probe_interval=8)
+    if os.environ.get("MAILS_PROVIDER", "yes") == "yes"
+    else None
+)
 MAIL_PROVIDER_URL = os.environ.get("MAIL_PROVIDER_URL", "http://127.0.0.1:8025")
 BANK_URL = os.environ.get("BANK_URL", "http://127.0.0.1:8026")

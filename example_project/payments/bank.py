@@ -12,13 +12,25 @@ from urllib.request import Request, urlopen
 
 from django.conf import settings
 
-from celery_sqs_backoff import Retryable
+from celery_sqs_backoff import NonRetryable, Outcome, Verdict
 
 TIMEOUT_SECONDS = 5
 
 
-class BankSaysNo(Exception):
+class BankSaysNo(NonRetryable):
     """It has understood the request, and will not do it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the bank refuses: {what}", safe_to_undo=True)
+
+
+class NoAnswer(Exception):
+    """Whether it was done is not known; with the same key it is safe to ask again."""
+
+
+def what_it_means(exc: BaseException) -> Verdict | None:
+    """For the tasks' option ``classify``."""
+    return Verdict(Outcome.UNKNOWN, safe_to_repeat=True) if isinstance(exc, NoAnswer) else None
 
 
 def open_account(customer: str, key: str) -> str:
@@ -48,7 +60,6 @@ def _ask(what: str, key: str, **body: Any) -> dict[str, Any]:
     except HTTPError as exc:
         if exc.code == 422:
             raise BankSaysNo(what) from exc
-        raise Retryable(f"the bank answered {exc.code}") from exc
+        raise NoAnswer(f"the bank answered {exc.code}") from exc
     except OSError as exc:
-        # Whether it was done is not known; with the same key it is safe to ask again.
-        raise Retryable("no answer from the bank") from exc
+        raise NoAnswer("no answer from the bank") from exc

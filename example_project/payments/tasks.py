@@ -12,7 +12,7 @@ from . import bank
 from .models import LedgerEntry
 
 
-@shared_task(base=SQSBackoffTask, bind=True)
+@shared_task(base=SQSBackoffTask, bind=True, classify=bank.what_it_means)
 def fund_account(self: Any, application_id: int) -> str:
     from .workflow import fund
 
@@ -26,8 +26,12 @@ def post_entry(released: dict[str, Any]) -> None:
     )
 
 
-@shared_task(base=SQSBackoffTask)
-def take_back(released: dict[str, Any]) -> None:
-    # The reference is there once, so it is a key as good as any.
-    bank.take_back(released["reference"], f"take back {released['reference']}")
-    LedgerEntry.objects.filter(pk=released["entry"]).update(state=LedgerEntry.CANCELLED)
+@shared_task(base=SQSBackoffTask, classify=bank.what_it_means)
+def take_back(
+    released: dict[str, Any] | None, account: str, funding: int, amount: str, key: str
+) -> None:
+    # Without a result nobody knows whether the bank has done it. Asked again with the same key, it
+    # says so, or does it now; either way there is something to take back.
+    reference = released["reference"] if released else bank.release(account, amount, key)
+    bank.take_back(reference, f"take back {reference}")
+    LedgerEntry.objects.filter(funding=funding).update(state=LedgerEntry.CANCELLED)
