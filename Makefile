@@ -4,16 +4,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Test processes at a time; each starts servers of its own. Most tests wait, so more than cores.
+JOBS ?= 3
+
 # The servers of `make conformance`. With aws it costs money, and needs credentials and a region.
 SQS_SERVER ?= moto ministack localstack
 
-.PHONY: help demo test bench chaos conformance lint types clean
+# Of `make simulate-faults`.
+SEED ?= 0
+HISTORIES ?= 20000
+
+# The lines of Celery of `make celery-suite`: 5.5, 5.6 and 5.7 unless it names some.
+CELERY ?=
+
+.PHONY: help demo test bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
 
 help:
-	@echo "make demo   an outage of a mail provider, and how 300 mails survive it"
-	@echo "make test   lint, types and all tests"
+	@echo "make demo   an outage of a mail provider, and how 2,000 mails survive it"
+	@echo "make test   lint, types and all tests; JOBS=1: one after the other"
 	@echo "make bench  our worker beside stock Celery, in one run"
 	@echo "make conformance  the tests that speak to SQS, on other servers; SQS_SERVER=aws: on the real one"
+	@echo "make celery-suite  Celery's own tests, on stock and with our task class; CELERY=5.7: on that line"
+	@echo "make simulate-faults  workers and SQS in virtual time, with faults; SEED=0 HISTORIES=20000"
+	@echo "make simulate-safe  guard, step, workflow and outbox, killed between any two lines; SEED=0"
+	@echo "make simulate-redrive  redrives with faults, killed between any two calls; SEED=0"
 	@echo "make chaos  2,500 tasks, spoiled calls to SQS and killed workers: nothing lost"
 
 $(STAMP): setup.cfg pyproject.toml
@@ -27,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/python -m example_project.demo
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.worker
@@ -40,6 +54,19 @@ chaos: $(STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m pip install --quiet 'tox>=4.20'
 	$(BIN)/python -m tox $(foreach server,$(SQS_SERVER),-e server-$(server))
+
+celery-suite: $(STAMP)
+	$(BIN)/python -m tests.celery_suite $(CELERY)
+
+simulate-faults: $(STAMP)
+	$(BIN)/python -m tests.simulation --seed $(SEED) --histories $(HISTORIES)
+	$(BIN)/python -m tests.simulation --provider --seed $(SEED) --histories $(HISTORIES)
+
+simulate-safe: $(STAMP)
+	$(BIN)/python -m tests.simulation.safe --seed $(SEED) --histories 2000
+
+simulate-redrive: $(STAMP)
+	$(BIN)/python -m tests.simulation.redrive_history --seed $(SEED) --histories 2000
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
