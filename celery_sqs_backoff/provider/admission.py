@@ -13,7 +13,8 @@ Pure: the time is passed in.
 * From then on the rate follows CUBIC's curve (section 4.2) through the rate that was refused: back
   to it within ``REGAIN_SECONDS``, slowly near it, faster beyond. A rate that was refused is thus
   tried again about once in that time.
-* A rate that nobody uses does not grow.
+* A rate that nobody uses does not grow, and no success adds more than one does at the start: a
+  message that one worker brings forward may run in another, whose rate has been idle for long.
 
 Recalls wait until there are tokens; a message that is here already may run into debt of
 ``DEBT_SECONDS``, because hiding it again costs a receive.
@@ -110,12 +111,12 @@ class Admission:
         self._fill(now)
         if self._tokens >= SAVED_SECONDS * self.rate:  # this rate is not what limits the calls
             return
-        if self._refused_rate is None:
-            self.rate += math.log(2) / DOUBLING_SECONDS
-            return
-        x = (now - self._refused_at) / REGAIN_SECONDS - 1
-        steepness = 1 - KEPT_AFTER_REFUSAL if x < 0 else BEYOND
-        self.rate = max(self.rate, self._refused_rate * (1 + steepness * x**3))
+        grown = self.rate + math.log(2) / DOUBLING_SECONDS
+        if self._refused_rate is not None:
+            x = (now - self._refused_at) / REGAIN_SECONDS - 1
+            steepness = 1 - KEPT_AFTER_REFUSAL if x < 0 else BEYOND
+            grown = min(grown, self._refused_rate * (1 + steepness * x**3))
+        self.rate = max(self.rate, grown)
 
     def refused(self, began: float, now: float) -> None:
         """Note a RETRYABLE failure of a call that began at ``began``: the rate is cut."""

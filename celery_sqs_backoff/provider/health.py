@@ -9,12 +9,15 @@ tenant). States and transitions:
 | open | a message comes due after the next probe's time | probing (that message is the probe) |
 | open | a call that began before the gate opened succeeds | open, with a probe due at once |
 | probing | the probe succeeds | closed |
-| probing | the probe fails as RETRYABLE | open; the interval doubles |
-| probing | the probe ends as UNKNOWN or NOT_PROCESSED, or does not run | open; same interval |
+| probing | the probe does not succeed, or does not run | open, with a probe due later |
 | probing | no end in ``PROBE_EXPIRES_AFTER_SECONDS`` | open, with a probe due at once |
 | any | UNKNOWN or NOT_PROCESSED of any other message | no change |
 | closed | another worker has found the provider down | open |
 | open, probing | another worker has found the provider back | closed |
+
+While the provider recovers, a failure says first that we call too often, and cuts the rate
+(``provider.admission``). Only a provider that answers no call at all is down again: the gate opens
+if, besides, nothing has succeeded for as long as it would wait for its first probe.
 
 Where workers share what they know, one of them probes for all: see ``needs_permit``.
 """
@@ -39,6 +42,10 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
 #: Calls that ended longer ago say nothing about now.
 WINDOW_SECONDS = 300.0
+
+#: The pause between two probes is this share of the outage so far: so the end of an outage is
+#: noticed within a quarter of its length, and the number of probes grows with its logarithm.
+PAUSE_SHARE = 0.25
 
 #: An interval is drawn between these shares of itself, so that the probes of a fleet spread.
 JITTER_FROM, JITTER_TO = 0.75, 1.25
@@ -66,8 +73,8 @@ class Thresholds:
         failures: fewest RETRYABLE failures that open the gate.
         messages: fewest different messages that must have failed.
         share: of failures among the last ``ceil(failures / share)`` calls, above 0, at most 1.
-        probe_interval: mean pause before the first probe.
-        longest_probe_interval: the pause doubles up to this mean.
+        probe_interval: mean pause before the first probe, and shortest before any other.
+        longest_probe_interval: the mean pause grows up to this.
     """
 
     failures: int = 6
@@ -91,7 +98,7 @@ class Health:
         self.needs_permit = False
         self.permit_until = -math.inf
         self._rng = rng
-        self._interval = thresholds.probe_interval
+        self._succeeded_at = -math.inf
         self._probe: str | None = None
         self._probe_began = 0.0
         self._window: deque[tuple[float, str | None]] = deque(
@@ -119,6 +126,7 @@ class Health:
         now: float,
         *,
         retry_after: float | None = None,
+        is_recovering: bool = False,
     ) -> State | None:
         """Note how a run ended; return the new state if the gate has opened or closed.
 
@@ -127,19 +135,25 @@ class Health:
             outcome: of its failure; ``None`` = it succeeded.
             now: seconds of any clock, the same for all calls.
             retry_after: seconds that the provider asked to be left alone.
+            is_recovering: a rate limits the calls, and this failure has cut it.
         """
+        if outcome is None:
+            self._succeeded_at = now
         if self.state is State.PROBING and message_id == self._probe:
-            return self._probed(outcome, now, retry_after)
-        if self.state is State.CLOSED:
-            return self._judged(message_id, outcome, now, retry_after)
-        if outcome is None:  # begun before the gate opened, and answered since
+            if outcome is None:
+                self._close()
+                return State.CLOSED
+            self._open(now, retry_after)
+        elif self.state is State.CLOSED:
+            return self._judged(message_id, outcome, now, retry_after, is_recovering)
+        elif outcome is None:  # begun before the gate opened, and answered since
             self.next_probe_at = min(self.next_probe_at, now)
         return None
 
     def abandon(self, message_id: str, now: float) -> None:
         """Note that a message that was let through has not run; as a probe it is replaced."""
         if self.state is State.PROBING and message_id == self._probe:
-            self._open(now, grow=False, retry_after=None)
+            self._open(now, None)
 
     def needs_probe(self, now: float) -> bool:
         """Return whether the gate is open and waits for a message to probe with."""
@@ -158,7 +172,6 @@ class Health:
         if is_new:
             self.state, self._probe = State.OPEN, None
             self.opened_at = opened_at
-            self._interval = self.thresholds.probe_interval
         if is_new or self.state is State.OPEN:
             self.next_probe_at = next_probe_at
         return is_new
@@ -179,7 +192,12 @@ class Health:
             self.next_probe_at = now
 
     def _judged(
-        self, message_id: str, outcome: Outcome | None, now: float, retry_after: float | None
+        self,
+        message_id: str,
+        outcome: Outcome | None,
+        now: float,
+        retry_after: float | None,
+        is_recovering: bool,
     ) -> State | None:
         if outcome is not None and outcome is not Outcome.RETRYABLE:
             return None
@@ -195,32 +213,23 @@ class Health:
             len(failed) < enough.failures
             or len(failed) < enough.share * len(window)
             or len(set(failed)) < enough.messages
+            or (is_recovering and now < self._succeeded_at + enough.probe_interval)
         ):
             return None
         self.opened_at = now
-        self._interval = enough.probe_interval
-        self._open(now, grow=False, retry_after=retry_after)
+        self._open(now, retry_after)
         return State.OPEN
-
-    def _probed(
-        self, outcome: Outcome | None, now: float, retry_after: float | None
-    ) -> State | None:
-        if outcome is None:
-            self._close()
-            return State.CLOSED
-        self._open(now, grow=outcome is Outcome.RETRYABLE, retry_after=retry_after)
-        return None
 
     def _close(self) -> None:
         self.state, self._probe = State.CLOSED, None
         self.permit_until = -math.inf
         self._window.clear()
 
-    def _open(self, now: float, *, grow: bool, retry_after: float | None) -> None:
+    def _open(self, now: float, retry_after: float | None) -> None:
         self.state, self._probe = State.OPEN, None
         self.permit_until = -math.inf
-        if grow:
-            self._interval = min(self.thresholds.longest_probe_interval, 2 * self._interval)
-        pause = self._interval * self._rng.uniform(JITTER_FROM, JITTER_TO)
+        limits = self.thresholds
+        mean = max(limits.probe_interval, PAUSE_SHARE * (now - self.opened_at))
+        pause = min(mean, limits.longest_probe_interval) * self._rng.uniform(JITTER_FROM, JITTER_TO)
         floor = min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS)
         self.next_probe_at = now + max(pause, floor)

@@ -30,7 +30,7 @@ class Provider:
         messages: different messages that must have failed, from 2 up to ``failures``. Default 2.
         probe_interval: mean seconds (or timedelta) before the first probe, above 0. Default 5.
             Each interval is drawn between 3/4 and 5/4 of its mean.
-        longest_probe_interval: the mean doubles at each failed probe up to this. Default 60.
+        longest_probe_interval: the mean pause grows with the outage up to this. Default 60.
         recall: whether hidden messages are brought forward after the outage. ``None`` (default) =
             yes, except under a ``Schedule``, whose delays are exact. ``False`` also leaves out the
             rate of the recovery.

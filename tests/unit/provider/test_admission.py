@@ -98,6 +98,17 @@ def test_a_rate_that_nobody_uses_does_not_grow() -> None:
     assert admission.rate <= 2 * START_RATE
 
 
+def test_a_rate_that_was_idle_for_long_is_tried_carefully() -> None:
+    """CUBIC's curve alone would put it at thousands of calls a second."""
+    admission = started()
+    play(admission, 5.0)
+    admission.refused(5.0, 5.0)
+    rate = admission.rate
+    admission.recall(100, 600.0)
+    admission.succeeded(600.0)
+    assert rate < admission.rate <= rate + START_RATE
+
+
 def test_one_worker_uses_what_the_provider_takes_and_is_seldom_turned_away() -> None:
     calls, refusals = play(started(), 300.0, limit=20.0)
     assert calls - refusals > 0.85 * 300 * 20

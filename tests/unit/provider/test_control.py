@@ -198,10 +198,25 @@ def test_a_second_outage_stops_the_recall() -> None:
         worker.hide(f"m{i}", 1.0, 1000.0)
     worker.recover(20.0)
     for i in range(Thresholds().failures + 1):
-        worker.look(f"again {i}", 21.0)
-        worker.control.ended(f"again {i}", Outcome.RETRYABLE, 21.5)
+        worker.look(f"again {i}", 20.5 + i)
+        worker.control.ended(f"again {i}", Outcome.RETRYABLE, 20.6 + i)
     assert worker.control.health.state is State.OPEN
-    assert worker.control.recalls(22.0, room=10) == []
+    assert worker.control.recalls(28.0, room=10) == []
+
+
+def test_refusals_while_the_provider_recovers_cut_the_rate_and_leave_the_gate_closed() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.recover(20.0)
+    for i in range(8):
+        worker.look(f"sent {i}", 20.0 + i)
+        worker.control.ended(f"sent {i}", None, 20.1 + i)
+    rate = worker.control.admission.rate
+    for i in range(2 * Thresholds().failures):
+        worker.look(f"refused {i}", 28.0)
+        worker.control.ended(f"refused {i}", Outcome.RETRYABLE, 28.1)
+    assert worker.control.health.state is State.CLOSED
+    assert worker.control.admission.rate < rate
 
 
 def test_the_recovery_ends_when_all_is_calm() -> None:

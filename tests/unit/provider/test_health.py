@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from celery_sqs_backoff.provider.health import (
     JITTER_FROM,
     JITTER_TO,
     LONGEST_RETRY_AFTER_SECONDS,
+    PAUSE_SHARE,
     PROBE_EXPIRES_AFTER_SECONDS,
     WINDOW_SECONDS,
     Health,
@@ -102,18 +104,30 @@ def test_a_successful_probe_closes_it() -> None:
     assert health.allow("next", 6.0) is Permission.RUN
 
 
-def test_the_interval_doubles_up_to_the_longest() -> None:
-    health, intervals = opened(), []
-    for _ in range(7):
+def test_the_pause_is_a_quarter_of_the_outage_between_its_bounds() -> None:
+    health, probes = opened(), []
+    for _ in range(20):
         now = health.next_probe_at
         health.allow("probe", now)
         health.record("probe", Outcome.RETRYABLE, now)
-        intervals.append(health.next_probe_at - now)
-    assert intervals == [10, 20, 40, 60, 60, 60, 60]
+        probes.append(now)
+    pauses = [later - earlier for earlier, later in pairwise(probes)]
+    assert probes[:4] == [5, 10, 15, 20]
+    for began, pause in zip(probes, pauses, strict=False):
+        assert pause == pytest.approx(min(60, max(5, began / 4)))
+    assert pauses[-1] == 60
+
+
+def test_a_worker_that_takes_over_late_probes_as_seldom_as_the_others() -> None:
+    health = Health(T, Middle())
+    health.told_open(opened_at=0.0, next_probe_at=1000.0)
+    health.allow("probe", 1000.0)
+    health.record("probe", Outcome.RETRYABLE, 1000.0)
+    assert health.next_probe_at == 1060.0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.NOT_PROCESSED])
-def test_a_probe_that_proves_nothing_is_repeated_after_the_same_interval(outcome: Outcome) -> None:
+def test_a_probe_that_proves_nothing_is_repeated(outcome: Outcome) -> None:
     health = opened()
     health.allow("probe", 5.0)
     assert health.record("probe", outcome, 6.0) is None
@@ -161,6 +175,26 @@ def test_failures_of_earlier_calls_do_not_postpone_the_probe() -> None:
     assert health.next_probe_at == 5.0
 
 
+def test_while_it_recovers_refusals_beside_successes_keep_it_closed() -> None:
+    """A provider that takes 60 calls a second refuses the rest of each second in one piece."""
+    health = Health(T, Middle())
+    for second in range(100):
+        health.record(f"sent {second}", None, float(second), is_recovering=True)
+        for i in range(20):
+            refused = f"refused {second} {i}"
+            health.record(refused, Outcome.RETRYABLE, second + 0.5, is_recovering=True)
+    assert health.state is State.CLOSED
+
+
+def test_while_it_recovers_a_provider_that_answers_nothing_is_down_again() -> None:
+    health = Health(T, Middle())
+    health.record("sent", None, 100.0, is_recovering=True)
+    for i in range(20):
+        health.record(f"refused {i}", Outcome.RETRYABLE, 104.9, is_recovering=True)
+    assert health.state is State.CLOSED
+    assert health.record("refused", Outcome.RETRYABLE, 105.0, is_recovering=True) is State.OPEN
+
+
 def calls_during(outage: float, gap: float, seed: int) -> int:
     """Calls during an outage, if a message comes due every ``gap`` seconds and fails at once."""
     health, now, calls, number = Health(T, Random(seed)), 0.0, 0, 0
@@ -183,7 +217,9 @@ def test_calls_during_an_outage_are_bounded_by_threshold_and_probes(
     outage: float, gap: float, seed: int
 ) -> None:
     outage = min(outage, 20_000 * gap)
-    growing = math.log2(T.longest_probe_interval / T.probe_interval) + 1
+    shortest = T.probe_interval * JITTER_FROM
+    steps = math.log(T.longest_probe_interval / T.probe_interval, 1 + PAUSE_SHARE * JITTER_FROM)
+    growing = T.probe_interval / PAUSE_SHARE / shortest + steps + 1
     probes = growing + outage / (T.longest_probe_interval * JITTER_FROM) + 1
     assert calls_during(outage, gap, seed) <= T.failures + probes
 

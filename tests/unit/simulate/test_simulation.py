@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -63,17 +64,21 @@ def test_every_strategy_gets_the_same_messages() -> None:
 def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit() -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
-    13 seeds gave 1,172 to 1,184 wasted calls, 4.8 to 8.0 % turned away, 1.11 to 1.26 times the
-    shortest time (median 1.16), at most 8 to 10 receives of one message.
+    13 seeds gave 1,212 to 1,225 wasted calls, 5.4 to 6.9 % turned away, 1.10 to 1.25 times the
+    shortest time (median 1.16), at most 9 or 10 receives of one message.
     """
-    result = played(outage(7200.0))
-    assert result.wasted <= 1300
-    assert result.turned_away <= 0.10 * result.messages
-    assert result.drain_ratio is not None
-    assert result.drain_ratio <= 1.21
-    assert result.receives_p99 <= 6
-    assert result.receives_max <= 10
-    assert not result.dead
+    ratios = []
+    for seed in (1, 2, 3):
+        result = played(outage(7200.0), seed=seed)
+        assert result.wasted <= 1300
+        assert result.turned_away <= 0.10 * result.messages
+        assert result.drain_ratio is not None
+        assert result.receives_p99 <= 6
+        assert result.receives_max <= 10
+        assert not result.dead
+        ratios.append(result.drain_ratio)
+    assert median(ratios) <= 1.2
+    assert max(ratios) <= 1.3
 
 
 def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
