@@ -110,16 +110,17 @@ class Sweep:
             )
             for i in range(threads)
         ]
-        for worker in workers:
-            worker.start()
         try:
+            for worker in workers:
+                worker.start()
             for worker in workers:
                 while worker.is_alive():  # with a timeout, so that signals get through
                     worker.join(0.05)
         except BaseException:  # KeyboardInterrupt: what is under way gets its answer
             self.halt.finish()
             for worker in workers:
-                worker.join()
+                if worker.is_alive():  # one that has not begun yet sees the halt first
+                    worker.join()
             raise
 
     def keep(self, every_second: Callable[[], None]) -> threading.Thread:

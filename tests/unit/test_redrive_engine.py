@@ -1,7 +1,9 @@
 """What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
 
 import json
+import random
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from celery_sqs_backoff.redrive.events import (
     Skipped,
     Started,
 )
+from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.pace import Pace
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
@@ -558,3 +561,46 @@ def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(wor
         world.redrive()
     eventually(lambda: not any(t.name.startswith("redrive-hold") for t in threading.enumerate()))
     assert caught
+
+
+def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(monkeypatch):
+    """Else what the first thread has sent is not deleted: its process ends too early."""
+    under_way, interrupted, answered = (threading.Event() for _ in range(3))
+
+    def handle(found):
+        under_way.set()
+        interrupted.wait(10)
+        time.sleep(0.2)  # an answer takes its time
+        answered.set()
+
+    def start(thread):
+        if thread.name == "redrive-1":
+            under_way.wait(10)
+            interrupted.set()
+            raise KeyboardInterrupt
+        return really_start(thread)
+
+    really_start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    book = SimpleNamespace(
+        claim=lambda *args, **kwargs: 0 if under_way.is_set() else 1,
+        received=lambda *args: {},
+        error=None,
+        file_error=None,
+    )
+    source = SimpleNamespace(receive=lambda *args: ["a message"])
+    sweep = Sweep(
+        source,
+        book,
+        Halt(),
+        places=1,
+        hold_seconds=30,
+        patient_until=0.0,
+        clock=time.monotonic,
+        sleep=time.sleep,
+        rng=random.Random(0),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(2, handle)
+    sweep.close()
+    assert answered.is_set()
