@@ -17,6 +17,9 @@ __all__ = ["Template", "digest_of", "parameters_of"]
 #: Longer values are told apart by this many of their characters.
 _MOST_CHARACTERS = 500
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 class Template:
     """A parsed template.
@@ -40,6 +43,30 @@ class Template:
         bare = all(not spec and not conversion for _, _, spec, conversion in self._parts)
         if not self._names or not plain or not bare:
             raise ValueError(f"invalid key {text!r}: {expected}")
+
+    def check(self, function: Callable[..., object]) -> None:
+        """Refuse names that no call of a function can give.
+
+        Raises:
+            ValueError: names the first of them.
+        """
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # a builtin that does not say
+            return
+        kinds = {each.kind for each in parameters}
+        known = [each.name for each in parameters if each.kind not in _COLLECTING]
+        places = sum(each.kind in _POSITIONAL for each in parameters)
+        for name in self._names:
+            if name.isdecimal():
+                is_known = int(name) < places or inspect.Parameter.VAR_POSITIONAL in kinds
+            else:
+                is_known = name in known or inspect.Parameter.VAR_KEYWORD in kinds
+            if not is_known:
+                raise ValueError(
+                    f"invalid key {self.text!r}: the task has no argument {name!r};"
+                    f" expected one of {', '.join(known) or 'its arguments, but it has none'}"
+                )
 
     def tenant(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: Mapping[str, Any]
@@ -80,8 +107,7 @@ def parameters_of(function: Callable[..., object]) -> dict[str, Any]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin that does not say
         return {}
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {each.name: each.default for each in parameters if each.kind in positional}
+    return {each.name: each.default for each in parameters if each.kind in _POSITIONAL}
 
 
 def digest_of(tenant: str) -> str:

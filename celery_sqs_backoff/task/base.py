@@ -26,7 +26,7 @@ from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
 from .binding import (
     REQUEST,
-    check_request_class,
+    check_definition,
     is_celerys_own,
     keep_celerys_behaviour,
     overrule_settings,
@@ -139,7 +139,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             check_store_of(app, is_needed=cls.guard is not None)
             check_safe_settings(app)
             cls._check_guard()
-            check_request_class(cls, app)
+            check_definition(cls, app)
         except (ImproperlyConfigured, InvalidOption) as exc:
             raise ImproperlyConfigured(f"{cls.name}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries

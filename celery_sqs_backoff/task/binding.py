@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -11,9 +13,12 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import symbol_by_name
 
+from ..provider.tenant import Template
+from ..retry.options import InvalidOption
+
 __all__ = [
     "REQUEST",
-    "check_request_class",
+    "check_definition",
     "is_celerys_own",
     "keep_celerys_behaviour",
     "overrule_settings",
@@ -75,7 +80,18 @@ def overrule_settings(cls: Any, app: Any) -> None:
             )
 
 
-def check_request_class(cls: Any, app: Any) -> None:
+def check_definition(cls: Any, app: Any) -> None:
+    """Refuse what cannot work together in a task.
+
+    Raises:
+        ImproperlyConfigured: its ``Request`` class would settle messages in Celery's way.
+        InvalidOption: its provider's ``key`` names no argument of it.
+    """
+    _check_provider_key(cls)
+    _check_request_class(cls, app)
+
+
+def _check_request_class(cls: Any, app: Any) -> None:
     """Refuse a ``Request`` class that would settle messages in Celery's way.
 
     Raises:
@@ -94,6 +110,22 @@ def check_request_class(cls: Any, app: Any) -> None:
             f"invalid Request {given!r}: expected a subclass of {REQUEST.replace(':', '.')}; any"
             " other class would delete the messages of failed tasks"
         )
+
+
+def _check_provider_key(cls: Any) -> None:
+    """Refuse a provider whose ``key`` names no argument of the task: all calls would share a gate.
+
+    Not an app-wide one, which may be meant for other tasks.
+    """
+    key = getattr(cls.provider, "key", None)
+    if key is None:
+        return
+    run = inspect.getattr_static(cls, "run")
+    function = run.__func__ if isinstance(run, staticmethod) else MethodType(run, cls)
+    try:
+        Template(key).check(function)
+    except ValueError as exc:
+        raise InvalidOption(f"invalid provider: {exc}", "provider") from exc
 
 
 def setting_name(app: Any) -> str:

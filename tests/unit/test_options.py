@@ -6,7 +6,14 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff import Exponential, FullJitter, Outcome, Schedule, SQSBackoffTask
+from celery_sqs_backoff import (
+    Exponential,
+    FullJitter,
+    Outcome,
+    Provider,
+    Schedule,
+    SQSBackoffTask,
+)
 
 
 @pytest.fixture
@@ -80,6 +87,51 @@ def test_a_misspelt_option_is_refused_with_the_right_name(app, wrong, right):
     """Celery makes an attribute of any keyword: it would do nothing, silently."""
     with pytest.raises(ImproperlyConfigured, match=f"{wrong!r}.*did you mean {right!r}"):
         define(app, **{wrong: 1})
+
+
+BY_ACCOUNT = Provider("mail", key="{account_id}")
+OPTIONS = {"base": SQSBackoffTask, "lazy": False, "shared": False}
+
+
+def test_a_key_that_names_no_argument_of_the_task_is_refused(app):
+    """Else the calls of all tenants would share one gate, silently."""
+    with pytest.raises(ImproperlyConfigured) as refused:
+
+        @app.task(**OPTIONS, name="mail", bind=True, provider=BY_ACCOUNT)
+        def send(self, acount_id, text): ...
+
+    assert str(refused.value) == (
+        "mail: invalid provider: invalid key '{account_id}': the task has no argument"
+        " 'account_id'; expected one of acount_id, text"
+    )
+
+
+def test_a_key_that_names_an_argument_of_the_task_is_accepted(app):
+    @app.task(**OPTIONS, provider=BY_ACCOUNT)
+    def plain(text, account_id): ...
+
+    @app.task(**OPTIONS, provider=BY_ACCOUNT, bind=True)
+    def bound(self, *, account_id): ...
+
+    @app.task(**OPTIONS, provider=BY_ACCOUNT)
+    def any_keywords(**options): ...
+
+    @app.task(**OPTIONS, provider=Provider("mail", key="{1}"), bind=True)
+    def by_place(self, account_id, *rest): ...
+
+    assert plain.backoff_options.provider == BY_ACCOUNT
+
+
+def test_a_key_beyond_the_last_argument_is_refused(app):
+    with pytest.raises(ImproperlyConfigured, match=r"no argument '1'; expected one of account_id"):
+
+        @app.task(**OPTIONS, provider=Provider("mail", key="{1}"), bind=True)
+        def send(self, account_id): ...
+
+
+def test_a_key_for_all_tasks_may_be_meant_for_some(app):
+    app.conf.sqs_backoff = {"provider": BY_ACCOUNT}
+    assert define(app).backoff_options.provider == BY_ACCOUNT
 
 
 def test_other_attributes_are_the_users_own(app):
