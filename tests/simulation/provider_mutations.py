@@ -114,6 +114,15 @@ def _every_message_probes() -> Any:
     return mock.patch.object(Health, "needs_probe", needs)
 
 
+def _probes_end_unnoted() -> Any:
+    record = Health.record
+
+    def forgetful(self: Health, message_id: str, outcome: Any, now: float, **facts: Any) -> Any:
+        return None if self.state is State.PROBING else record(self, message_id, outcome, now, **facts)
+
+    return mock.patch.object(Health, "record", forgetful)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "a hold in doubt is remembered": _doubt_is_ignored,
     "a message is remembered before SQS has hidden it": _remembered_before_sqs_agrees,
@@ -124,10 +133,8 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "each message is a probe": _every_message_probes,
     "the gate never opens": lambda: mock.patch.object(Health, "_judged", return_value=None),
     "the gate never probes": lambda: mock.patch.object(Health, "needs_probe", return_value=False),
+    "a probe's end is not noted": _probes_end_unnoted,
     "nothing is brought forward": lambda: mock.patch.object(Control, "recalls", return_value=[]),
-    "a probe that fails is not noted": lambda: mock.patch.object(
-        Health, "_probed", return_value=None
-    ),
 }
 
 
