@@ -130,10 +130,12 @@ class Scene:
         arguments = ("example_project.manage", "send_mails", str(self._plan.mails))
         return programs.start(f"send-{self.policy}", *arguments, env=self._env)
 
-    def start_worker(self, programs: Programs) -> Program:
+    def start_worker(self, programs: Programs, *, name: str = "") -> Program:
+        """Start a worker of two processes; several need names of their own."""
+        name = name or f"worker-{self.policy}"
         app = "example_project.stock" if self.policy == "autoretry" else "example_project"
         arguments = ("celery", "-A", app, "worker", "-c", "2", "-l", "WARNING")
-        return programs.start(f"worker-{self.policy}", *arguments, env=self._env)
+        return programs.start(name, *arguments, "-n", f"{name}@%h", env=self._env)
 
     def look(self) -> Snapshot:
         """See how far it is, and end the outage when its time is over."""
