@@ -6,6 +6,7 @@ The worker and the simulator ask the same questions of it:
 * ``ended``: a run is over; ``abandoned``: a message that was let through has not run.
 * ``hidden``: SQS has confirmed that a message is hidden; ``gone``: it is no longer ours.
 * ``recalls``: which messages to bring forward now.
+* ``hand_over``: the worker stops; which messages are to come back soon, for other workers.
 
 Pure: times and randomness are passed in, and nothing is called but ``on_event``.
 """
@@ -20,6 +21,7 @@ from typing import TypeVar
 from ..retry.outcomes import Outcome
 from ..retry.policies import Policy, RandomSource
 from .admission import Admission
+from .handover import Nearer, nearer
 from .health import Health, Permission, State, Thresholds
 from .recall import DEFAULT_LIMIT, Hidden, Memory
 
@@ -255,6 +257,11 @@ class Control:
         if taken:
             self._on_event(Notice(Event.RECALLED, len(taken)))
         return taken
+
+    def hand_over(self, now: float) -> list[Nearer]:
+        """Take out what is to come back soon because this worker stops; the furthest due first."""
+        is_down = self.health.state is not State.CLOSED
+        return nearer(self.memory.take_all(now), now, self._rng, is_down=is_down)
 
     def told_open(self, opened_at: float, next_probe_at: float) -> None:
         """Take over that the provider is down, and when it is probed, from another worker."""

@@ -39,6 +39,7 @@ class Hidden:
         until: when SQS shows it again by itself.
         not_before: it must not run earlier.
         group: of a FIFO queue's message: queue and message group; else ``None``.
+        next_is_last: its next receive is the last that its queue allows.
     """
 
     message_id: str
@@ -47,6 +48,7 @@ class Hidden:
     until: float
     not_before: float = 0.0
     group: str | None = None
+    next_is_last: bool = False
 
 
 class Memory:
@@ -128,6 +130,14 @@ class Memory:
         hidden = self._hidden[self._ready[0][1]]
         self.forget(hidden.message_id)
         return hidden
+
+    def take_all(self, now: float) -> list[Hidden]:
+        """Take out all whose hold is certain, also before their time; the furthest due first."""
+        self._drop_ended(now)
+        taken = sorted(self._hidden.values(), key=lambda hidden: -hidden.until)
+        for hidden in taken:
+            self.forget(hidden.message_id)
+        return taken
 
     def waiting(self, now: float) -> int:
         """Return how many could be taken now."""

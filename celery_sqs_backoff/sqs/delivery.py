@@ -112,6 +112,12 @@ class Delivery:
         return self.max_receive_count is not None and self.receive_count >= self.max_receive_count
 
     @property
+    def is_next_the_last(self) -> bool:
+        """Whether the next receive is the last before SQS would move the message."""
+        most = self.max_receive_count
+        return most is not None and self.receive_count + 1 >= most
+
+    @property
     def is_overdue_for_dead_letter_queue(self) -> bool:
         """Whether SQS should have moved the message already: its redrive policy was tightened."""
         return self.max_receive_count is not None and self.receive_count > self.max_receive_count

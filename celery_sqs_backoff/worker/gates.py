@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery.utils.log import get_logger
 
@@ -27,6 +27,7 @@ from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.settlement import Row
 from ..text import BUG_CALLS, error_site, printable
 from .gate import Gate
+from .handover import hand_over
 from .keeper import Keeper
 from .lease import Lease
 from .mix import QueueMix
@@ -42,6 +43,26 @@ _MOST_PENDING: Final = 50_000
 
 #: Tenants of one provider; those beyond share one gate.
 MOST_TENANTS: Final = 1_000
+
+
+class _Expected(NamedTuple):
+    """What is known of a message that is about to be hidden; see :class:`Hidden`."""
+
+    gate: Gate
+    not_before: float
+    group: str | None
+    next_is_last: bool
+
+    def hidden(self, row: Row) -> Hidden:
+        return Hidden(
+            row.message_id,
+            row.handle,
+            row.queue.url,
+            row.due_at,
+            self.not_before,
+            self.group,
+            self.next_is_last,
+        )
 
 
 class Gates:
@@ -85,7 +106,7 @@ class Gates:
         self._sharing: Sharing | None = None
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
         self._differing: set[Provider] = set()
-        self._pending: dict[str, tuple[Gate, float, str | None]] = {}
+        self._pending: dict[str, _Expected] = {}
         self._changed = threading.Condition(self.lock)
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -190,7 +211,10 @@ class Gates:
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
         group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
-        self._pending[lease.delivery.message_id] = gate, not_before, group
+        delivery = lease.delivery
+        self._pending[delivery.message_id] = _Expected(
+            gate, not_before, group, delivery.is_next_the_last
+        )
 
     def confirmed(self, row: Row) -> None:
         """SQS has hidden a message. Called by the keeper's threads."""
@@ -198,11 +222,7 @@ class Gates:
             pending = self._pending.pop(row.message_id, None)
             if pending is None or row.in_doubt:
                 return
-            gate, not_before, group = pending
-            hidden = Hidden(
-                row.message_id, row.handle, row.queue.url, row.due_at, not_before, group
-            )
-            gate.control.hidden(hidden, self.clock())
+            pending.gate.control.hidden(pending.hidden(row), self.clock())
 
     # The thread
 
@@ -228,6 +248,16 @@ class Gates:
         self.pacer.stop()
         if self._sharing is not None:
             self._sharing.stop()
+
+    def hand_over(self) -> None:
+        """Let what this worker remembers come back soon, to others: it stops, and hides no more.
+
+        Blocks for a few seconds at the most.
+        """
+        with self.lock:
+            now = self.clock()
+            nearer = [each for gate in self._gates.values() for each in gate.control.hand_over(now)]
+        hand_over(nearer, self._calls)
 
     def _run(self) -> None:
         while True:

@@ -94,6 +94,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         atexit.unregister(self.shutdown)
         c.sqs_receiver.gates.stop()
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
+        c.sqs_receiver.gates.hand_over()
         self._observation.stop()
         c.sqs_receiver.lost_flags.clear()
 

@@ -185,6 +185,33 @@ def test_what_somebody_else_has_hidden_is_not_remembered() -> None:
     assert len(scene.gate.control.memory) == 0
 
 
+def test_a_worker_that_stops_lets_what_it_has_hidden_come_back_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    scene = Scene()
+    scene.outage()
+    for i in range(30):
+        scene.hide(f"m{i}")
+    scene.hide("in doubt", in_doubt=True)
+    last: Any = Lease("its next receive is its last", receive_count=4, max_receive_count=5)
+    assert scene.gate.hides(last, scene.options)
+    scene.gates.confirmed(Row(last.delivery.message_id, last.until))  # type: ignore[arg-type]
+    scene.gates.hand_over()
+    entries = [entry for batch in scene.port.batches for entry in batch]
+    assert sorted(handle for handle, _ in entries) == sorted(f"handle of m{i}" for i in range(30))
+    assert max(seconds for _, seconds in entries) <= 4
+    assert "provider_handed_over: 30 of 30" in caplog.text
+    scene.gates.hand_over()
+    assert len(scene.port.batches) == 3
+
+
+def test_a_worker_without_hidden_messages_stops_without_a_call() -> None:
+    scene = Scene()
+    scene.gates.hand_over()
+    assert scene.port.batches == []
+
+
 @pytest.mark.parametrize(
     "ended",
     [

@@ -1,0 +1,64 @@
+"""A worker that stops while the provider is down leaves its hidden messages to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery_sqs_backoff import EqualJitter, Provider, SQSBackoffTask
+from tests.support.processes import eventually
+from tests.support.record import note
+
+from .stage import Stage, app_of_this_module
+
+app = app_of_this_module()
+
+MAILS = 50
+
+#: Seconds for which each message is hidden at least.
+LONG = 800
+
+
+class Down(Exception):
+    """The provider does not answer."""
+
+
+@app.task(
+    name="handover.mail",
+    base=SQSBackoffTask,
+    bind=True,
+    retry_on=Down,
+    backoff=EqualJitter(base=1800, cap=1800),
+    provider=Provider("mail"),
+)
+def send(self: Any, number: int, flag: str) -> None:
+    is_down = Path(flag).exists()
+    note(task=self.name, number=number, failed=is_down)
+    if is_down:
+        raise Down
+
+
+@app.task(name="handover.other", base=SQSBackoffTask)
+def other() -> None:
+    """Makes the queue one of several tasks: while the provider is down all is received."""
+
+
+def test_a_deploy_during_an_outage_delays_nothing_by_what_was_hidden(
+    make_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    """All are hidden for 15 minutes and more; the next worker sends them within seconds."""
+    stage = make_stage()
+    flag = tmp_path / "down"
+    flag.touch()
+    for number in range(MAILS):
+        stage.send("handover.mail", number, str(flag))
+    with stage.worker(concurrency=2) as first:
+        eventually(lambda: sum(delay > LONG for delay in stage.delays_asked()) >= MAILS, timeout=30)
+    assert f"provider_handed_over: {MAILS} of {MAILS}" in first.log()
+    flag.unlink()
+    with stage.worker(concurrency=2):
+        stage.wait_until_settled(timeout=40)
+    sent = sorted(run["number"] for run in stage.runs("handover.mail") if not run["failed"])
+    assert sent == list(range(MAILS)), "each once"
+    assert stage.dead_letters() == []
