@@ -2,8 +2,9 @@
 messages.
 
 Redis does it in one script, by its own clock. On other stores it is one conditional write, repeated
-when another worker was faster, by the clocks of the workers: those that differ by a second start
-their calls a second earlier or later, at the same rate.
+when another worker was faster, by the clock of the machine that is ahead of all others: a worker
+that reads a later time than its own goes by that from then on. A worker whose clock is behind would
+be given slots that are always as far away as its clock is off.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class FleetSlots:
         self._worker = worker
         self._now = now
         self._last: str | None = None
+        self._ahead = 0.0
 
     def take(self, longest: Sequence[float]) -> Taken:
         """Get a place for each message, of which each may wait so long; none: say it is there.
@@ -110,16 +112,22 @@ class FleetSlots:
 
     def _take_by_writes(self, longest: Sequence[float]) -> Taken:
         for _ in range(_MOST_TRIES):
-            now = self._now()
+            now = self._fleets_time()
             new, places, workers = advance(self._last, self._worker, longest, self._rate, now)
             last = max((place.at for place in places), default=now)
             if self._write(new, last - now + KEEP_SECONDS):
                 self._last = new
-                now = self._now()
+                now = self._fleets_time()
                 return Taken(
                     [Place(max(0.0, each.at - now), each.is_slot) for each in places], workers
                 )
         raise StoreUnavailable("other workers were faster each time")
+
+    def _fleets_time(self) -> float:
+        here = self._now()
+        if self._last is not None:
+            self._ahead = max(self._ahead, json.loads(self._last).get("now", 0.0) - here)
+        return here + self._ahead
 
     def _write(self, new: str, ttl: float) -> bool:
         """Replace what was read last; if that is not there any more, read again."""
@@ -145,4 +153,4 @@ def advance(
         if now - PRESENT_SECONDS < at and name != worker
     }
     seen[worker] = round(now, 1)
-    return json.dumps({**asdict(times), "workers": seen}), places, len(seen)
+    return json.dumps({**asdict(times), "workers": seen, "now": now}), places, len(seen)

@@ -10,14 +10,17 @@
 | open | none: it has ended | it writes what it knows |
 
 Who may probe is a second record, which one worker at a time creates, and which ends by itself.
-Pure: times are passed in; the record's are seconds since the epoch.
+
+The record's times are seconds since the epoch by the clock of the machine that is ahead of all
+others: each worker that reads a later time than its own goes by that from then on (Lamport's rule).
+So it never orders two events by clocks that differ. Pure: times are passed in.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from .control import Control
 from .health import State
@@ -39,11 +42,13 @@ class Word:
         is_open: the provider is down.
         at: since when; of one that is back: since when that is known.
         next_probe_at: when it is probed next.
+        written_at: when it was written.
     """
 
     is_open: bool
     at: float
     next_probe_at: float = 0.0
+    written_at: float = field(default=0.0, compare=False)
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -51,6 +56,9 @@ class Word:
     @classmethod
     def of(cls, text: str | None) -> Word | None:
         return None if text is None else cls(**json.loads(text))
+
+
+_NEVER = Word(False, 0.0)
 
 
 class SharedHealth:
@@ -61,6 +69,7 @@ class SharedHealth:
         self.health = control.health
         self._seen = self._offered = self._snapshot()
         self._heard_back_at = 0.0
+        self._ahead = -math.inf
         self.has_permit = False
 
     def look(self, word: Word | None, now: float, today: float) -> Word | None:
@@ -71,20 +80,21 @@ class SharedHealth:
         Args:
             word: what the record says; ``None`` = there is none.
             now: seconds, by the clock of the control.
-            today: the same moment in seconds since the epoch.
+            today: the same moment in seconds since the epoch, by this machine's clock.
         """
         is_open, opened_at, next_probe_at = here = self._offered = self._snapshot()
-        ahead = today - now
+        ahead = self._ahead = max(self._ahead, today - now, (word or _NEVER).written_at - now)
+        today = now + ahead
         has_changed = here != self._seen
         if not is_open:
             if has_changed:
-                return Word(False, today)
+                return Word(False, today, written_at=today)
             if word is not None and word.is_open and word.at > self._heard_back_at:
                 self._control.told_open(word.at - ahead, word.next_probe_at - ahead)
                 self._seen = self._snapshot()
             return None
         if has_changed or word is None:
-            return Word(True, opened_at + ahead, next_probe_at + ahead)
+            return Word(True, opened_at + ahead, next_probe_at + ahead, today)
         if word.is_open:
             self._control.told_open(opened_at, word.next_probe_at - ahead)
             self._seen = self._snapshot()

@@ -150,6 +150,24 @@ def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
     assert store.calls <= 5 + 3
 
 
+@pytest.mark.parametrize("skew", [60.0, -60.0])
+def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(skew: float) -> None:
+    """One that lags behind would get slots a minute away as long as the others take any."""
+    clock = [1e9]
+    vault = Vault(MemoryStore(), namespace="x")
+    right, wrong = (
+        FleetSlots(vault, ("mail",), rate=10.0, worker=str(off), now=lambda off=off: clock[0] + off)
+        for off in (0.0, skew)
+    )
+    waits = []
+    for _ in range(300):
+        for worker in (right, wrong):
+            waits.append(worker.take([5.0]).places[0].at)
+        clock[0] += 0.2
+    assert max(waits[2:]) < 0.5, "from when each has read the other's time"
+    assert min(waits[-100:]) >= 0
+
+
 def test_who_is_never_fast_enough_gives_up() -> None:
     class Contended(MemoryStore):
         def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:

@@ -46,6 +46,8 @@ class Worker:
         )
         self.sharing._thread = threading.current_thread()  # none is started: the test ticks
         self.sharing.add(self, ("mail",))  # type: ignore[arg-type]
+        #: Seconds by which this machine's clock is wrong.
+        self.skew = 0.0
 
     @property
     def state(self) -> State:
@@ -69,12 +71,16 @@ class Fleet:
     def __init__(self, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.store = Store(lambda: self.now)
-        monkeypatch.setattr("celery_sqs_backoff.worker.sharing.time.time", lambda: self.now + 5e8)
+        self.skew = 0.0
+        monkeypatch.setattr(
+            "celery_sqs_backoff.worker.sharing.time.time", lambda: self.now + 5e8 + self.skew
+        )
         self.workers = [Worker(self, f"worker {n}", n) for n in range(workers)]
 
     def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds
         for worker in self.workers:
+            self.skew = worker.skew
             worker.sharing.tick()
 
     def states(self) -> set[State]:
@@ -107,6 +113,38 @@ def test_one_probes_for_all(fleet: Fleet) -> None:
         for number, worker in enumerate(fleet.workers):
             probes += worker.run(f"{second} {number}", Outcome.RETRYABLE)
     assert 40 <= probes <= 100
+
+
+SKEWS = [(60.0, 0.0, 0.0, 0.0), (-60.0, 0.0, 0.0, 0.0), (0.0, 0.0, 60.0, -60.0)]
+
+
+@pytest.mark.parametrize("skews", SKEWS, ids=str)
+def test_a_clock_that_is_a_minute_off_does_not_matter(
+    fleet: Fleet, skews: tuple[float, ...]
+) -> None:
+    """Two outages of ten minutes, each found by another worker; probes, and who learns when."""
+    for worker, skew in zip(fleet.workers, skews, strict=True):
+        worker.skew = skew
+    for first in (0, 3):
+        fleet.workers[first].outage()
+        probes = 0
+        for second in range(600):
+            fleet.tick()
+            if second == 2:
+                assert fleet.states() == {State.OPEN}
+            for number, worker in enumerate(fleet.workers):
+                probes += worker.run(f"{second} {number}", Outcome.RETRYABLE)
+        assert 10 <= probes <= 40
+        last = fleet.now
+        while State.CLOSED not in fleet.states():
+            fleet.tick()
+            for number, worker in enumerate(fleet.workers):
+                worker.run(f"{fleet.now} {number}", None)
+        assert fleet.now - last <= 80, "a probe is due each 45 to 75 seconds"
+        fleet.tick()
+        fleet.tick()
+        assert fleet.states() == {State.CLOSED}
+        fleet.tick(5.0)
 
 
 def test_a_permit_ends_with_the_worker_that_had_it(fleet: Fleet) -> None:
