@@ -18,7 +18,7 @@ from ..provider.handover import Nearer
 from ..sqs.calls import Calls
 from ..sqs.limits import MAX_BATCH_ENTRIES
 
-__all__ = ["Batch", "batches", "hand_over"]
+__all__ = ["LONGEST_SECONDS", "Batch", "batches", "hand_over"]
 
 logger = get_logger(__name__)
 

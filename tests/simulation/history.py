@@ -92,6 +92,14 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A worker is stopped, SIGTERM; another takes its place when it has ended."""
+
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True)
 class Down:
     """The provider is down for a while. Needs a history with a provider."""
 
@@ -120,7 +128,7 @@ class KillInRecall:
     at: float = 0.0
 
 
-Step = Send | Fault | Kill | Stall | Down | KillInRecall
+Step = Send | Fault | Kill | Stall | Stop | Down | KillInRecall
 
 
 @dataclass(frozen=True)
@@ -231,6 +239,9 @@ def draw_with_provider(seed: int) -> History:
     if rng.random() < 0.15:
         at = round(rng.uniform(0, TROUBLE_SECONDS), 2)
         steps.append(Stall(at, rng.randrange(2), rng.choice((5.0, 50.0))))
+    for _ in range(rng.choice((0, 0, 0, 1, 2))):
+        at = round(max(0.0, rng.choice(downs) + rng.uniform(0, 90)), 2)
+        steps.append(Stop(at, rng.randrange(2)))
     return History(queues, tuple(steps), has_provider=True)
 
 

@@ -74,7 +74,7 @@ class Judge:
         self.causes: Counter[str] = Counter()
         self.runs = self.extra_runs = self.looks = 0
         #: Of the provider: calls while it was down, messages brought forward, workers killed then.
-        self.wasted = self.recalls = self.recall_kills = 0
+        self.wasted = self.recalls = self.recall_kills = self.stops = 0
         #: Receipt handles of messages that a call may have hidden.
         self.in_doubt: set[str] = set()
         self.held_for_renewals = 0.0

@@ -7,10 +7,12 @@ after their worker is gone. Rules, in the order of ``judge``:
    its end, not if the call that hid it is in doubt, and never before the provider's Retry-After.
 8. After enough failures of several messages nothing runs but one probe at a time, with pauses.
 9. A worker that finds the provider back brings forward all that it remembers.
+10. A worker that stops leaves no message hidden for long that it could have brought nearer.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -18,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery_sqs_backoff import FullJitter, Outcome, Provider
 from celery_sqs_backoff.provider.health import State
+from celery_sqs_backoff.provider.recall import Hidden
 from celery_sqs_backoff.retry.decision import Ended, GiveUp, Hide, RetryIn
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.visibility import visibility_delay
 from celery_sqs_backoff.worker.gates import Gates
+from celery_sqs_backoff.worker.handover import LONGEST_SECONDS, batches
 from celery_sqs_backoff.worker.lease import Lease
 from celery_sqs_backoff.worker.lease import State as LeaseState
 from celery_sqs_backoff.worker.mix import QueueMix
@@ -48,6 +52,9 @@ _SHORTEST_PAUSE_SECONDS = 0.75 * 2.0
 #: All that a worker remembers is brought forward by then, if nothing fails.
 _RECALLED_WITHIN_SECONDS = 40.0
 
+#: What a stopping worker remembers comes back by then: ten messages a second.
+_HANDED_OVER_WITHIN_SECONDS = 20.0
+
 
 class WorkerGates(Gates):
     """The gates of a simulated worker: its thread is a chain of events."""
@@ -70,6 +77,8 @@ class WorkerGates(Gates):
 
     def _room_of_worker(self) -> int:
         """As ``worker.messages.Receiver`` does."""
+        if self._worker.is_stopping:
+            return 0
         capacity = self._worker.capacity
         return 2 * capacity.processes if capacity.has_free_process else 0
 
@@ -138,6 +147,23 @@ class WorkerGates(Gates):
         self._sim.kills_in_recall(self._worker, RecallPoint.ARRIVED)
         self._sim.after(way, lambda: self._send_next(batches), self._worker)
 
+    # The end
+
+    def hand_over(self) -> None:
+        """As ``Gates.hand_over`` does, whose threads make their calls side by side."""
+        self.judge.stops()
+        for url, entries in batches(self.gate.control.hand_over(self._sim.clock())):
+            fault = self._sim.fault_of("ChangeMessageVisibilityBatch", url)
+            arrive = functools.partial(self._hand_over, url, entries, fault)
+            self._sim.after(self._sim.way_of(fault), arrive, None)
+
+    def _hand_over(self, url: str, entries: list[tuple[str, int]], fault: Fault | None) -> None:
+        for handle, seconds in entries:
+            takes_effect = fault is None or fault.is_done
+            self.judge.recalled(url, handle, takes_effect=takes_effect, seconds=seconds)
+        with self._sim.faulty("ChangeMessageVisibilityBatch", fault):
+            self._calls(url).change_visibility(entries)
+
 
 class RecallJudge:
     """Watches the gates of one worker; says what is wrong to the simulation's judge.
@@ -194,8 +220,8 @@ class RecallJudge:
         if isinstance(word, RetryIn) and word.retry_after:
             self._not_before[lease.receipt_handle] = now + word.retry_after
 
-    def recalled(self, url: str, handle: str, *, takes_effect: bool) -> None:
-        """7: a change of visibility to 0 arrives."""
+    def recalled(self, url: str, handle: str, *, takes_effect: bool, seconds: float = 0.0) -> None:
+        """7: a change of visibility to 0, or to some seconds, arrives."""
         queue, judge, now = self._sim.sqs.queues[url], self._sim.judge, self._sim.clock()
         message = queue.message_of(handle)
         fate = judge.fates[message.body]
@@ -207,10 +233,10 @@ class RecallJudge:
             self._say(f"{message.body} is recalled although its hold has ended")
         if handle in judge.in_doubt:
             self._say(f"{message.body} is recalled although its hold is in doubt")
-        if now < self._not_before.get(handle, 0.0):
+        if now + seconds < self._not_before.get(handle, 0.0):
             self._say(f"{message.body} is recalled before the provider's Retry-After")
         if takes_effect:
-            fate.due_at = min(fate.due_at, now)
+            fate.due_at = min(fate.due_at, now + seconds)
 
     def closed(self) -> None:
         """9: the provider is back."""
@@ -226,5 +252,30 @@ class RecallJudge:
             for each in control.memory
             if each.until > closed_at + 2 * _RECALLED_WITHIN_SECONDS and each.not_before < closed_at
         ]
-        if self._worker.is_alive and not has_failed and waiting:
+        is_at_work = self._worker.is_alive and not self._worker.is_stopping
+        if is_at_work and not has_failed and waiting:
             self._say(f"{len(waiting)} messages still wait for their recall")
+
+    def stops(self) -> None:
+        """10: the worker is about to hand over what it remembers."""
+        now, control = self._sim.clock(), self._gates.gate.control
+        is_down = control.health.state is not State.CLOSED
+        self._sim.judge.stops += 1
+        held = [
+            each
+            for each in control.memory
+            if each.until > max(now, each.not_before) + _HANDED_OVER_WITHIN_SECONDS + 60.0
+            and not (is_down and each.next_is_last)
+        ]
+        if self._sim.is_calm():
+            self._sim.after(LONGEST_SECONDS, lambda: self._look_at_hidden(held, now), None)
+
+    def _look_at_hidden(self, held: list[Hidden], stopped_at: float) -> None:
+        for hidden in held:
+            messages = self._sim.sqs.queues[hidden.queue].messages
+            message = next((m for m in messages if m.id == hidden.message_id), None)
+            if message is None or message.receipt is None:
+                continue
+            latest = max(stopped_at, hidden.not_before) + _HANDED_OVER_WITHIN_SECONDS
+            if message.receipt.handle == hidden.handle and message.visible_at > latest:
+                self._say(f"{message.body} is left hidden by a worker that stops")

@@ -17,6 +17,7 @@ from unittest import mock
 
 from celery_sqs_backoff.provider import recall as recall_module
 from celery_sqs_backoff.provider.control import Control
+from celery_sqs_backoff.provider.handover import Nearer
 from celery_sqs_backoff.provider.health import Health, State
 from celery_sqs_backoff.provider.recall import Hidden, Memory
 from celery_sqs_backoff.sqs.settlement import Row
@@ -115,6 +116,16 @@ def _every_message_probes() -> Any:
     return mock.patch.object(Health, "needs_probe", needs)
 
 
+def _handed_over_at_once() -> Any:
+    """Whatever a stopping worker remembers comes back now, also before Retry-After."""
+    hand_over = Control.hand_over
+
+    def hasty(self: Control, now: float) -> list[Nearer]:
+        return [replace(each, seconds=0) for each in hand_over(self, now)]
+
+    return mock.patch.object(Control, "hand_over", hasty)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "a hold in doubt is remembered": _doubt_is_ignored,
     "a message is remembered before SQS has hidden it": _remembered_before_sqs_agrees,
@@ -125,6 +136,10 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "each message is a probe": _every_message_probes,
     "the gate never opens": lambda: mock.patch.object(Health, "_judged", return_value=None),
     "the gate never probes": lambda: mock.patch.object(Health, "needs_probe", return_value=False),
+    "a stopping worker hands over nothing": lambda: mock.patch.object(
+        Control, "hand_over", return_value=[]
+    ),
+    "a stopping worker hands over at once": _handed_over_at_once,
     "nothing is brought forward": lambda: mock.patch.object(Control, "recalls", return_value=[]),
 }
 

@@ -42,6 +42,7 @@ def test_histories_with_a_provider_have_outages_recalls_and_kills_in_recalls():
     assert sum(judge.looks > 0 for judge in judges) > 20
     assert sum(judge.recalls for judge in judges) > 200
     assert sum(judge.recall_kills for judge in judges) > 10
+    assert sum(judge.stops for judge in judges) > 10
 
 
 def test_a_hold_in_doubt_that_is_recalled_is_noticed():

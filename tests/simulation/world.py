@@ -41,6 +41,7 @@ from celery_sqs_backoff.sqs.visibility import standing, visibility_delay
 from celery_sqs_backoff.worker import keeper as keeper_module
 from celery_sqs_backoff.worker.capacity import Capacity
 from celery_sqs_backoff.worker.groups import MessageGroups
+from celery_sqs_backoff.worker.handover import LONGEST_SECONDS
 from celery_sqs_backoff.worker.lease import Lease, State
 
 from ..support import fake_sqs
@@ -57,6 +58,7 @@ from .history import (
     Send,
     Stall,
     Step,
+    Stop,
 )
 from .judge import Judge
 from .provider import OPTIONS, WorkerGates
@@ -77,6 +79,9 @@ _RETRY_FOR_SECONDS = 7_200.0
 _CRASH_BUDGET = 3
 #: Between two polls while there are messages that nobody has taken.
 _BACKLOG_SECONDS = 0.5
+#: A stopping worker looks so often whether it is done, and settles for so long at the most.
+_LOOK_SECONDS = 0.1
+_FLUSH_SECONDS = 15.0
 #: A history that has not ended by then never will.
 _LAST_SECONDS = 60_000.0
 _MAX_EVENTS = 60_000
@@ -108,7 +113,7 @@ class Worker:
             is_behind=lambda: self.keeper.is_behind,
             clock=sim.clock,
         )
-        self.is_alive = True
+        self.is_alive, self.is_stopping = True, False
         self.stalled_until = -math.inf
         self.running: set[Lease] = set()
         self.waiting: list[Lease] = []
@@ -122,6 +127,8 @@ class Worker:
     # Receiving
 
     def poll(self, queue: int) -> None:
+        if self.is_stopping:
+            return
         url = self.sim.urls[queue]
         asked_for = self.capacity._load(url).wanted
         if self.gates is not None and asked_for > 0:
@@ -187,6 +194,9 @@ class Worker:
 
         def start() -> None:
             self.capacity.unblocked(tag)
+            if self.is_stopping:
+                lease.give_back_unrun()
+                return
             if self.gates is not None and self.gates.hides_message(lease):
                 return
             self.waiting.append(lease)
@@ -268,6 +278,31 @@ class Worker:
             lease.defer(visibility_delay(settle.seconds, lease.delivery, now=self.sim.clock()))
         else:
             lease.dead_letter(some_record(self.sim.clock()))
+
+    # Stopping
+
+    def stop(self) -> None:
+        """As a warm shutdown does: give back what has not started, let the others end."""
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        for lease in list(self.held):
+            if lease not in self.running:
+                lease.give_back_unrun()
+        self.pump()
+        self._end_if_settled(math.inf)
+
+    def _end_if_settled(self, latest: float) -> None:
+        """As ``worker.step`` does: settle for a while, then hand over."""
+        now = self.sim.clock()
+        if not self.running:
+            latest = min(latest, now + _FLUSH_SECONDS)
+        if self.running or (self.keeper.waiting and now < latest):
+            self.sim.after(_LOOK_SECONDS, lambda: self._end_if_settled(latest), self)
+            return
+        if self.gates is not None:
+            self.gates.hand_over()
+        self.sim.after(LONGEST_SECONDS, lambda: self.sim.replace(self), self)
 
     # Calls
 
@@ -371,13 +406,16 @@ class Simulation:
             options = {"MessageGroupId": step.group} if self.history.queues[step.queue].fifo else {}
             self.sqs.send_message(QueueUrl=self.urls[step.queue], MessageBody=body, **options)
         elif isinstance(step, Kill):
-            self._kill(self.workers[step.worker])
+            self.replace(self.workers[step.worker])
+        elif isinstance(step, Stop):
+            self.workers[step.worker].stop()
         elif isinstance(step, Stall):
             worker = self.workers[step.worker]
             worker.stalled_until = self.seconds + step.seconds
             self.judge.stalled(worker, step.seconds)
 
-    def _kill(self, worker: Worker) -> None:
+    def replace(self, worker: Worker) -> None:
+        """A worker is gone, with all that it knows; another one starts."""
         self.judge.killed(worker)
         worker.is_alive = False
         self.retired.append(worker)
@@ -392,7 +430,7 @@ class Simulation:
         )
         if is_now:
             self.judge.recall_kills += 1
-            self._kill(worker)
+            self.replace(worker)
         return is_now
 
     def is_calm(self) -> bool:
