@@ -12,6 +12,7 @@ from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
+from ..retry.budget import tolerant
 from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import Options
 from ..retry.outcomes import Outcome
@@ -83,7 +84,7 @@ class Gate:
             look = self.control.look(
                 delivery.message_id,
                 now,
-                policy=options.backoff,
+                policy=tolerant(options.backoff),
                 looks=delivery.receive_count,
                 longest=max(1.0, longest),
                 recallable=self.is_recallable(options),
@@ -177,7 +178,7 @@ class Gate:
             return self.control.delay_after_failure(
                 seconds,
                 now,
-                policy=options.backoff,
+                policy=tolerant(options.backoff),
                 looks=lease.delivery.receive_count,
                 longest=max(seconds, longest),
                 recallable=is_recallable,
