@@ -12,7 +12,6 @@ from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
-from ..retry.budget import tolerant
 from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import Options
 from ..retry.outcomes import Outcome
@@ -84,7 +83,7 @@ class Gate:
             look = self.control.look(
                 delivery.message_id,
                 now,
-                policy=tolerant(options.backoff),
+                policy=options.backoff,
                 looks=delivery.receive_count,
                 longest=max(1.0, longest),
                 recallable=self.is_recallable(options),
@@ -178,7 +177,7 @@ class Gate:
             return self.control.delay_after_failure(
                 seconds,
                 now,
-                policy=tolerant(options.backoff),
+                policy=options.backoff,
                 looks=lease.delivery.receive_count,
                 longest=max(seconds, longest),
                 recallable=is_recallable,

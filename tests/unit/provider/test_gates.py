@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import FullJitter, Outcome, Policy, Provider, Schedule
+from celery_sqs_backoff import FullJitter, Outcome, Provider, Schedule
 from celery_sqs_backoff.observe.events import (
     Event,
     ProviderClosed,
@@ -147,16 +147,6 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
     assert {seconds for batch in scene.port.batches for _, seconds in batch} == {0}
     assert max(map(len, scene.port.batches)) <= 10
-
-
-def test_a_policy_that_fails_does_not_keep_messages_from_being_hidden() -> None:
-    class OneDelay(Policy):
-        def ceiling(self, attempt: int) -> float:
-            return [10.0][attempt - 1]
-
-    scene = Scene(backoff=OneDelay())
-    scene.outage()
-    assert scene.hide("m") >= 1
 
 
 def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certain() -> None:
