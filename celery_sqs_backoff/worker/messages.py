@@ -11,6 +11,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
+from ..provider.control import RECOVERY_LOOK_SECONDS
 from ..sqs.clients import Clients
 from ..sqs.delivery import Delivery
 from ..sqs.eta import parse_eta
@@ -97,8 +98,9 @@ class Receiver:
 
     def _room(self) -> int:
         """Messages to bring forward at once: more than we run, for other workers run them too."""
-        has_room = self._is_open and self._capacity.has_free_process  # closed: the pool may be gone
-        return 2 * self._capacity.processes if has_room else 0
+        if not self._is_open:  # the pool may be gone
+            return 0
+        return 2 * self._capacity.startable_within(RECOVERY_LOOK_SECONDS)
 
     # Queues
 
