@@ -35,7 +35,7 @@ from .binding import (
 )
 from .failed_run import Final, drawn_delay, judge_failure, retries_before
 from .handover import BackoffRetry, NamedRetry, delivery_of
-from .wrapping import contain_hooks, wrap_run, wrap_trace
+from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
 
@@ -117,6 +117,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
 
     #: False for Celery's own tasks (``celery.chord_unlock``), which behave as without this class.
     is_covered: ClassVar[bool] = True
+    stores_started: ClassVar[bool] = False  # see task/starting.py
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
     #: (celery/app/autoretry.py): being there is what keeps that mechanism off.
@@ -144,8 +145,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             raise ImproperlyConfigured(f"{cls.name}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries
         overrule_settings(cls, app)
-        wrap_run(cls)
-        contain_hooks(cls)
+        wrap_task(cls)
         app.steps["consumer"].add("celery_sqs_backoff.worker.step:LeaseStep")
         app.steps["worker"].add("celery_sqs_backoff.safe.check:StoreStep")
 

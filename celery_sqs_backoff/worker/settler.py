@@ -40,7 +40,9 @@ logger = get_logger(__name__)
 _SUCCESSES = frozenset({End.RETURNED, End.IGNORED})
 
 #: Ends of messages whose task was not begun, or that are not the task's doing.
-_WITHOUT_A_RUN = frozenset({End.REFUSED, End.NOT_STARTED, End.REVOKED, End.CANCELLED})
+_WITHOUT_A_RUN = frozenset(
+    {End.REFUSED, End.NOT_STARTED, End.NOT_BEGUN, End.REVOKED, End.CANCELLED}
+)
 
 #: Ends that leave no workflow to take back: a run that raised has done so in its own process, and
 #: those of a run that returned have ended. It must not be repeated because the store is away.
