@@ -49,6 +49,7 @@ class Workflow:
             one step takes.
         namespace: of the idempotency keys.
         is_certain: whether a step's exception says that nothing was done.
+        note_act: called once a step has been done, or is in doubt.
     """
 
     def __init__(
@@ -61,13 +62,14 @@ class Workflow:
         lease: float,
         namespace: str,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
+        note_act: Callable[[], None] = lambda: None,
     ) -> None:
         self._vault = vault
         self._scope = scope
         self._namespace = namespace
         self._run = run
         self._lock = Lock(vault, scope, lease=lease)
-        self._steps = Steps(vault, scope, app, run, is_certain=is_certain)
+        self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
         self._done: set[str] = set()
 
     def step(

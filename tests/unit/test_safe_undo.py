@@ -158,6 +158,17 @@ def test_a_step_is_kept_for_30_days_after_it_was_last_used(
     assert KEEP_SECONDS < 5 * 14 * DAY
 
 
+def test_the_list_of_steps_is_kept_as_long_as_they_are(
+    app: Celery, undone: list[Any], now: list[float]
+) -> None:
+    """Else nothing would be taken back of what is still recorded as done."""
+    for number in range(2):
+        do(steps(app, f"run {number}", lambda: now[0]), app, "release")
+        now[0] += 20 * DAY
+    steps(app).compensate()
+    assert undone == [("release", "done")]
+
+
 def test_a_name_that_is_too_long_for_the_list_is_refused(app: Celery, undone: list[Any]) -> None:
     with pytest.raises(ValueError, match="200"):
         do(steps(app), app, "x" * 201)
