@@ -213,10 +213,11 @@ class Run:
             timeout=self._settings.canary_timeout,
             clock=self._clock,
         )
-        canary.note_usual_depth(self._route.default)
         limit = min(self._settings.canary, self._settings.limit or self._settings.canary)
         self._delivery.spread = 0.0  # the canary is waited for
+        self._delivery.on_destination = canary.note_usual_depth
         sweep.run(1, handle, limit=limit)
+        self._delivery.on_destination = lambda to: None
         self._delivery.spread = self._settings.spread
         canary.watch(self._delivery.destinations, messages=self._messages)
         if not self._halt.is_set:

@@ -88,6 +88,8 @@ class World:
         self.stop = threading.Event()
         self.source = self._endpoint(f"mail-dlq{end}")
         self.main = self._endpoint(f"mail{end}")
+        #: The queues that have the dead-letter queue.
+        self.mains = (self.main,)
         self.run: Run | None = None
         self._pace: Any = None
 
@@ -135,7 +137,7 @@ class World:
         found = QueueSource(self.source)
         self.run = Run(
             found,
-            Route(self.source, (self.main,), to, retention_seconds=345_600),
+            Route(self.source, self.mains, to, retention_seconds=345_600),
             Settings(**options),
             journal=journal,
             archive=None,
@@ -207,6 +209,12 @@ class World:
         return do()
 
     # The world
+
+    def add_main(self, name: str) -> Endpoint:
+        """Another queue that has the dead-letter queue."""
+        self.sqs.create_queue(QueueName=name)
+        self.mains += (self._endpoint(name),)
+        return self.mains[-1]
 
     def _endpoint(self, name: str) -> Endpoint:
         url = f"https://sqs.example/1/{name}"

@@ -19,6 +19,7 @@ from benchmarks.redrive import _move_endless
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
     Audit,
+    CanarySent,
     Failed,
     Finished,
     InDoubt,
@@ -385,6 +386,25 @@ def test_a_read_that_fails_once_does_not_end_a_run(world):
     assert world.redrive().sent == 20
 
 
+def test_a_canary_of_a_shared_dead_letter_queue_knows_what_is_usual_in_each_main_queue(world):
+    """Both queues have a steady backlog: only what was sent is to leave them."""
+    other = world.add_main("other")
+    for main in world.mains:
+        origin = {ATTRIBUTE_NAME: text(json.dumps({"origin": str(main.arn)}))}
+        world.fill(*bodies(5), MessageAttributes=origin)
+        world.sqs.send_message(QueueUrl=main.url, MessageBody="usual")
+
+    def consume(event):
+        if isinstance(event, CanarySent):
+            for main in world.mains:
+                del world.sqs.queues[main.url].messages[1:]
+
+    world.on_event = consume
+    report = world.redrive(canary=8)
+    assert (report.ended, report.sent) == (Ended.DONE, 10), report.detail
+    assert world.bodies(other)["usual"] == 1
+
+
 def test_a_read_that_fails_once_does_not_end_a_canary(world):
     world.fill(*bodies(20))
 
@@ -659,6 +679,23 @@ def test_a_denied_delete_of_what_is_only_deleted_does_not_speak_of_what_was_sent
     report = world.redrive(delete=True, dump="not written here")
     assert (report.ended, report.failed, report.sent) == (Ended.UNREACHABLE, 3, 0)
     assert report.detail == "DeleteMessageBatch: AccessDenied"
+
+
+def test_an_interrupted_look_leaves_no_thread_either(world, monkeypatch):
+    started = threading.Event()
+
+    def interrupted(sweep):
+        sweep._pool = ThreadPoolExecutor(1, "look-hold")
+        sweep._pool.submit(started.set)
+        started.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
+    world.fill(*bodies(3))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        world.look()
+    eventually(lambda: not any(t.name.startswith("look-hold") for t in threading.enumerate()))
+    assert caught
 
 
 @pytest.mark.parametrize(
