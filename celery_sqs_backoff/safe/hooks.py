@@ -121,6 +121,14 @@ class Hooks:
         )
         return is_over or self._compensate_given_up(may_run_again=True)
 
+    def _is_awaited(self, refused: Refused) -> bool:
+        """Whether what follows the task waits for a result that could not be kept.
+
+        The run that was done may have ended before it handed the result on; nobody can now.
+        """
+        is_lost = isinstance(refused, AlreadyDone) and not refused.has_result
+        return is_lost and bool(self.request.chain or self.request.callbacks)
+
     def _end_refused(self, refused: Refused) -> Ignore:
         """Store why the message was refused; return what to raise to end its chain there."""
         request = self.request

@@ -23,6 +23,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.safe import (
+    AlreadyDone,
     Compensated,
     LockLost,
     Refused,
@@ -122,6 +123,30 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
     with start_worker(app, pool="solo", perform_ping_check=False):
         chord([member, mark.si()], count.s()).delay().get(timeout=10)
     assert counted == [2]
+
+
+@pytest.mark.parametrize("waiting", ["chain", "callbacks"])
+def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(
+    app: Celery, waiting: str
+) -> None:
+    """Its worker may have been lost between the run's end and the sending of the next task."""
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD, retry_on=(Exception,))
+    def mail(customer: int) -> str:
+        return "x" * 100_000
+
+    mail.apply((7,), task_id="a")
+    mail.push_request(
+        id="a",
+        called_directly=False,
+        is_eager=False,
+        retries=0,
+        args=(7,),
+        kwargs={},
+        **{waiting: [dict(mail.s(7))]},
+    )
+    with pytest.raises(AlreadyDone, match="its result was not kept"):
+        mail.run(7)
 
 
 def test_a_message_that_comes_back_when_it_is_done_is_not_run_again(app: Celery) -> None:
