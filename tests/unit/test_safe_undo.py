@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,6 +245,21 @@ def test_a_record_that_cannot_be_decrypted_does_not_keep_the_message_for_ever(
     assert compensate_given_up(app, "fund", "message 1")
     assert "sqs_backoff.undo_by_hand" in caplog.text
     assert undone == []
+
+
+def test_a_planted_record_of_one_workflow_does_not_keep_another_from_being_taken_back(
+    app: Celery, undone: list[Any], store: Shared
+) -> None:
+    run = Run.of(vault_of(app), "fund", "message 1", "run")
+    for scope in ("scope:a", "scope:b"):
+        workflow = Workflow(vault_of(app), scope, app, run, lease=60, namespace="")
+        with suppress(OSError), workflow:
+            workflow.step("pay", str, 1, undo=app.tasks["take_back"].s(scope))
+            raise OSError
+    at = vault_of(app).key_in_store(scope_key("scope:a"))
+    store.records[at] = ("s1:00:{}", store.records[at][1])
+    assert compensate_given_up(app, "fund", "message 1")
+    assert undone == [("scope:b", "1")]
 
 
 def test_encryption_can_be_switched_on_while_workflows_are_under_way(
