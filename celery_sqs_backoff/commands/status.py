@@ -214,8 +214,8 @@ def _notes(seen: _Seen) -> Iterator[Text]:
 def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
     if queue.unaccounted:
         yield (
-            f"{queue.unaccounted} messages in flight are known to no worker that runs: hidden before"
-            " a deploy or a crash"
+            f"{queue.unaccounted} messages in flight are known to no worker that runs: hidden"
+            " before a deploy or a crash"
         )
     if queue.giving_up and queue.next_gives_up_at is not None:
         first = in_words(max(0.0, queue.next_gives_up_at - now))
