@@ -121,8 +121,8 @@ def test_two_workers_of_one_name_are_both_in_the_status(
     make_stage: Callable[..., Stage], redis_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery's warning of a node name that is taken needs fanout, which SQS has not."""
-    conf = {"sqs_backoff": {"store": redis_vhost, "namespace": "names", "secret": "s" * 32}}
-    stage = make_stage(conf=conf)
+    own = {"store": redis_vhost, "namespace": "names", "secret": "s" * 32}
+    stage = make_stage(conf={"sqs_backoff": own, "worker_prefetch_multiplier": 1})
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
 
     def running() -> int | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
 
+import pytest
+from rich.console import Console
+
+from celery_sqs_backoff.commands.status import _Seen, _shown
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
 from celery_sqs_backoff.observe.status import QueueStatus, with_workers
 
@@ -42,3 +46,26 @@ def test_after_a_deploy_nobody_knows_how_many_wait() -> None:
 def test_counts_that_differ_a_little_are_believed(in_flight: int, known: QueueNow) -> None:
     found = of(in_flight, known)
     assert (found.waiting, found.unaccounted) == (0, 0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 160])
+def test_no_terminal_is_too_narrow_for_a_name_or_a_number(width: int) -> None:
+    """At 40 columns the queues had no names, and numbers were cut."""
+    status = QueueStatus(
+        name="mails-of-the-shop",
+        ready=12,
+        waiting=24_801,
+        running=8,
+        delayed=0,
+        dead_letters=31,
+        oldest_seconds=11_520.0,
+        in_flight=24_809,
+        in_flight_share=0.2067,
+        unaccounted=77,
+    )
+    console = Console(width=width, file=StringIO())
+    console.print(_shown(_Seen([status], [], NOW, 1), width))
+    assert isinstance(console.file, StringIO)
+    shown = "".join(console.file.getvalue().split())
+    for text in ("mails-of-the", "24801", "24809", "20.7%", "31", "3.2hours", "77messagesinflight"):
+        assert text in shown
