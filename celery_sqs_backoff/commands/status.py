@@ -41,6 +41,8 @@ _PIPE_COLUMNS: Final = 160
 #: A longer name of a queue may be folded to so many columns, where the terminal is narrow.
 _LEAST_NAME_COLUMNS: Final = 12
 
+_NO_STORE: Final = "sqs_backoff['store'] is not set"
+
 #: From here on it is worth a word that SQS deletes a message.
 _SOON_DELETED_SECONDS: Final = 24 * 3600.0
 
@@ -89,6 +91,8 @@ def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) 
     seen = _look(app)
     if as_json:
         click.echo(json.dumps(_as_dict(seen)))
+        if seen.is_store_away:
+            click.echo(f"Error: {seen.why}", err=True)
     else:
         from rich.console import Console
 
@@ -121,13 +125,15 @@ class _Seen:
     at: float
     workers: int | None
     why: str = ""
+    #: There is a store, and it could not be read; else nobody has set one, or it was read.
+    is_store_away: bool = False
 
 
 def _look(app: Any) -> _Seen:
     queues, now = _read(app), time.time()
     workers, why = _workers(app)
     if workers is None:
-        return _Seen(queues, [], now, None, why)
+        return _Seen(queues, [], now, None, why, is_store_away=why != _NO_STORE)
     queues = [with_workers(queue, workers, now=now) for queue in queues]
     return _Seen(queues, provider_status(workers), now, len(workers))
 
@@ -153,7 +159,7 @@ def _read_one(channel: Any, name: str) -> QueueStatus:
 def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     settings = app.conf.get("sqs_backoff")
     if not isinstance(settings, Mapping) or not is_shared(settings.get("store")):
-        return None, "sqs_backoff['store'] is not set"
+        return None, _NO_STORE
     try:
         return list(Board(vault_of(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
