@@ -175,7 +175,7 @@ class Receiver:
         lease = self._hold(receive, message, headers)
         try:
             self._send_on(name, url, message, payload, why, lease)
-        except Exception:
+        except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
             lease.lose()  # else it would be renewed, and take up its place, with nobody to run it
             raise
 
