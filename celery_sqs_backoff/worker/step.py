@@ -20,7 +20,7 @@ from .check_up import start_check_up
 from .keeper import Keeper
 from .observation import EVENT_LOOP, Observation
 from .providers import introduce
-from .receive import Receive
+from .receive import Receive, name_among_workers
 from .strategy import takes_leases
 
 __all__ = ["LeaseStep"]
@@ -54,7 +54,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._has_introduced_itself = False
         self._observation = Observation(
             c.app,
-            c.hostname,
+            name_among_workers(c),
             events=self._keeper.events,
             pulse=self._keeper.pulse,
             running=self._receive.running,
