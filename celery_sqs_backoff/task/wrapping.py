@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, getattr_static
+from inspect import (
+    CO_ASYNC_GENERATOR,
+    CO_COROUTINE,
+    CO_GENERATOR,
+    Parameter,
+    getattr_static,
+    signature,
+)
 from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
@@ -127,9 +134,22 @@ def _wrap_run(cls: Any) -> None:
         return result
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    if not takes_self:
+        _sign_with_self(wrapped)
     cls.run = wrapped
     cls.asks_in_its_body = asks_the_store(run)
     cls.enters_workflows = enters_workflows(run)
+
+
+def _sign_with_self(wrapped: Any) -> None:
+    """Let the signature of a bound method be that of the function that takes no ``self``.
+
+    Else its first argument would pass for ``self``.
+    """
+    with suppress(TypeError, ValueError):  # one that does not say
+        plain = signature(wrapped)
+        first = Parameter("self", Parameter.POSITIONAL_ONLY)
+        wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
 
 
 def _called_by_itself(task: Any, args: Any, kwargs: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.provider.tenant import Template, digest_of, parameters_of
 
 
@@ -31,6 +33,25 @@ def test_a_default_counts_as_given() -> None:
 @pytest.mark.parametrize("template", ["{account_id}", "{0}", "{nobody}", "{7}"])
 def test_a_missing_argument_is_no_tenant(template: str) -> None:
     assert tenant(template) is None
+
+
+@pytest.mark.parametrize("bind", [False, True])
+def test_a_tasks_first_argument_counts_by_position_with_or_without_self(
+    bind: bool,
+) -> None:
+    """The first argument of a task without ``self`` passed for ``self``."""
+    app = Celery("tenants", broker="memory://", set_as_current=False)
+
+    def plain(account_id: str, parcel_id: int) -> None: ...
+
+    def bound(self: Any, account_id: str, parcel_id: int) -> None: ...
+
+    options = {"base": SQSBackoffTask, "lazy": False, "shared": False}
+    task = app.task(name="book", bind=bind, **options)(bound if bind else plain)
+    assert list(parameters_of(task.run)) == ["account_id", "parcel_id"]
+    tenant = Template("{parcel_id}").tenant(("a", 7), {}, parameters_of(task.run))
+    assert tenant is not None
+    assert tenant.endswith("7")
 
 
 def test_tenants_are_not_mixed_up() -> None:
