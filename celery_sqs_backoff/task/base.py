@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -84,8 +85,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
     which publishes a copy, is off.
 
     On another broker, and with ``task_always_eager``, a retry is Celery's own with this task's
-    delay. An eager task without ``max_retries`` is not retried: no time passes there, so nothing
-    would end it. Called as a function, the task raises what it raises.
+    delay; an eager task needs ``max_retries``. Called as a function, it raises what it raises.
 
     Raises:
         ImproperlyConfigured: when the task is bound to an app with options that are not legal,
@@ -227,6 +227,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
+            request.sqs_goes_on = not throw  # its copy does, although this run may return
             return super().retry(
                 args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
@@ -250,7 +251,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
                 task_args=request.args,
                 task_kwargs=request.kwargs,
             )
-        request.sqs_final = Final(failure, reason)
+        request.sqs_final = Final(failure, reason, sys.exc_info()[1] if exc is None else failure)
         raise_with_context(failure)
         raise AssertionError("raise_with_context raises")
 

@@ -108,6 +108,8 @@ def _wrap_run(cls: Any) -> None:
             if not self._take_back_refused(refused):
                 owed = NotDispatched("What an earlier run has done is to be taken back first")
                 raise FailedRun(self, owed, args, kwargs).instead() or owed from refused
+            if self._is_awaited(refused):
+                raise FailedRun(self, refused, args, kwargs).instead() or refused from None
             if not isinstance(refused, AlreadyDone) or not refused.has_result:
                 raise self._end_refused(refused) from None
             result = refused.result

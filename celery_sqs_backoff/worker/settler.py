@@ -129,7 +129,7 @@ class Settler:
             self._emit(RunEnded, outcome=outcome, attempt=self._retries + 1)
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
-        owes = _gives_up(settle) and ended.end not in _COMPENSATED
+        owes = ended.end is End.REVOKED or (_gives_up(settle) and ended.end not in _COMPENSATED)
         if owes and not self._compensate():
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
