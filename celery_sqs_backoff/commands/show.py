@@ -186,6 +186,8 @@ def closing(
             f"{report.unknown} may have been done already and stay:"
             f" `{peek} --outcome UNKNOWN`; --include-unknown sends them."
         )
+    if options.get("load") and journal and report.skipped > report.unknown:
+        found.append("What an earlier load has sent is left out; --no-journal sends it again.")
     if report.in_doubt and options.get("in_doubt") == "hold":
         found.append(f"{report.in_doubt} may have been sent; their ids are above.")
     if report.not_deleted:

@@ -1,11 +1,13 @@
 """An archive of which a run was killed while it wrote, or which was something else before."""
 
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from celery_sqs_backoff.redrive import archive
+from celery_sqs_backoff.commands.show import closing
+from celery_sqs_backoff.redrive import RedriveReport, archive
 from celery_sqs_backoff.redrive.archive import Archive, ArchiveSource
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.message import DeadLetter
@@ -130,3 +132,11 @@ def test_a_full_disk_does_not_keep_the_run_from_its_report(tmp_path):
     with archive_:
         pass
     assert archive_._file.closed
+
+
+def test_a_load_that_leaves_out_what_was_sent_before_says_how_to_send_it_again():
+    """Its journal is kept by default: "0 of 3 sent" was all that was said."""
+    report = RedriveReport(looked_at=3, skipped=3)
+    shown = partial(closing, report, queue=None, options={"load": "old.jsonl"})
+    assert any("--no-journal" in sentence for sentence in shown(journal="j"))
+    assert not any("--no-journal" in sentence for sentence in shown(journal=None))
