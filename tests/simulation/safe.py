@@ -88,7 +88,7 @@ class World:
         self.done: list[str] = []
         self.store = MortalStore(clock=lambda: self.now)
         self.store.world = self
-        self.store_fails = self.rng.choice([0.0, 0.05])
+        self.store_fails = self.rng.choice([0.0, 0.2])
         self.app.conf.sqs_backoff = {"store": self.store, "secret": "simulation"}
 
     def run(self, task: Any, *args: Any, task_id: str, killable: bool = True) -> Any:
