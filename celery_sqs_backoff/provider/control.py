@@ -49,6 +49,9 @@ SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 #: How long to wait for a message that comes due by itself before one is recalled to probe with.
 PROBE_GRACE_SECONDS = 2.0
 
+#: Recalled at once at the most, so that the one worker that may probe gets one of them.
+MOST_PROBES = 8
+
 #: Between two looks at what to bring forward: while the provider recovers, and while it is down.
 RECOVERY_LOOK_SECONDS = 0.25
 OUTAGE_LOOK_SECONDS = 1.0
@@ -137,6 +140,7 @@ class Control:
         self._began: dict[str, float] = {}
         self._recalled: dict[str, None] = {}
         self._recalled_probe_at = 0.0
+        self._probes_recalled = 1
 
     def look(
         self,
@@ -303,12 +307,14 @@ class Control:
         self._on_event(Notice(Event.CLOSED, len(self.memory), is_told))
 
     def _probe_recall(self, now: float) -> list[Hidden]:
-        since = max(self.health.next_probe_at, self._recalled_probe_at)
-        if now < since + PROBE_GRACE_SECONDS:
+        due_at = self.health.next_probe_at
+        if now < max(due_at, self._recalled_probe_at) + PROBE_GRACE_SECONDS:
             return []
+        # Where one worker probes for all, another may receive what it has brought forward.
+        is_again = self.health.needs_permit and self._recalled_probe_at > due_at
+        self._probes_recalled = min(2 * self._probes_recalled, MOST_PROBES) if is_again else 1
         self._recalled_probe_at = now
-        hidden = self.memory.take_next(now)  # it loses least: it was to come back soonest
-        return [] if hidden is None else [hidden]
+        return self.memory.take_next(self._probes_recalled, now)  # they were to come back soonest
 
     def _is_admitted(self, message_id: str, looks: int, now: float) -> bool:
         if message_id in self._recalled:  # its token is taken

@@ -122,14 +122,13 @@ class Memory:
             self.forget(message_id)
         return taken
 
-    def take_next(self, now: float) -> Hidden | None:
-        """Take out the message that would come back first, if its hold is certain."""
+    def take_next(self, most: int, now: float) -> list[Hidden]:
+        """Take out up to ``most`` that would come back first, of those whose hold is certain."""
         self._drop_ended(now)
-        if not self._ready:
-            return None
-        hidden = self._hidden[self._ready[0][1]]
-        self.forget(hidden.message_id)
-        return hidden
+        taken = [self._hidden[message_id] for _, message_id in self._ready[:most]]
+        for hidden in taken:
+            self.forget(hidden.message_id)
+        return taken
 
     def take_all(self, now: float) -> list[Hidden]:
         """Take out all whose hold is certain, also before their time; the furthest due first."""

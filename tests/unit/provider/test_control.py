@@ -152,6 +152,30 @@ def test_without_recall_a_message_looks_again_after_the_probe_and_its_own_delay(
     assert probe_at - 1.0 <= hold <= probe_at - 1.0 + longest
 
 
+@pytest.mark.parametrize(
+    ("needs_permit", "expected"), [(True, [1, 2, 4, 8, 8]), (False, [1, 1, 1, 1, 1])]
+)
+def test_a_worker_that_probes_for_all_brings_more_forward_as_long_as_others_get_them(
+    needs_permit: bool, expected: list[int]
+) -> None:
+    worker = Worker()
+    worker.outage()
+    health = worker.control.health
+    health.needs_permit, health.permit_until = needs_permit, DAY
+    for i in range(40):
+        worker.hide(f"m{i}", 1.0, 3000.0)
+    now = health.next_probe_at
+    taken = []
+    for _ in expected:
+        now += PROBE_GRACE_SECONDS
+        taken.append(len(worker.control.recalls(now, room=100)))
+    assert taken == expected
+    assert worker.look("m0", now).is_probe
+    worker.control.ended("m0", Outcome.RETRYABLE, now)
+    health.permit_until = DAY
+    assert len(worker.control.recalls(health.next_probe_at + 2.0, room=100)) == 1
+
+
 def test_without_recall_the_recovery_is_not_limited() -> None:
     worker = Worker(limit=0)
     worker.outage()

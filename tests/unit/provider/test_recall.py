@@ -80,8 +80,7 @@ def test_a_probe_takes_the_message_that_comes_back_first() -> None:
     memory = Memory()
     for name, until in (("a", 100.0), ("b", 50.0)):
         memory.remember(hidden(name, until), 0.0)
-    taken = memory.take_next(0.0)
-    assert taken is not None
+    (taken,) = memory.take_next(1, 0.0)
     assert taken.message_id == "b"
     assert len(memory) == 1
 
