@@ -99,6 +99,12 @@ class SettlementTable:
         self._book.keep_content(row)
         self._book.plan_removal(row, now, now)
 
+    def queue_changed(self, queue: QueueFacts) -> None:
+        """Somebody has changed a queue: where its dead letters go, or how long a receive hides."""
+        for row in self._book.rows.values():
+            if row.queue.url == queue.url:
+                row.queue = queue
+
     def forget(self, row: Row) -> None:
         """End a row without any call."""
         if self._book.is_current(row):
