@@ -5,10 +5,9 @@ By the policy itself and by the simulator, with a fixed seed: the same set-up ge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 
-from ..retry.budget import receives_needed
+from ..retry.budget import receives_needed, tolerant
 from ..retry.policies import Policy
 from ..simulate.forecast import forecast, scenario_of_queue
 from ..simulate.scenario import Scenario, Task
@@ -27,7 +26,8 @@ def dead_lettered_after(
     *,
     retry_for: float | None,
     max_retries: int | None,
-    attributes: Mapping[str, str],
+    depth: int,
+    retention: int,
 ) -> tuple[float, float]:
     """Simulate an outage that does not end; return when messages become dead letters, in seconds.
 
@@ -39,17 +39,17 @@ def dead_lettered_after(
         receives: the queue's ``maxReceiveCount``.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
-        attributes: of the queue.
+        depth: messages in the queue; 0 = not known.
+        retention: the queue's, in seconds.
     """
-    depth = int(attributes.get("ApproximateNumberOfMessages") or 0)
-    backlog = str(min(_MOST_SIMULATED, depth or _MOST_SIMULATED))
-    task = Task(backoff=backoff, retry_for=retry_for, max_retries=max_retries)
+    backlog = min(_MOST_SIMULATED, max(0, depth) or _MOST_SIMULATED)
+    task = Task(backoff=tolerant(backoff), retry_for=retry_for, max_retries=max_retries)
     found = forecast(
         scenario_of_queue(
             Scenario(name="an outage", task=task),
             {
-                "MessageRetentionPeriod": attributes.get("MessageRetentionPeriod", "345600"),
-                "ApproximateNumberOfMessages": backlog,
+                "MessageRetentionPeriod": str(retention),
+                "ApproximateNumberOfMessages": str(backlog),
             },
             max_receive_count=receives,
         ),

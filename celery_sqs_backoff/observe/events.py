@@ -7,10 +7,11 @@ They hold names, numbers and reasons, never arguments, bodies or texts of except
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 __all__ = [
     "ALL",
+    "UNKNOWN_TASK",
     "CountRefused",
     "DeadLettered",
     "Event",
@@ -37,6 +38,9 @@ __all__ = [
     "SettlementRefused",
     "Started",
 ]
+
+#: In place of the name of a task that is not registered, of which there may be any number.
+UNKNOWN_TASK: Final = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ Plain numbers only: what SQS has to say about a message, ``sqs.visibility`` turn
 from __future__ import annotations
 
 import logging
+import random
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -20,6 +21,7 @@ __all__ = [
     "exhausted",
     "exhausted_before_run",
     "receives_needed",
+    "tolerant",
 ]
 
 logger = logging.getLogger(__name__)
@@ -133,6 +135,7 @@ def receives_needed(
         rng: what draws the delays; ``None`` = always the same draws.
     """
     rng, elapsed, failures = rng or Random(0), 0.0, 0
+    backoff = tolerant(backoff)
     while failures < at_most - 1:
         if max_retries is not None and failures >= max_retries:
             break
@@ -149,6 +152,36 @@ def capped(delay: float, ceiling: float, cap: float) -> float:
     Shrunk rather than cut, so that the draws stay spread.
     """
     return delay if ceiling <= cap else delay * cap / ceiling
+
+
+@dataclass(frozen=True)
+class _Tolerant(Policy):
+    """Another policy, and ``FullJitter()`` where that one fails."""
+
+    policy: Policy
+
+    def ceiling(self, attempt: int) -> float:
+        try:
+            return to_seconds("ceiling", self.policy.ceiling(attempt))
+        except Exception:  # noqa: BLE001  # the user's
+            return _FALLBACK.ceiling(attempt)
+
+    def delay(self, attempt: int, rng: RandomSource = random) -> float:
+        try:
+            return to_seconds("delay", self.policy.delay(attempt, rng))
+        except Exception:  # noqa: BLE001
+            return _FALLBACK.delay(attempt, rng)
+
+    def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
+        try:
+            return to_seconds("delay", self.policy.delay_for(message_id, attempt, rng))
+        except Exception:  # noqa: BLE001
+            return _FALLBACK.delay_for(message_id, attempt, rng)
+
+
+def tolerant(policy: Policy) -> Policy:
+    """Return a policy that never raises: as messages are delayed if the user's own one fails."""
+    return _Tolerant(policy)
 
 
 def draw_delay(

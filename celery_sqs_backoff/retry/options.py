@@ -30,9 +30,12 @@ SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt", "outbox")
 FOREIGN = "foreign"
 
 #: The settings that ``worker.observation`` reads.
-OBSERVE_SETTINGS = ("heartbeat", "prometheus_port", "prometheus_host")
+OBSERVE_SETTINGS = ("heartbeat", "prometheus_port", "prometheus_host", "opentelemetry", "status")
 
-_APP_WIDE_ONLY = (*SAFE_SETTINGS, FOREIGN, *OBSERVE_SETTINGS)
+#: What ``sqs-doctor`` is not to report.
+IGNORE_FINDINGS = "ignore_findings"
+
+_APP_WIDE_ONLY = (*SAFE_SETTINGS, FOREIGN, *OBSERVE_SETTINGS, IGNORE_FINDINGS)
 
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"

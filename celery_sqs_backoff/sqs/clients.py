@@ -171,6 +171,7 @@ def _copy(client: Any, config: Config, credentials: Any = None) -> SQSClient:
                 "sqs",
                 region_name=client.meta.region_name,
                 endpoint_url=client.meta.endpoint_url,
+                verify=client._endpoint.http_session._verify,  # a subclass's own authority
                 config=client.meta.config.merge(config),
             )
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
-from inspect import getattr_static
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, getattr_static
 from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
@@ -55,6 +55,9 @@ _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 #: events. (The result backend has stored the whole by then, in the process that ran the task.)
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
+
+#: Code whose frames can be suspended.
+_MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 #: Exceptions that are looked at, of those that one was raised in the handling of.
 _MAX_CHAIN: Final = 10
@@ -259,14 +262,19 @@ def _release_frames(exc: BaseException | None) -> None:
 
     The tracer's own frame holds Celery's ``ExceptionInfo``, which holds the exception, which holds
     the frame: some 150 KB for each failure, until Python's oldest garbage is collected.
+
+    The frame of a generator or a coroutine may only wait, in a client that hands its errors to its
+    callers and goes on; before Python 3.13, to clear it would end it.
     """
     for _ in range(_MAX_CHAIN):
         if exc is None:
             return
         traceback = exc.__traceback__
         while traceback is not None:
-            with suppress(RuntimeError):  # still executing: a task that runs inside of another
-                traceback.tb_frame.clear()
+            frame = traceback.tb_frame
+            if not frame.f_code.co_flags & _MAY_WAIT:
+                with suppress(RuntimeError):  # still executing: a task that runs inside of another
+                    frame.clear()
             traceback = traceback.tb_next
         exc = exc.__cause__ or exc.__context__
 

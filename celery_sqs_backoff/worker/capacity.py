@@ -132,15 +132,17 @@ class Capacity:
         """Whether a task that is started now would run at once."""
         return len(self._running) < max(1, self._processes())
 
+    def startable_within(self, seconds: float) -> int:
+        """How many messages that arrive in the next seconds would have a place in the window."""
+        with self._cond:
+            waiting = len(self._held) - len(self._blocked)
+            free = Load(self._processes(), self._multiplier()).window - waiting
+            return max(0, free + self._throughput.settled_within(seconds))
+
     def running(self, queue: str) -> int:
         """How many messages of a queue are in the pool's hands."""
         with self._cond:
             return sum(name == queue for name in self._running.values())
-
-    @property
-    def processes(self) -> int:
-        """Of the pool, now."""
-        return max(1, self._processes())
 
     @property
     def held(self) -> int:

@@ -107,9 +107,13 @@ class Throughput:
     @property
     def settled_during_a_call(self) -> int:
         """0 as long as nothing is known."""
+        return self.settled_within(self._seconds_per_call)
+
+    def settled_within(self, seconds: float) -> int:
+        """How many messages a busy worker settles in so many seconds; 0 if nothing is known."""
         if self._seconds_per_message <= 0:
             return MAX_BATCH_ENTRIES
-        return int(self._seconds_per_call / self._seconds_per_message)
+        return int(seconds / self._seconds_per_message)
 
 
 def _smooth(average: float, value: float) -> float:

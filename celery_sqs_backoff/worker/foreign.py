@@ -72,7 +72,9 @@ class Foreign:
                 queue=queue,
                 origin=self._origin,
             )
-        except (TypeError, ValueError) as exc:
+        except NotUnderstood:
+            raise
+        except Exception as exc:  # noqa: BLE001  # what it returned may do anything, or be too deep
             raise NotUnderstood(
                 f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
             ) from None

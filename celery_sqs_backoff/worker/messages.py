@@ -11,6 +11,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
+from ..provider.control import RECOVERY_LOOK_SECONDS
 from ..sqs.clients import Clients
 from ..sqs.delivery import Delivery
 from ..sqs.eta import parse_eta
@@ -97,8 +98,9 @@ class Receiver:
 
     def _room(self) -> int:
         """Messages to bring forward at once: more than we run, for other workers run them too."""
-        has_room = self._is_open and self._capacity.has_free_process  # closed: the pool may be gone
-        return 2 * self._capacity.processes if has_room else 0
+        if not self._is_open:  # the pool may be gone
+            return 0
+        return 2 * self._capacity.startable_within(RECOVERY_LOOK_SECONDS)
 
     # Queues
 
@@ -175,7 +177,7 @@ class Receiver:
         lease = self._hold(receive, message, headers)
         try:
             self._send_on(name, url, message, payload, why, lease)
-        except Exception:
+        except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
             lease.lose()  # else it would be renewed, and take up its place, with nobody to run it
             raise
 

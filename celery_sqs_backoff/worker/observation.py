@@ -16,6 +16,7 @@ from ..observe.metrics import Metrics, Recorder
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
 from ..safe.stores import is_shared
+from ..text import type_name
 from .bulletin import Bulletin
 from .lease import Lease
 
@@ -39,8 +40,8 @@ class Observation:
     metrics and health are served; ``opentelemetry=True``: metrics by OpenTelemetry's API;
     ``status=False``: nothing is written to the store for ``sqs-status``.
 
-    Nothing that fails here stops the worker: a port that is taken, or a library that is missing,
-    is logged.
+    Nothing that fails here stops the worker: a port that is taken, or a library that is missing or
+    half set up, is logged, and the others start.
 
     Args:
         app: the Celery app.
@@ -79,39 +80,45 @@ class Observation:
         """Start the observers; once per worker."""
         self._stops.append(self._events.subscribe(Announce(self._app.tasks.get)))
         self._stops.append(self._events.subscribe(self._waiting))
-        if path := self._settings.get("heartbeat"):
-            try:
-                heartbeat = Heartbeat(Path(path), self._pulse)
-            except TypeError as exc:
-                logger.error("sqs_backoff.no_heartbeat: %s", exc)
-            else:
-                heartbeat.start()
-                self._stops.append(heartbeat.stop)
-        if (port := self._settings.get("prometheus_port")) is not None:
-            try:
-                self._serve(str(self._settings.get("prometheus_host") or _DEFAULT_HOST), int(port))
-            except (ImportError, TypeError, ValueError, OverflowError) as exc:
-                logger.error("sqs_backoff.no_metrics: port %s: %s", port, exc)
-        if self._settings.get("opentelemetry"):
-            try:
-                from ..observe.opentelemetry import OpenTelemetryRecorder
-
-                self._count_for(OpenTelemetryRecorder())
-            except ImportError as exc:
-                logger.error("sqs_backoff.no_opentelemetry: %s", exc)
-        if is_shared(self._settings.get("store")) and self._settings.get("status", True):
-            self._publish()
+        # Of the settings, of a library or of its plug-ins: whatever it is, the worker works.
+        try:
+            self._beat()
+        except Exception as exc:  # noqa: BLE001
+            logger.error("sqs_backoff.no_heartbeat: %s: %s", type_name(exc), exc)
+        try:
+            self._serve()
+        except Exception as exc:  # noqa: BLE001
+            logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
+        try:
+            self._export()
+        except Exception as exc:  # noqa: BLE001
+            logger.error("sqs_backoff.no_opentelemetry: %s: %s", type_name(exc), exc)
+        self._publish()
 
     def stop(self) -> None:
         """Stop them."""
         while self._stops:
             self._stops.pop()()
 
+    def _beat(self) -> None:
+        if path := self._settings.get("heartbeat"):
+            heartbeat = Heartbeat(Path(path), self._pulse)
+            heartbeat.start()
+            self._stops.append(heartbeat.stop)
+
+    def _export(self) -> None:
+        if self._settings.get("opentelemetry"):
+            from ..observe.opentelemetry import OpenTelemetryRecorder
+
+            self._count_for(OpenTelemetryRecorder())
+
     def _count_for(self, recorder: Recorder) -> None:
         metrics = Metrics(recorder, self._waiting, running=self._running)
         self._stops.append(self._events.subscribe(metrics))
 
     def _publish(self) -> None:
+        if not is_shared(self._settings.get("store")) or not self._settings.get("status", True):
+            return
         bulletin = Bulletin(
             self._app,
             self._worker,
@@ -123,7 +130,12 @@ class Observation:
         bulletin.start()
         self._stops += [bulletin.stop, self._events.subscribe(bulletin)]
 
-    def _serve(self, host: str, port: int) -> None:
+    def _serve(self) -> None:
+        if self._settings.get("prometheus_port") is None:
+            return
+        host = str(self._settings.get("prometheus_host") or _DEFAULT_HOST)
+        port = int(self._settings["prometheus_port"])
+
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
         from ..observe.http import serve

@@ -116,8 +116,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return
         reason = self._settler.exhausted()
         if reason is not None:
-            name = f"{self.name}[{self.id}]"
-            failure = self.task.MaxRetriesExceededError(f"{name} was not run: {reason.value}")
+            why = f"{_named(self)} was not run: {reason.value}"
+            failure = self.task.MaxRetriesExceededError(why)
             ended = Ended(End.REFUSED, GiveUp(reason, Outcome.UNKNOWN))
             self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
             raise SettledBeforeRun
@@ -127,14 +127,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         assert self.lease is not None
         if self.lease.delivery.lost_flag is not None:
             LostFlags.set(self.lease.delivery.lost_flag)
-        self.lease.keeper.events.emit(
-            LeaseLost(
-                queue=self.lease.queue.name,
-                task=self._type,
-                task_id=self.id,
-                message_id=self.lease.delivery.message_id,
-            )
-        )
+        queue, message_id = self.lease.queue.name, self.lease.delivery.message_id
+        lost = LeaseLost(queue=queue, task=self._type, task_id=self.id, message_id=message_id)
+        self.lease.keeper.events.emit(lost)
 
     def _was_handed_to_pool(self) -> bool:
         """Whether the task may be running.
@@ -172,7 +167,12 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             super().cancel(pool, signal, **options)  # emit_retry, from Celery 5.6 on
         except NotImplementedError:
             self._cancelling = False
-            logger.info("Task %s[%s] cannot be cancelled in this pool", self.name, self.id)
+            logger.info("Task %s cannot be cancelled in this pool", _named(self))
+
+    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
+        # Celery 5.5 and 5.6 cancel all requests in one loop, which contains nothing.
+        _contained(self, partial(super()._announce_cancelled, *args, **kwargs))
+        self._already_cancelled = True
 
     # What Celery calls when a run has ended
 
@@ -191,7 +191,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None or soft:
             super().on_timeout(soft, timeout)
         elif not self.acknowledged:  # else on_failure, which prefork calls first, has seen to it
-            logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
+            logger.error("Hard time limit (%ss) exceeded for %s", timeout, _named(self))
             self.on_failure(_exc_info(TimeLimitExceeded(timeout)))
 
     def acknowledge(self) -> None:
@@ -293,10 +293,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             signals.task_retry.send(sender=task, request=context, reason=reason, einfo=exc_info)
         finally:
             task.request_stack.pop()
-        logger.info("Task %s[%s] retry: %s", self.name, self.id, reason)
+        logger.info("Task %s retry: %s", _named(self), reason)
 
     def _send_retried(self, exc: BaseException, traceback: object) -> None:
         self.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(traceback))
+
+
+def _named(request: BackoffRequest) -> str:
+    return f"{printable(request.name)}[{printable(request.id)}]"
 
 
 def _contained(request: BackoffRequest, callback: Callable[..., object], *args: Any) -> None:
@@ -305,9 +309,8 @@ def _contained(request: BackoffRequest, callback: Callable[..., object], *args: 
         callback(*args)
     except Exception as exc:  # noqa: BLE001  # Celery's and users' code; nobody would see it
         logger.error(
-            "sqs_backoff.callback_failed: task %s[%s]: its message is settled all the same; %s",
-            printable(request.name),
-            printable(request.id),
+            "sqs_backoff.callback_failed: task %s: its message is settled all the same; %s",
+            _named(request),
             error_site(exc),
             extra={"task_id": request.id},
         )

@@ -13,6 +13,7 @@ from celery.worker import state
 from celery.worker.strategy import default as celery_default
 from kombu.exceptions import DecodeError
 
+from ..observe.events import DeadLettered
 from ..retry.budget import GiveUpReason
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.delivery import Delivery
@@ -177,10 +178,11 @@ def _keep_beyond_retention(
     )
     if queue.dlq_url is None:
         return False
-    return lease.dead_letter(
+    task, task_id = printable(headers.get("task")), printable(headers.get("id"))
+    is_kept = lease.dead_letter(
         DeadLetterRecord(
-            task=printable(headers.get("task")),
-            id=printable(headers.get("id")),
+            task=task,
+            id=task_id,
             reason=GiveUpReason.RETENTION.value,
             outcome=None,
             attempts=delivery.earlier_runs,
@@ -191,3 +193,16 @@ def _keep_beyond_retention(
             due_at=eta,
         )
     )
+    if is_kept:
+        lease.keeper.events.emit(
+            DeadLettered(
+                queue=queue.name,
+                task=task,
+                task_id=task_id,
+                message_id=delivery.message_id,
+                reason=GiveUpReason.RETENTION.value,
+                outcome=None,
+                attempt=delivery.earlier_runs,
+            )
+        )
+    return is_kept

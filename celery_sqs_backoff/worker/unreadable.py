@@ -14,6 +14,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
+from ..observe.events import UNKNOWN_TASK, DeadLettered
 from ..retry.budget import GiveUpReason, capped
 from ..retry.policies import FullJitter
 from ..sqs.dead_letter import DeadLetterRecord
@@ -79,7 +80,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
             what,
         )
     if is_last:
-        lease.dead_letter(
+        is_kept = lease.dead_letter(
             DeadLetterRecord(
                 task=_text(headers.get("task")),
                 id=_text(headers.get("id")),
@@ -92,11 +93,28 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
                 worker=worker,
             )
         )
+        if is_kept:
+            _tell(lease, headers)
         return
     delay = _BACKOFF.delay(count, random)
     if lease.queue.is_fifo:
         delay = capped(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
     lease.defer(visibility_delay(delay, lease.delivery, now=time.time()))
+
+
+def _tell(lease: Lease, headers: Mapping[str, Any]) -> None:
+    """Emit the dead letter. Its task is in the record alone: its sender may name any number."""
+    lease.keeper.events.emit(
+        DeadLettered(
+            queue=lease.queue.name,
+            task=UNKNOWN_TASK,
+            task_id=_text(headers.get("id")) or "",
+            message_id=lease.delivery.message_id,
+            reason=GiveUpReason.NOT_UNDERSTOOD.value,
+            outcome=None,
+            attempt=0,
+        )
+    )
 
 
 def _text(value: object) -> str | None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import redis
 
 from celery_sqs_backoff.safe.errors import StoreInTransaction, StoreUnavailable
+from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.scope import Scope
+from celery_sqs_backoff.safe.steps import Steps
 from celery_sqs_backoff.safe.store import Store, increment, key_of, number
 from celery_sqs_backoff.safe.stores import open_store
 from celery_sqs_backoff.safe.vault import Vault
-from tests.support.processes import eventually, free_port
+from tests.support.processes import eventually, free_port, stop
 
 from .django_app import project
 from .safe_peer import Peer
@@ -400,3 +406,106 @@ def test_a_store_that_is_away_says_so_in_our_words(
         store.get("key")
     with pytest.raises(StoreUnavailable):
         store.add("key", "value", 60)
+
+
+@pytest.mark.parametrize("name", ["postgresql", "mariadb"])
+def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
+    name: str, tmp_path: Path
+) -> None:
+    """A proxy that closes idle connections, or a restart, while the step's function runs."""
+    from django.db import connections
+
+    with served(name, tmp_path) as there:
+        connection = connections[there.url.removeprefix("django://")]
+        steps = Steps(Vault(there.store), "order:7", None, Run("message", "run"))
+
+        def charge() -> str:
+            _end_session(connection)
+            return "charged"
+
+        assert steps.do("charge", charge, (), {}, undo=None, confirm=None) == "charged"
+        assert steps.do("charge", lambda: "again", (), {}, undo=None, confirm=None) == "charged"
+
+
+def _end_session(connection: Any) -> None:
+    """Let the server close a connection, whose client does not notice."""
+    other = connection.copy()
+    with other.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            pid = connection.connection.info.backend_pid
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        else:
+            cursor.execute("KILL %s", [connection.connection.thread_id()])
+    other.close()
+
+
+@pytest.mark.parametrize("conflict", ["deadlock", "serialization failure"])
+def test_a_statement_that_the_database_takes_back_is_made_again(
+    conflict: str, tmp_path: Path
+) -> None:
+    """Nothing was done. As a failure, it would leave a step that was just done without a record."""
+    from django.db import OperationalError, connections
+    from psycopg.errors import SerializationFailure
+
+    with served("sqlite", tmp_path) as there:
+        refused: list[str] = []
+
+        def refuse_once(execute: Any, sql: str, *arguments: Any) -> Any:
+            if sql.startswith("UPDATE") and not refused:
+                refused.append(sql)
+                if conflict == "deadlock":  # MariaDB's
+                    raise OperationalError(1213, "Deadlock found when trying to get lock")
+                raise OperationalError("could not serialize access") from SerializationFailure()
+            return execute(sql, *arguments)
+
+        there.store.add("key", "begun", 60)
+        with connections[there.url.removeprefix("django://")].execute_wrapper(refuse_once):
+            assert there.store.replace("key", "begun", "done", 60)
+        assert refused
+
+
+def test_processes_at_a_strict_isolation_level_count_on(tmp_path: Path) -> None:
+    """PostgreSQL refuses all but one of the statements that meet at a row; each is made again."""
+    with served("postgresql", tmp_path) as there:
+        strict = {"options": "-c default_transaction_isolation=serializable"}
+        database = (there.database or {}) | {"OPTIONS": strict}
+        peers = [Peer(there.url, database) for _ in range(4)]
+        assert all(peer.answer() for peer in peers)
+        counted: list[Any] = _all(peers, "increments", ["counter:strict"] * 4, [25] * 4)
+        for peer in peers:
+            peer.kill()
+        assert sorted(chain(*counted)) == list(range(1, 101))
+
+
+def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: Path) -> None:
+    """The old server is a replica, keeps its connections, and would refuse all writes for good."""
+    with _redis_server(tmp_path / "old") as old, _redis_server(tmp_path / "new") as new:
+        address = tmp_path / "address"
+        address.symlink_to(old)
+        store = open_store(f"unix://{address}")
+        assert store.add("key", "value", 60) is None
+        redis.Redis(unix_socket_path=str(old)).replicaof("127.0.0.1", str(free_port()))
+        address.unlink()
+        address.symlink_to(new)
+        assert store.add("another", "value", 60) is None
+        assert redis.Redis(unix_socket_path=str(new)).dbsize() == 1
+
+
+@contextmanager
+def _redis_server(directory: Path) -> Iterator[Path]:
+    directory.mkdir()
+    socket = directory / "redis.sock"
+    command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket)]
+    server = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: _answers(socket))
+        yield socket
+    finally:
+        stop(server)
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        return bool(redis.Redis(unix_socket_path=str(socket)).ping())
+    except redis.RedisError:
+        return False

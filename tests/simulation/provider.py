@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery_sqs_backoff import FullJitter, Outcome, Provider
+from celery_sqs_backoff.provider.control import RECOVERY_LOOK_SECONDS
 from celery_sqs_backoff.provider.health import State
 from celery_sqs_backoff.retry.decision import Ended, GiveUp, Hide, RetryIn
 from celery_sqs_backoff.retry.options import Options
@@ -71,7 +72,7 @@ class WorkerGates(Gates):
     def _room_of_worker(self) -> int:
         """As ``worker.messages.Receiver`` does."""
         capacity = self._worker.capacity
-        return 2 * capacity.processes if capacity.has_free_process else 0
+        return 2 * capacity.startable_within(RECOVERY_LOOK_SECONDS)
 
     def hides_message(self, lease: Lease) -> bool:
         """As ``worker.strategy`` does, before a message is given to the pool."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff import Exponential, FullJitter, Schedule
+from celery_sqs_backoff import Exponential, FullJitter, Policy, Schedule
 from celery_sqs_backoff.retry.budget import (
     GiveUpReason,
     capped,
@@ -228,6 +228,17 @@ def test_a_run_is_not_started_without_budget(facts, budget, reason):
 )
 def test_receives_that_a_task_may_need(policy, budget, receives):
     assert receives_needed(policy, **budget, at_most=1_000) == receives
+
+
+def test_a_policy_that_fails_is_counted_as_the_one_that_takes_its_place():
+    """A worker's start counts receives: it must not end there."""
+
+    class OneDelay(Policy):
+        def ceiling(self, attempt):
+            return [10.0][attempt - 1]
+
+    budget = {"retry_for": 100, "max_retries": 3, "at_most": 1_000}
+    assert receives_needed(OneDelay(), **budget) == 4
 
 
 def test_a_day_and_a_half_of_the_default_delays_is_some_eighty_receives():

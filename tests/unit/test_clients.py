@@ -83,6 +83,19 @@ def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch: pytest.Mon
     assert (access_key(client), client.meta.region_name) == ("custom", "eu-west-1")
 
 
+def test_a_subclass_that_trusts_an_authority_of_its_own_is_heeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new_sqs_client(self: Any, region: str, *args: Any, **kwargs: Any) -> Any:
+        session = boto3.Session("key", "secret", region_name=region)
+        return session.client("sqs", endpoint_url="https://127.0.0.1:9", verify="/corp/ca.pem")
+
+    monkeypatch.setattr(Channel, "new_sqs_client", new_sqs_client)
+    pair = attached(channel_of({"a": {}}))._pair(f"{BASE}/a")
+    for client in (pair.polling, pair.settling):
+        assert client._endpoint.http_session._verify == "/corp/ca.pem"
+
+
 def test_refused_credentials_are_fetched_anew_but_not_at_each_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

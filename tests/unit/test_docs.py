@@ -394,6 +394,16 @@ def test_the_options_and_their_defaults() -> None:
     assert Options(**defaults) == Options()
 
 
+def test_every_app_wide_setting_that_is_named_is_accepted():
+    texts = [path.read_text() for path in (*PAGES, *PACKAGE.rglob("*.py"))]
+    named = {
+        name for text in texts for name in re.findall(r"""sqs_backoff\[["']([a-z_]+)["']\]""", text)
+    }
+    assert {"store", "status", "opentelemetry", "ignore_findings"} <= named
+    for name in named:
+        Options.resolve(app_wide={name: None}, own={})
+
+
 def log_events() -> set[tuple[str, str, str]]:
     """Event, logger and level of each event in the package's source."""
     found = set()

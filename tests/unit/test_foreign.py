@@ -232,6 +232,20 @@ def raises(body: str, attributes: Any) -> Any:
     raise KeyError(body)
 
 
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+class Lazy:
+    """Arguments that are read only when somebody asks for them."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("attack at dawn")
+
+
 @pytest.mark.parametrize(
     ("adapter", "why"),
     [
@@ -243,6 +257,8 @@ def raises(body: str, attributes: Any) -> Any:
         (lambda body, attributes: ("t", 5, {}), "in JSON"),
         (lambda body, attributes: ("t", [], 5), "in JSON"),
         (lambda body, attributes: ([], [], {}), "not registered"),
+        (lambda body, attributes: ("t", nested(5_000), {}), "in JSON"),
+        (lambda body, attributes: ("t", Lazy(), {}), r"no \(task, args, kwargs\)"),
     ],
 )
 def test_an_adapter_that_fails_leaves_the_message_not_understood(adapter: Any, why: str) -> None:

@@ -485,3 +485,33 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
     run = Run(crash_budget=1)
     fails(run, WorkerLostError("killed"))
     assert run.ended is State.DEFERRED
+
+
+def test_a_result_backend_that_is_down_does_not_keep_a_worker_from_cancelling_the_next(caplog):
+    """Celery 5.5 and 5.6 cancel all in one loop, at a lost connection, and contain nothing."""
+
+    class Backend:
+        def mark_as_retry(self, *args, **kwargs):
+            raise ConnectionError("away: redis://user:password@host")
+
+    run, ended = Run(), []
+    run.request.task.backend = Backend()
+    run.request.time_start = 1.0
+    pool = SimpleNamespace(terminate_job=lambda pid, signal: ended.append(pid))
+    run.request.cancel(pool)
+    assert ended == [None]
+    assert run.request._already_cancelled
+    assert "callback_failed" in caplog.text
+    assert "password" not in caplog.text
+    fails(run, Terminated(15))
+    assert run.ended is State.RELEASED
+
+
+def test_no_line_of_the_log_shows_an_id_as_its_sender_wrote_it(caplog):
+    hostile = "id\n[ERROR] forged line " + "x" * 10_000
+    caplog.set_level("INFO")
+    run = Run(headers={"id": hostile})
+    run.request.on_timeout(soft=False, timeout=5)
+    lines = [r.getMessage() for r in caplog.records if "celery_sqs_backoff" in r.name]
+    assert len(lines) > 1
+    assert not [line for line in lines if "\n" in line or len(line) > 1_000]

@@ -9,7 +9,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.sqs.errors import Kind
+from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.sqs.settlement import Happening, Row, SettlementTable, Want
 from celery_sqs_backoff.sqs.settlement.agenda import Agenda
@@ -40,8 +40,6 @@ def test_every_meaning_of_a_response_has_its_transition():
 
 
 def test_every_kind_of_failure_has_its_meaning():
-    from celery_sqs_backoff.sqs.errors import Failure
-
     assert {meaning_of(Failure(kind, "x", is_of_call=True)) for kind in Kind} < set(Meaning)
 
 
@@ -105,3 +103,29 @@ def test_with_thousands_held_more_are_hidden_for_longer_from_the_start() -> None
         assert row.visible_at == (seconds or 30)
         table.received(row, 0.0)
     assert table.seconds_to_receive_for(QUEUE) == 150
+
+
+def test_what_is_due_at_once_does_not_wait_for_renewals_that_would_only_have_filled_a_call() -> (
+    None
+):
+    agenda = Agenda(10)
+    for n in range(15):
+        agenda.add(n, 100.0, 0.0)
+    assert agenda.take(90.0, 10, slack=12.0) == list(range(10))
+    agenda.add(15, 91.0, 91.0)
+    assert agenda.due_at(91.0, 0.0) == 91.0
+    assert agenda.take(91.0, 10) == [15]
+
+
+def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause() -> None:
+    """moto counts the 12 hours since the message was sent, so it refuses an old one any delay."""
+    table, now, calls = SettlementTable(linger_seconds=0), 1.0, 0
+    row = Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(Want.HIDE, due_at=600.0)
+    table.settled(row, now)
+    while (call := table.take(now)) is not None and calls < 100:
+        calls += 1
+        table.answered(call, [Failure(Kind.TOO_LONG, "InvalidParameterValue")], now)
+    assert calls < 20
+    assert now < table.next_at() <= row.visible_at

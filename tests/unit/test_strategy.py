@@ -8,9 +8,10 @@ import pytest
 from celery.exceptions import InvalidTaskError
 from celery.worker import state as worker_state
 
+from celery_sqs_backoff.observe.events import DeadLettered
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.worker import strategy
+from celery_sqs_backoff.worker import strategy, unreadable
 from celery_sqs_backoff.worker.lease import Lease, State
 from celery_sqs_backoff.worker.messages import Receiver
 
@@ -93,11 +94,30 @@ def a_lease_near_the_end_of_retention(*, dlq_arn="arn:aws:sqs:us-east-1:1:dlq"):
 def test_a_task_due_after_sqs_has_deleted_its_message_becomes_a_dead_letter(caplog):
     """It is hidden until 5 minutes before; then a worker could only hold it in memory."""
     lease = a_lease_near_the_end_of_retention()
+    seen = []
+    lease.keeper.events.subscribe(seen.append)
     headers = {"eta": due_in(DAY), "task": "t", "id": "i"}
     assert strategy._defer_until_due(lease, headers)
+    [letter] = [event for event in seen if isinstance(event, DeadLettered)]
+    assert (letter.task, letter.reason) == ("t", "the queue's retention period is nearly over")
     assert lease.state is State.DEAD_LETTERED
     assert lease.record.due_at == pytest.approx(time.time() + DAY, abs=5)
     assert "eta_beyond_retention: task t[i]" in caplog.text
+
+
+def test_a_dead_letter_that_is_no_task_is_counted_under_no_name_of_its_sender():
+    """A worker of yesterday's release must not empty a queue unseen, nor make a label a message."""
+    seen = []
+    for number in (1, 2):
+        queue = Queue(URL, dlq_arn="arn:aws:sqs:us-east-1:1:dlq")
+        lease = a_lease(queue, receive_count=3, max_receive_count=3)
+        lease.keeper.events.subscribe(seen.append)
+        headers = {"task": f"of.tomorrow{number}", "id": "\ud800"}
+        unreadable.keep(lease, headers, "task x is not registered here", worker="w")
+        assert lease.state is State.DEAD_LETTERED
+        assert lease.record.task == f"of.tomorrow{number}"
+    letters = [event for event in seen if isinstance(event, DeadLettered)]
+    assert [(e.task, e.reason) for e in letters] == [("unknown", "not understood")] * 2
 
 
 def test_without_a_dead_letter_queue_the_worker_holds_it_and_says_so(caplog):

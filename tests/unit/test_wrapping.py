@@ -262,6 +262,28 @@ def test_the_frames_that_celery_copies_are_freed_at_once(case):
         logging.disable(logging.NOTSET)
 
 
+def test_a_client_that_works_in_a_coroutine_of_its_own_survives_a_failure(case):
+    """It hands errors to its callers and goes on; its frame is part of their traceback."""
+
+    def client():
+        answer = None
+        while True:
+            request = yield answer
+            try:
+                raise Retryable(request)
+            except Retryable as exc:
+                answer = exc
+
+    calls = client()
+    next(calls)
+
+    def run(self):
+        raise calls.send("down")
+
+    assert case(run).ends() is State.DEFERRED
+    assert isinstance(calls.send("down again"), Retryable)
+
+
 def copied_frames():
     """The ids of those of this thread's making; those of other tests may end at any time."""
     return {id(thing) for thing in gc.get_objects() if type(thing) is billiard.einfo.Traceback}

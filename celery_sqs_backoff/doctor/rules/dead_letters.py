@@ -15,6 +15,9 @@ __all__ = ["RULES"]
 
 _FOURTEEN_DAYS_SECONDS = 1_209_600
 
+#: What SQS gives a queue that does not say.
+_FOUR_DAYS_SECONDS = 345_600
+
 
 def _messages(queue: QueueFacts) -> str:
     return f"{queue.visible} messages" if queue.visible else "Each message"
@@ -75,8 +78,8 @@ def _itself(facts: Facts) -> Iterator[Report]:
             yield (
                 queue.name,
                 "deadLetterTargetArn is the queue's own ARN",
-                "A message that is given up comes back as a new one, at once and for ever: one"
-                " task ran 43 times in 9 seconds.",
+                "Workers delete a message that is given up; nothing is left to look at or to"
+                " replay. One that SQS moves itself comes back at once, as often as it is moved.",
                 Fix(
                     aws=f"aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
                     ' \'{"RedrivePolicy": ""}\'',
@@ -119,11 +122,10 @@ def _not_allowed(facts: Facts) -> Iterator[Report]:
     for queue, dlq in _pairs(facts):
         policy = dlq.redrive_allow_policy
         permission = policy.get("redrivePermission", "allowAll")
-        allowed = policy.get("sourceQueueArns")
-        if permission == "denyAll" or (
-            permission == "byQueue" and queue.arn not in (allowed if allowed else ())
-        ):
-            named = [*(allowed or ()), queue.arn]
+        found = policy.get("sourceQueueArns")
+        allowed = found if isinstance(found, list) else []
+        if permission == "denyAll" or (permission == "byQueue" and queue.arn not in allowed):
+            named = [*allowed, queue.arn]
             text = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": named})
             yield (
                 queue.name,
@@ -160,13 +162,17 @@ def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
 def _short_lived(facts: Facts) -> Iterator[Report]:
     for queue, dlq in _pairs(facts):
         mine, theirs = queue.retention_seconds, dlq.retention_seconds
-        if mine is not None and theirs is not None and theirs <= mine < _FOURTEEN_DAYS_SECONDS:
+        if (
+            mine is not None
+            and theirs is not None
+            and theirs < min(mine + 1, _FOURTEEN_DAYS_SECONDS)
+        ):
             yield (
                 queue.name,
                 f"MessageRetentionPeriod of {dlq.name} is {theirs} seconds, the queue's is {mine};"
-                " expected more than that",
+                f" expected more than that, or {_FOURTEEN_DAYS_SECONDS}",
                 "A message that SQS moves keeps its age: one that was retried for"
-                f" {in_words(mine)} is deleted as soon as it is a dead letter.",
+                f" {in_words(theirs)} is deleted as soon as it is a dead letter.",
                 set_attributes(dlq, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
             )
 
@@ -188,7 +194,8 @@ def _few_receives(facts: Facts) -> Iterator[Report]:
             allowed,
             retry_for=task.retry_for,
             max_retries=task.max_retries,
-            attributes=queue.attributes or {},
+            depth=queue.visible or 0,
+            retention=queue.retention_seconds or _FOUR_DAYS_SECONDS,
         )
         yield (
             queue.name,

@@ -32,8 +32,8 @@ def _visibility_timeout_zero(facts: Facts) -> Iterator[Report]:
             yield (
                 queue.name,
                 "VisibilityTimeout is 0; expected at least 30 seconds",
-                "SQS hands a message out again while it runs: every task may run on several"
-                " workers at once.",
+                "Workers ask for 30 seconds at each receive; whoever does not, such as a worker"
+                " without this package, runs every task while others run it too.",
                 set_attributes(queue, {"VisibilityTimeout": "30"}),
             )
 

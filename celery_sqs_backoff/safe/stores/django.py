@@ -1,18 +1,21 @@
 """Records in a table of a Django project. The database's clock decides when one ends.
 
 (SQLite has none of its own: there it is the machine's, on which all its users are.) Each change is
-one statement in autocommit, so it is committed when it returns. What has ended is removed by
+one statement in autocommit, so it is committed when it returns. One that the database has taken
+back (a deadlock, a serialization failure) is made again, and so is one whose connection turned out
+to be dead: it was idle for too long, or the server was restarted. What has ended is removed by
 ``manage.py sqs_backoff_clear_expired``, to be run daily.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import StoreInTransaction, StoreUnavailable
 
@@ -20,6 +23,13 @@ __all__ = ["DjangoStore"]
 
 #: add() finds a record that is gone when it looks at it: it tries again, so often.
 _TRIES = 100
+
+#: A statement that the database has taken back is made again, so often.
+_MAX_CONFLICTS = 20
+
+_MYSQL_DEADLOCK = 1213
+
+T = TypeVar("T")
 
 _HASHED = re.compile(r"[a-z-]{1,20}:[0-9a-f]{64}")
 
@@ -43,58 +53,44 @@ class DjangoStore:
         self._using = using
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        from django.db import IntegrityError, transaction  # type: ignore[import-untyped]
-
-        at, new = _key(key), _value(value)
         for _ in range(_TRIES):
-            with self._records() as (records, now):
-                end = now + timedelta(seconds=ttl)
-                if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=end):
-                    return None
-                try:
-                    if self._in_test():
-                        with transaction.atomic(using=self._using):  # keeps the test's usable
-                            records.create(key=at, **new, expires_at=end)
-                    else:
-                        records.create(key=at, **new, expires_at=end)
-                except IntegrityError:
-                    pass
-                else:
-                    return None
+            if self._ask(partial(self._add, _key(key), _value(value), timedelta(seconds=ttl))):
+                return None
             if (there := self.get(key)) is not None:
                 return there
         raise StoreUnavailable("Django: the record comes and goes")
 
     def get(self, key: str) -> str | None:
-        with self._records() as (records, now):
+        def get(records: Any, now: Any) -> str | None:
             there = records.filter(key=_key(key), expires_at__gt=now)
             value: str | None = there.values_list("value", flat=True).first()
-        return value
+            return value
+
+        return self._ask(get)
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
-        changed = 0
-        with self._records() as (records, now):
+        def replace(records: Any, now: Any) -> int:
             end = {} if ttl is None else {"expires_at": now + timedelta(seconds=ttl)}
             there = records.filter(key=_key(key), digest=_digest(old), expires_at__gt=now)
-            changed = there.update(**_value(new), **end)
+            return int(there.update(**_value(new), **end))
+
         # MySQL counts changed rows, not those found: old and new may be the same.
-        return bool(changed) or (old == new and self.get(key) == old)
+        return bool(self._ask(replace)) or (old == new and self.get(key) == old)
 
     def delete(self, key: str, old: str) -> bool:
-        deleted = 0
-        with self._records() as (records, now):
+        def delete(records: Any, now: Any) -> int:
             # Not delete(): with a receiver of pre_delete in the project it would first select, and
             # then delete by key alone.
             ours = records.filter(key=_key(key), digest=_digest(old), expires_at__gt=now)
-            deleted = ours._raw_delete(self._using)
-        return bool(deleted)
+            return int(ours._raw_delete(self._using))
+
+        return bool(self._ask(delete))
 
     def remove_expired(self) -> int:
         """Delete what has ended; return how many records that were."""
-        deleted = 0
-        with self._records() as (records, now):
-            deleted = records.filter(expires_at__lte=now)._raw_delete(self._using)
-        return int(deleted)
+        return self._ask(
+            lambda records, now: int(records.filter(expires_at__lte=now)._raw_delete(self._using))
+        )
 
     def check_settings(self) -> None:
         """Refuse an app or an alias that is missing from the settings. Asks nobody.
@@ -103,7 +99,7 @@ class DjangoStore:
             ValueError: says which, and what to do.
         """
         from django.apps import apps  # type: ignore[import-untyped]
-        from django.db import connections
+        from django.db import connections  # type: ignore[import-untyped]
 
         if not apps.is_installed("celery_sqs_backoff.contrib.django"):
             raise ValueError("add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS")
@@ -138,6 +134,41 @@ class DjangoStore:
         blocks = connections[self._using].atomic_blocks
         return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
 
+    def _add(self, at: str, new: dict[str, str], ttl: timedelta, records: Any, now: Any) -> bool:
+        from django.db import IntegrityError, transaction
+
+        if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
+            return True
+        try:
+            if self._in_test():
+                with transaction.atomic(using=self._using):  # keeps the test's usable
+                    records.create(key=at, **new, expires_at=now + ttl)
+            else:
+                records.create(key=at, **new, expires_at=now + ttl)
+        except IntegrityError:
+            return False
+        return True
+
+    def _ask(self, statement: Callable[[Any, Any], T]) -> T:
+        """Make a statement, given the table and what the database is to take for now.
+
+        Made again, it may have taken effect before: see ``Store``.
+        """
+        from django.db import connections
+
+        connection = connections[self._using]
+        for _ in range(_MAX_CONFLICTS):
+            was_connected = connection.connection is not None
+            try:
+                with self._records() as (records, now):
+                    return statement(records, now)
+            except StoreUnavailable as exc:
+                is_dead = was_connected and connection.connection is None
+                if connection.in_atomic_block or not (is_dead or _is_conflict(exc.__cause__)):
+                    raise
+                failure = exc
+        raise failure
+
     @contextmanager
     def _records(self) -> Iterator[tuple[Any, Any]]:
         """The table, and what the database is to take for now."""
@@ -162,6 +193,13 @@ class DjangoStore:
             # have to wait for that.
             connection.close_if_unusable_or_obsolete()
             raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
+
+
+def _is_conflict(exc: BaseException | None) -> bool:
+    """Whether the database has taken a statement back because of another, so nothing was done."""
+    cause = getattr(exc, "__cause__", None)  # the library's, which knows PostgreSQL's SQLSTATE
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+    return state.startswith("40") or getattr(exc, "args", ())[:1] == (_MYSQL_DEADLOCK,)
 
 
 def _key(key: str) -> str:

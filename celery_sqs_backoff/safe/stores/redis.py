@@ -100,10 +100,16 @@ def _boundary(method: F) -> F:
 
     @wraps(method)
     def wrapped(self: RedisStore, *args: Any, **kwargs: Any) -> Any:
-        from redis.exceptions import RedisError
+        from redis.exceptions import ReadOnlyError, RedisError
 
         try:
-            return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except ReadOnlyError:
+                # The server has become a replica, and did nothing. The address may lead to the one
+                # that took over, which only a new connection finds out.
+                self._redis.connection_pool.disconnect(inuse_connections=False)
+                return method(self, *args, **kwargs)
         except RedisError as exc:
             raise StoreUnavailable(f"Redis: {type(exc).__name__}") from exc
         except UnicodeDecodeError:

@@ -79,19 +79,18 @@ class Agenda(Generic[_Item]):
             slack: seconds by which an item may be early.
         """
         items = []
-        for ticket, item in itertools.islice(self._pop(now + slack), at_most):
+        for ticket, item in itertools.islice(self._pop(now, now + slack), at_most):
             self._live.discard(ticket)
             items.append(item)
         return items
 
-    def _pop(self, until: float) -> Iterator[tuple[int, _Item]]:
-        while True:
-            self._promote(until)
-            if not self._ready:
-                return
-            _, ticket, item = self._ready.popleft()
-            if ticket in self._live:
-                yield ticket, item
+    def _pop(self, now: float, until: float) -> Iterator[tuple[int, _Item]]:
+        """What is early is left where it is, unless it is taken: the rest must not wait for it."""
+        self._promote(now)
+        while self._ready or (self._later and self._later[0][0] <= until):
+            entry = self._ready.popleft() if self._ready else heapq.heappop(self._later)
+            if entry[1] in self._live:
+                yield entry[1:]
 
     def _promote(self, now: float) -> None:
         while self._ready and self._ready[0][1] not in self._live:

@@ -115,7 +115,7 @@ class Answers:
             self._lose(row, failure)
         elif step is Step.DROP:
             book.finish(row, Happening.TOO_LATE, purpose, failure)
-        elif step is Step.SHORTEN:
+        elif step is Step.SHORTEN and (entry.seconds > 1 or purpose is Purpose.RENEW):
             row.longest_seconds = entry.seconds // 2
             book.plan_again(entry, now, now, renew_at=now)
         elif step is Step.PLAIN and not row.without_record:

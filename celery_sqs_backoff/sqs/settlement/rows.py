@@ -100,7 +100,7 @@ class Step(Enum):
     SENT = "its dead letter is there: delete it"
     LOSE = "hands off; whoever runs it is told"
     DROP = "it cannot be settled any more: the row ends, with a warning"
-    SHORTEN = "ask again, for half as long"
+    SHORTEN = "ask again, for half as long; when that is nothing, after a pause"
     PLAIN = "try again without the record"
     REFUSE = "try again after a long pause; say so"
     DOUBT = "try again after a pause, as long as repeating does no harm"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import FullJitter, Schedule
+from celery_sqs_backoff import FullJitter, Policy, Schedule
 from celery_sqs_backoff.doctor import (
     RULES,
     AppFacts,
@@ -139,10 +139,34 @@ BROKEN = {
         ),
         "E006",
     ),
+    "E006 a list that is none": (
+        with_dlq(RedriveAllowPolicy='{"redrivePermission": "byQueue", "sourceQueueArns": 5}'),
+        "E006",
+    ),
     "W007 DLQ of the DLQ": (with_dlq(RedrivePolicy=redrive("graveyard", 5)), "W007"),
     "W008 DLQ retention": (with_dlq(MessageRetentionPeriod="345600"), "W008"),
+    "W008 DLQ keeps less than the longest": (
+        replace(
+            WELL,
+            queues=(
+                queue(
+                    MessageRetentionPeriod="1209600",
+                    dlq=dead_letters(MessageRetentionPeriod="345600"),
+                ),
+            ),
+        ),
+        "W008",
+    ),
     "W009 retention": (with_queue(MessageRetentionPeriod="86400"), "W009"),
     "W010 maxReceiveCount": (with_queue(RedrivePolicy=redrive("mails-dlq", 7)), "W010"),
+    "W010 numbers that are none": (
+        with_queue(
+            RedrivePolicy=redrive("mails-dlq", 7),
+            ApproximateNumberOfMessages="many",
+            MessageRetentionPeriod="long",
+        ),
+        "W010",
+    ),
     "E011 visibility timeout 0": (with_queue(VisibilityTimeout="0"), "E011"),
     "W012 visibility timeout 12 h": (with_queue(VisibilityTimeout="43200"), "W012"),
     "I013 kombu's visibility timeout": (with_app(kombu_visibility_timeout=3600), "I013"),
@@ -250,6 +274,29 @@ def test_a_small_max_receive_count_says_when_messages_become_dead_letters() -> N
     )
 
 
+def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor() -> None:
+    """Workers delay by ``FullJitter()`` instead, and so do the numbers here."""
+
+    class ThreeDelays(Policy):
+        def ceiling(self, attempt: int) -> float:
+            return (1.0, 5.0, 60.0)[attempt - 1]
+
+    facts = replace(
+        with_queue(RedrivePolicy=redrive("mails-dlq", 8)),
+        app=replace(APP, tasks=(replace(TASK, backoff=ThreeDelays()),)),
+    )
+    assert [finding.id for finding in examine(facts)] == ["W010"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"), [("1209600", "1209600"), ("345600", "1209600"), ("60", "61")]
+)
+def test_dead_letters_that_are_kept_for_as_long_as_can_be_are_fine(mine: str, theirs: str) -> None:
+    dlq = dead_letters(MessageRetentionPeriod=theirs)
+    facts = replace(WELL, queues=(queue(MessageRetentionPeriod=mine, dlq=dlq),))
+    assert [f.id for f in examine(facts) if f.id != "W009"] == []
+
+
 def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
     facts = replace(BROKEN["W002 no DLQ"][0], app=with_task(wants_dlq=False).app)
     assert examine(facts) == []
@@ -294,7 +341,7 @@ def test_the_simulated_time_to_a_dead_letter(
     backoff: Any, receives: int, first: tuple[float, float], half: tuple[float, float]
 ) -> None:
     found = dead_lettered_after(
-        backoff, receives, retry_for=36 * 3600, max_retries=None, attributes=attributes("mails")
+        backoff, receives, retry_for=36 * 3600, max_retries=None, depth=2_500, retention=345_600
     )
     assert first[0] <= found[0] <= first[1]
     assert half[0] <= found[1] <= half[1]

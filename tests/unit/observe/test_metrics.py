@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
@@ -184,3 +189,51 @@ def test_a_queue_without_a_name_is_none(metrics: Metrics, registry: CollectorReg
     """What happens to a provider happens to no queue."""
     metrics(GaveBack(queue="", message_id="m"))
     assert registry.get_sample_value("sqs_backoff_messages_waiting", {"queue": ""}) is None
+
+
+def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path: Path) -> None:
+    """The variable is set for the web processes of the same image; the directory is gone."""
+    code = (
+        "from prometheus_client import CollectorRegistry\n"
+        "from celery_sqs_backoff.observe import instruments\n"
+        "from celery_sqs_backoff.observe.prometheus import PrometheusRecorder\n"
+        "registry = CollectorRegistry()\n"
+        "recorder = PrometheusRecorder(registry)\n"
+        "recorder.add(instruments.RECEIVED, 3, 'q')\n"
+        "recorder.add(instruments.RECEIVED, 4, 'q')\n"
+        "print(registry.get_sample_value('sqs_backoff_received_total', {'queue': 'q'}))\n"
+    )
+    gone = tmp_path / "gone"
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(gone)}
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.stdout, found.stderr) == ("7.0\n", "")
+    assert not gone.exists()
+
+
+def test_a_page_is_what_prometheus_reads(metrics: Metrics, registry: CollectorRegistry) -> None:
+    for delay in (0.5, 1.0, 20.0, 100_000.0):
+        metrics(
+            Retried(
+                **{**OF_TASK, "task": 'a"b\\c\nd é'},
+                delay=delay,
+                attempt=1,
+                outcome="retryable",
+                reason="raised",
+            )
+        )
+    page = generate_latest(registry).decode()
+    families = {f.name: f for f in text_string_to_metric_families(page)}
+    delays = list(families["sqs_backoff_retry_delay_seconds"].samples)
+    assert {s.labels["task"] for s in delays} == {'a"b\\c\nd é'}
+    buckets = {s.labels["le"]: s.value for s in delays if s.name.endswith("_bucket")}
+    assert (buckets["1.0"], buckets["4.0"], buckets["60.0"], buckets["+Inf"]) == (2, 2, 3, 4)
+    assert [s.value for s in delays if s.name.endswith("_count")] == [4]
+    assert [s.value for s in delays if s.name.endswith("_sum")] == [100_021.5]
+    assert families["sqs_backoff_retries"].type == "counter"
