@@ -162,10 +162,10 @@ class Keeper:
             seconds = self._table.seconds_to_receive_for(queue)
         return seconds or queue.visibility_timeout_seconds
 
-    def queue_changed(self, queue: Queue) -> None:
-        """Go by a queue's new attributes for the messages that were received before, too."""
+    def queue_read(self, queue: Queue) -> None:
+        """Go by a queue's newest attributes for the messages that were received before, too."""
         with self._lock:
-            self._table.queue_changed(queue)
+            self._table.queue_read(queue)
 
     def held(self) -> list[Lease]:
         with self._lock:

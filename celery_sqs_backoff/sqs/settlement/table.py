@@ -99,8 +99,8 @@ class SettlementTable:
         self._book.keep_content(row)
         self._book.plan_removal(row, now, now)
 
-    def queue_changed(self, queue: QueueFacts) -> None:
-        """Somebody has changed a queue: where its dead letters go, or how long a receive hides."""
+    def queue_read(self, queue: QueueFacts) -> None:
+        """Enter where a queue's dead letters go, and how long it hides: somebody may change it."""
         for row in self._book.rows.values():
             if row.queue.url == queue.url:
                 row.queue = queue
