@@ -21,6 +21,7 @@ __all__ = [
     "frames",
     "proxy_wants_credentials",
     "tried_before",
+    "was_sent",
     "wrapped",
 ]
 
@@ -81,13 +82,13 @@ def tried_before(exc: BaseException) -> bool:
 def _tried(module: str, function: str, frame: FrameType) -> bool:
     if (module, function) == ("urllib3.connectionpool", "urlopen"):
         history = getattr(frame.f_locals.get("retries"), "history", None) or ()
-        return any(_was_sent(getattr(attempt, "error", None)) for attempt in history)
+        return any(was_sent(getattr(attempt, "error", None)) for attempt in history)
     if module.startswith("stripe.") and "request_with_retries" in function:
         return bool(frame.f_locals.get("num_retries"))
     return False
 
 
-def _was_sent(error: BaseException | None) -> bool:
+def was_sent(error: BaseException | None) -> bool:
     """Whether an attempt that ended so had left: with a status, or not while connecting."""
     return error is None or not (
         any(type(e).__name__ in _NO_CONNECTION for e in wrapped(error)) or before_the_request(error)

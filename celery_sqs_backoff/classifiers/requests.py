@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..retry.outcomes import Classifier
-from ..traces import entered, tried_before
-from .answers import read_answer
+from ..traces import entered, tried_before, was_sent
+from .answers import answer, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 from .urllib import never_to_be_sent, nothing_was_sent
 
@@ -14,7 +16,20 @@ _MODULE = "requests.exceptions"
 
 
 def _answered(exc: BaseException) -> Finding | None:
-    return read_answer(getattr(exc, "response", None))
+    response = getattr(exc, "response", None)
+    found = read_answer(response)
+    retries = getattr(getattr(response, "raw", None), "retries", None)
+    if found and any(map(_left_in_doubt, getattr(retries, "history", None) or ())):
+        return Finding(Meaning.IN_DOUBT, found.retry_after_seconds)
+    return found
+
+
+def _left_in_doubt(attempt: Any) -> bool:
+    """Whether an attempt that urllib3 has repeated by itself may have been processed."""
+    found = answer(attempt.status, now=0.0)
+    if found is None:
+        return was_sent(attempt.error)
+    return found.meaning in (Meaning.IN_DOUBT, Meaning.UNAVAILABLE)
 
 
 def _while_preparing(exc: BaseException) -> bool:
@@ -22,7 +37,12 @@ def _while_preparing(exc: BaseException) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(_MODULE, "HTTPError", _answered, "its status decides"),
+    Rule(
+        _MODULE,
+        "HTTPError",
+        _answered,
+        "its status decides; in doubt if urllib3's retries had left an attempt before it in doubt",
+    ),
     Rule(
         _MODULE,
         "ConnectTimeout",

@@ -39,7 +39,7 @@ def journal_directory() -> Path | None:
 @contextmanager
 def until_signalled() -> Iterator[threading.Event]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP. The second one, whichever it is, raises
-    KeyboardInterrupt: it does not wait for giving back."""
+    KeyboardInterrupt: it does not wait for giving back. What is ignored stays so (``nohup``)."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # Python hands signals to the main thread only
@@ -54,7 +54,8 @@ def until_signalled() -> Iterator[threading.Event]:
             click.echo("Finishing what is under way; the rest is given back.", err=True)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, on_signal)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, on_signal)
     try:
         yield stop
     finally:

@@ -35,10 +35,9 @@ class Canary:
         self._timeout, self._clock = timeout, clock
         self._usual_depth: dict[str, int] = {}
 
-    def note_usual_depth(self, main: Endpoint | None) -> None:
-        """How many messages are in the main queue before the canary."""
-        if main is not None:
-            self._usual_depth[main.url] = main.depth().total
+    def note_usual_depth(self, main: Endpoint) -> None:
+        """How many messages are in a main queue before the canary."""
+        self._usual_depth[main.url] = main.depth().total
 
     def watch(self, destinations: Sequence[Endpoint], *, messages: int) -> None:
         """Wait until it has left the main queue; end the run if it does not, or comes back.
@@ -58,7 +57,7 @@ class Canary:
                 return
             try:
                 back = self._source.depth().total - (messages - book.ledger.deleted)
-                gone = all(q.depth().total <= self._usual_depth.get(q.url, 0) for q in destinations)
+                gone = all(q.depth().total <= self._usual_depth[q.url] for q in destinations)
             except RedriveError:  # it was tried several times; the deadline ends it
                 back, gone = 0, False
             if back > _LOST_SHARE * sent:

@@ -1,20 +1,20 @@
-"""Sends messages that are held, until the fate of each is known, and deletes what was sent."""
+"""Sends messages that are held, until the fate of each is known."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from ..sqs.errors import Failure, Kind
+from ..sqs.errors import Kind
 from .arrivals import Arrivals
+from .deletes import Deletes
 from .message import DeadLetter
 from .pace import Pace
 from .queues import Endpoint
 from .report import Ended
 from .sender import Packed, Result, entries_for, packed, send
 from .settings import Settings
-from .source import tens
 from .sweep import TRIES, Sweep
 from .triage import Action, Disposition
 
@@ -23,11 +23,6 @@ __all__ = ["Delivery"]
 #: SQS forgets a FIFO deduplication id after so long.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html
 _DEDUPLICATION_SECONDS = 300
-
-#: Sent messages that may be waiting for their delete before the run stops sending.
-_MOST_UNDELETED = 100
-
-_NO_DELETE = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
 
 class Delivery:
@@ -60,13 +55,16 @@ class Delivery:
         self._run_id, self._default = run_id, default
         self._clock, self._now, self._sleep, self._rng = clock, now, sleep, rng
         self.spread = settings.spread
+        #: Told of each queue before anything is sent there.
+        self.on_destination: Callable[[Endpoint], None] = lambda to: None
         #: URLs of queues that are not there or not for us; why.
         self.closed: dict[str, str] = {}
+        #: FIFO: groups of which a message is left, so that those after it wait for it.
+        self.held_groups: set[str | None] = set()
         self._destinations: dict[str, Endpoint] = {}
         # Until SQS has deleted one batch, only one is sent at a time.
         self._first = threading.Lock()
-        self._deletes = self._source.is_archive
-        self._undeleted: set[str] = set()  # SQS did not delete these when it was asked
+        self.deletes = Deletes(sweep)
 
     @property
     def destinations(self) -> list[Endpoint]:
@@ -85,7 +83,9 @@ class Delivery:
 
     def send_all(self, to: Endpoint, messages: Sequence[DeadLetter]) -> None:
         """Send messages to one queue, each in its slot; delete what was sent."""
-        self._destinations[to.url] = to
+        if to.url not in self._destinations:
+            self.on_destination(to)
+            self._destinations[to.url] = to
         entries, unreadable = entries_for(
             messages,
             run_id=self._run_id,
@@ -96,14 +96,12 @@ class Delivery:
             spread=self.spread,
             rng=self._rng,
         )
-        self._book.fail(unreadable, "unreadable: it cannot be sent as it is")
-        blocked: set[str | None] = set()  # FIFO groups of which a message could not be sent
+        self._fail(to, unreadable, "unreadable: it cannot be sent as it is")
+        lost: set[str | None] = set()  # groups of which a message will be received again
         size = self._pace.batch_size(self._clock())
         for batch in packed(entries, size=size, one_per_group=to.is_fifo):
-            if to.is_fifo and any(message.group_id in blocked for message, _ in batch):
-                held = [message for message, _ in batch if message.group_id in blocked]
-                self._book.fail(held, "an earlier message of its group failed")
-                batch = [entry for entry in batch if entry[0].group_id not in blocked]
+            if to.is_fifo:
+                batch = self._in_order(batch, lost)
             if not batch:
                 continue
             slot = self._pace.reserve(len(batch), self._clock())
@@ -112,25 +110,21 @@ class Delivery:
             if self._halt.is_set:
                 return
             ours = self._still_ours(batch)
-            blocked |= {message.group_id for message, _ in batch if (message, _) not in ours}
+            lost |= {message.group_id for message, _ in batch if (message, _) not in ours}
             if ours:
-                blocked |= self._send_first(to, ours)
+                lost |= self._send_first(to, ours)
 
-    def drop(self, messages: Sequence[DeadLetter]) -> None:
-        """Delete messages unsent; what SQS does not delete has failed."""
-        for batch in tens(messages):
-            ours = self._book.keep_ours(batch, self._sweep.hold_seconds)
-            left = self._delete({m.id: m.handle for m in ours}, dropped=ours)
-            self._book.fail([m for m in ours if m.id in left], "SQS did not delete it")
-
-    def delete(self, sent: Sequence[tuple[str, str]]) -> None:
-        """Delete messages that were sent: ids and receipt handles."""
-        for batch in tens(sent):
-            self._delete(dict(batch))
-
-    def delete_what_is_left(self) -> None:
-        """At the end: try once more."""
-        self.delete(self._book.undeleted())
+    def _in_order(self, batch: Sequence[Packed], lost: Collection[str | None]) -> list[Packed]:
+        """FIFO: leave what comes after a message that is left; what comes after one that will be
+        received again is, too."""
+        self._book.fail(
+            [message for message, _ in batch if message.group_id in self.held_groups],
+            "an earlier message of its group failed",
+        )
+        batch = [entry for entry in batch if entry[0].group_id not in self.held_groups]
+        again = [message for message, _ in batch if message.group_id in lost]
+        self._sweep.give_back(self._book.release(again, admitted=True))
+        return [entry for entry in batch if entry[0].group_id not in lost]
 
     def _still_ours(self, batch: Sequence[Packed]) -> list[Packed]:
         """Leave out what may have become visible while it waited: it is received again."""
@@ -140,7 +134,7 @@ class Delivery:
     def _send_first(self, to: Endpoint, batch: Sequence[Packed]) -> set[str | None]:
         """Until a delete has worked, send one batch at a time: if deleting is denied, no more than
         that is delivered and left."""
-        if self._deletes:
+        if self.deletes.work:
             return self._send(to, batch)
         with self._first:
             if self._halt.is_set:
@@ -148,27 +142,27 @@ class Delivery:
             return self._send(to, batch)
 
     def _send(self, to: Endpoint, batch: Sequence[Packed]) -> set[str | None]:
-        """Send until each message's fate is known; delete what was sent. Returns failed groups."""
-        blocked: set[str | None] = set()
+        """Send until each message's fate is known; delete what was sent. Returns groups of which
+        a message will be received again."""
+        lost: set[str | None] = set()
         left, attempt = list(batch), 0
         while left:
             attempt += 1
             result = self._send_once(to, left)
             left = result.again
-            blocked |= {message.group_id for message in result.lost}
+            lost |= {message.group_id for message in result.lost}
             if result.refused:
-                blocked |= self._refused(to, result.refused, alone=len(batch) == 1)
+                lost |= self._refused(to, result.refused, alone=len(batch) == 1)
             if result.in_doubt:
                 left = left + self._in_doubt(to, result.in_doubt)
             if not left:
                 break
             if result.closed or attempt == TRIES:
-                blocked |= {message.group_id for message, _ in left}
                 self._give_up(to, left, result)
                 break
             if attempt > 1 or not result.sent:
                 self._sweep.pause(attempt)
-        return blocked
+        return lost
 
     def _send_once(self, to: Endpoint, batch: Sequence[Packed]) -> Result:
         began, now = self._when_allowed(len(batch)), self._now()
@@ -185,7 +179,7 @@ class Delivery:
         if result.sent:
             recognised = self._now() - _DEDUPLICATION_SECONDS if to.is_fifo else None
             self._book.has_sent(result.sent, to.name, recognised=recognised)
-            self.delete([(message.id, message.handle) for message in result.sent])
+            self.deletes.sent([(message.id, message.handle) for message in result.sent])
         self._book.was_unsent(result.unsent)
         if result.in_doubt:
             resend = self._settings.in_doubt == "resend"
@@ -205,15 +199,19 @@ class Delivery:
         self, to: Endpoint, refused: Sequence[tuple[Packed, str]], *, alone: bool
     ) -> set[str | None]:
         """SQS will not have these. As a batch that can be the fault of one of them."""
-        blocked: set[str | None] = set()
+        lost: set[str | None] = set()
         if not alone and len({code for _, code in refused}) == 1 and len(refused) > 1:
             for item, _ in refused:
-                blocked |= self._send(to, [item])
-            return blocked
+                lost |= self._send(to, [item])
+            return lost
         for item, code in refused:
-            self._book.fail([item[0]], code)
-            blocked.add(item[0].group_id)
-        return blocked
+            self._fail(to, [item[0]], code)
+        return lost
+
+    def _fail(self, to: Endpoint, messages: Sequence[DeadLetter], why: str) -> None:
+        self._book.fail(messages, why)
+        if to.is_fifo:
+            self.held_groups |= {message.group_id for message in messages}
 
     def _in_doubt(self, to: Endpoint, batch: Sequence[Packed]) -> list[Packed]:
         """The response was lost. Returns what is to be sent again."""
@@ -227,50 +225,11 @@ class Delivery:
         why = f"SendMessageBatch to {to.name}: {failure}"
         if to.is_fifo:
             self._book.name_doubted([message for message, _ in left])
-        self._book.fail([message for message, _ in left], why)
+        self._fail(to, [message for message, _ in left], why)
         if result.closed and to is not self._default and result.closed.kind is not Kind.LOCAL:
             self.closed[to.url] = why  # one old message must not end it for all others
         else:
             self._halt(Ended.UNREACHABLE, why)
-
-    # Deleting
-
-    def _delete(
-        self, handles: dict[str, str], *, dropped: Sequence[DeadLetter] = ()
-    ) -> dict[str, Failure]:
-        """Delete; try again what SQS did not delete. Returns what is left."""
-        if self._source.is_archive:
-            return {}
-        left = dict(handles)
-        failed: dict[str, Failure] = {}
-        for attempt in range(1, TRIES + 1):
-            ids = list(left)
-            results = self._source.delete(list(left.values()))
-            failed = {id_: f for id_, f in zip(ids, results, strict=True) if f is not None}
-            done = [id_ for id_ in ids if id_ not in failed]
-            if done:
-                self._deletes = True
-            self._book.has_deleted(done, [m for m in dropped if m.id in done])
-            left = {id_: left[id_] for id_ in failed}
-            if not any(f.is_transient for f in failed.values()) or attempt == TRIES:
-                break
-            self._sweep.pause(attempt)
-        self._stop_if_undeletable(handles, failed)
-        return failed
-
-    def _stop_if_undeletable(self, tried: Collection[str], failed: Mapping[str, Failure]) -> None:
-        with self._book.lock:
-            self._undeleted.difference_update(tried)
-            self._undeleted.update(failed)
-            undeleted = len(self._undeleted)
-        denied = next((f for f in failed.values() if f.kind in _NO_DELETE), None)
-        if denied is not None or undeleted > _MOST_UNDELETED:
-            code = denied or next(iter(failed.values()), "not deleted")
-            self._halt(
-                Ended.UNREACHABLE,
-                f"DeleteMessageBatch: {code}. {undeleted} messages are sent and still in the queue:"
-                " a run without this one's journal sends them again",
-            )
 
 
 def _of(batch: Sequence[Packed], messages: Sequence[DeadLetter]) -> list[Packed]:

@@ -31,27 +31,26 @@ def finish(
     messages: int,
     now: float,
 ) -> RedriveReport:
-    """Settle what is left to settle, and tell the end. Raises what has ended the run, if it raised.
+    """Settle what is left to settle, and tell the end.
 
     Arguments:
         messages: in the source at the start.
         now: seconds since the epoch.
     """
-    book.name_undeleted("SQS did not delete it")
     if book.error is not None:
         halt.fail(book.error)
-    if book.file_error is not None:
-        halt(Ended.FAILED, f"cannot write the journal: {book.file_error.strerror}")
+    _stop_if_unwritten(book, halt)
     if halt.ended is Ended.DONE and settings.limit is None:
         book.settle_gone(now - _LONGEST_HIDDEN_SECONDS)
     if halt.ended not in (Ended.UNREACHABLE, Ended.FAILED):
         book.end()
+        _stop_if_unwritten(book, halt)
     try:
         remaining = source.depth().total
     except RedriveError:  # the report of what was done is worth more than this one number
         remaining = max(0, messages - book.ledger.deleted)
     book.tell_progress(messages, settings.limit)
-    report = tell_end(
+    return tell_end(
         book,
         source,
         settings,
@@ -61,9 +60,11 @@ def finish(
         detail=halt.detail,
         is_refused=isinstance(halt.error, RedriveRefused),
     )
-    if halt.error is not None:
-        raise halt.error
-    return report
+
+
+def _stop_if_unwritten(book: Book, halt: Halt) -> None:
+    if book.file_error is not None:
+        halt(Ended.FAILED, f"cannot write the journal: {book.file_error.strerror}")
 
 
 def tell_end(
@@ -77,7 +78,8 @@ def tell_end(
     detail: str,
     is_refused: bool = False,
 ) -> RedriveReport:
-    """Tell the audit line, and the end."""
+    """Name what may be sent again; tell the audit line, and the end."""
+    book.name_undeleted("SQS has not confirmed the delete")
     with book.lock:
         numbers = numbers_of(book.ledger)
         report = RedriveReport(

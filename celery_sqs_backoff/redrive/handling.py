@@ -65,7 +65,6 @@ class Handling:
         self._route, self._settings, self._pace, self._gate = route, settings, pace, gate
         self._archive, self._run_id, self._messages = archive, run_id, messages
         self._clock, self._now = clock, now
-        self._held_groups: set[str | None] = set()  # FIFO: one thread
 
     def __call__(self, found: dict[Receipt, list[DeadLetter]]) -> None:
         delivery = self._delivery
@@ -75,7 +74,7 @@ class Handling:
                 [(m, Disposition(Action.SKIP, "sent by an earlier run")) for m in sent_before]
             )
         else:
-            delivery.delete([(m.id, m.handle) for m in sent_before])
+            delivery.deletes.sent([(m.id, m.handle) for m in sent_before])
         chosen = self._triaged(found.get(Receipt.NEW, []))
         room = self._book.admit(len(chosen), self._settings.limit)
         chosen, over = chosen[:room], chosen[room:]
@@ -91,7 +90,7 @@ class Handling:
             except OSError as exc:
                 self._halt(Ended.FAILED, f"cannot write the archive: {exc.strerror}")
                 return
-        delivery.drop([m for m, d in chosen if d.action is Action.DROP])
+        delivery.deletes.drop([m for m, d in chosen if d.action is Action.DROP])
         by_url: dict[str, list[DeadLetter]] = defaultdict(list)
         queues: dict[str, Endpoint] = {}
         for message, disposition in chosen:
@@ -134,13 +133,13 @@ class Handling:
         """FIFO: what comes after a message that stays waits for it, also in the same receive."""
         if not self._source.is_fifo:
             return disposition
-        if disposition.action is Action.SEND and message.group_id in self._held_groups:
+        if disposition.action is Action.SEND and message.group_id in self._delivery.held_groups:
             return Disposition(Action.FAIL, "an earlier message of its group was left")
         is_meant = disposition.reason not in (NOT_SELECTED, EXPIRED)
         if is_meant and disposition.action in (
             Action.FAIL, Action.HOLD, Action.POISON, Action.SKIP,
         ):  # fmt: skip
-            self._held_groups.add(message.group_id)
+            self._delivery.held_groups.add(message.group_id)
         return disposition
 
     def _stop_if_too_late(self, chosen: Chosen) -> None:

@@ -277,8 +277,9 @@ class Ledger:
 
     @property
     def hidden(self) -> int:
-        """Messages in the source that are hidden for this run, as far as it knows."""
-        return len(self.rows)
+        """Messages in the source that are hidden for this run, for certain: of those that were
+        sent SQS may have lost no more than the answer to their delete."""
+        return len(self.rows) - self.counts[State.SENT]
 
     @property
     def undeleted(self) -> list[tuple[str, str]]:

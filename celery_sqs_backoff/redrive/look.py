@@ -242,9 +242,12 @@ class _Look:
             is_fifo = self._source.is_fifo
             sweep.run(1 if is_fifo else max(1, min(_MOST_THREADS, -(-places // 10))), self._handle)
         finally:
-            halt.finish()
-            keeper.join()
-            sweep.give_all_back()
+            try:
+                halt.finish()
+                keeper.join()
+                sweep.give_all_back()
+            finally:
+                sweep.close()
         if halt.error is not None:
             raise halt.error
         if halt.ended is Ended.UNREACHABLE:

@@ -34,6 +34,7 @@ _UNANSWERED_SECONDS = 60.0
 _MOST_LISTED = 10
 
 _GOES_ON = "The move goes on in SQS, without us; the console or CancelMessageMoveTask ends it."
+_IN_DOUBT = "It is not known whether the move has begun (see ListMessageMoveTasks)."
 _OVER = {"COMPLETED", "CANCELLED", "FAILED"}
 
 
@@ -102,20 +103,22 @@ def move(
     if settings.rate is not None:
         request["MaxNumberOfMessagesPerSecond"] = int(settings.rate)
     task = _Task(route.source)
-    task.start(request)
-    tell(Started(uuid4().hex[:12], route.source.name, messages, threads=0))
     destinations = [str(request.get("DestinationArn", "each message's own queue"))]
     try:
+        task.start(request)
+        tell(Started(uuid4().hex[:12], route.source.name, messages, threads=0))
         state = _followed(task, messages, started_at, tell, stop, clock)
         report = _report(route.source, state, task.moved, messages)
-    except BaseException as exc:  # SQS has moved some, whatever ends our looking
+    except RedriveRefused:  # there is no move
+        raise
+    except BaseException as exc:  # SQS may have moved some, whatever ends our looking
         is_ours = isinstance(exc, RedriveError)
         report = RedriveReport(
             sent=task.moved,
             deleted=task.moved,
             remaining=max(0, messages - task.moved),
             ended=Ended.UNREACHABLE if is_ours else Ended.INTERRUPTED,
-            detail=str(exc) if is_ours else f"{type(exc).__name__}. {_GOES_ON}",
+            detail=str(exc) if is_ours else f"{type(exc).__name__}. {task.what_now}",
         )
         _tell_end(tell, settings, report, route.source, destinations)
         raise
@@ -208,6 +211,11 @@ class _Task:
             if not failure.may_have_been_done or not self._found(retried(self._listed)):
                 raise self._error("StartMessageMoveTask", failure, exc) from exc
 
+    @property
+    def what_now(self) -> str:
+        """For a person, whom we leave alone with it."""
+        return _IN_DOUBT if self._handle is None else _GOES_ON
+
     def state(self) -> dict[str, Any] | Failure:
         """What SQS lists of it; as running if it is not listed yet."""
         listed = self._listed()
@@ -256,5 +264,5 @@ class _Task:
             text = response.get("Error", {}).get("Message", failure.code)
             return RedriveRefused(f"SQS refuses the move: {text}")
         if failure.may_have_been_done and exc is not None:
-            what = f"It is not known whether the move has begun (see ListMessageMoveTasks). {what}"
+            what = f"{_IN_DOUBT} {what}"
         return unreachable(what, failure)

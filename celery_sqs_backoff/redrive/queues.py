@@ -23,7 +23,7 @@ from ..sqs.arns import QueueArn, is_queue_name
 from ..sqs.calls import Calls
 from ..sqs.clients import settling_client
 from ..sqs.errors import Failure, Kind, Operation, failure_of
-from .errors import RedriveRefused, unreachable
+from .errors import RedriveRefused, RedriveUnreachable, unreachable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -237,7 +237,8 @@ class Broker:
     def _named(self, name: str, shown: str, arn: QueueArn | None = None) -> Endpoint:
         if not is_queue_name(name):
             raise _no_such_queue(shown)
-        predefined = self._predefined(name) or self._beside_predefined(name)
+        unread: dict[str, RedriveUnreachable] = {}
+        predefined = self._predefined(name) or self._beside_predefined(name, unread)
         if arn is not None and arn in predefined:
             return predefined[arn]
         if len(predefined) > 1:
@@ -245,13 +246,13 @@ class Broker:
                 f"Queue {shown!r} may be any of {', '.join(map(str, predefined))}: give its ARN."
             )
         if predefined:
-            return next(iter(predefined.values()))
+            return _certain(next(iter(predefined.values())), arn, unread)
         for candidate in dict.fromkeys((self._channel.canonical_queue_name(name), name)):
             if (candidate_url := self._url(candidate)) is not None:
                 found = self._existing(candidate_url, None)
                 if found is not None:
-                    return found[0]
-        raise _no_such_queue(shown)
+                    return _certain(found[0], arn, unread)
+        raise next(iter(unread.values()), _no_such_queue(shown))
 
     def _predefined(self, name: str) -> dict[QueueArn, Endpoint]:
         """By the key, or else by the name in the URL, which several Regions can have."""
@@ -262,13 +263,22 @@ class Broker:
         existing = (self._existing(queues[key]["url"], key) for key in keys)
         return {found[0].arn: found[0] for found in existing if found is not None}
 
-    def _beside_predefined(self, name: str) -> dict[QueueArn, Endpoint]:
-        """Dead-letter queues of predefined queues, whose credentials serve both."""
+    def _beside_predefined(
+        self, name: str, unread: dict[str, RedriveUnreachable]
+    ) -> dict[QueueArn, Endpoint]:
+        """Dead-letter queues of predefined queues, whose credentials serve both.
+
+        ``unread`` gets the URLs where others might be, and why that could not be read.
+        """
         siblings: dict[QueueArn, Endpoint] = {}
         for key, queue in self._channel.predefined_queues.items():
-            found = self._existing(queue["url"], key)
+            url = f"{queue['url'].rpartition('/')[0]}/{name}"
+            try:
+                found = self._existing(queue["url"], key)
+            except RedriveUnreachable as exc:
+                unread[url] = exc
+                continue
             if found is not None and found[1] and found[1].rpartition(":")[2] == name:
-                url = f"{queue['url'].rpartition('/')[0]}/{name}"
                 sibling = self._existing(url, key)
                 if sibling is not None and str(sibling[0].arn) == found[1]:
                     siblings.setdefault(sibling[0].arn, sibling[0])
@@ -342,6 +352,17 @@ def broker_of(app: Celery, *, connections: int = 40) -> Iterator[Broker]:
         if isinstance(channel, Failure):
             raise _error("Cannot connect to SQS", channel)
         yield Broker(channel)
+
+
+def _certain(
+    found: Endpoint, wanted: QueueArn | None, unread: Mapping[str, RedriveUnreachable]
+) -> Endpoint:
+    """A queue that cannot be read matters only if it could make another one the one of this name.
+    The operator has no business with most of the app's queues."""
+    for url, error in unread.items():
+        if wanted is None and url != found.url:
+            raise error
+    return found
 
 
 def _error(what: str, failure: Failure) -> Exception:

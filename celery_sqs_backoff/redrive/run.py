@@ -117,23 +117,27 @@ class Run:
         )
         try:
             self._look_through(sweep, handle)
-            delivery.delete_what_is_left()
+            delivery.deletes.try_once_more()
+            self._say_if_incomplete()
             sweep.give_all_back()
+            report = finish(
+                self._book,
+                self._halt,
+                self._source,
+                self._settings,
+                delivery.destinations,
+                messages=self._messages,
+                now=self._now(),
+            )
         except KeyboardInterrupt:  # a second signal: what is hidden comes back by itself
             remaining = max(0, self._messages - self._book.ledger.deleted)
             self._tell_end(remaining, Ended.INTERRUPTED, "by a second signal")
             raise
         finally:
             sweep.close()
-        return finish(
-            self._book,
-            self._halt,
-            self._source,
-            self._settings,
-            delivery.destinations,
-            messages=self._messages,
-            now=self._now(),
-        )
+        if self._halt.error is not None:
+            raise self._halt.error
+        return report
 
     def _prepare_sweep(self) -> Sweep:
         resumed = not self._past.is_settled
@@ -184,7 +188,6 @@ class Run:
             if self._settings.canary and self._messages and not self._settings.delete:
                 self._send_canary(sweep, handle)
             sweep.run(threads, handle, most=self._most_to_ask, limit=limit)
-            self._say_if_incomplete()
         except Exception as exc:  # noqa: BLE001  # it is raised when all has been given back
             self._halt.fail(exc)
         finally:
@@ -192,7 +195,7 @@ class Run:
             keeper.join()
 
     def _say_if_incomplete(self) -> None:
-        if self._halt.is_set:
+        if self._halt.ended is not Ended.DONE:
             return
         limit = self._settings.limit
         if why := why_incomplete(self._book, self._source, self._messages, limit):
@@ -210,10 +213,11 @@ class Run:
             timeout=self._settings.canary_timeout,
             clock=self._clock,
         )
-        canary.note_usual_depth(self._route.default)
         limit = min(self._settings.canary, self._settings.limit or self._settings.canary)
         self._delivery.spread = 0.0  # the canary is waited for
+        self._delivery.on_destination = canary.note_usual_depth
         sweep.run(1, handle, limit=limit)
+        self._delivery.on_destination = lambda to: None
         self._delivery.spread = self._settings.spread
         canary.watch(self._delivery.destinations, messages=self._messages)
         if not self._halt.is_set:

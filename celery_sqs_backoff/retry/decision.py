@@ -14,6 +14,7 @@ retry asked        delete: Celery has published a copy          hide
 ignored            delete
 rejected           dead letter
 requeued           hide within the budgets, else dead letter
+not begun          as requeued: Celery failed before the run
 process lost       hide within crash budget and budgets,        the word
                    else dead letter
 hard time limit    as process lost                              the word
@@ -67,6 +68,7 @@ class End(Enum):
     IGNORED = "ignored"
     REJECTED = "rejected"
     REQUEUED = "requeued"
+    NOT_BEGUN = "not begun"
     PROCESS_LOST = "process lost"
     TIME_LIMIT = "hard time limit"
     #: Something other than an ``Exception``, or a ``MemoryError``: nobody knows how far it got.
@@ -261,6 +263,7 @@ _WITHOUT_A_WORD: Mapping[End, Callable[[Facts], Settle]] = {
     End.IGNORED: _delete,
     End.REJECTED: _rejected,
     End.REQUEUED: _requeued,
+    End.NOT_BEGUN: _requeued,
     End.PROCESS_LOST: _crashed(GiveUpReason.WORKER_LOST),
     End.TIME_LIMIT: _crashed(GiveUpReason.TIME_LIMIT),
     End.ABORTED: _crashed(GiveUpReason.ABORTED),

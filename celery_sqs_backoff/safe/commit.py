@@ -9,7 +9,12 @@ from typing import Any
 
 from .errors import StoreInTransaction
 
-__all__ = ["after_commit", "open_transactions", "refuse_open_transaction"]
+__all__ = [
+    "after_commit",
+    "open_transactions",
+    "refuse_manual_transaction",
+    "refuse_open_transaction",
+]
 
 
 def after_commit(send: Callable[[], object]) -> None:
@@ -21,6 +26,7 @@ def after_commit(send: Callable[[], object]) -> None:
         django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``:
             Django runs no hooks then.
     """
+    refuse_manual_transaction()
     for alias in open_transactions():
         from django.db import transaction  # type: ignore[import-untyped]
 
@@ -37,6 +43,22 @@ def open_transactions() -> list[str]:
         for connection in _connections()
         if connection.in_atomic_block or not connection.get_autocommit()
     ]
+
+
+def refuse_manual_transaction() -> None:
+    """Refuse what is to be done after a commit that Django will not tell of.
+
+    Raises:
+        django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``.
+    """
+    for connection in _connections():
+        if not connection.in_atomic_block and not connection.get_autocommit():
+            from django.db import transaction
+
+            raise transaction.TransactionManagementError(
+                "Nothing can be sent after the commit: autocommit is off for the database alias"
+                f" {connection.alias!r}, outside atomic(), where Django runs no hooks"
+            )
 
 
 def refuse_open_transaction(what: str) -> None:

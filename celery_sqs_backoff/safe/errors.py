@@ -105,6 +105,7 @@ class AlreadyDone(Refused):
     """A run of this very message has ended well; ``result`` is what it returned.
 
     ``has_result`` is false if that could not be kept: JSON could not hold it, or it was too large.
+    If something waits for it, the rest of a chain or a callback, the message is a dead letter.
     """
 
     def __init__(self, passage: Any) -> None:
@@ -114,7 +115,7 @@ class AlreadyDone(Refused):
         self.result = passage.result if passage.has_result else kept
 
     def __str__(self) -> str:
-        return "this message is done"
+        return "this message is done" + ("" if self.has_result else "; its result was not kept")
 
 
 class OtherInput(SafeError):

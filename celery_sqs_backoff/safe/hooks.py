@@ -15,7 +15,7 @@ from celery.utils.log import get_task_logger
 from ..text import error_site, printable
 from .errors import AlreadyDone, Refused
 from .guard import Guard, Passage, Run, enter, finish, unset
-from .identity import message_of, run_id_of
+from .identity import acts_of, message_of, run_id_of
 from .names import input_of
 from .settings import vault_of
 from .store import key_of
@@ -95,7 +95,8 @@ class Hooks:
     def _finish_guard(self, result: object) -> None:
         """After a run that ended well: this message is done. Does not raise."""
         passage: Passage | None = getattr(self.request, "sqs_passage", None)
-        if passage is not None:
+        # Published again by retry(throw=False), the message is not done.
+        if passage is not None and not getattr(self.request, "sqs_goes_on", False):
             try:
                 finish(self._vault, passage, result)
             except Exception as exc:  # noqa: BLE001  # the store is away, or the task has left a transaction open
@@ -104,9 +105,9 @@ class Hooks:
                 logger.error("sqs_backoff.guard_not_finished: %s", error_site(exc.__cause__ or exc))
 
     def _unset_guard(self, args: object = (), kwargs: object = None) -> None:
-        """With ``undo``: nothing can have been processed. Does not raise."""
+        """With ``undo``: what has failed was not processed; nor was a step. Does not raise."""
         passage: Passage | None = getattr(self.request, "sqs_passage", None)
-        if passage is not None:
+        if passage is not None and not acts_of(self):
             self._unset(passage)
 
     def _take_back_refused(self, refused: Refused) -> bool:
@@ -119,6 +120,14 @@ class Hooks:
             getattr(self.request, "sqs_workflows", None)
         )
         return is_over or self._compensate_given_up(may_run_again=True)
+
+    def _is_awaited(self, refused: Refused) -> bool:
+        """Whether what follows the task waits for a result that could not be kept.
+
+        The run that was done may have ended before it handed the result on; nobody can now.
+        """
+        is_lost = isinstance(refused, AlreadyDone) and not refused.has_result
+        return is_lost and bool(self.request.chain or self.request.callbacks)
 
     def _end_refused(self, refused: Refused) -> Ignore:
         """Store why the message was refused; return what to raise to end its chain there."""
@@ -171,9 +180,10 @@ class Hooks:
     def _is_certainly_not_processed(self, exc: BaseException) -> bool:
         """Whether nothing was done, by the verdict on the exception or on what is retried for."""
         if isinstance(exc, Retry):
-            if exc.exc is None:  # a bare self.retry(): the task says so itself
+            cause = exc.exc or exc.__context__  # in an except block it is for the error caught
+            if cause is None:  # a bare self.retry(): the task says so itself
                 return True
-            exc = exc.exc
+            exc = cause
         if not isinstance(exc, Exception):
             return False
         judge: Callable[[Exception], Any] = getattr(self, "_judge")  # noqa: B009  # its host's

@@ -10,7 +10,15 @@ from celery import _state
 from .errors import OutsideRun
 from .names import input_of
 
-__all__ = ["begin_call", "carrier_of", "is_in_a_message", "message_of", "run_id_of"]
+__all__ = [
+    "acts_of",
+    "begin_call",
+    "carrier_of",
+    "is_in_a_message",
+    "message_of",
+    "note_act",
+    "run_id_of",
+]
 
 
 def message_of(task: Any) -> tuple[str, str]:
@@ -61,6 +69,18 @@ def carrier_of(task: Any) -> tuple[str, Any] | None:
 def is_in_a_message(task: Any) -> bool:
     """Whether a message is being run, by this task or by one that has called it."""
     return carrier_of(task) is not None
+
+
+def note_act(task: Any) -> None:
+    """Note that a step of the message that is being run has been done, or may have been."""
+    if (carrier := carrier_of(task)) is not None:
+        vars(carrier[1])["sqs_acts"] = acts_of(task) + 1
+
+
+def acts_of(task: Any) -> int:
+    """How many steps this run of the message has done, or may have done."""
+    carrier = carrier_of(task)
+    return 0 if carrier is None else int(getattr(carrier[1], "sqs_acts", 0))
 
 
 def run_id_of(request: Any) -> str:

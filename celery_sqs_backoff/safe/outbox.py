@@ -26,7 +26,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
 from ..text import error_site, printable
-from .commit import after_commit, open_transactions
+from .commit import after_commit, open_transactions, refuse_manual_transaction
 from .errors import StoreInTransaction
 
 __all__ = ["CLAIM_SECONDS", "send_left_calls", "send_on_commit", "use_autocommit"]
@@ -54,9 +54,12 @@ def send_on_commit(
     Raises:
         ImproperlyConfigured: ``celery_sqs_backoff.contrib.django`` is not installed, or the open
             transaction is on another database than the outbox.
+        django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``.
         TypeError: the arguments are not the task's, or they or the options are not JSON.
     """
     calls, now, alias = _calls()
+    _connect(alias)
+    refuse_manual_transaction()
     others = set(open_transactions()) - {alias}
     if others and alias not in open_transactions():
         raise ImproperlyConfigured(
@@ -66,11 +69,14 @@ def send_on_commit(
         )
     if task.typing and hasattr(task, "__header__"):  # as Celery does, but only when it sends
         task.__header__(*args, **kwargs)
-    if isinstance(seconds := options.get("expires"), int | float):  # from now, not from the sending
+    # For a sender that does not have the task. (A queue or exchange may be an object: its name.)
+    own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
+    seconds = options.get("expires", own.get("expires"))
+    if isinstance(seconds, int | float):  # from now, not from the sending
         options["expires"] = task.app.now() + timedelta(seconds=seconds)
     task_id = str(options.pop("task_id", None) or uuid4())
     try:
-        call = dumps({"args": list(args), "kwargs": kwargs, "options": options})
+        call = dumps({"args": list(args), "kwargs": kwargs, "options": options, "own": own})
     except (TypeError, ValueError) as exc:
         raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
     claim = uuid4().hex
@@ -90,7 +96,7 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
     """Send the calls that nobody has sent in time; return how many were sent.
 
     Each is claimed first, so of several workers one sends it. What cannot be sent waits for the
-    next round, behind the others.
+    next round, behind the others: a round tries no call twice.
 
     Arguments:
         between: called before each call; what it raises ends the round, and nothing is lost.
@@ -102,12 +108,16 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
     calls, now, alias = _calls()
     _refuse_transaction(alias)
     sent = failed = 0
+    tried: set[str] = set()
     while failed < _MAX_FAILED:
         due = calls.filter(claimed_until__lte=now).order_by("claimed_until")
         found = list(due.values_list("task_id", "claim")[:_BATCH])
-        if not found:
+        if not found or found[0][0] in tried:
             break
         for task_id, claim in found:
+            if task_id in tried:
+                continue
+            tried.add(task_id)
             between()
             mine = uuid4().hex
             if not _take_over(calls, task_id, claim, mine):
@@ -150,6 +160,7 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
         if name in app.tasks:
             app.tasks[name].apply_async(args, call["kwargs"], task_id=task_id, **options)
         else:  # a task of another service
+            options = {**call.get("own", {}), **options}
             app.send_task(name, args, call["kwargs"], task_id=task_id, **options)
     except Exception as exc:  # noqa: BLE001  # whatever the broker's library raises; the row stays
         logger.error(
@@ -167,9 +178,16 @@ def _is_the_calls_own(failure: Exception | None) -> bool:
     return is_its_own and not isinstance(failure, OSError)  # a certificate's is a ValueError too
 
 
+def _connect(alias: str) -> None:
+    """Open the connection, if it is not: whether autocommit is off shows only then."""
+    from django.db import connections  # type: ignore[import-untyped]
+
+    connections[alias].ensure_connection()
+
+
 def use_autocommit() -> None:
     """Leave a setting ``AUTOCOMMIT`` of ``False``: for a thread whose connection is its own."""
-    from django.db import connections  # type: ignore[import-untyped]
+    from django.db import connections
 
     connection = connections[_calls()[2]]
     if not connection.in_atomic_block and not connection.get_autocommit():

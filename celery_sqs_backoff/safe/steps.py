@@ -61,7 +61,8 @@ _MAX_NAME_CHARACTERS = 200
 _MAX_UNDO_CHARACTERS = 120_000
 _RESULT_CHARACTERS = 1_000
 
-#: A step's record is written anew, to be kept for another 30 days, when it is used after a day.
+#: A step's record and its scope's are written anew, to be kept for another 30 days, when they are
+#: used after a day.
 _RENEW_SECONDS = 24 * 3600.0
 
 
@@ -74,6 +75,7 @@ class Steps:
         app: the Celery app that sends ``confirm`` and ``undo``.
         run: the run that asks.
         is_certain: whether a step's exception says that nothing was done.
+        note_act: called once a step has been done, or is in doubt.
         clock: seconds since the epoch.
     """
 
@@ -85,6 +87,7 @@ class Steps:
         run: Run,
         *,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
+        note_act: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -93,6 +96,7 @@ class Steps:
         self._app = app
         self._run = run
         self._is_certain = is_certain
+        self._note_act = note_act
         self.scope = Scope(vault, scope)
         #: The undoing tasks that the code of this run has named.
         self._undo: dict[str, Signature] = {}
@@ -131,9 +135,12 @@ class Steps:
             try:
                 result = fn(*args, **kwargs)
             except BaseException as exc:
-                if is_ours and self._is_certain(exc):
+                if not self._is_certain(exc):
+                    self._note_act()
+                elif is_ours:
                     self._forget(key, text)
                 raise
+            self._note_act()
             text = self._recorded(key, text, result, undo, confirm)
         record = loads(text)
         if record["state"] == CONFIRM:
@@ -205,7 +212,7 @@ class Steps:
                 if loads(there)["state"] != IN_PROGRESS:
                     return there  # another run was quicker: what it has recorded is what counts
                 text = there
-        except StoreUnavailable as exc:
+        except Exception as exc:  # a soft time limit too: none of the task's rules may repeat it
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _bound(self, signature: Signature, result: object, key: str, what: str) -> Signature:
@@ -282,7 +289,9 @@ class Steps:
         def listed(scope: dict[str, Any]) -> dict[str, Any]:
             total = scope.get("undo", 0) + size
             # What has ended well is no longer taken back, until another step is done.
-            goes_on = {"ended": False} if begins and scope.get("ended") else {}
+            goes_on: dict[str, Any] = {"ended": False} if begins and scope.get("ended") else {}
+            if self._clock() - scope.get("at", 0) > _RENEW_SECONDS:
+                goes_on["at"] = int(self._clock())  # the list is kept for as long as its steps
             if name in scope["steps"]:
                 return goes_on
             if len(scope["steps"]) < _MAX_LISTED and total <= _MAX_UNDO_CHARACTERS:

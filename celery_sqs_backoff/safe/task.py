@@ -16,7 +16,7 @@ from .commit import after_commit
 from .errors import StoreLost, StoreUnavailable
 from .guard import Guard, Run, enter
 from .hooks import Hooks
-from .identity import carrier_of, is_in_a_message, message_of, run_id_of
+from .identity import acts_of, carrier_of, is_in_a_message, message_of, note_act, run_id_of
 from .lock import DEFAULT_LEASE_SECONDS, Lock
 from .names import text_of
 from .settings import namespace_of, outbox_by_default
@@ -85,6 +85,7 @@ class SafeTask(Hooks):
             lease=lease,
             namespace=namespace_of(self.app),
             is_certain=self._is_certainly_not_processed,
+            note_act=partial(note_act, self),
         )
         if carrier is not None:
             _remembered(carrier[1], "sqs_workflows")[f"scope:{scope}"] = workflow
@@ -177,7 +178,8 @@ class SafeTask(Hooks):
     def guarded(self, key: object, *, window: float) -> Iterator[None]:
         """The option ``guard`` for a part of the task, or for a key that it must look up first.
 
-        If the block fails such that nothing can have been processed, the record is taken back.
+        If the block fails such that nothing can have been processed, and no step of it has been
+        done, the record is taken back.
         The same message passes again, also after the block has ended well: what must not be done
         again goes into a step. Does nothing when the task is called as a function, outside a run.
 
@@ -192,10 +194,11 @@ class SafeTask(Hooks):
             return
         with self._in_the_middle():
             passage = enter(self._vault, text, self._run, seconds)
+        before = acts_of(self)
         try:
             yield
         except BaseException as exc:
-            if self._is_certainly_not_processed(exc):
+            if self._is_certainly_not_processed(exc) and acts_of(self) == before:
                 self._unset(passage)
             raise
 
@@ -269,7 +272,8 @@ class SafeTask(Hooks):
 
     def _steps(self, where: str) -> Steps:
         certain = self._is_certainly_not_processed
-        return Steps(self._vault, where, self.app, self._run, is_certain=certain)
+        act = partial(note_act, self)
+        return Steps(self._vault, where, self.app, self._run, is_certain=certain, note_act=act)
 
     def _scope(self, scope: object) -> str:
         if scope is not None:

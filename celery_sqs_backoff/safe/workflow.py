@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class Workflow:
             one step takes.
         namespace: of the idempotency keys.
         is_certain: whether a step's exception says that nothing was done.
+        note_act: called once a step has been done, or is in doubt.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class Workflow:
         lease: float,
         namespace: str,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
+        note_act: Callable[[], None] = lambda: None,
     ) -> None:
         self._vault = vault
         self._scope = scope
         self._namespace = namespace
         self._run = run
         self._lock = Lock(vault, scope, lease=lease)
-        self._steps = Steps(vault, scope, app, run, is_certain=is_certain)
+        self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
         self._done: set[str] = set()
 
     def step(
@@ -194,15 +197,30 @@ def compensate_scopes_of(
         run: one of the message's, or what stands for it.
         opened: workflows of the run that has ended, by scope, if it was in this process.
 
-    What could not be done is done when a run of the message enters the workflow again, such as
-    after a redrive.
+    One that cannot be taken back leaves the others be. What could not be done is done when a run
+    of the message enters the workflow again, such as after a redrive.
     """
+
+    def take_back(scope: str) -> None:
+        workflow = (opened or {}).get(scope)
+        if workflow is None:
+            workflow = Workflow(vault, scope, app, run, lease=60, namespace="")
+        workflow.take_back()
+
+    scopes: list[str] = []
+    taken_back = _outcome(lambda: scopes.extend(_scopes_of(vault, run)))
+    for scope in scopes:
+        outcome = _outcome(partial(take_back, scope))
+        if outcome is TakenBack.UNREACHED:
+            return outcome  # nor would it answer for the others, perhaps after a while each
+        if outcome is TakenBack.OWED:
+            taken_back = outcome
+    return taken_back
+
+
+def _outcome(take_back: Callable[[], None]) -> TakenBack:
     try:
-        for scope in _scopes_of(vault, run):
-            workflow = (opened or {}).get(scope) or Workflow(
-                vault, scope, app, run, lease=60, namespace=""
-            )
-            workflow.take_back()
+        take_back()
     except NotDispatched as exc:
         logger.error("sqs_backoff.not_compensated: %s", error_site(exc.__cause__ or exc))
         return TakenBack.OWED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -34,7 +35,7 @@ from .binding import (
 )
 from .failed_run import Final, drawn_delay, judge_failure, retries_before
 from .handover import BackoffRetry, NamedRetry, delivery_of
-from .wrapping import contain_hooks, wrap_run, wrap_trace
+from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
 
@@ -84,8 +85,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
     which publishes a copy, is off.
 
     On another broker, and with ``task_always_eager``, a retry is Celery's own with this task's
-    delay. An eager task without ``max_retries`` is not retried: no time passes there, so nothing
-    would end it. Called as a function, the task raises what it raises.
+    delay; an eager task needs ``max_retries``. Called as a function, it raises what it raises.
 
     Raises:
         ImproperlyConfigured: when the task is bound to an app with options that are not legal,
@@ -117,6 +117,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
 
     #: False for Celery's own tasks (``celery.chord_unlock``), which behave as without this class.
     is_covered: ClassVar[bool] = True
+    stores_started: ClassVar[bool] = False  # see task/starting.py
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
     #: (celery/app/autoretry.py): being there is what keeps that mechanism off.
@@ -144,8 +145,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             raise ImproperlyConfigured(f"{cls.name}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries
         overrule_settings(cls, app)
-        wrap_run(cls)
-        contain_hooks(cls)
+        wrap_task(cls)
         app.steps["consumer"].add("celery_sqs_backoff.worker.step:LeaseStep")
         app.steps["worker"].add("celery_sqs_backoff.safe.check:StoreStep")
 
@@ -227,6 +227,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
+            request.sqs_goes_on = not throw  # its copy does, although this run may return
             return super().retry(
                 args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
@@ -250,7 +251,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
                 task_args=request.args,
                 task_kwargs=request.kwargs,
             )
-        request.sqs_final = Final(failure, reason)
+        request.sqs_final = Final(failure, reason, sys.exc_info()[1] if exc is None else failure)
         raise_with_context(failure)
         raise AssertionError("raise_with_context raises")
 

@@ -53,17 +53,24 @@ class Aborted(BaseException):
 
 
 class Final:
-    """What ``self.retry()`` raised because no retry was left, and why."""
+    """What ``self.retry()`` raised because no retry was left, and why.
 
-    def __init__(self, failure: BaseException, reason: GiveUpReason) -> None:
+    Arguments:
+        cause: what the retry would have been for; ``None`` if the task has not said.
+    """
+
+    def __init__(
+        self, failure: BaseException, reason: GiveUpReason, cause: BaseException | None
+    ) -> None:
         self.failure = failure
         self.reason = reason
+        self.cause = cause
 
     @staticmethod
-    def of(request: Any, exc: BaseException) -> GiveUpReason | None:
-        """Why ``self.retry()`` has raised this exception; ``None`` if it has not."""
-        final = getattr(request, "sqs_final", None)
-        return final.reason if final is not None and final.failure is exc else None
+    def of(request: Any, exc: BaseException) -> Final | None:
+        """What ``self.retry()`` has raised, if it is this exception."""
+        final: Final | None = getattr(request, "sqs_final", None)
+        return final if final is not None and final.failure is exc else None
 
 
 class FailedRun:
@@ -147,7 +154,7 @@ class FailedRun:
                 self._task._compensate_given_up(may_run_again=False)
             return retry
         word: Word
-        word = GiveUp(final, verdict.outcome) if final else self._word(exc, verdict)
+        word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
         if isinstance(word, GiveUp) and not self._task._compensate_given_up(
             may_run_again=verdict.wants_retry or verdict.nothing_was_processed
         ):
@@ -243,8 +250,23 @@ def ended_by(exc: TaskPredicate) -> Ended:
 
 def judge_failure(task: Any, exc: Exception) -> Verdict:
     """Say what a failure of the task's run means."""
-    if Final.of(task.request, exc) is not None:
+    if (final := Final.of(task.request, exc)) is not None:
+        return judge_retry(task, final.cause)
+    return _judge(task, exc)
+
+
+def judge_retry(task: Any, cause: BaseException | None) -> Verdict:
+    """Say what it means that the task has asked for a retry, whether there is one left or not.
+
+    Arguments:
+        cause: what it is retried for. ``None``: the task says itself that nothing was processed.
+    """
+    if cause is None:
         return Verdict(Outcome.RETRYABLE)
+    return _judge(task, cause) if isinstance(cause, Exception) else Verdict(Outcome.UNKNOWN)
+
+
+def _judge(task: Any, exc: Exception) -> Verdict:
     options = task.backoff_options
     return judge(
         exc,

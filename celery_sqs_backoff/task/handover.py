@@ -60,11 +60,13 @@ class Report:
 class Run:
     """A run that is under way in this process, for a message from SQS."""
 
-    __slots__ = ("busy_receives", "delivery", "report", "task_id")
+    __slots__ = ("busy_receives", "delivery", "has_begun", "report", "task_id")
 
     def __init__(self, task_id: str, delivery: Delivery) -> None:
         self.task_id = task_id
         self.delivery = delivery
+        #: Whether the task's own code was called.
+        self.has_begun = False
         #: What the run has said about its end; ``None`` until then.
         self.report: Report | None = None
         #: Receives that led to a run which found a lock held; ``None``: the store was not asked.

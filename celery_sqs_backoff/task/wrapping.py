@@ -40,9 +40,10 @@ from .handover import (
     run_of,
 )
 from .leaving import ends_the_process, is_pools_time_limit
+from .starting import prepare_start, store_started
 from .tracing import note_end
 
-__all__ = ["contain_hooks", "wrap_run", "wrap_trace"]
+__all__ = ["wrap_task", "wrap_trace"]
 
 logger = get_task_logger(__name__)
 
@@ -70,7 +71,14 @@ class FailedInPool(Exception):
         return str(self.args[0]) if self.args else type(self).__name__
 
 
-def wrap_run(cls: Any) -> None:
+def wrap_task(cls: Any) -> None:
+    """Wrap the start, the ``run`` and the hooks of a task, once."""
+    prepare_start(cls)
+    _wrap_run(cls)
+    _contain_hooks(cls)
+
+
+def _wrap_run(cls: Any) -> None:
     """Wrap a task's ``run``, once. (A ``__call__`` would cost every run several times as much.)"""
     run = cls.run
     if getattr(run, "_is_wrapped", False):
@@ -80,6 +88,8 @@ def wrap_run(cls: Any) -> None:
     @wraps(run)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
+        if (running := RUNNING.get()) is not None:
+            running.has_begun = True
         if request is not None:
             if request.id is not None and getattr(request, "sqs_is_running", False):
                 return _called_by_itself(self, args, kwargs)
@@ -98,6 +108,8 @@ def wrap_run(cls: Any) -> None:
             if not self._take_back_refused(refused):
                 owed = NotDispatched("What an earlier run has done is to be taken back first")
                 raise FailedRun(self, owed, args, kwargs).instead() or owed from refused
+            if self._is_awaited(refused):
+                raise FailedRun(self, refused, args, kwargs).instead() or refused from None
             if not isinstance(refused, AlreadyDone) or not refused.has_result:
                 raise self._end_refused(refused) from None
             result = refused.result
@@ -109,7 +121,7 @@ def wrap_run(cls: Any) -> None:
         finally:
             if request is not None:
                 request.sqs_is_running = False
-        if RUNNING.get() is not None and (current := run_of(self.request)) is not None:
+        if running is not None and (current := run_of(self.request)) is not None:
             current.report = _RETURNED
             note_end(current, attempt=self.request.retries + 1)
         return result
@@ -135,7 +147,7 @@ def _called_by_itself(task: Any, args: Any, kwargs: Any) -> Any:
         _task_stack.pop()
 
 
-def contain_hooks(cls: Any) -> None:
+def _contain_hooks(cls: Any) -> None:
     """Keep what the task's own hooks raise from changing what has been decided; it is logged."""
     for name in _HOOKS:
         hook = getattr(cls, name)
@@ -163,6 +175,8 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
 
     def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
+        if task.stores_started:
+            store_started(task, task_id, request)
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
         run = Run(task_id, delivery)
@@ -191,7 +205,9 @@ def _result_of_escaped(task: Any, run: Run, request: Any, exc: BaseException) ->
 
     report = run.report
     if report is None:
-        end = End.RAISED if isinstance(exc, Exception) else End.ABORTED
+        # Before the run nothing was processed: it is tried again, within the budgets.
+        end = End.RAISED if run.has_begun else End.NOT_BEGUN
+        end = end if isinstance(exc, Exception) else End.ABORTED
         report = Report(Ended(end), _error_of(task, exc))
     if report.ended.end is End.RETURNED:
         report = _returned_but(task, run, request, exc)

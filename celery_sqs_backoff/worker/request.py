@@ -261,12 +261,13 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
         is_crash = ended.word is None and ended.end in WITHOUT_THE_TASK
+        comes_back = ended.end is End.NOT_BEGUN and isinstance(settle, Hide)
         if isinstance(settle, GiveBack):
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
             state.task_ready(self)
             self._announce_retry(raised(exc_info), exc_info, int(settle.seconds))
-        elif isinstance(ended.word, RetryIn):
+        elif isinstance(ended.word, RetryIn) or comes_back:
             state.task_ready(self)
             exc = raised(exc_info)
             self._send_retried(getattr(exc, "exc", None) or exc, exc_info.traceback)

@@ -40,7 +40,9 @@ logger = get_logger(__name__)
 _SUCCESSES = frozenset({End.RETURNED, End.IGNORED})
 
 #: Ends of messages whose task was not begun, or that are not the task's doing.
-_WITHOUT_A_RUN = frozenset({End.REFUSED, End.NOT_STARTED, End.REVOKED, End.CANCELLED})
+_WITHOUT_A_RUN = frozenset(
+    {End.REFUSED, End.NOT_STARTED, End.NOT_BEGUN, End.REVOKED, End.CANCELLED}
+)
 
 #: Ends that leave no workflow to take back: a run that raised has done so in its own process, and
 #: those of a run that returned have ended. It must not be repeated because the store is away.
@@ -127,7 +129,7 @@ class Settler:
             self._emit(RunEnded, outcome=outcome, attempt=self._retries + 1)
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
-        owes = _gives_up(settle) and ended.end not in _COMPENSATED
+        owes = ended.end is End.REVOKED or (_gives_up(settle) and ended.end not in _COMPENSATED)
         if owes and not self._compensate():
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):

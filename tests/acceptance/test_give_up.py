@@ -110,7 +110,7 @@ def receives() -> None:
     raise Retryable("the queue's maxReceiveCount comes first")
 
 
-@task("by_hand", bind=True, max_retries=1)
+@task("by_hand", bind=True, max_retries=1, retry_on=(ProviderDown,))
 def by_hand(self: Any) -> None:
     try:
         raise ProviderDown("down")

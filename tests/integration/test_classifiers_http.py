@@ -588,6 +588,27 @@ def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider: HttpF
     assert outcomes(by_requests, exc) == (UNKNOWN, REPEATED)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (502, 429, (UNKNOWN, REPEATED)),
+        (502, 402, (UNKNOWN, REPEATED)),
+        (429, 429, (RETRYABLE, RETRYABLE)),
+        (429, 402, (NOT_PROCESSED, NOT_PROCESSED)),
+    ],
+)
+def test_a_refusal_after_a_retry_of_urllib3s_own_may_follow_what_was_processed(
+    provider: HttpFaults, first: int, second: int, expected: Any
+) -> None:
+    provider.behave = lambda handler: answer(first if provider.seen == 1 else second)(handler)
+    retry = urllib3.Retry(1, status_forcelist=[first], allowed_methods=None, raise_on_status=False)
+    with requests.Session() as session:
+        session.mount("http://", requests.adapters.HTTPAdapter(max_retries=retry))
+        exc = raised(lambda: session.post(provider.url, timeout=5).raise_for_status())
+    assert provider.seen == 2
+    assert outcomes(by_requests, exc) == expected
+
+
 def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider: HttpFaults) -> None:
     provider.behave = answer(200, b"<h1>welcome</h1>")
     exc = raised(lambda: requests.post(provider.url, timeout=5).json())

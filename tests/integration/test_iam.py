@@ -76,7 +76,7 @@ def asked(stage: RedriveStage, proxy: FaultProxy) -> Callable[[], dict[str, set[
     def asked() -> dict[str, set[str]]:
         found: dict[str, set[str]] = defaultdict(set)
         names = {stage.queue.name: MAIN, stage.dlq.name: DLQ}
-        # Only a local server that does not know ListDeadLetterSourceQueues is asked for all queues.
+        # kombu lists all queues as it connects, if none is predefined.
         for operation in {*OPERATIONS.values()} - {"ListQueues"}:
             for request in proxy.requests(operation):
                 name = request.get("QueueName") or request["QueueUrl"].rpartition("/")[2]

@@ -396,3 +396,64 @@ def test_a_call_that_is_sent_late_expires_when_it_was_to(mail: Any, broker: Brok
     [(_, _, options)] = broker.sent
     late = options["expires"] - before - timedelta(seconds=60)
     assert timedelta(0) <= late < timedelta(seconds=30)
+
+
+def test_with_autocommit_off_a_call_that_is_refused_is_not_written(
+    mail: Any, broker: Broker
+) -> None:
+    """Who catches the error and commits has not called it."""
+    from django.db import connection, connections, transaction
+
+    connections.close_all()
+    connection.settings_dict["AUTOCOMMIT"] = False
+    try:
+        with pytest.raises(transaction.TransactionManagementError):
+            mail.delay_on_commit(7, durable=True)
+        connection.commit()
+    finally:
+        connection.settings_dict["AUTOCOMMIT"] = True
+        connections.close_all()
+    assert (broker.sent, left()) == ([], 0)
+
+
+def test_a_sender_without_the_task_sends_it_as_the_task_says(mail: Any, broker: Broker) -> None:
+    """Else it would go to the default queue, where no worker knows it."""
+    from django.db import transaction
+
+    mail.queue, mail.priority, mail.expires = "mails", 3, 60
+    broker.is_down = True
+    before = mail.app.now()
+    with transaction.atomic():
+        mail.apply_async_on_commit((7,), durable=True, priority=5)
+    let_claims_end()
+    sent: list[dict[str, Any]] = []
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.send_task = lambda name, args, kwargs, **options: sent.append(options)
+    assert send_left_calls(other) == 1
+    [options] = sent
+    assert (options["queue"], options["priority"]) == ("mails", 5)
+    assert timedelta(seconds=59) < options["expires"] - before < timedelta(seconds=90)
+
+
+def test_a_round_tries_each_call_once(
+    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong calls whose claims end before the round does would keep it going for ever."""
+    from django.db import transaction
+
+    broker.is_down = True
+    with transaction.atomic():
+        for number in range(3):
+            mail.delay_on_commit(number, durable=True)
+    let_claims_end()
+    tried: list[str] = []
+
+    def refuse(_: Any, args: Any, kwargs: Any, task_id: str, **options: Any) -> None:
+        tried.append(task_id)
+        assert len(tried) < 10, "the round does not end"
+        raise TypeError("the task's arguments were changed by a deployment")
+
+    type(mail).apply_async = refuse
+    monkeypatch.setattr(outbox, "CLAIM_SECONDS", -1.0)
+    assert send_left_calls(mail.app) == 0
+    assert len(tried) == len(set(tried)) == 3

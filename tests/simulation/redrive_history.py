@@ -18,7 +18,7 @@ from typing import Any
 from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
 from celery_sqs_backoff.redrive import Ended, RedriveError, RedriveReport
-from celery_sqs_backoff.redrive.events import InDoubt, Sent
+from celery_sqs_backoff.redrive.events import Audit, Finished, InDoubt, NotDeleted, Sent
 from celery_sqs_backoff.redrive.ledger import State
 from celery_sqs_backoff.redrive.sweep import Holding
 from tests.support.fake_sqs import Fault
@@ -35,6 +35,8 @@ ACTIONS = (
 ERRORS = (
     "InternalError",
     "Throttling",
+    "ExpiredToken",
+    None,  # an answer that lists nothing
     ReadTimeoutError(endpoint_url="x"),
     ConnectTimeoutError(endpoint_url="x"),
 )
@@ -49,11 +51,20 @@ def faults(rng: random.Random) -> list[Fault]:
             some = frozenset(rng.sample(range(10), rng.randint(1, 3)))
             found.append(Fault(action, rng.choice(("InternalError", "Throttling")), entries=some))
         else:
-            lost = isinstance(error, ReadTimeoutError) and rng.random() < 0.7
+            may_be_lost = error is None or isinstance(error, ReadTimeoutError)
+            lost = may_be_lost and rng.random() < 0.7
             found.append(Fault(action, error, after=lost))
     if rng.random() < 0.1:  # the first send arrives, and SQS says so of none of its repetitions
         lost = Fault("SendMessageBatch", ReadTimeoutError(endpoint_url="x"), after=True)
         found = [lost, *[Fault("SendMessageBatch", "Throttling")] * 12]
+    if rng.random() < 0.1:  # deletes arrive, and SQS says so of none
+        found += [Fault("DeleteMessageBatch", ReadTimeoutError(endpoint_url="x"), after=True)] * 12
+    if rng.random() < 0.1:  # somebody changes the policy
+        found += [Fault(rng.choice(ACTIONS), "AccessDenied")] * rng.randint(1, 3)
+    if rng.random() < 0.1:
+        found += [Fault("SendMessageBatch", "InvalidMessageContents")] * rng.randint(1, 3)
+    if rng.random() < 0.1:  # six tries of one count, and some
+        found += [Fault("GetQueueAttributes", "InternalError")] * rng.randint(1, 8)
     if rng.random() < 0.2:  # nothing can be renewed
         found += [Fault("ChangeMessageVisibilityBatch", "InternalError")] * 200
     return found
@@ -65,19 +76,53 @@ class History:
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = rng = random.Random(seed)
         latency = rng.choice((0.0, 0.02, 1.0))
-        self.world = world = World(directory, seed=seed, latency=latency, threads=None)
+        self.is_fifo = rng.random() < 0.2
+        self.world = world = World(
+            directory, seed=seed, latency=latency, threads=None, fifo=self.is_fifo
+        )
         self.bodies = [f"m{n}" for n in range(rng.choice((1, 7, 23, 40)))]
-        ids = world.fill(*self.bodies)
-        self.body_of = dict(zip(ids, self.bodies, strict=True))
+        self.groups = rng.choice((1, 3))
+        self.body_of = {self.fill(n, body): body for n, body in enumerate(self.bodies)}
         self.bounced: set[str] = set()
-        self.may_bounce = rng.choice((0, 0, 0, 3))
-        self.shows_twice = rng.choice((0.0, 0.0, 0.1))
-        self.has_rival = not (self.shows_twice or self.may_bounce) and rng.random() < 0.5
+        self.may_bounce = 0 if self.is_fifo else rng.choice((0, 0, 0, 3))
+        self.shows_twice = 0.0 if self.is_fifo else rng.choice((0.0, 0.0, 0.1))
+        is_alone = self.is_fifo or self.shows_twice or self.may_bounce
+        self.has_rival = not is_alone and rng.random() < 0.5
+        source = world.sqs.queues[world.source.url]
+        source.stale_handles_delete = rng.random() < 0.7
+        self.signalled_at: int | None = None
+        self.steps_to_second_signal: int | None = None
+        self.full_at = 0  # the steps at which the disk is full begin
+        self.was_full = False
+        self.oversleeps = not self.has_rival and rng.random() < 0.1
         world.on_event, world.before_step = self.on_event, self.before_step
+        world.is_disk_full = self.is_disk_full
         self.options: dict[str, Any] = {"max_replays": 1_000}
         self.options["holding"] = rng.choice((None, None, Holding(5, 5)))
         if rng.random() < 0.4:
             self.options["rate"] = rng.choice(("2/s", "50/s", "10/m"))
+
+    def fill(self, number: int, body: str) -> str:
+        if not self.is_fifo:
+            return self.world.fill(body)[0]
+        group = f"g{number % self.groups}"
+        return self.world.fill(body, MessageGroupId=group, MessageDeduplicationId=body)[0]
+
+    def is_disk_full(self) -> bool:
+        is_full = 0 < self.full_at <= self.world.steps < self.full_at + 10
+        self.was_full |= is_full
+        return is_full
+
+    def signals(self) -> None:
+        """A first signal, and a second one while the run gives back and ends."""
+        world = self.world
+        if world.steps == self.signalled_at:
+            world.stop.set()
+        if world.stop.is_set() and world.is_main_thread and self.steps_to_second_signal is not None:
+            if not self.steps_to_second_signal:
+                self.steps_to_second_signal = None
+                raise KeyboardInterrupt
+            self.steps_to_second_signal -= 1
 
     def on_event(self, event: object) -> None:
         self.check_the_sum()
@@ -89,8 +134,11 @@ class History:
                 self.rng.choice(in_flight).visible_at = self.world.clock.now
 
     def before_step(self) -> None:
+        if self.oversleeps and self.rng.random() < 0.02:  # the machine was suspended
+            self.world.clock.now += 400
         if self.has_rival and self.rng.random() < 0.5:
             self.take_what_is_visible()
+        self.signals()
 
     def take_what_is_visible(self) -> None:
         """Somebody else redrives, too: what this run does not hold any more is theirs."""
@@ -130,13 +178,39 @@ class History:
         left = Counter(row.left for row in ledger.rows.values() if row.state is State.ASIDE)
         assert +ledger.left == left
 
+    def check_the_end(self, events: list[Any], report: RedriveReport | None) -> None:
+        """However it ends, unless it is killed: the last event has its numbers, and the ids."""
+        assert self.world.run is not None
+        if not events:  # SQS did not say how many messages there are: it has not begun
+            assert report is None
+            return
+        assert [type(event) for event in events].count(Finished) == 1
+        assert [type(event) for event in events].count(Audit) == 1
+        assert isinstance(events[-1], Finished)
+        found = events[-1].report
+        assert report is None or report == found
+        ledger = self.world.run._book.ledger
+        assert found.not_deleted == len(ledger.undeleted)
+        named = {id_ for e in events if isinstance(e, NotDeleted) for id_ in e.ids}
+        assert named >= {id_ for id_, _ in ledger.undeleted}, "sent, not deleted, and not named"
+        if found.ended in (Ended.DONE, Ended.INCOMPLETE):
+            assert not ledger.waiting, "done, and a message is in no one's hands"
+            left = found.failed + found.skipped + found.poison + found.not_deleted
+            left += ledger.left["in_doubt"]
+            assert left + found.deleted == found.looked_at, "the report does not add up"
+
     def redrive(self, in_doubt: str = "resend") -> RedriveReport:
         """A run that says that it is done has left only what it counts, and what came back."""
         source = self.world.sqs.queues[self.world.source.url]
         before = {message.id for message in source.messages}
         copies, bounced = self.world.bodies(self.world.main), len(self.bounced)
+        events = len(self.world.events)
         try:
             report = self.world.redrive(**self.options, in_doubt=in_doubt)
+            self.check_the_end(self.world.events[events:], report)
+        except (KeyboardInterrupt, RedriveError):
+            self.check_the_end(self.world.events[events:], None)
+            raise
         finally:
             if in_doubt == "hold" and not self.has_rival:
                 now = self.world.bodies(self.world.main)
@@ -156,11 +230,15 @@ class History:
         for _ in range(rng.randint(0, 4)):
             world.sqs.faults += faults(rng)
             world.dies_at = (rng.randint(1, 60), rng.random() < 0.5) if rng.random() < 0.8 else None
-            with suppress(Killed, RedriveError):
+            self.signalled_at = rng.randint(1, 60) if rng.random() < 0.3 else None
+            self.steps_to_second_signal = rng.choice((None, 0, 1, 2, 3))
+            self.full_at = rng.randint(1, 60) if rng.random() < 0.1 else 0
+            with suppress(Killed, KeyboardInterrupt, RedriveError):
                 self.redrive("hold" if rng.random() < holds else "resend")
             world.sqs.faults.clear()
             world.clock.now += rng.choice((0, 5, 40, 400))
         world.dies_at, self.may_bounce = None, 0
+        self.signalled_at, self.full_at, self.oversleeps = None, 0, False
         world.sqs.faults += faults(rng)
         report = None
         for _ in range(6):
@@ -168,7 +246,8 @@ class History:
                 report = self.redrive()
             world.sqs.faults.clear()
             world.clock.now += 400
-            if not world.bodies(world.source) and report is not None:
+            is_done = report is not None and report.ended is Ended.DONE
+            if is_done and not world.bodies(world.source):
                 break
         self.judge(report)
 
@@ -180,11 +259,20 @@ class History:
         twice = {body for body, count in copies.items() if count > 1}
         assert twice <= named, f"sent twice and not named: {twice - named}"
         told = Counter(id_ for e in world.events if isinstance(e, Sent) for id_ in e.ids)
-        assert max(told.values(), default=1) == 1, "what was noted as sent is never sent again"
+        if not self.was_full:
+            assert max(told.values(), default=1) == 1, "what was noted as sent is never sent again"
+        if self.is_fifo:
+            for group in range(self.groups):
+                order = list(dict.fromkeys(self.arrived(f"g{group}")))
+                assert order == self.bodies[group :: self.groups], "a group's order is lost"
         assert not world.bodies(world.source)
         assert report is not None
         assert report.remaining == 0 or self.has_rival
         assert world.journal_path.read_text().endswith('{"is":"ended"}\n')
+
+    def arrived(self, group: str) -> list[str]:
+        main = self.world.sqs.queues[self.world.main.url]
+        return [message.body for message in main.messages if message.group_id == group]
 
 
 def history(seed: int, directory: Path) -> None:

@@ -4,7 +4,8 @@
 
 Each history draws runs of some messages. A run may end at any line of ``celery_sqs_backoff.safe``
 or of the work itself, as by SIGKILL; its message then comes back. The clock is virtual, the store
-in memory, and what was promised is counted at the end.
+in memory, and what was promised is counted at the end. In half of the histories the store fails now
+and then, before or after it has done what it was asked.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from celery import Celery
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
+from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 
@@ -37,14 +39,30 @@ class Killed(BaseException):
 
 
 class MortalStore(MemoryStore):
-    """A process that has ended writes nothing any more, whatever its ``finally`` blocks say."""
+    """A process that has ended writes nothing any more, whatever its ``finally`` blocks say.
+
+    And a store that is reached over a network: a call may be lost, or its answer.
+    """
 
     world: World
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("add", "get", "replace", "delete") and self.world.is_dead:
+        method = super().__getattribute__(name)
+        if name not in ("add", "get", "replace", "delete"):
+            return method
+        world = self.world
+        if world.is_dead:
             raise Killed
-        return super().__getattribute__(name)
+        if world.rng.random() >= world.store_fails:
+            return method
+        world.effects["store failed"] += 1
+
+        def failing(*args: Any) -> None:
+            if world.rng.random() < 0.5:
+                method(*args)
+            raise StoreUnavailable("simulated")
+
+        return failing
 
 
 class World:
@@ -55,6 +73,8 @@ class World:
         self.lines = 400
         #: Share of the broker's refusals.
         self.broker_fails = 0.0
+        #: Share of the store's calls that fail.
+        self.store_fails = 0.0
         self.app = Celery("simulation", broker="memory://", set_as_current=False)
         self.app.finalize()
         self.app.conf.task_always_eager = True
@@ -68,6 +88,7 @@ class World:
         self.done: list[str] = []
         self.store = MortalStore(clock=lambda: self.now)
         self.store.world = self
+        self.store_fails = self.rng.choice([0.0, 0.05])
         self.app.conf.sqs_backoff = {"store": self.store, "secret": "simulation"}
 
     def run(self, task: Any, *args: Any, task_id: str, killable: bool = True) -> Any:
@@ -138,14 +159,16 @@ def guarded(world: World) -> History:
         ended_well: set[str] = set()
         for _ in range(6):
             message = world.rng.choice("AB")
-            before = len(world.done)
+            before, failed = len(world.done), world.effects["store failed"]
             ended = world.run(mail, task_id=message)
             if message in ended_well:
                 assert len(world.done) == before, "it was done, and has run again"
-            if ended is not None and ended.state == "SUCCESS":
+            is_recorded = world.effects["store failed"] == failed  # else that is logged
+            if ended is not None and ended.state == "SUCCESS" and is_recorded:
                 ended_well.add(message)
         assert len(set(world.done)) <= 1, f"two messages have sent: {world.done}"
         world.effects["troubles"] = 0
+        world.store_fails = 0.0
         for message in "AB":  # the provider is well, and nobody kills: what is owed is done
             world.run(mail, task_id=message, killable=False)
         assert len(set(world.done)) == 1, f"sent by {set(world.done)}"
@@ -176,6 +199,7 @@ def stepped(world: World) -> History:
         recorded = False
         for last in (False,) * 4 + (True,):
             calls = len(world.done)
+            world.store_fails = 0.0 if last else world.store_fails
             ended = world.run(pay, task_id="A", killable=not last)
             assert not recorded or len(world.done) == calls, "it was recorded, and done again"
             recorded = recorded or (ended is not None and ended.state == "SUCCESS")
@@ -221,6 +245,7 @@ def taken_back(world: World) -> History:
         if world.effects["complete"]:
             return
         # The crash budget is used up, or the run has given up: who settles it for good lives.
+        world.store_fails = 0.0
         assert compensate_given_up(world.app, "fund", "A")
         if world.run(fund, task_id="A", killable=False).state == "SUCCESS":
             assert set(world.done) == {"a", "b", "c"}  # killed after its last step: it had ended

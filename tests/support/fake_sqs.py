@@ -40,13 +40,14 @@ class Fault:
 
     Arguments:
         action: as in the API, "DeleteMessageBatch".
-        error: an exception to raise, or the code of a ``ClientError``.
+        error: an exception to raise, or the code of a ``ClientError``; ``None``: an answer that
+            lists nothing, as from a proxy.
         after: SQS has done what it was asked, and only its answer is lost.
         entries: positions in the batch that fail, without any effect; ``None``: the whole call.
     """
 
     action: str
-    error: str | Exception
+    error: str | Exception | None
     after: bool = False
     entries: frozenset[int] | None = None
 
@@ -95,7 +96,7 @@ class FakeSQS:
     def get_queue_attributes(self, *, QueueUrl: str, AttributeNames: Sequence[str]) -> Any:  # noqa: N803
         queue = self._queue(QueueUrl, "GetQueueAttributes")
         fault = self._take_fault("GetQueueAttributes")
-        if fault is not None:
+        if fault is not None and fault.error is not None:
             raise _error(fault.error, "GetQueueAttributes")
         known = {"VisibilityTimeout": "30", "MessageRetentionPeriod": "345600"}
         known |= {"QueueArn": queue.arn, **queue.attributes}
@@ -121,7 +122,7 @@ class FakeSQS:
         queue = self._queue(QueueUrl, "ReceiveMessage")
         fault = self._take_fault("ReceiveMessage")
         if fault is not None and not fault.after:
-            raise _error(fault.error, "ReceiveMessage")
+            return _answered(fault, "ReceiveMessage")
         with _as_client_error("ReceiveMessage"):
             if not (1 <= MaxNumberOfMessages <= 10 and 0 <= WaitTimeSeconds <= 20):
                 raise Refused("InvalidParameterValue", "1 to 10 messages, 0 to 20 s")
@@ -134,7 +135,7 @@ class FakeSQS:
             )
         if fault is not None:
             self.on_fault(fault, [message.body for _, message in received])
-            raise _error(fault.error, "ReceiveMessage")
+            return _answered(fault, "ReceiveMessage")
         messages = [
             {
                 "MessageId": message.id,
@@ -211,7 +212,7 @@ class FakeSQS:
             hit = [b for i, b in enumerate(bodies) if fault.entries is None or i in fault.entries]
             self.on_fault(fault, hit)
             if fault.entries is None and not fault.after:
-                raise _error(fault.error, action)
+                return _answered(fault, action)
         good, bad = [], []
         for position, entry in enumerate(entries):
             if fault is not None and position in (fault.entries or ()):
@@ -225,7 +226,7 @@ class FakeSQS:
                     {"Id": entry["Id"], "Code": no.code, "Message": no.reason, "SenderFault": True}
                 )
         if fault is not None and fault.entries is None:
-            raise _error(fault.error, action)
+            return _answered(fault, action)
         return {"Successful": good, "Failed": bad} if bad else {"Successful": good}
 
     def _take_fault(self, action: str) -> Fault | None:
@@ -253,6 +254,12 @@ def _as_client_error(action: str) -> Iterator[None]:
         yield
     except Refused as no:
         raise _error(no.code, action, no.reason) from None
+
+
+def _answered(fault: Fault, action: str) -> Any:
+    if fault.error is None:
+        return {}
+    raise _error(fault.error, action)
 
 
 def _error(error: str | Exception, action: str, reason: str = "") -> Exception:

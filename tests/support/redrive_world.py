@@ -9,7 +9,9 @@ between two such points a process changes nothing that outlives it.
 
 from __future__ import annotations
 
+import errno
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,8 +82,14 @@ class World:
         self.steps = 0
         #: Called before each of them: what the rest of the world does meanwhile.
         self.before_step: Callable[[], None] = lambda: None
+        #: Whether the disk takes no more of the journal.
+        self.is_disk_full: Callable[[], bool] = lambda: False
+        #: A signal; set anew by each run.
+        self.stop = threading.Event()
         self.source = self._endpoint(f"mail-dlq{end}")
         self.main = self._endpoint(f"mail{end}")
+        #: The queues that have the dead-letter queue.
+        self.mains = (self.main,)
         self.run: Run | None = None
         self._pace: Any = None
 
@@ -114,6 +122,7 @@ class World:
     ) -> RedriveReport:
         """Run in this thread, in virtual time. Raises Killed if it dies."""
         self.steps, self._pace = 0, pace
+        self.stop.clear()
         kept: NoJournal = NoJournal()
         if journal:
             with mock.patch.object(journal_module.os, "fsync"):
@@ -128,13 +137,14 @@ class World:
         found = QueueSource(self.source)
         self.run = Run(
             found,
-            Route(self.source, (self.main,), to, retention_seconds=345_600),
+            Route(self.source, self.mains, to, retention_seconds=345_600),
             Settings(**options),
             journal=journal,
             archive=None,
             run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
             holding=holding,
             on_event=self._note,
+            stop=self.stop,
             clock=self.clock,
             now=self.clock,
             sleep=self.sleep,
@@ -181,6 +191,11 @@ class World:
         ):
             yield
 
+    @property
+    def is_main_thread(self) -> bool:
+        """Whether who asks is the thread that has called the run."""
+        return getcurrent().parent is None
+
     def step(self, do: Callable[[], Any]) -> Any:
         """Carry out what outlives the process, unless it dies."""
         self.steps += 1
@@ -194,6 +209,12 @@ class World:
         return do()
 
     # The world
+
+    def add_main(self, name: str) -> Endpoint:
+        """Another queue that has the dead-letter queue."""
+        self.sqs.create_queue(QueueName=name)
+        self.mains += (self._endpoint(name),)
+        return self.mains[-1]
 
     def _endpoint(self, name: str) -> Endpoint:
         url = f"https://sqs.example/1/{name}"
@@ -256,6 +277,8 @@ class _Journal(Journal):
     def write(self, entry: Entry) -> None:
         super_write = super().write
         self._world.turns.wait(0)
+        if self._world.is_disk_full():
+            raise OSError(errno.ENOSPC, "No space left on device")
         self._world.step(lambda: super_write(entry))
 
 

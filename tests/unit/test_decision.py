@@ -50,6 +50,7 @@ def dead_letter(reason, outcome=UNKNOWN):
         (End.IGNORED, Delete()),
         (End.REJECTED, dead_letter(GiveUpReason.REJECTED)),
         (End.REQUEUED, Hide(7.0, RETRYABLE)),
+        (End.NOT_BEGUN, Hide(7.0, RETRYABLE)),
         (End.PROCESS_LOST, Hide(7.0, UNKNOWN)),
         (End.TIME_LIMIT, Hide(7.0, UNKNOWN)),
         (End.ABORTED, Hide(7.0, UNKNOWN)),
@@ -94,7 +95,9 @@ def test_crashes_end_with_the_crash_budget(end, reason):
     assert decide(Ended(end), facts(crashes=3)) == dead_letter(reason)
 
 
-@pytest.mark.parametrize("end", [End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED, End.REQUEUED])
+@pytest.mark.parametrize(
+    "end", [End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED, End.REQUEUED, End.NOT_BEGUN]
+)
 @pytest.mark.parametrize(
     ("standing", "budgets", "reason"),
     [
@@ -171,7 +174,7 @@ def test_every_end_has_one_settlement_and_none_loses_a_message_that_was_not_done
         assert word is None
         assert end in {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED}
     if isinstance(settle, Hide):
-        assert settle.seconds > 0 or end is End.REQUEUED
+        assert settle.seconds > 0 or end in {End.REQUEUED, End.NOT_BEGUN}
         if word is None:
             standing = known.standing
             assert not standing.is_last_receive

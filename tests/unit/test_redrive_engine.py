@@ -19,9 +19,11 @@ from benchmarks.redrive import _move_endless
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
     Audit,
+    CanarySent,
     Failed,
     Finished,
     InDoubt,
+    NotDeleted,
     Poison,
     Sent,
     Skipped,
@@ -384,6 +386,25 @@ def test_a_read_that_fails_once_does_not_end_a_run(world):
     assert world.redrive().sent == 20
 
 
+def test_a_canary_of_a_shared_dead_letter_queue_knows_what_is_usual_in_each_main_queue(world):
+    """Both queues have a steady backlog: only what was sent is to leave them."""
+    other = world.add_main("other")
+    for main in world.mains:
+        origin = {ATTRIBUTE_NAME: text(json.dumps({"origin": str(main.arn)}))}
+        world.fill(*bodies(5), MessageAttributes=origin)
+        world.sqs.send_message(QueueUrl=main.url, MessageBody="usual")
+
+    def consume(event):
+        if isinstance(event, CanarySent):
+            for main in world.mains:
+                del world.sqs.queues[main.url].messages[1:]
+
+    world.on_event = consume
+    report = world.redrive(canary=8)
+    assert (report.ended, report.sent) == (Ended.DONE, 10), report.detail
+    assert world.bodies(other)["usual"] == 1
+
+
 def test_a_read_that_fails_once_does_not_end_a_canary(world):
     world.fill(*bodies(20))
 
@@ -604,3 +625,111 @@ def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(
         sweep.run(2, handle)
     sweep.close()
     assert answered.is_set()
+
+
+def test_what_is_left_is_not_taken_for_sent_messages_whose_delete_is_in_doubt(world):
+    """SQS has deleted ten and its answers are lost; it counts the ten that nobody has received."""
+    world.fill(*bodies(20))
+    lost = ReadTimeoutError(endpoint_url="x")
+    world.sqs.faults += [Fault(RECEIVE, None, after=True), *[Fault(DELETE, lost, after=True)] * 6]
+    report = world.redrive(journal=False)
+    assert (report.sent, report.deleted, report.remaining) == (10, 10, 10)
+    assert report.ended is Ended.INCOMPLETE
+
+
+def fill_one_group(world, count):
+    for body in bodies(count):
+        world.fill(body, MessageGroupId="g", MessageDeduplicationId=body)
+
+
+def test_a_fifo_group_keeps_its_order_when_its_holds_are_lost(tmp_path):
+    """The machine was suspended: all that was received is received again, with what follows."""
+    world = World(tmp_path, fifo=True)
+    fill_one_group(world, 15)
+
+    def suspended_once(event):
+        if isinstance(event, Sent) and event.ids == (first,):
+            world.clock.now += 400
+
+    first = world.sqs.queues[world.source.url].messages[0].id
+    world.on_event = suspended_once
+    report = world.redrive()
+    assert (report.sent, report.failed, report.ended) == (15, 0, Ended.DONE)
+    assert list(world.bodies(world.main)) == bodies(15)
+
+
+def test_a_fifo_group_waits_for_a_message_that_sqs_refused_in_an_earlier_receive(tmp_path):
+    world = World(tmp_path, fifo=True)
+    fill_one_group(world, 15)
+
+    def refused_and_suspended(event):
+        if isinstance(event, Sent) and len(ids(world, Sent)) == 8:
+            world.sqs.faults.append(Fault(SEND, "InvalidMessageContents"))
+        elif isinstance(event, Failed):
+            world.clock.now += 400
+
+    world.on_event = refused_and_suspended
+    report = world.redrive()
+    assert report.sent == 8, "those after it stay"
+
+
+def test_a_denied_delete_of_what_is_only_deleted_does_not_speak_of_what_was_sent(world):
+    world.fill(*bodies(3))
+    always(world, DELETE, "AccessDenied")
+    report = world.redrive(delete=True, dump="not written here")
+    assert (report.ended, report.failed, report.sent) == (Ended.UNREACHABLE, 3, 0)
+    assert report.detail == "DeleteMessageBatch: AccessDenied"
+
+
+def test_an_interrupted_look_leaves_no_thread_either(world, monkeypatch):
+    started = threading.Event()
+
+    def interrupted(sweep):
+        sweep._pool = ThreadPoolExecutor(1, "look-hold")
+        sweep._pool.submit(started.set)
+        started.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
+    world.fill(*bodies(3))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        world.look()
+    eventually(lambda: not any(t.name.startswith("look-hold") for t in threading.enumerate()))
+    assert caught
+
+
+@pytest.mark.parametrize(
+    ("method", "calls"), [("delete_message_batch", 6), ("get_queue_attributes", 1)]
+)
+def test_a_second_signal_at_the_end_leaves_a_last_event_and_names_what_is_not_deleted(
+    world, method, calls
+):
+    """It comes while the last deletes are tried once more, or while SQS is asked for its count."""
+    world.fill(*bodies(3))
+    always(world, DELETE, "InternalError")
+
+    def signalled():
+        if world.calls[method] > calls and world.is_main_thread:
+            raise KeyboardInterrupt
+
+    world.before_step = signalled
+    with pytest.raises(KeyboardInterrupt):
+        world.redrive()
+    (end,) = (event for event in world.events if isinstance(event, Finished))
+    assert end is world.events[-1]
+    assert (end.ended, end.report.sent, end.report.not_deleted) == ("interrupted", 3, 3)
+    assert len(ids(world, NotDeleted)) == 3
+    assert [type(event) for event in world.events].count(Audit) == 1
+
+
+def test_a_journal_that_does_not_take_its_end_has_not_ended_well(world, monkeypatch):
+    """The next run would take itself for this one."""
+    world.fill("m")
+
+    def write(entry):
+        if entry.kind == "ended":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tests.support.redrive_world._Journal.write", lambda self, e: write(e))
+    report = world.redrive()
+    assert (report.ended, report.sent, report.deleted) == (Ended.FAILED, 1, 1)

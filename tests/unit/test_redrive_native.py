@@ -198,6 +198,30 @@ def test_an_error_inside_sqs_is_not_taken_for_a_server_without_the_call(run):
         run(Sqs(refusal=(500, "InternalFailure", "no")))
 
 
+def test_a_move_that_may_have_begun_is_audited(run):
+    """SQS may move the whole queue, and nobody would know who has asked for it."""
+    events = []
+    with pytest.raises(RedriveUnreachable):
+        run(Sqs(refusal=(500, "InternalFailure", "no")), on_event=events.append)
+    assert [type(event).__name__ for event in events] == ["Audit", "Finished"]
+    assert events[-1].ended == "unreachable"
+
+
+def test_a_move_is_audited_whatever_its_first_event_raises(run):
+    """Nobody reads the other end of the pipe; SQS moves the queue all the same."""
+    events = []
+
+    def closed(event):
+        events.append(event)
+        if len(events) == 1:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(Sqs(), on_event=closed)
+    assert [type(event).__name__ for event in events] == ["Started", "Audit", "Finished"]
+    assert "goes on in SQS" in events[-1].detail
+
+
 def test_the_progress_of_an_earlier_task_is_not_ours(run):
     """SQS lists the last ten tasks of the queue, and a new one not at once."""
     assert run(Sqs(unlisted=2)).sent == 10

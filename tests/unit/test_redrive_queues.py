@@ -220,3 +220,36 @@ def test_a_queue_is_the_one_that_celery_calls_so(broker):
     urls = {"old": BASE + "mail", "mail": BASE + "prod-mail"}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
     assert found.find("mail").name == "prod-mail"
+
+
+def forbid(sqs, *names, code="AccessDenied"):
+    read = sqs.get_queue_attributes
+
+    def get_queue_attributes(*, QueueUrl, AttributeNames):  # noqa: N803
+        if QueueUrl.rpartition("/")[2] in names:
+            raise error(code, 403)
+        return read(QueueUrl=QueueUrl, AttributeNames=AttributeNames)
+
+    sqs.get_queue_attributes = get_queue_attributes
+    return sqs
+
+
+@pytest.mark.parametrize("name", ["mail-dlq", ARN + "mail-dlq", BASE + "mail-dlq"])
+@pytest.mark.parametrize("mail", ["mail", "not predefined"])
+def test_who_replays_one_queue_needs_no_right_to_the_apps_others(broker, name, mail):
+    sqs = Sqs(**{"payments": "payments-dlq", mail: "mail-dlq", "mail-dlq": None})
+    found = broker(forbid(sqs, "payments"))
+    urls = {key: {"url": BASE + key} for key in ("payments", mail) if key != "not predefined"}
+    found._channel.predefined_queues = urls
+    route = find_route(found, name, to=None, force=False)
+    assert str(route.source.arn) == ARN + "mail-dlq"
+
+
+def test_a_queue_that_cannot_be_read_may_make_another_one_the_one_of_this_name(broker):
+    """Its dead-letter queue, in another Region, may be meant; by its ARN it is known."""
+    found = broker(forbid(Sqs(**{"mail": "mail-dlq", "bulk": "x", "mail-dlq": None}), "bulk"))
+    urls = {"mail": BASE + "mail", "bulk": BASE.replace("us-east-1", "eu-west-1") + "bulk"}
+    found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
+    with pytest.raises(RedriveUnreachable, match="queue bulk: AccessDenied"):
+        found.find("mail-dlq")
+    assert str(found.find(ARN + "mail-dlq").arn) == ARN + "mail-dlq"

@@ -338,6 +338,25 @@ def test_an_expired_message_is_done():
     assert run.ended is State.DONE
 
 
+@pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
+def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped(
+    ending, monkeypatch
+):
+    """Its workflow would stay half done, and nobody would ever come back to it."""
+    taken_back = []
+    monkeypatch.setattr(
+        settler, "compensate_given_up", lambda app, *message: taken_back.append(message) or True
+    )
+    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+    if ending == "terminated":
+        fails(run, Terminated(signals.SIGTERM))
+    else:
+        worker_state.revoked.add("task-id")
+        assert run.request.revoked()
+    assert taken_back == [("mail", "task-id")]
+    assert run.ended is State.DONE
+
+
 def test_what_has_been_given_back_is_not_started():
     run = Run()
     run.lease.release()

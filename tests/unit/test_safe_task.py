@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, chain, chord, group
-from celery.exceptions import ImproperlyConfigured, Retry
+from celery.exceptions import ImproperlyConfigured, Retry, SoftTimeLimitExceeded
 
 from celery_sqs_backoff import NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.retry.outcomes import judge
@@ -168,6 +168,19 @@ def test_a_step_that_could_not_be_recorded_is_not_taken_for_undone(
     monkeypatch.setattr(store, "add", away)
     with pytest.raises(StoreUnavailable):
         workflow.deliver().step("b", lambda: pytest.fail("nothing may be done"))
+
+
+def test_a_step_whose_recording_is_cut_short_is_done_and_not_recorded(
+    workflow: Workflow, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft time limit between the two must not be judged by ``autoretry_for=(Exception,)``."""
+
+    def cut_short(*_: object) -> bool:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(store, "replace", cut_short)
+    with pytest.raises(StepNotRecorded):
+        workflow.deliver().step("charge", lambda: "charged")
 
 
 def test_a_step_is_confirmed_by_a_task_that_gets_its_result(workflow: Workflow) -> None:

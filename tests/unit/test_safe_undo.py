@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,6 +159,17 @@ def test_a_step_is_kept_for_30_days_after_it_was_last_used(
     assert KEEP_SECONDS < 5 * 14 * DAY
 
 
+def test_the_list_of_steps_is_kept_as_long_as_they_are(
+    app: Celery, undone: list[Any], now: list[float]
+) -> None:
+    """Else nothing would be taken back of what is still recorded as done."""
+    for number in range(2):
+        do(steps(app, f"run {number}", lambda: now[0]), app, "release")
+        now[0] += 20 * DAY
+    steps(app).compensate()
+    assert undone == [("release", "done")]
+
+
 def test_a_name_that_is_too_long_for_the_list_is_refused(app: Celery, undone: list[Any]) -> None:
     with pytest.raises(ValueError, match="200"):
         do(steps(app), app, "x" * 201)
@@ -228,6 +240,21 @@ def test_a_record_that_cannot_be_decrypted_does_not_keep_the_message_for_ever(
     assert compensate_given_up(app, "fund", "message 1")
     assert "sqs_backoff.undo_by_hand" in caplog.text
     assert undone == []
+
+
+def test_a_planted_record_of_one_workflow_does_not_keep_another_from_being_taken_back(
+    app: Celery, undone: list[Any], store: Shared
+) -> None:
+    run = Run.of(vault_of(app), "fund", "message 1", "run")
+    for scope in ("scope:a", "scope:b"):
+        workflow = Workflow(vault_of(app), scope, app, run, lease=60, namespace="")
+        with suppress(OSError), workflow:
+            workflow.step("pay", str, 1, undo=app.tasks["take_back"].s(scope))
+            raise OSError
+    at = vault_of(app).key_in_store(scope_key("scope:a"))
+    store.records[at] = ("s1:00:{}", store.records[at][1])
+    assert compensate_given_up(app, "fund", "message 1")
+    assert undone == [("scope:b", "1")]
 
 
 def test_encryption_can_be_switched_on_while_workflows_are_under_way(

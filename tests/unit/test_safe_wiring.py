@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord
 from celery.contrib.testing.worker import start_worker
-from celery.exceptions import ImproperlyConfigured, Retry
+from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
 
 from celery_sqs_backoff import (
     Guard,
@@ -23,6 +23,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.safe import (
+    AlreadyDone,
     Compensated,
     LockLost,
     Refused,
@@ -122,6 +123,30 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
     with start_worker(app, pool="solo", perform_ping_check=False):
         chord([member, mark.si()], count.s()).delay().get(timeout=10)
     assert counted == [2]
+
+
+@pytest.mark.parametrize("waiting", ["chain", "callbacks"])
+def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(
+    app: Celery, waiting: str
+) -> None:
+    """Its worker may have been lost between the run's end and the sending of the next task."""
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD, retry_on=(Exception,))
+    def mail(customer: int) -> str:
+        return "x" * 100_000
+
+    mail.apply((7,), task_id="a")
+    mail.push_request(
+        id="a",
+        called_directly=False,
+        is_eager=False,
+        retries=0,
+        args=(7,),
+        kwargs={},
+        **{waiting: [dict(mail.s(7))]},
+    )
+    with pytest.raises(AlreadyDone, match="its result was not kept"):
+        mail.run(7)
 
 
 def test_a_message_that_comes_back_when_it_is_done_is_not_run_again(app: Celery) -> None:
@@ -262,6 +287,101 @@ def test_what_self_retry_is_given_decides_about_undo_and_guard(app: Celery) -> N
         with pytest.raises(Retry):
             _delivered(mail, args=(customer,), kwargs={}).run(customer)
         assert len(undone) == times, customer
+
+
+@pytest.mark.parametrize("max_retries", [1, 0], ids=["one left", "none left"])
+@pytest.mark.parametrize("caught", [False, True], ids=["given", "caught"])
+@pytest.mark.parametrize(("cause", "is_undone"), [(TimeoutError(), 0), (Retryable("down"), 1)])
+def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
+    app: Celery, cause: Exception, is_undone: int, caught: bool, max_retries: int
+) -> None:
+    """That no retry is left does not say that the charge that timed out was not made."""
+    undone: list[object] = []
+    charged: list[str] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="charge",
+        guard=GUARD,
+        undo=lambda *_: undone.append(1),
+    )
+    def charge(self: Any, customer: int) -> None:
+        charged.append(self.request.id)
+        try:
+            raise cause
+        except (TimeoutError, Retryable) as exc:
+            self.retry(exc=None if caught else exc, max_retries=max_retries)
+
+    task = _delivered(charge, args=(7,), kwargs={})
+    with pytest.raises((Retry, MaxRetriesExceededError, TimeoutError, Retryable)):
+        task.run(7)
+    task.pop_request()
+    assert len(undone) == is_undone
+    charge.apply((7,), task_id="another message")
+    assert ("another message" in charged) is bool(is_undone)
+
+
+@pytest.mark.parametrize("how", ["option", "block"])
+def test_a_guard_is_not_taken_back_once_a_step_is_done(app: Celery, how: str) -> None:
+    """The mail has been sent; that the next call was refused does not let a second one out."""
+    sent: list[str] = []
+
+    def work(self: Any) -> None:
+        self.step("mail", sent.append, "mail")
+        raise Retryable("the next call was refused")
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="mail",
+        guard=GUARD if how == "option" else None,
+    )
+    def mail(self: Any, customer: int) -> None:
+        if how == "option":
+            work(self)
+        with self.guarded("mail:7", window=3600):
+            work(self)
+
+    for message in ("first", "second"):
+        mail.apply((7,), task_id=message)
+    assert sent == ["mail"]
+
+
+def test_a_block_is_taken_back_although_a_step_was_done_before_it(app: Celery) -> None:
+    asked: list[str] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="mail")
+    def mail(self: Any) -> None:
+        self.step("account", list)
+        with self.guarded("mail:7", window=3600):
+            asked.append(self.request.id)
+            raise Retryable("refused")
+
+    for message in ("first", "second"):
+        mail.apply(task_id=message)
+    assert asked == ["first", "second"]
+
+
+def test_a_run_that_has_published_itself_again_is_not_done(app: Celery) -> None:
+    """``retry(throw=False)`` returns, and so may the run; its copy must not find it done."""
+    runs: list[int] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="poll", guard=GUARD)
+    def poll(self: Any, customer: int) -> str:
+        runs.append(self.request.retries)
+        if self.request.retries == 0:
+            self.retry(throw=False, countdown=0)
+            return "later"
+        return "done"
+
+    task = _delivered(poll, args=(7,), kwargs={})
+    assert task.run(7) == "later"
+    task.pop_request()
+    assert poll.apply((7,), task_id="message", retries=1).get() == "done"
+    assert runs == [0, 1]
 
 
 def test_a_store_that_is_away_at_the_end_does_not_fail_a_run_that_was_done(app: Celery) -> None:

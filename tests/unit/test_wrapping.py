@@ -355,3 +355,61 @@ def test_the_tracer_of_a_task_can_be_deleted_as_in_celery():
     task.__trace__ = build_tracer(task.name, task, app=app)
     del task.__trace__
     assert task.__trace__ is None
+
+
+def test_a_result_backend_that_is_away_keeps_no_task_from_running(case, caplog):
+    """With task_track_started Celery writes there first, and fails the task if it cannot."""
+    ran = []
+    run = case(lambda self: ran.append(1), track_started=True)
+    break_backend(run, "store_result")
+    assert run.ends() is State.DONE
+    assert ran == [1]
+    assert "start_not_stored" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, "STARTED"),
+        ({"embed": {"ignore_result": True}}, "PENDING"),
+        ({"track_started": False}, "PENDING"),
+    ],
+)
+def test_a_task_that_tracks_its_start_is_shown_as_started_while_it_runs(case, options, seen):
+    states = []
+
+    def run(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    assert case(run, **{"track_started": True} | options).ends() is State.DONE
+    assert states == [seen]
+
+
+@pytest.mark.parametrize(
+    ("exc", "state"),
+    [(Retryable("down"), State.DEFERRED), (ValueError("bad"), State.DEAD_LETTERED)],
+)
+def test_what_before_start_raises_means_what_it_would_mean_in_the_task(case, exc, state):
+    class Prepared(SQSBackoffTask):
+        abstract = True
+
+        def before_start(self, task_id, args, kwargs):
+            raise exc
+
+    run = case(returns, base=Prepared)
+    assert run.ends() is state
+    assert run.report.ended.word is not None
+
+
+def test_a_task_that_celery_could_not_begin_comes_back(case, monkeypatch):
+    """What it has stored of that stands; here the result backend is away, too."""
+    ran = []
+    run = case(lambda self: ran.append(1))
+
+    def fail(*args):
+        raise Down("no connection yet")
+
+    monkeypatch.setattr(run.app.loader, "on_task_init", fail)
+    break_backend(run, "store_result")
+    assert run.ends() is State.DEFERRED
+    assert (run.delay, ran) == (7, [])
