@@ -22,7 +22,7 @@ __all__ = ["lease_lost", "provider_changed"]
 #: The running task can poll :attr:`celery_sqs_backoff.SQSBackoffTask.lease_lost`.
 lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", "queue"})
 
-#: What a worker takes a provider for has changed. Sent from a thread of its own, with
+#: What a worker takes a provider for has changed. Sent in order, from a thread of its own, with
 #:
 #: * ``sender``: the provider's name,
 #: * ``state``: ``"open"`` (it is down; messages wait), ``"closed"`` (it is back; messages are

@@ -30,12 +30,18 @@ from .options import option
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
 __all__ = ["COULD_NOT_READ", "DONE", "sqs_status"]
 
 #: Wide enough for the longest name of a queue, where no terminal sets a limit.
 _PIPE_COLUMNS: Final = 160
+
+#: A longer name of a queue may be folded to so many columns, where the terminal is narrow.
+_LEAST_NAME_COLUMNS: Final = 12
+
+_NO_STORE: Final = "sqs_backoff['store'] is not set"
 
 #: From here on it is worth a word that SQS deletes a message.
 _SOON_DELETED_SECONDS: Final = 24 * 3600.0
@@ -85,11 +91,13 @@ def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) 
     seen = _look(app)
     if as_json:
         click.echo(json.dumps(_as_dict(seen)))
+        if seen.is_store_away:
+            click.echo(f"Error: {seen.why}", err=True)
     else:
         from rich.console import Console
 
         console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-        console.print(_shown(seen))
+        console.print(_shown(seen, console.width))
     for queue in seen.queues:
         if queue.failure:
             click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
@@ -100,10 +108,11 @@ def _watch(app: Any, interval: float) -> None:
     from rich.live import Live
 
     try:
-        with Live(_shown(_look(app)), auto_refresh=False, screen=True) as live:
+        with Live(auto_refresh=False, screen=True) as live:
             while True:
+                shown = _shown(_look(app), live.console.width, notes_first=True)
+                live.update(shown, refresh=True)
                 time.sleep(interval)
-                live.update(_shown(_look(app)), refresh=True)
     except KeyboardInterrupt:
         return
 
@@ -117,13 +126,15 @@ class _Seen:
     at: float
     workers: int | None
     why: str = ""
+    #: There is a store, and it could not be read; else nobody has set one, or it was read.
+    is_store_away: bool = False
 
 
 def _look(app: Any) -> _Seen:
     queues, now = _read(app), time.time()
     workers, why = _workers(app)
     if workers is None:
-        return _Seen(queues, [], now, None, why)
+        return _Seen(queues, [], now, None, why, is_store_away=why != _NO_STORE)
     queues = [with_workers(queue, workers, now=now) for queue in queues]
     return _Seen(queues, provider_status(workers), now, len(workers))
 
@@ -149,7 +160,7 @@ def _read_one(channel: Any, name: str) -> QueueStatus:
 def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     settings = app.conf.get("sqs_backoff")
     if not isinstance(settings, Mapping) or not is_shared(settings.get("store")):
-        return None, "sqs_backoff['store'] is not set"
+        return None, _NO_STORE
     try:
         return list(Board(vault_of(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
@@ -169,8 +180,19 @@ _COLUMNS = (
 )
 
 
-def _shown(seen: _Seen) -> Group:
+def _shown(seen: _Seen, width: int, *, notes_first: bool = False) -> Group:
+    """The table and what there is to say; a full screen shows the first lines alone."""
     from rich.console import Group
+
+    rows = [_COLUMNS, *map(_cells, seen.queues)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    least = min(widths[0], _LEAST_NAME_COLUMNS) + sum(widths[1:]) + 2 * (len(widths) - 1)
+    numbers = list(_lines(seen)) if least > width else [_table(seen)]
+    notes = list(_notes(seen))
+    return Group(*notes, *numbers) if notes_first else Group(*numbers, *notes)
+
+
+def _table(seen: _Seen) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -179,16 +201,31 @@ def _shown(seen: _Seen) -> Group:
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for queue in seen.queues:
-        share = queue.in_flight_share
-        table.add_row(
-            Text(queue.name),
-            *map(_number, (queue.ready, queue.waiting, queue.running, queue.in_flight)),
-            "?" if share is None else f"{share:.1%}",
-            _number(queue.delayed),
-            Text(_number(queue.dead_letters), style="bold red" if queue.dead_letters else ""),
-            "?" if queue.oldest_seconds is None else in_words(queue.oldest_seconds),
-        )
-    return Group(table, *_notes(seen))
+        name, *numbers, dead, oldest = _cells(queue)
+        style = "bold red" if queue.dead_letters else ""
+        table.add_row(Text(name), *numbers, Text(dead, style=style), oldest)
+    return table
+
+
+def _lines(seen: _Seen) -> Iterator[Text]:
+    """For a terminal that is too narrow for the table, which would leave out names."""
+    from rich.text import Text
+
+    for queue in seen.queues:
+        name, *cells = _cells(queue)
+        pairs = zip(_COLUMNS[1:], cells, strict=True)
+        yield Text(f"{name}: {', '.join(f'{column} {cell}' for column, cell in pairs)}")
+
+
+def _cells(queue: QueueStatus) -> tuple[str, ...]:
+    share = queue.in_flight_share
+    return (
+        queue.name,
+        *map(_number, (queue.ready, queue.waiting, queue.running, queue.in_flight)),
+        "?" if share is None else f"{share:.1%}",
+        *map(_number, (queue.delayed, queue.dead_letters)),
+        "?" if queue.oldest_seconds is None else in_words(queue.oldest_seconds),
+    )
 
 
 def _notes(seen: _Seen) -> Iterator[Text]:
@@ -212,6 +249,11 @@ def _notes(seen: _Seen) -> Iterator[Text]:
 
 
 def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
+    if queue.unaccounted:
+        yield (
+            f"{queue.unaccounted} messages in flight are known to no worker that runs: hidden"
+            " before a deploy or a crash"
+        )
     if queue.giving_up and queue.next_gives_up_at is not None:
         first = in_words(max(0.0, queue.next_gives_up_at - now))
         yield (

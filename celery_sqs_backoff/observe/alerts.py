@@ -59,6 +59,20 @@ ALERTS: Final = (
         ),
     ),
     Alert(
+        name="SqsBackoffWorkersGone",
+        expr=(
+            "count by (queue) (last_over_time(sqs_backoff_poll_age_seconds[1h]))"
+            " unless on (queue) count by (queue) (sqs_backoff_poll_age_seconds)"
+        ),
+        lasts="5m",
+        severity="critical",
+        summary="No worker of {{ $labels.queue }} is left",
+        description=(
+            "Workers received from it within the last hour, and none of them can be scraped any"
+            " more: they have ended, or cannot be reached. Ends by itself an hour later."
+        ),
+    ),
+    Alert(
         name="SqsBackoffReceiveFails",
         expr="sum by (queue, code) (increase(sqs_backoff_receive_failures_total[10m])) > 10",
         lasts="5m",
@@ -117,7 +131,7 @@ ALERTS: Final = (
     Alert(
         name="SqsBackoffGivingUpSoon",
         expr="sum by (queue) (sqs_backoff_messages_giving_up) > 0",
-        lasts="1m",
+        lasts="4m",
         severity="critical",
         summary="{{ $value }} messages of {{ $labels.queue }} give up within two hours",
         description=(

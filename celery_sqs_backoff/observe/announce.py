@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from ..signals import lease_lost, provider_changed
+from ..text import error_site
 from .events import (
     Event,
     LeaseLost,
@@ -18,6 +21,8 @@ from .events import (
 
 __all__ = ["Announce"]
 
+logger = logging.getLogger(__name__)
+
 _STATES: Final[dict[type[Event], str]] = {
     ProviderOpened: "open",
     ProviderClosed: "closed",
@@ -25,8 +30,14 @@ _STATES: Final[dict[type[Event], str]] = {
 }
 
 
+#: Signals that wait because a receiver blocks; beyond that the oldest are dropped.
+_MOST_WAITING: Final = 10_000
+
+
 class Announce:
-    """Sends :mod:`celery_sqs_backoff.signals`, each from a thread of its own: a receiver may block.
+    """Sends :mod:`celery_sqs_backoff.signals`, each kind in its order, from a thread of its own.
+
+    A receiver that blocks holds up later signals of the same kind, and nobody else.
 
     Args:
         task_named: returns the task of a name, which is the signal's sender; ``None`` = unknown.
@@ -34,22 +45,46 @@ class Announce:
 
     def __init__(self, task_named: Callable[[str], Any]) -> None:
         self._task_named = task_named
+        self._losses = _Lane(lease_lost)
+        self._changes = _Lane(provider_changed)
 
     def __call__(self, event: Event) -> None:
         """Send the event's signal, if it has one."""
         if isinstance(event, LeaseLost):
-            _send(
-                lease_lost,
+            self._losses.send(
                 self._task_named(event.task),
                 task_id=event.task_id,
                 message_id=event.message_id,
                 queue=event.queue,
             )
         elif isinstance(event, OfProvider) and (state := _STATES.get(type(event))) is not None:
-            _send(provider_changed, event.provider, state=state, tenant=event.tenant)
+            self._changes.send(event.provider, state=state, tenant=event.tenant)
 
 
-def _send(signal: Any, sender: object, **facts: str) -> None:
-    threading.Thread(
-        target=signal.send, args=(sender,), kwargs=facts, name="sqs-signal", daemon=True
-    ).start()
+class _Lane:
+    """One signal, and its thread, which ends when nothing is left to send."""
+
+    def __init__(self, signal: Any) -> None:
+        self._signal = signal
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[object, dict[str, str]]] = deque(maxlen=_MOST_WAITING)
+        self._is_running = False
+
+    def send(self, sender: object, **facts: str) -> None:
+        with self._lock:
+            self._waiting.append((sender, facts))
+            if not self._is_running:
+                threading.Thread(target=self._run, name="sqs-signal", daemon=True).start()
+                self._is_running = True
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                sender, facts = self._waiting.popleft()
+            try:
+                self._signal.send(sender, **facts)
+            except BaseException as exc:  # noqa: BLE001  # Celery contains others than these
+                logger.error("sqs_backoff.signal_failed: %s", error_site(exc))

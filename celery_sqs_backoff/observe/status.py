@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Final
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure
@@ -24,6 +25,9 @@ _PUBLISHED = frozenset(
         *("dead_letters", "oldest_seconds", "in_flight_share"),
     }
 )
+
+#: Fewer messages in flight of which no worker knows may be on their way: counts are approximate.
+_FEW: Final = 20
 
 _STEM = "ApproximateNumberOfMessages"
 
@@ -53,6 +57,8 @@ class QueueStatus:
     in_flight_share: float | None = None
     #: Messages in flight: ``waiting`` and ``running`` together.
     in_flight: int | None = None
+    #: How many of those no worker knows, if they are the most: then ``waiting`` is not known.
+    unaccounted: int = 0
     #: Seconds until SQS deletes the oldest message, because its retention period is over.
     deleted_in_seconds: float | None = None
     #: The queue's name on SQS, as in metrics and log lines.
@@ -104,7 +110,8 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
     """Add what the workers know of a queue; without any worker nothing is added.
 
     The sums are those of the workers that have written within the last minute. What a worker has
-    hidden that is gone meanwhile is in flight, and in none of the sums.
+    hidden that is gone meanwhile is in flight, and in none of the sums. While that is most of what
+    is in flight, how many wait, and how old they are, is not known.
 
     Args:
         status: what SQS has told.
@@ -116,13 +123,17 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
     ]
     if status.failure is not None or not known:
         return status
-    oldest = _first(queue.oldest_sent_at for queue in known)
+    accounted = sum(queue.waiting + queue.running + queue.held for queue in known)
+    unaccounted = max(0, (status.in_flight or 0) - accounted)
+    is_mostly_unknown = unaccounted > max(_FEW, accounted)
+    oldest = None if is_mostly_unknown else _first(queue.oldest_sent_at for queue in known)
     age = None if oldest is None else max(0.0, now - oldest)
     kept = status.retention_seconds
     return replace(
         status,
-        waiting=sum(queue.waiting for queue in known),
+        waiting=None if is_mostly_unknown else sum(queue.waiting for queue in known),
         running=sum(queue.running for queue in known),
+        unaccounted=unaccounted if is_mostly_unknown else 0,
         oldest_seconds=age,
         deleted_in_seconds=None if age is None or kept is None else kept - age,
         giving_up=sum(queue.giving_up for queue in known),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from .events import DeadLettered, Event, Hidden, Parked, Received
+from .events import DeadLettered, Event, Hidden, Parked, Received, SettlementFailed
 
 __all__ = ["Waiting", "WaitingNow"]
 
@@ -48,7 +48,8 @@ class _Entry:
 class Waiting:
     """Folds events into what waits, by queue. Safe in any thread.
 
-    A message stops waiting when it is due, when this worker receives it, or when it is given up.
+    A message stops waiting when it is due, when this worker receives it, when it is given
+    up, or when SQS has not hidden it in time.
     One that is brought forward and received by another worker counts until it would have been due.
     Memory: about 200 bytes per waiting message, of which SQS allows 120,000 per queue.
 
@@ -71,7 +72,7 @@ class Waiting:
                 with self._lock:
                     for message_id in event.message_ids:
                         entries.pop(message_id, None)
-        elif isinstance(event, Parked | DeadLettered):
+        elif isinstance(event, Parked | DeadLettered | SettlementFailed):
             with self._lock:
                 self._entries[event.queue].pop(event.message_id, None)
 

@@ -84,7 +84,7 @@ class Deletes:
             why = f"DeleteMessageBatch: {denied or next(iter(failed.values()), 'not deleted')}"
             if sent:
                 why += (
-                    f". {sent} messages are sent and still in the queue: a run without this one's"
-                    " journal sends them again"
+                    f". {sent} messages are sent, and SQS has not deleted them: a run without this"
+                    " one's journal sends them again"
                 )
             self._halt(Ended.UNREACHABLE, why)

@@ -69,7 +69,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class NotDeleted:
-    """Sent, but not deleted: another run sends them again, unless it has this one's journal."""
+    """Sent, and SQS has not confirmed their delete: another run sends again those that are still
+    there, unless it has this one's journal."""
 
     ids: Ids
     reason: str

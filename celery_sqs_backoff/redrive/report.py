@@ -51,8 +51,8 @@ class RedriveReport:
         remaining: in the source at the end, as SQS counts (approximately).
         returned: sent in this run and back in the source. They are in ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.
-        not_deleted: sent, and still in the source, because SQS did not delete them: another run
-            sends them again, unless it has this one's journal.
+        not_deleted: sent, and SQS has not confirmed their delete. Those that are still in the
+            source another run sends again, unless it has this one's journal.
         looked_at: distinct messages that were received, those that came back included.
         unknown: of those skipped: their record says that they may have been done already.
         ended: why the run ended.

@@ -65,7 +65,7 @@ class SafeTask(Hooks):
             Compensated: (on entering) the workflow has been taken back.
             ImproperlyConfigured: the store is shared and records are not signed.
         """
-        vault, scope = self._vault, text_of("scope", scope)
+        vault, where = self._vault, f"scope:{text_of('scope', scope)}"
         if not vault.is_trusted:
             raise ImproperlyConfigured(
                 "A workflow on a shared store needs signed records, because they say which task"
@@ -73,22 +73,22 @@ class SafeTask(Hooks):
             )
         type(self).enters_workflows = True
         carrier = carrier_of(self)
-        run = self._run
+        run, opened = self._run, dict[str, Workflow]()
         if carrier is not None:  # it is that message which is given up, or not
-            name, request = carrier
-            run = Run.of(vault, name, str(request.id), run_id_of(request))
+            run = Run.of(vault, carrier[0], str(carrier[1].id), run_id_of(carrier[1]))
+            opened = _remembered(carrier[1], "sqs_workflows")
         workflow = Workflow(
             vault,
-            f"scope:{scope}",
+            where,
             self.app,
             run,
             lease=lease,
             namespace=namespace_of(self.app),
             is_certain=self._is_certainly_not_processed,
             note_act=partial(note_act, self),
+            used=opened[where].used if where in opened else set(),
         )
-        if carrier is not None:
-            _remembered(carrier[1], "sqs_workflows")[f"scope:{scope}"] = workflow
+        opened[where] = workflow
         return workflow
 
     def step(

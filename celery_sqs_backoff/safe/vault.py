@@ -111,7 +111,8 @@ class Vault:
 
     def digests(self, *parts: str) -> list[str]:
         """Return the digest, and those that records of before a change of the secret have."""
-        text = _joined(self._namespace, *parts).encode()
+        # A task id may be any text that JSON can hold: half a surrogate pair too.
+        text = _joined(self._namespace, *parts).encode(errors="surrogatepass")
         secrets = self._secrets or [b""]
         return [hmac.new(secret, text, sha256).hexdigest()[:32] for secret in secrets]
 

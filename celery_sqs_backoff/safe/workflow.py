@@ -51,6 +51,7 @@ class Workflow:
         namespace: of the idempotency keys.
         is_certain: whether a step's exception says that nothing was done.
         note_act: called once a step has been done, or is in doubt.
+        used: names of the steps that the run has had in this scope; they are added to.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Workflow:
         namespace: str,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
         note_act: Callable[[], None] = lambda: None,
+        used: set[str] | None = None,
     ) -> None:
         self._vault = vault
         self._scope = scope
@@ -71,7 +73,7 @@ class Workflow:
         self._run = run
         self._lock = Lock(vault, scope, lease=lease)
         self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
-        self._done: set[str] = set()
+        self.used: set[str] = set() if used is None else used
 
     def step(
         self,
@@ -91,11 +93,11 @@ class Workflow:
             and all that ``SQSBackoffTask.step`` raises.
         """
         name = text_of("name", name)
-        if name in self._done:
+        if name in self.used:
             refuse_second_use(name)
         self._lock.extend()
         result = self._steps.do(name, fn, args, kwargs, undo=undo, confirm=confirm)
-        self._done.add(name)
+        self.used.add(name)
         return result
 
     def key(self, name: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from .providers import fleet_of, provider_name_of, providers_routed_to, sharing_
 from .strategy import takes_leases
 from .upstream.pools import is_pool_of
 
-__all__ = ["Receive"]
+__all__ = ["Receive", "name_among_workers"]
 
 logger = get_logger(__name__)
 
@@ -87,8 +88,8 @@ class Receive:
             self._keeper,
             calls=self._clients.settling,
             room=room,
-            fleet=fleet_of(app, worker=self._consumer.hostname),
-            share=sharing_of(app, worker=self._consumer.hostname),
+            fleet=fleet_of(app, worker=name_among_workers(self._consumer)),
+            share=sharing_of(app, worker=name_among_workers(self._consumer)),
             mix=QueueMix(lambda name: providers_routed_to(app, name)),
         )
 
@@ -275,6 +276,11 @@ class Receive:
             self.receiver.keep(lease, {"task": request.name, "id": request.id}, what)
             _forget(request)
             return False
+
+
+def name_among_workers(consumer: Any) -> str:
+    """This worker's name in a store. On SQS nobody warns of a node name that is taken."""
+    return f"{consumer.hostname} {os.getpid()}"
 
 
 def _may_start(request: Any) -> bool:

@@ -117,6 +117,30 @@ def test_runs_retries_and_dead_letters_are_counted_exactly(
 
 
 @pytest.mark.redis
+def test_two_workers_of_one_name_are_both_in_the_status(
+    make_stage: Callable[..., Stage], redis_vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery's warning of a node name that is taken needs fanout, which SQS has not."""
+    own = {"store": redis_vhost, "namespace": "names", "secret": "s" * 32}
+    stage = make_stage(conf={"sqs_backoff": own, "worker_prefetch_multiplier": 1})
+    monkeypatch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
+
+    def running() -> int | None:
+        result = CliRunner().invoke(celery, ["-A", "shop", "sqs-status", "--json"])
+        found: int | None = json.loads(result.stdout)["queues"][0]["running"]
+        return found
+
+    same = {"concurrency": 1, "options": ("--hostname", "celery@shop")}
+    with stage.worker(**same) as one, stage.worker(**same) as other:
+        stage.send("observed.long", 60)
+        stage.send("observed.long", 60)
+        eventually(lambda: len(stage.runs("observed.long")) == 2, timeout=30)
+        eventually(lambda: running() == 2, timeout=40, interval=0.5, message=lambda: str(running()))
+        one.kill()
+        other.kill()
+
+
+@pytest.mark.redis
 def test_status_tells_running_from_waiting_by_what_workers_write(
     make_stage: Callable[..., Stage], redis_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,18 @@ def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app:
     assert "hunter2" not in result.output
 
 
+def test_a_store_that_is_away_is_no_provider_that_is_well(
+    run: Callable[..., Result], app: Celery
+) -> None:
+    """A script sees no provider that is down: it must see why."""
+    assert run("--json").stderr == "", "no store: nothing is missing"
+    app.conf.sqs_backoff = {"store": "redis://:hunter2@127.0.0.1:1/0", "secret": "s" * 32}
+    result = run("--json")
+    assert json.loads(result.stdout)["providers"] == []
+    assert result.stderr == "Error: the store could not be read (ConnectionError)\n"
+    assert result.exit_code == status.DONE
+
+
 def test_watching_ends_with_ctrl_c(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,11 @@ def test_the_record_says_what_to_undo_only_if_it_is_signed(
     assert undone == ([("account", "DE89")] if is_signed else [])
 
 
+def test_a_task_id_that_no_encoding_can_hold_is_given_up_like_any_other(app: Celery) -> None:
+    """JSON can name half a surrogate pair. A message that kills its process would never end."""
+    assert compensate_given_up(app, "fund", "\ud800")
+
+
 def test_a_record_that_cannot_be_decrypted_does_not_keep_the_message_for_ever(
     app: Celery, undone: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -216,6 +216,25 @@ def test_a_step_needs_a_name_of_its_own(app: Celery, fund: Any) -> None:
     assert isinstance(apply(fund, ["a", "a"]).result, ValueError)
 
 
+def test_a_run_that_enters_again_needs_other_names_too(app: Celery) -> None:
+    """Else the second charge is taken for the first, and never made."""
+    charged: list[int] = []
+
+    class Charge:  # of such an input only the class counts
+        def __init__(self, amount: int) -> None:
+            self.amount = amount
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="charge")
+    def charge(self: Any) -> None:
+        for amount in (1, 2):
+            with self.workflow("order:7") as order:
+                order.step("charge", lambda it: charged.append(it.amount), Charge(amount))
+
+    with pytest.raises(ValueError, match="has had a step of that name"):
+        apply(charge).get()
+    assert charged == [1]
+
+
 def test_the_undoing_tasks_run_one_after_the_other(app: Celery, fund: Any, bank: Bank) -> None:
     """One message with a chain: the next is sent when the one before it has ended well."""
     sent: list[Any] = []

@@ -71,3 +71,47 @@ def test_a_receiver_that_blocks_holds_up_nobody() -> None:
     finally:
         provider_changed.disconnect(block)
         over.set()
+
+
+def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread() -> None:
+    """Who switches something off while a provider is down must not hear of its end first."""
+    may_go, heard = threading.Event(), []
+
+    def listen(sender: str, state: str, tenant: str, **_: Any) -> None:
+        if sender != "slow":
+            return  # another test's, on its way
+        may_go.wait(20)
+        heard.append((tenant, state))
+
+    before = threading.active_count()
+    announce = Announce(lambda name: None)
+    provider_changed.connect(listen)
+    try:
+        for tenant in map(str, range(50)):
+            announce(ProviderOpened(provider="slow", tenant=tenant))
+            announce(ProviderClosed(provider="slow", tenant=tenant, waiting=0))
+        assert threading.active_count() <= before + 1
+        may_go.set()
+        eventually(lambda: len(heard) == 100)
+    finally:
+        may_go.set()
+        provider_changed.disconnect(listen)
+    assert heard == [(str(n), state) for n in range(50) for state in ("open", "closed")]
+
+
+def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(
+    sent: list[tuple[Any, ...]],
+) -> None:
+    def leave(**_: Any) -> None:
+        raise SystemExit
+
+    announce = Announce(lambda name: None)
+    provider_changed.connect(leave)
+    try:
+        announce(ProviderOpened(provider="p"))
+        announce(ProviderClosed(provider="p", waiting=0))
+        announce(LeaseLost(queue="q", task="t", task_id="i", message_id="m"))
+        eventually(lambda: (None, "i", "m", "q") in sent)
+        eventually(lambda: ("p", "closed", "") in sent)
+    finally:
+        provider_changed.disconnect(leave)

@@ -67,6 +67,15 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
         10,
         {"queue": "mails"},
     ),
+    "SqsBackoffWorkersGone": (
+        {
+            f"sqs_backoff_poll_age_seconds{{{Q}}}": "7x10 _x60",
+            'sqs_backoff_poll_age_seconds{queue="mails",instance="other"}': "7x12 _x60",
+            'sqs_backoff_poll_age_seconds{queue="sms"}': "7x80",
+        },
+        40,
+        {"queue": "mails"},
+    ),
     "SqsBackoffReceiveFails": (
         {f'sqs_backoff_receive_failures_total{{{Q},code="ExpiredToken"}}': "0+6x30"},
         20,
@@ -143,6 +152,11 @@ WELL = {
     f"sqs_backoff_oldest_waiting_seconds{{{Q}}}": "300x60",
     f"sqs_backoff_messages_giving_up{{{Q}}}": "0x60",
     f"sqs_backoff_leases_lost_total{{{T}}}": "1x60",
+    # A provider that fails for three minutes; the task's retry_for is an hour.
+    'sqs_backoff_messages_giving_up{queue="bulk"}': "0x16 3x3 0x39",
+    # A deploy: the workers change, and for two minutes there are none.
+    'sqs_backoff_poll_age_seconds{queue="bulk",instance="old"}': "7x14 _x46",
+    'sqs_backoff_poll_age_seconds{queue="bulk",instance="new"}': "_x17 7x43",
     # A queue of a provider that is down for ten minutes is not received from.
     'sqs_backoff_poll_age_seconds{queue="sms"}': "0x15 0+60x10 0x35",
     'sqs_backoff_provider_open{provider="sms"}': "0x15 1x10 0x35",

@@ -7,7 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from celery_sqs_backoff.observe import waiting as module
-from celery_sqs_backoff.observe.events import DeadLettered, Hidden, Parked, Received
+from celery_sqs_backoff.observe.events import (
+    DeadLettered,
+    Hidden,
+    Parked,
+    Received,
+    SettlementFailed,
+)
 from celery_sqs_backoff.observe.waiting import Waiting, WaitingNow
 from tests.support.fake_sqs import Clock
 
@@ -95,3 +101,12 @@ def test_it_remembers_no_more_than_sqs_hides(
     for number in range(20):
         waiting(hidden(str(number)))
     assert waiting.count("q") == 10
+
+
+def test_what_sqs_has_not_hidden_in_time_does_not_wait(waiting: Waiting) -> None:
+    """It has come back, and another worker may be done with it hours before it would be due."""
+    waiting(hidden("m", 3_600))
+    waiting(
+        SettlementFailed(queue="q", message_id="m", action="hide", code="ReceiptHandleIsInvalid")
+    )
+    assert waiting.count("q") == 0

@@ -1,0 +1,81 @@
+"""What SQS and the workers say of a queue, put together."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from celery_sqs_backoff.commands.status import _Seen, _shown
+from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
+from celery_sqs_backoff.observe.status import ProviderStatus, QueueStatus, with_workers
+
+NOW = 10_000.0
+
+
+def of(in_flight: int, *queues: QueueNow) -> QueueStatus:
+    status = QueueStatus(
+        name="mails", sqs_name="mails", in_flight=in_flight, retention_seconds=86_400
+    )
+    return with_workers(status, [WorkerNow(queues={"mails": q}) for q in queues], now=NOW)
+
+
+def test_the_workers_sums_are_the_queues() -> None:
+    one = QueueNow(running=2, held=6, waiting=40, oldest_sent_at=NOW - 70)
+    found = of(51, one, QueueNow(running=1, oldest_sent_at=NOW - 900))
+    assert (found.running, found.waiting, found.oldest_seconds) == (3, 40, 900)
+    assert (found.unaccounted, found.deleted_in_seconds) == (0, 85_500)
+
+
+def test_after_a_deploy_nobody_knows_how_many_wait() -> None:
+    """The workers that have hidden them are gone; zero would say that nothing waits."""
+    found = of(2_488, QueueNow(running=2, held=6, oldest_sent_at=NOW - 3))
+    assert (found.waiting, found.oldest_seconds, found.deleted_in_seconds) == (None, None, None)
+    assert (found.running, found.unaccounted) == (2, 2_480)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "known"),
+    [
+        pytest.param(20, QueueNow(), id="few, on their way"),
+        pytest.param(100, QueueNow(held=60), id="fewer than are known"),
+        pytest.param(5, QueueNow(held=60), id="SQS has counted fewer"),
+    ],
+)
+def test_counts_that_differ_a_little_are_believed(in_flight: int, known: QueueNow) -> None:
+    found = of(in_flight, known)
+    assert (found.waiting, found.unaccounted) == (0, 0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 160])
+def test_no_terminal_is_too_narrow_for_a_name_or_a_number(width: int) -> None:
+    """At 40 columns the queues had no names, and numbers were cut."""
+    status = QueueStatus(
+        name="mails-of-the-shop",
+        ready=12,
+        waiting=24_801,
+        running=8,
+        delayed=0,
+        dead_letters=31,
+        oldest_seconds=11_520.0,
+        in_flight=24_809,
+        in_flight_share=0.2067,
+        unaccounted=77,
+    )
+    console = Console(width=width, file=StringIO())
+    console.print(_shown(_Seen([status], [], NOW, 1), width))
+    assert isinstance(console.file, StringIO)
+    shown = "".join(console.file.getvalue().split())
+    for text in ("mails-of-the", "24801", "24809", "20.7%", "31", "3.2hours", "77messagesinflight"):
+        assert text in shown
+
+
+def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
+    """``--watch`` cuts what does not fit below."""
+    queues = [QueueStatus(name=f"queue-{number}") for number in range(60)]
+    down = ProviderStatus(name="mailgun", state="open", waiting=7, workers=1)
+    console = Console(width=100, file=StringIO())
+    console.print(_shown(_Seen(queues, [down], NOW, 1), 100, notes_first=True))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().startswith("provider mailgun is down")
