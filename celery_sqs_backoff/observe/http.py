@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ..text import BUG_CALLS, error_site
+
 __all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
 
 #: How long a client may take to send its request.
 _CLIENT_SECONDS = 10.0
@@ -66,6 +72,12 @@ def serve(
     class Server(ThreadingHTTPServer):
         address_family = family
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that left is no news; the base prints a traceback into the worker's log."""
+            exc = sys.exc_info()[1]
+            if exc is not None and not isinstance(exc, OSError):
+                logger.error("sqs_backoff.page_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     server = Server((str(address[0]), port), Handler)
     threading.Thread(target=server.serve_forever, name="sqs-observe", daemon=True).start()

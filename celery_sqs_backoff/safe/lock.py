@@ -11,7 +11,8 @@ from uuid import uuid4
 from celery.utils.log import get_logger
 
 from ..retry.policies import FullJitter
-from .errors import Busy, LockLost, SafeError, StoreUnavailable
+from ..text import error_site
+from .errors import Busy, LockLost, StoreUnavailable
 from .names import text_of
 from .store import Store, increment, key_of, settle
 
@@ -129,8 +130,11 @@ class Lock:
         try:
             if not self._store.delete(self._key, self.text):
                 logger.warning("sqs_backoff.lock_outlived: the body took longer than its lease")
-        except SafeError as exc:  # it is away, or the body has left a transaction open
-            logger.warning("sqs_backoff.lock_not_released: it ends with its lease (%s)", exc)
+        except Exception as exc:  # noqa: BLE001  # the store is away, or a soft time limit has come
+            # How the body has ended counts: retried for this, it would be done again.
+            logger.warning(
+                "sqs_backoff.lock_not_released: it ends with its lease; %s", error_site(exc)
+            )
 
     def steal(self, text: str) -> None:
         """Free the lock of a holder that is known to be gone, by its record."""

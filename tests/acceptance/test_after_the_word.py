@@ -68,7 +68,7 @@ def test_a_run_that_is_aborted_is_settled_and_its_place_is_free(
 
 
 def test_without_a_result_backend_a_retry_is_not_lost(make_stage: Callable[..., Stage]) -> None:
-    stage = make_stage(conf=NO_BACKEND)
+    stage = make_stage(conf=NO_BACKEND | {"task_track_started": True})
     sender = stage.app
     sender.conf.result_backend = None
     for name in ("word.flaky", "word.shows"):

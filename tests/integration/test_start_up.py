@@ -29,12 +29,17 @@ def no_tasks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.LogCaptureFixture):
     """Start a worker on a queue with these attributes, and return what it has said of it."""
 
-    def start(queue: dict[str, object], **task_options: object) -> list[str]:
+    def start(
+        queue: dict[str, object], *, ignore: dict[str, str] | None = None, **task_options: object
+    ) -> list[str]:
         app = Celery("start-up", set_as_current=False)
+        made = sqs_queue_factory(**queue)
+        ignored = {what.format(queue=made.name): why for what, why in (ignore or {}).items()}
+        app.conf.sqs_backoff = {"ignore_findings": ignored}
         app.task(base=SQSBackoffTask, name="start_up.mail", shared=False, **task_options)(mail)
         with (
             caplog.at_level(logging.WARNING, STEP),
-            on_local_sqs(app, sqs_server, sqs_queue_factory(**queue)),
+            on_local_sqs(app, sqs_server, made),
             running_worker(app),
         ):
             return [r.getMessage() for r in caplog.records if r.name == STEP]
@@ -59,6 +64,14 @@ def test_a_queue_that_allows_too_few_receives(said):
 )
 def test_a_queue_that_allows_enough(said, max_receive_count, options):
     assert said({"max_receive_count": max_receive_count}, **options) == []
+
+
+@pytest.mark.parametrize("what", ["W010", "W010:{queue}"])
+def test_what_the_settings_ignore_is_not_said(said, what):
+    assert said({"max_receive_count": 5}, ignore={what: "we replay by hand"}) == []
+    others = {"W002": "another rule", "W010:other": "another queue", "W010": ""}
+    [warning] = said({"max_receive_count": 5}, ignore=others)
+    assert "maxReceiveCount=5" in warning
 
 
 def test_a_queue_without_a_dead_letter_queue(said):

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sqs_backoff.safe.errors import (
     Busy,
@@ -177,6 +178,18 @@ def test_a_store_that_is_away_at_the_end_does_not_fail_the_body(
         with pytest.raises(LockLost):
             lock.renew()
     assert "lock_not_released" in caplog.text
+
+
+def test_a_body_that_is_done_does_not_fail_by_its_release(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``autoretry_for=(Exception,)`` would do it again."""
+
+    def cut_short(*_: object) -> bool:
+        raise SoftTimeLimitExceeded
+
+    with Lock(store, "a"):
+        monkeypatch.setattr(store, "delete", cut_short)
 
 
 def test_a_body_that_leaves_a_transaction_open_raises_its_own_error(
