@@ -20,17 +20,17 @@ __all__ = ["as_typed", "journal_directory", "until_signalled"]
 
 def journal_directory() -> Path | None:
     """Where journals are by default; ``None``: nothing can be written there, which is said."""
-    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state")
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     directory = Path(state, "celery-sqs-backoff")
     try:
-        directory = directory.expanduser()
+        if state.startswith("~"):  # the id of a user that nobody has entered
+            raise FileNotFoundError(2, "there is no home directory", state)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK):
             raise PermissionError(13, "not writable", str(directory))
-    except (OSError, RuntimeError) as exc:  # RuntimeError: a user without a home directory
-        why = getattr(exc, "strerror", exc)
+    except OSError as exc:
         click.echo(
-            f"Warning: no journal ({directory}: {why}): a killed run would send again what"
+            f"Warning: no journal ({directory}: {exc.strerror}): a killed run would send again what"
             " it had sent. Name a file with --journal.",
             err=True,
         )

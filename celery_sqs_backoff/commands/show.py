@@ -163,7 +163,9 @@ def closing(
     typed = as_typed("sqs-redrive")
     before, again = typed or ("", f"sqs-redrive {name} ..." if queue else "the same command")
     peek_name = "sqs_peek" if "sqs_redrive" in again else "sqs-peek"
-    peek = f"{before}{peek_name} {name} --messages" if queue else ""
+    peek = f"{before}{peek_name} {name} --messages"
+    # An archive is its own list.
+    shows, shown = (f": `{peek}` shows why", f": `{peek}`") if queue else ("", "")
     looked_at = report.looked_at - report.returned
     done = report.sent + report.dropped
     verb = "deleted unsent" if report.dropped and not report.sent else "sent"
@@ -176,15 +178,15 @@ def closing(
         found.append(f"{report.returned} came back: `{peek}` shows why.")
     if report.poison > report.returned:
         found.append(
-            f"{report.poison - report.returned} were replayed too often and stay: `{peek}`;"
+            f"{report.poison - report.returned} were replayed too often and stay{shown};"
             " after a correction --max-replays N sends them."
         )
     if report.failed:
-        found.append(f"{report.failed} could not be sent and stay: `{peek}` shows why.")
+        found.append(f"{report.failed} could not be sent and stay{shows}.")
     if report.unknown:
         found.append(
-            f"{report.unknown} may have been done already and stay:"
-            f" `{peek} --outcome UNKNOWN`; --include-unknown sends them."
+            f"{report.unknown} may have been done already and stay"
+            f"{f': `{peek} --outcome UNKNOWN`' if queue else ''}; --include-unknown sends them."
         )
     if options.get("load") and journal and report.skipped > report.unknown:
         found.append("What an earlier load has sent is left out; --no-journal sends it again.")
@@ -193,14 +195,16 @@ def closing(
     if report.not_deleted:
         where = f"with --journal {shlex.quote(journal)} " if journal else ""
         found.append(
-            f"{report.not_deleted} are sent but not deleted: `{again}` {where}deletes them"
+            f"{report.not_deleted} are sent, and SQS has not confirmed that it deleted them:"
+            f" `{again}` {where}deletes them"
             f"{'' if journal else ' only with a journal; without one it sends them again'}."
         )
     if report.ended is Ended.INCOMPLETE:
         found.append(f"Run `{again}` again in some minutes.")
     if report.ended in (Ended.INTERRUPTED, Ended.GATE, Ended.UNREACHABLE, Ended.FAILED):
         where = f" It goes on from {journal}." if journal else ""
-        found.append(f"What was not sent is in the queue. Go on with `{again}`.{where}")
+        place = "queue" if queue else "archive"
+        found.append(f"What was not sent is in the {place}. Go on with `{again}`.{where}")
     return found
 
 

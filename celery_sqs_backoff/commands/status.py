@@ -110,7 +110,8 @@ def _watch(app: Any, interval: float) -> None:
     try:
         with Live(auto_refresh=False, screen=True) as live:
             while True:
-                live.update(_shown(_look(app), live.console.width), refresh=True)
+                shown = _shown(_look(app), live.console.width, notes_first=True)
+                live.update(shown, refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -179,15 +180,16 @@ _COLUMNS = (
 )
 
 
-def _shown(seen: _Seen, width: int) -> Group:
+def _shown(seen: _Seen, width: int, *, notes_first: bool = False) -> Group:
+    """The table and what there is to say; a full screen shows the first lines alone."""
     from rich.console import Group
 
     rows = [_COLUMNS, *map(_cells, seen.queues)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     least = min(widths[0], _LEAST_NAME_COLUMNS) + sum(widths[1:]) + 2 * (len(widths) - 1)
-    if least > width:
-        return Group(*_lines(seen), *_notes(seen))
-    return Group(_table(seen), *_notes(seen))
+    numbers = list(_lines(seen)) if least > width else [_table(seen)]
+    notes = list(_notes(seen))
+    return Group(*notes, *numbers) if notes_first else Group(*numbers, *notes)
 
 
 def _table(seen: _Seen) -> Table:

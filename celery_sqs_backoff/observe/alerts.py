@@ -131,7 +131,7 @@ ALERTS: Final = (
     Alert(
         name="SqsBackoffGivingUpSoon",
         expr="sum by (queue) (sqs_backoff_messages_giving_up) > 0",
-        lasts="1m",
+        lasts="4m",
         severity="critical",
         summary="{{ $value }} messages of {{ $labels.queue }} give up within two hours",
         description=(

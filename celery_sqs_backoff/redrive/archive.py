@@ -89,7 +89,8 @@ class ArchiveSource:
         self._left = 0
         for message in _once_each(_messages(path)):
             self._left += 1
-            self.is_fifo |= str(message.message.get("Destination")).endswith(".fifo")
+            named = (str(message.message.get(name)) for name in ("Source", "Destination"))
+            self.is_fifo |= any(name.endswith(".fifo") for name in named)
         self._rest = _once_each(_messages(path))
 
     def depth(self) -> Depth:

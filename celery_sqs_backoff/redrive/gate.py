@@ -45,7 +45,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
         raise ValueError(f"invalid probe {value!r}: expected a URL or 'module:callable'")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as exc:
+    except Exception as exc:  # a user's module: it may raise anything
         why = f"invalid probe {value!r}: it cannot be imported ({type(exc).__name__})"
         raise ValueError(why) from exc
     if not callable(found):

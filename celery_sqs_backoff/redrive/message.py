@@ -87,6 +87,8 @@ class DeadLetter:
 
     def _read(self) -> None:
         system: Mapping[str, str] = self.message.get("Attributes") or {}
+        if not all(isinstance(value, str) for value in system.values()):  # an edited archive
+            raise _Unreadable("its attributes")
         self.group_id = system.get("MessageGroupId")
         self.source_arn = system.get("DeadLetterQueueSourceArn")
         self.trace = system.get("AWSTraceHeader")

@@ -94,6 +94,20 @@ def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked) -> N
         assert found[name] <= granted(LOOK, f":{name}")
 
 
+def test_a_dead_letter_queue_that_is_not_predefined_is_found_by_those_that_are(
+    stage, proxy, make_queue
+) -> None:
+    """As the page says: their attributes are read, all of them."""
+    other = make_queue()
+    predefined = {queue.name: {"url": queue.url} for queue in (stage.queue, other)}
+    stage.app.conf.broker_transport_options["predefined_queues"] = predefined
+    proxy.record("GetQueueAttributes", "ListQueues", "ReceiveMessage")
+    peek(stage.app, stage.dlq.name)
+    read = {request["QueueUrl"] for request in proxy.requests("GetQueueAttributes")}
+    assert read == {stage.queue.url, stage.dlq.url, other.url}
+    assert stage.dlq.name not in predefined
+
+
 def test_a_redrive_does_nothing_that_the_policy_of_the_dead_letter_queue_denies(
     stage, asked
 ) -> None:

@@ -140,3 +140,21 @@ def test_a_load_that_leaves_out_what_was_sent_before_says_how_to_send_it_again()
     shown = partial(closing, report, queue=None, options={"load": "old.jsonl"})
     assert any("--no-journal" in sentence for sentence in shown(journal="j"))
     assert not any("--no-journal" in sentence for sentence in shown(journal=None))
+
+
+def test_a_fifo_archive_without_destinations_is_one(tmp_path):
+    """Several threads would lose the order of its groups."""
+    with Archive(tmp_path / "a", source=f"{SOURCE}.fifo") as archive:
+        archive.write(letters("a"), [None])
+    assert ArchiveSource(tmp_path / "a").is_fifo
+
+
+@pytest.mark.parametrize(
+    "system", [{"MessageGroupId": ["g"]}, {"MessageGroupId": 5}, {"AWSTraceHeader": 7}]
+)
+def test_a_line_that_was_edited_is_unreadable_and_ends_no_load(system):
+    """boto3 refuses the whole batch with it, and the load ended."""
+    message = DeadLetter({"Body": "x", "MessageId": "a", "Attributes": system})
+    assert message.unreadable == "its attributes"
+    assert message.group_id is None
+    assert message.trace is None

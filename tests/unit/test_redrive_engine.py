@@ -520,6 +520,20 @@ def test_the_retention_check_goes_by_the_rate_of_now(world):
         world.redrive(rate="10/s", pace=pace)
 
 
+def test_a_run_in_which_another_thread_has_sent_is_not_refused(tmp_path):
+    """The code for refused says that nothing was sent."""
+    world = World(tmp_path, threads=2, latency=1.0)
+    world.fill(*bodies(10))
+    world.clock.now += 345_600 - 8
+    world.fill(*bodies(90, start=10))
+    queue = world.sqs.queues[world.source.url]
+    queue.messages[:] = queue.messages[10:20] + queue.messages[:10] + queue.messages[20:]
+    report = world.redrive(rate="10/s")
+    assert report.ended is Ended.GATE
+    assert report.sent
+    assert "SQS deletes the oldest" in report.detail
+
+
 def test_an_error_ends_it_with_an_event_that_says_so(world):
     world.fill(*bodies(5))
     world.clock.now += 345_600 - 60

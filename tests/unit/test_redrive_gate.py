@@ -135,3 +135,10 @@ def test_a_callable_is_found_by_its_name():
 def test_other_probes_are_refused(text):
     with pytest.raises(ValueError, match="invalid probe"):
         parse_probe(text)
+
+
+def test_a_probe_whose_module_raises_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "probe_without_settings.py").write_text("raise RuntimeError('not configured')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="cannot be imported"):
+        parse_probe("probe_without_settings:check")

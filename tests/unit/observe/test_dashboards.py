@@ -152,6 +152,8 @@ WELL = {
     f"sqs_backoff_oldest_waiting_seconds{{{Q}}}": "300x60",
     f"sqs_backoff_messages_giving_up{{{Q}}}": "0x60",
     f"sqs_backoff_leases_lost_total{{{T}}}": "1x60",
+    # A provider that fails for three minutes; the task's retry_for is an hour.
+    'sqs_backoff_messages_giving_up{queue="bulk"}': "0x16 3x3 0x39",
     # A deploy: the workers change, and for two minutes there are none.
     'sqs_backoff_poll_age_seconds{queue="bulk",instance="old"}': "7x14 _x46",
     'sqs_backoff_poll_age_seconds{queue="bulk",instance="new"}': "_x17 7x43",

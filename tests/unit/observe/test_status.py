@@ -9,7 +9,7 @@ from rich.console import Console
 
 from celery_sqs_backoff.commands.status import _Seen, _shown
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
-from celery_sqs_backoff.observe.status import QueueStatus, with_workers
+from celery_sqs_backoff.observe.status import ProviderStatus, QueueStatus, with_workers
 
 NOW = 10_000.0
 
@@ -69,3 +69,13 @@ def test_no_terminal_is_too_narrow_for_a_name_or_a_number(width: int) -> None:
     shown = "".join(console.file.getvalue().split())
     for text in ("mails-of-the", "24801", "24809", "20.7%", "31", "3.2hours", "77messagesinflight"):
         assert text in shown
+
+
+def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
+    """``--watch`` cuts what does not fit below."""
+    queues = [QueueStatus(name=f"queue-{number}") for number in range(60)]
+    down = ProviderStatus(name="mailgun", state="open", waiting=7, workers=1)
+    console = Console(width=100, file=StringIO())
+    console.print(_shown(_Seen(queues, [down], NOW, 1), 100, notes_first=True))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().startswith("provider mailgun is down")
