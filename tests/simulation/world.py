@@ -187,7 +187,7 @@ class Worker:
 
         def start() -> None:
             self.capacity.unblocked(tag)
-            if self.gates is not None and self.gates.hides_message(lease):
+            if self.gates is not None and self.gates.keeps_back(lease, start):
                 return
             self.waiting.append(lease)
             self._start_some()
