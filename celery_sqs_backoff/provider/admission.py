@@ -1,23 +1,25 @@
 """How many calls a second does a provider get that has just come back?
 
 One rate per worker (AIMD) admits all of a provider's messages while it recovers: those that are
-recalled, those that return by themselves and new ones. Each takes a token; tokens come at the rate.
-Pure: the time is passed in.
+recalled, those that return by themselves and new ones. Each takes a token; tokens come at the rate,
+and are kept for ``SAVED_SECONDS`` at most: many providers count the calls of each second. Pure: the
+time is passed in.
 
 * Start: ``START_RATE`` calls a second. Each success adds to it, so that it doubles in
   ``DOUBLING_SECONDS`` until the provider refuses for the first time.
 * A refusal (a RETRYABLE failure) cuts the rate to ``KEPT_AFTER_REFUSAL`` of it. That is CUBIC's
   share (RFC 9438, section 4.6), not a half: an overload refuses calls of many workers at once, and
   if all of them halve together, half of the provider's capacity is idle for a while. Refusals of
-  calls that began before the last cut say nothing new and do not cut again.
+  calls that began less than ``SETTLE_SECONDS`` after the last cut say nothing new and do not cut
+  again: a provider that counts the calls of each second refuses the rest of it, at any rate.
 * From then on the rate follows CUBIC's curve (section 4.2) through the rate that was refused: back
   to it within ``REGAIN_SECONDS``, slowly near it, faster beyond. A rate that was refused is thus
   tried again about once in that time.
 * A rate that nobody uses does not grow, and no success adds more than one does at the start: a
   message that one worker brings forward may run in another, whose rate has been idle for long.
 
-Recalls wait until there are tokens; a message that is here already may run into debt of
-``DEBT_SECONDS``, because hiding it again costs a receive.
+A message that is here already comes before those that could be recalled: hiding it again costs a
+receive.
 """
 
 from __future__ import annotations
@@ -32,15 +34,13 @@ DOUBLING_SECONDS = 1.0
 REGAIN_SECONDS = 10.0
 KEPT_AFTER_REFUSAL = 0.7
 
+SETTLE_SECONDS = 0.5
+
 #: The curve's rise in the ``REGAIN_SECONDS`` after the refused rate, as a share of that rate.
 BEYOND = 0.5
 
-#: How many seconds' worth of calls, and at least how many calls, may run without tokens.
-DEBT_SECONDS = 5.0
-LEAST_DEBT = 8.0
-
 #: Tokens that nobody takes are kept for this long.
-SAVED_SECONDS = 1.0
+SAVED_SECONDS = 0.5
 
 #: The recovery is over after so long without a refusal and without anybody having to wait.
 CALM_SECONDS = 60.0
@@ -74,35 +74,21 @@ class Admission:
         """Stop limiting: the provider is down again, and the gate decides."""
         self.is_limiting = False
 
-    def admit(self, now: float, *, is_owed: bool = False) -> bool:
-        """Take the token of a message that is here; ``False``: there is none, hide it.
-
-        ``is_owed``: let it through in any case; those after it wait for longer.
-        """
-        if not self.is_limiting:
-            return True
-        self._fill(now)
-        if not is_owed and self._tokens - 1 < -max(LEAST_DEBT, DEBT_SECONDS * self.rate):
-            self._calm_since = now
-            return False
-        self._tokens -= 1
-        return True
-
-    def recall(self, most: int, now: float) -> int:
-        """Take tokens for up to ``most`` messages to be brought forward; return how many."""
+    def admit(self, most: int, now: float) -> int:
+        """Take tokens for up to ``most`` messages; return how many there were."""
         if not self.is_limiting or most <= 0:
             return 0
         self._fill(now)
-        self._calm_since = now
-        number = min(most, max(0, math.floor(self._tokens)))
-        self._tokens -= number
-        return number
+        admitted = min(most, math.floor(self._tokens))
+        self._tokens -= admitted
+        if admitted < most:
+            self._calm_since = now
+        return admitted
 
-    def seconds_to_room(self, now: float) -> float:
-        """Return the seconds until a message that was not admitted would be."""
+    def seconds_to_turn(self, ahead: int, now: float) -> float:
+        """Return the seconds until a message has a token, if ``ahead`` others come before it."""
         self._fill(now)
-        debt = -max(LEAST_DEBT, DEBT_SECONDS * self.rate)
-        return max(0.0, (debt + 1 - self._tokens) / self.rate)
+        return max(0.0, (ahead + 1 - self._tokens) / self.rate)
 
     def succeeded(self, now: float) -> None:
         """Note that a call succeeded: the rate may grow."""
@@ -123,7 +109,7 @@ class Admission:
         if not self.is_limiting:
             return
         self._calm_since = now
-        if began <= self._refused_at:
+        if began <= self._refused_at + SETTLE_SECONDS:
             return
         self._fill(now)
         self._refused_rate = self.rate

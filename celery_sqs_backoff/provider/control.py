@@ -2,7 +2,8 @@
 
 The worker and the simulator ask the same questions of it:
 
-* ``look``: a message has come due; does it run, or is it hidden, and for how long?
+* ``look``: a message has come due; does it run, or wait, or is it hidden, and for how long?
+* ``turns``: how many of those that wait may run now?
 * ``ended``: a run is over; ``abandoned``: a message that was let through has not run.
 * ``hidden``: SQS has confirmed that a message is hidden; ``gone``: it is no longer ours.
 * ``recalls``: which messages to bring forward now.
@@ -35,9 +36,10 @@ HOLD_FACTOR = 2.0
 LONGEST_FIRST_HOLD_SECONDS = 1800.0
 MANY_FAILURES = 1000
 
-#: A message that has come due so often is hidden for longer while the gate is open, and runs while
-#: the provider recovers, also without a token: each look costs one of the queue's receives.
+#: A message that has come due so often is hidden for longer while the gate is open, and waits in
+#: its worker for longer while the provider recovers: each look costs one of the queue's receives.
 MANY_LOOKS = 4
+LONGEST_WAIT_SECONDS = 60.0
 HOLD_JITTER_FROM = 0.75
 
 #: A message without a token, while the provider recovers, waits behind those remembered already.
@@ -95,18 +97,21 @@ class Look:
     Attributes:
         hide_seconds: hide it for this long without running it; ``None`` = run it.
         is_probe: it runs as the one probe.
+        waits: it is kept until ``turns`` counts it, and runs then.
     """
 
     hide_seconds: float | None = None
     is_probe: bool = False
+    waits: bool = False
 
     @property
     def runs(self) -> bool:
-        return self.hide_seconds is None
+        return self.hide_seconds is None and not self.waits
 
 
 _RUN = Look()
 _PROBE = Look(is_probe=True)
+_WAIT = Look(waits=True)
 
 
 def _ignore(notice: Notice) -> None:
@@ -150,6 +155,8 @@ class Control:
         policy: Policy,
         looks: int,
         longest: float,
+        ahead: int,
+        longest_wait: float,
         recallable: bool = True,
     ) -> Look:
         """Decide about a message that has come due.
@@ -160,6 +167,8 @@ class Control:
             policy: draws the delay if the message cannot be recalled.
             looks: how often the message has come due, 1 = the first time.
             longest: most seconds that it may be hidden (12 hours, retention, its budget).
+            ahead: messages that wait for their turn already.
+            longest_wait: most seconds that it may wait here while the provider recovers.
             recallable: whether it may be brought forward later; else its policy alone decides.
         """
         self.memory.forget(message_id)
@@ -172,13 +181,22 @@ class Control:
             return Look(self._by_policy(to_probe, message_id, policy, looks, longest))
         if permission is Permission.PROBE:
             self._on_event(Notice(Event.PROBING))
-        elif self.admission.is_limiting and not self._is_admitted(message_id, looks, now):
-            to_room = self.admission.seconds_to_room(now)
+        elif self.admission.is_limiting and not self._is_admitted(message_id, ahead, now):
+            to_turn = self.admission.seconds_to_turn(ahead, now)
+            if to_turn <= (LONGEST_WAIT_SECONDS if looks >= MANY_LOOKS else longest_wait):
+                return _WAIT
             if recallable:
-                return Look(self._queue(to_room, longest))
-            return Look(self._by_policy(to_room, message_id, policy, looks, longest))
+                return Look(self._queue(to_turn, longest))
+            return Look(self._by_policy(to_turn, message_id, policy, looks, longest))
         _put(self._began, message_id, now)
         return _PROBE if permission is Permission.PROBE else _RUN
+
+    def turns(self, waiting: int, now: float) -> int:
+        """Return how many of the messages that wait may run now, those that came first.
+
+        All, once nothing limits them; the gate may have opened again: let each be looked at.
+        """
+        return self.admission.admit(waiting, now) if self.admission.is_limiting else waiting
 
     def ended(
         self,
@@ -238,24 +256,26 @@ class Control:
         """Forget a message: settled, or its hold is in doubt."""
         self.memory.forget(message_id)
 
-    def recalls(self, now: float, *, room: int) -> list[Hidden]:
+    def recalls(self, now: float, *, room: int, waiting: int = 0) -> list[Hidden]:
         """Take out the messages to bring forward now; empty = none.
 
         Args:
             now: seconds.
             room: most messages that the worker has processes for.
+            waiting: messages that wait for their turn. They come first.
         """
         if self.health.state is not State.CLOSED:
             return self._probe_recall(now) if self.health.needs_probe(now) else []
         if not self.admission.is_limiting:
             return []
-        waiting = self.memory.waiting(now)
-        if not waiting:
+        remembered = self.memory.waiting(now)
+        if not remembered:
             if self.admission.is_calm(now):
                 self.admission.stop()
                 self._on_event(Notice(Event.RECOVERED))
             return []
-        taken = self.memory.take(self.admission.recall(min(waiting, room), now), now)
+        most = 0 if waiting else min(remembered, room)
+        taken = self.memory.take(self.admission.admit(most, now), now)
         for hidden in taken:
             _put(self._recalled, hidden.message_id, None)
         if taken:
@@ -316,11 +336,11 @@ class Control:
         self._recalled_probe_at = now
         return self.memory.take_next(self._probes_recalled, now)  # they were to come back soonest
 
-    def _is_admitted(self, message_id: str, looks: int, now: float) -> bool:
+    def _is_admitted(self, message_id: str, ahead: int, now: float) -> bool:
         if message_id in self._recalled:  # its token is taken
             del self._recalled[message_id]
             return True
-        return self.admission.admit(now, is_owed=looks >= MANY_LOOKS)
+        return not ahead and self.admission.admit(1, now) == 1
 
     def _hold(self, now: float, policy: Policy, looks: int, longest: float) -> float:
         """Seconds to hide a message while the gate is open: recall will bring it forward."""
@@ -329,11 +349,11 @@ class Control:
         hold = max(floor, HOLD_FACTOR * age) * max(1, looks - MANY_LOOKS + 2)
         return min(hold, longest) * self._rng.uniform(HOLD_JITTER_FROM, 1.0)
 
-    def _queue(self, to_room: float, longest: float) -> float:
+    def _queue(self, to_turn: float, longest: float) -> float:
         """Seconds to hide a message that found no room while the provider recovers."""
         turn = (len(self.memory) + 1) / self.admission.rate
         hold = min(max(SHORTEST_QUEUE_SECONDS, HOLD_FACTOR * turn), LONGEST_QUEUE_SECONDS)
-        return min(max(to_room, hold), longest)
+        return min(max(to_turn, hold), longest)
 
     def _by_policy(
         self, seconds: float, message_id: str, policy: Policy, looks: int, longest: float

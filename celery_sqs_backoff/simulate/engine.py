@@ -30,14 +30,15 @@ _Handler: TypeAlias = Callable[[Any, Any], None]
 
 
 class _Worker:
-    __slots__ = ("held", "number", "running", "strategy", "ticks_at", "waiting")
+    __slots__ = ("held", "number", "paced", "running", "strategy", "ticks_at", "waiting")
 
     def __init__(self, number: int, strategy: Strategy) -> None:
         self.number = number
         self.strategy = strategy
         self.running = 0
         self.held = 0
-        self.waiting: deque[Message] = deque()
+        self.waiting: deque[Message] = deque()  # for a process
+        self.paced: deque[Message] = deque()  # for their turn
         self.ticks_at = math.inf
 
 
@@ -202,7 +203,7 @@ class _Simulation:
             self.measures.died("the queue's maxReceiveCount was passed", self.now)
             self._let_go(worker, message, is_settled=True)
             return
-        told = worker.strategy.received(message, self.now)
+        told = worker.strategy.received(message, self.now, len(worker.paced))
         self._follow(worker, message, told)
 
     def _follow(self, worker: _Worker, message: Message, told: Told) -> None:
@@ -218,6 +219,9 @@ class _Simulation:
             self._wake(worker)
             worker.held -= 1
             self._has_room(worker)
+        elif told.waits:
+            worker.paced.append(message)
+            self._wake(worker)
         else:
             worker.waiting.append(message)
             self._start(worker)
@@ -271,9 +275,10 @@ class _Simulation:
         if at != worker.ticks_at:
             return  # there was an earlier one since
         worker.ticks_at = math.inf
+        self._take_turns(worker)
         # They may go to any worker: one that is full itself leaves the recalling to the others.
         room = 2 * self._capacity if worker.held < self._capacity else 0
-        recalled = worker.strategy.recalls(self.now, room=room)
+        recalled = worker.strategy.recalls(self.now, room=room, waiting=len(worker.paced))
         if recalled:
             batches = -(-len(recalled) // MAX_BATCH_ENTRIES)
             self.measures.requests[Request.CHANGE_VISIBILITY] += batches
@@ -282,6 +287,15 @@ class _Simulation:
             self._show(message)
         if self._alive:
             self._wake(worker)
+
+    def _take_turns(self, worker: _Worker) -> None:
+        """Let those run that have waited long enough for the provider's rate."""
+        if not worker.paced:
+            return
+        for _ in range(worker.strategy.turns(len(worker.paced), self.now)):
+            message = worker.paced.popleft()
+            told = worker.strategy.turn_came(message, self.now, len(worker.paced))
+            self._follow(worker, message, told)
 
     def _push(self, at: float, handle: _Handler, a: Any, b: Any) -> None:
         heapq.heappush(self._heap, (at, next(self._sequence), handle, a, b))

@@ -7,6 +7,8 @@ from random import Random
 from typing import ClassVar
 
 from ..provider.control import Control
+from ..provider.health import State
+from ..provider.rate import longest_wait
 from ..provider.recall import Hidden
 from ..retry.outcomes import Outcome
 from ..retry.policies import Schedule
@@ -19,13 +21,15 @@ __all__ = ["STRATEGIES", "Strategy", "Told"]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What to do with a message: run it (both ``None``), hide it, or call it dead."""
+    """What to do with a message: run it (the default), hide it, let it wait, or call it dead."""
 
     hide: float | None = None
     dead: str | None = None
+    waits: bool = False
 
 
 RUN = Told()
+WAIT = Told(waits=True)
 
 
 class Strategy:
@@ -38,8 +42,8 @@ class Strategy:
         self.task = scenario.task
         self.rng = rng
 
-    def received(self, message: Message, now: float) -> Told:
-        """Decide about a message that has come due."""
+    def received(self, message: Message, now: float, waiting: int) -> Told:
+        """Decide about a message that has come due, while others wait for their turn."""
         if message.receives > 1:
             reason = budgets.exhausted_before_run(self.scenario, message, now)
             if reason is not None:
@@ -67,7 +71,15 @@ class Strategy:
     def hidden(self, message: Message, until: float, now: float) -> None:
         """Note that SQS has hidden a message."""
 
-    def recalls(self, now: float, *, room: int) -> list[Message]:
+    def turns(self, waiting: int, now: float) -> int:
+        """Return how many of those that wait may run now."""
+        return waiting
+
+    def turn_came(self, message: Message, now: float, waiting: int) -> Told:
+        """Decide about a message whose turn has come, with so many behind it."""
+        return RUN
+
+    def recalls(self, now: float, *, room: int, waiting: int) -> list[Message]:
         """Return the messages to bring forward now."""
         return []
 
@@ -85,7 +97,7 @@ class Autoretry(Strategy):
 
     name = "autoretry"
 
-    def received(self, message: Message, now: float) -> Told:
+    def received(self, message: Message, now: float, waiting: int) -> Told:
         return RUN
 
     def ended(
@@ -112,7 +124,7 @@ class Gate(Strategy):
         self._hidden: dict[str, Message] = {}
         self._is_recallable = not isinstance(self.task.backoff, Schedule)
 
-    def received(self, message: Message, now: float) -> Told:
+    def received(self, message: Message, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
         if message.receives > 1:
             reason = budgets.exhausted_before_run(self.scenario, message, now)
@@ -129,11 +141,24 @@ class Gate(Strategy):
             policy=self.task.backoff,
             looks=message.receives,
             longest=budgets.longest_hold(self.scenario, message, now),
+            ahead=waiting,
+            longest_wait=longest_wait(
+                is_returned=message.receives > 1, is_alone=False, must_stay=False
+            ),
             recallable=self._is_recallable,
         )
         if look.hide_seconds is None:
-            return RUN
+            return WAIT if look.waits else RUN
         return Told(hide=budgets.visibility_delay(self.scenario, message, now, look.hide_seconds))
+
+    def turns(self, waiting: int, now: float) -> int:
+        return self.control.turns(waiting, now)
+
+    def turn_came(self, message: Message, now: float, waiting: int) -> Told:
+        if self.control.health.state is not State.CLOSED:
+            return self.received(message, now, waiting)
+        self.control.look_quietly(message.id, now)
+        return RUN
 
     def ended(
         self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
@@ -173,10 +198,9 @@ class Recall(Gate):
             recallable=self._is_recallable,
         )
 
-    def recalls(self, now: float, *, room: int) -> list[Message]:
-        return [
-            self._hidden.pop(hidden.message_id) for hidden in self.control.recalls(now, room=room)
-        ]
+    def recalls(self, now: float, *, room: int, waiting: int) -> list[Message]:
+        recalled = self.control.recalls(now, room=room, waiting=waiting)
+        return [self._hidden.pop(hidden.message_id) for hidden in recalled]
 
     def tick_seconds(self, now: float) -> float | None:
         return self.control.seconds_to_look

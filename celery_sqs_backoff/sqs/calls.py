@@ -191,9 +191,12 @@ class Calls:
 
         def call(client: Any) -> tuple[dict[int, Mapping[str, Any]], dict[int, Failure]]:
             response = method(client)(QueueUrl=self.queue_url, Entries=numbered)
-            successful = {int(e["Id"]): e for e in response.get("Successful") or ()}
-            failed = response.get("Failed") or ()
-            return successful, {int(e["Id"]): failure_of_entry(e, operation) for e in failed}
+            try:
+                successful = {int(e["Id"]): e for e in response.get("Successful") or ()}
+                failed = response.get("Failed") or ()
+                return successful, {int(e["Id"]): failure_of_entry(e, operation) for e in failed}
+            except (AttributeError, KeyError, TypeError, ValueError):
+                return {}, {}  # whatever has answered, it listed nothing
 
         result = self._attempt(operation, call)
         if isinstance(result, Failure):

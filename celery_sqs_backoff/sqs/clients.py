@@ -53,6 +53,9 @@ _POLLING = Config(
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
 
+#: How long a call waits for a newer token while the old one is good.
+_RENEWAL_WAIT_SECONDS = 1.0
+
 #: Between two rebuilds of the same clients because credentials were refused.
 _REBUILD_SECONDS = 5.0
 
@@ -163,6 +166,8 @@ def settling_client(client: Any) -> SQSClient:
 
 def _copy(client: Any, config: Config, credentials: Any = None) -> SQSClient:
     credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
+    if isinstance(credentials, RefreshableCredentials):
+        _Renewal.install(credentials)
     with _SESSION_LOCK:
         session = _session()
         session._credentials = credentials  # type: ignore[attr-defined]  # shared: they refresh
@@ -278,6 +283,52 @@ class _RoleCredentials(RefreshableCredentials):
         lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
         self._advisory_refresh_timeout = lifetime * _RENEW_EARLY_SHARE
         self._mandatory_refresh_timeout = lifetime * _RENEW_NOW_SHARE
+
+
+class _Renewal:
+    """Renews credentials in a thread of its own, beside the calls, while the old ones are good.
+
+    botocore does it in the thread that happens to make a call. STS may hang for minutes, and on
+    that thread the holds of all messages of a queue may depend.
+    """
+
+    @classmethod
+    def install(cls, credentials: Any) -> None:
+        """Guard this instance, once: it may be shared by several clients."""
+        if "get_frozen_credentials" not in vars(credentials):
+            credentials.get_frozen_credentials = cls(credentials).get_frozen_credentials
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+        self._renew: Callable[[], Any] = credentials.get_frozen_credentials
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def get_frozen_credentials(self) -> Any:
+        credentials = self._credentials
+        known = credentials._frozen_credentials
+        if known is None or credentials._is_expired() or not credentials.refresh_needed():
+            return self._renew()
+        with self._lock:
+            thread = self._thread
+            if thread is not None and thread.is_alive():
+                return known
+            thread = self._thread = threading.Thread(target=self._run, name="sqs-sts", daemon=True)
+            thread.start()
+        thread.join(_RENEWAL_WAIT_SECONDS)
+        if thread.is_alive():
+            return known
+        if self._error is not None:
+            raise self._error
+        return credentials._frozen_credentials
+
+    def _run(self) -> None:
+        self._error = None
+        try:
+            self._renew()
+        except Exception as exc:  # noqa: BLE001  # whoever waits for it raises it
+            self._error = exc
 
 
 def _utc(time_: Any) -> datetime:

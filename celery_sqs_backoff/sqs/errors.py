@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore import exceptions as botocore
 
-from ..traces import before_the_request, certificate_failed
+from ..traces import before_the_request, certificate_failed, entered
 
 __all__ = ["NOT_LISTED", "Failure", "Kind", "Operation", "failure_of", "failure_of_entry"]
 
@@ -189,6 +189,8 @@ def _kind_of_exception(exc: BaseException) -> Kind:
         # A TLS error, a timeout or a reset is the same class before the request and after it.
         was_sent = not (certificate_failed(exc) or before_the_request(exc))
         return Kind.IN_DOUBT if was_sent else Kind.UNREACHABLE
+    if "_do_get_response" in entered(exc, "botocore.endpoint"):
+        return Kind.IN_DOUBT  # the response is here, and makes no sense
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):
         return Kind.CREDENTIALS
     return Kind.LOCAL

@@ -43,7 +43,7 @@ class Queue:
     dlq_arn: str | None = None
     #: False: SQS could not be asked, so that nobody knows yet whether there is a dead-letter queue.
     is_read: bool = True
-    #: True: the queue's own visibility timeout is 0, so a receive must name another.
+    #: True: the queue's own visibility timeout is 0, so that a receive names another.
     hides_nothing: bool = False
     #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
     is_its_own_dlq: bool = False
@@ -66,11 +66,6 @@ class Queue:
         if self.dlq_arn is None:
             return None
         return f"{self.url.rpartition('/')[0]}/{self.dlq_arn.rpartition(':')[2]}"
-
-    @property
-    def receive_timeout_seconds(self) -> int | None:
-        """The visibility timeout to name at a receive; ``None`` = the queue's own."""
-        return self.visibility_timeout_seconds if self.hides_nothing else None
 
 
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:

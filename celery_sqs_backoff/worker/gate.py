@@ -12,14 +12,15 @@ from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
+from ..retry.budget import tolerant
 from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import Options
 from ..retry.outcomes import Outcome
 from ..retry.policies import Schedule
 from ..sqs.visibility import standing, visibility_delay
 from .announcer import Announcer
-from .lease import Lease
-from .pacing import Pace, Paced, Pacer
+from .lease import Lease, Turn
+from .pacing import Pace, Paced, Pacer, Turns
 
 __all__ = ["Gate", "Owner"]
 
@@ -62,6 +63,7 @@ class Gate:
             limit=0 if provider.recall is False else provider.remember,
             on_event=Announcer(provider.name, tenant, owner.events),
         )
+        self.turns = Turns(self._take_turns, self._seconds_to_turn)
 
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
@@ -71,7 +73,8 @@ class Gate:
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
-            may_start = _has_slot(lease, now) and self.control.health.state is State.CLOSED
+            is_its_turn = _has_slot(lease, now) or lease.turn is Turn.HAS_COME
+            may_start = is_its_turn and self.control.health.state is State.CLOSED
             if may_start or self.control.is_quiet:
                 self.control.look_quietly(delivery.message_id, now)
                 return False
@@ -83,11 +86,14 @@ class Gate:
             look = self.control.look(
                 delivery.message_id,
                 now,
-                policy=options.backoff,
+                policy=tolerant(options.backoff),
                 looks=delivery.receive_count,
                 longest=max(1.0, longest),
+                ahead=len(self.turns),
+                longest_wait=self._longest_wait(lease),
                 recallable=self.is_recallable(options),
             )
+            lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
             if look.is_probe:
                 lease.slot_at = math.inf  # one call, from time to time
                 self._replace_if_not_run(lease)
@@ -115,10 +121,15 @@ class Gate:
     def waits(self, lease: Lease, options: Options, start: Callable[[], object]) -> bool:
         """Put a message that may run in line for a slot at the provider's rate.
 
+        Or for its turn, while the provider recovers.
+
         Returns:
             ``False`` if it needs none, or has one: then it starts now. Else ``start`` is called
             once it has, or the message is hidden until slots are near again.
         """
+        if lease.turn is Turn.IS_AWAITED:
+            self._wait_for_turn(lease, start)
+            return True
         if self.pace is None or _has_slot(lease, self._owner.clock()):
             return False
         if _seconds_left(lease, options, self._owner.today()) <= 0:
@@ -136,17 +147,35 @@ class Gate:
             seconds = min(until - now, max(1.0, _seconds_left(lease, options, today)))
             lease.give_back_unrun(until=now + visibility_delay(seconds, lease.delivery, now=today))
 
+        longest = self._longest_wait(lease)
         lease.keeps_place = self._owner.is_alone(lease, self.provider)
-        self._owner.pacer.join(
-            self.pace,
-            Paced(give_slot, hide, lease.is_settled),
-            longest_wait(
-                is_returned=lease.delivery.receive_count > 1,
-                is_alone=lease.keeps_place,
-                must_stay=lease.delivery.is_last_before_sqs_moves_it,
-            ),
-        )
+        self._owner.pacer.join(self.pace, Paced(give_slot, hide, lease.is_settled), longest)
         return True
+
+    def _wait_for_turn(self, lease: Lease, start: Callable[[], object]) -> None:
+        def take_turn(now: float) -> None:
+            lease.turn = Turn.HAS_COME
+            lease.keeps_place = False
+            start()
+
+        lease.keeps_place = self._owner.is_alone(lease, self.provider)
+        paced = Paced(take_turn, hide=lambda until: None, is_over=lease.is_settled)
+        self._owner.pacer.wait_for_turn(self.turns, paced)
+
+    def _take_turns(self, waiting: int, now: float) -> int:
+        with self._owner.lock:
+            return self.control.turns(waiting, now)
+
+    def _seconds_to_turn(self, now: float) -> float:
+        with self._owner.lock:
+            return self.control.admission.seconds_to_turn(0, now)
+
+    def _longest_wait(self, lease: Lease) -> float:
+        return longest_wait(
+            is_returned=lease.delivery.receive_count > 1,
+            is_alone=self._owner.is_alone(lease, self.provider),
+            must_stay=lease.delivery.is_last_before_sqs_moves_it,
+        )
 
     def ended(self, lease: Lease, ended: Ended) -> None:
         """Note how a run ended. An end without the task's word says nothing of the provider."""
@@ -177,7 +206,7 @@ class Gate:
             return self.control.delay_after_failure(
                 seconds,
                 now,
-                policy=options.backoff,
+                policy=tolerant(options.backoff),
                 looks=lease.delivery.receive_count,
                 longest=max(seconds, longest),
                 recallable=is_recallable,
@@ -192,7 +221,7 @@ class Gate:
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing in mind that would be missed."""
-        has_line = self.pace is not None and len(self.pace.line) > 0
+        has_line = len(self.turns) > 0 or (self.pace is not None and len(self.pace.line) > 0)
         return self.control.is_quiet and not has_line and not len(self.control.memory)
 
 

@@ -294,7 +294,7 @@ class Gates:
         room, now = self._room(), self.clock()
         with self.lock:
             for gate in self._gates.values():
-                for hidden in gate.control.recalls(now, room=room):
+                for hidden in gate.control.recalls(now, room=room, waiting=len(gate.turns)):
                     by_queue[hidden.queue].append(hidden)
         for url, taken in by_queue.items():
             for first in range(0, len(taken), MAX_BATCH_ENTRIES):

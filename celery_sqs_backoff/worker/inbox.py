@@ -112,13 +112,16 @@ class Inbox:
             self._deliver_one()
 
     def _drain(self) -> None:
-        with self._cond:
-            self._will_drain = False
-        while self._can_deliver():
-            self._deliver_one()
-            if self._one_at_a_time:
+        try:
+            while self._can_deliver():
+                self._deliver_one()
+                if self._one_at_a_time:
+                    break
+        finally:
+            with self._cond:
+                self._will_drain = False
+            if self._can_deliver():
                 self.wake()
-                return
 
     def _can_deliver(self) -> bool:
         if not self._arrivals or self._is_stopping():

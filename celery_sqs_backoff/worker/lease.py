@@ -23,7 +23,7 @@ from ..sqs.settlement import Content, Row, Want
 if TYPE_CHECKING:
     from ..sqs.memory import Memory
 
-__all__ = ["Lease", "Settler", "State"]
+__all__ = ["Lease", "Settler", "State", "Turn"]
 
 #: Of all leases: a settlement takes it for two assignments.
 _GUARD = threading.Lock()
@@ -39,6 +39,14 @@ class State(Enum):
     DEAD_LETTERED = "dead-lettered"  # send it to the dead-letter queue, then delete it
     LOST = "lost"  # SQS no longer honours the receipt handle: hands off
     MERGED = "merged"  # an earlier receive of this worker goes on with this one's handle
+
+
+class Turn(Enum):
+    """Whether a message waits for its turn at a provider that recovers."""
+
+    NONE = "none"
+    IS_AWAITED = "is awaited"
+    HAS_COME = "has come"
 
 
 _STATES = {
@@ -101,6 +109,7 @@ class Lease:
         "row",
         "slot_at",
         "trace_header",
+        "turn",
     )
 
     def __init__(
@@ -137,7 +146,8 @@ class Lease:
         self.goes_on_with: Row | None = None
         #: When its provider's rate lets it start; ``None`` = nobody has asked.
         self.slot_at: float | None = None
-        #: Whether it takes up a process's place in the prefetch window while it waits for a slot.
+        self.turn = Turn.NONE
+        #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
         self.row = Row(
             queue,

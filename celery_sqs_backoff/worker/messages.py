@@ -120,6 +120,7 @@ class Receiver:
         queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
         # Its end counts: a call that hangs for longer would otherwise hold up each poll.
         self._queues[url] = (queue, self.keeper.clock())
+        self.keeper.queue_read(queue)
         return queue
 
     # Messages

@@ -1,7 +1,8 @@
 """Messages that wait for their slots at their providers' rates, and the threads that see to them.
 
 Celery's event loop puts a message in line and goes on; it never waits for a store. One thread lets
-messages start at their slots, or hides them. Another asks the store for slots, one call for all
+messages start at their slots, or when it is their turn at a provider that recovers, or hides them.
+Another asks the store for slots, one call for all
 messages in line. A store that is away, or slow, costs a share of the rate, never a stop.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -19,7 +21,7 @@ from ..provider.fleet import Taken
 from ..provider.rate import HEADROOM, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 
-__all__ = ["Pace", "Paced", "Pacer"]
+__all__ = ["Pace", "Paced", "Pacer", "Turns"]
 
 logger = get_logger(__name__)
 
@@ -28,6 +30,9 @@ _PATIENCE_SECONDS: Final = 1.0
 
 #: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 10.0
+
+#: The rate of a recovery changes with each call: how long not to look at it.
+_LONGEST_TURN_SECONDS: Final = 0.25
 
 #: Workers to share a rate with, as long as the store has never said how many there are.
 _WORKERS_UNKNOWN: Final = 10
@@ -88,6 +93,36 @@ class Pace:
         self.line.give(Place(max(now, then + each.at), each.is_slot) for each in taken.places)
 
 
+class Turns:
+    """Messages of a provider that recovers, in the order in which they run. As a :class:`Pace`.
+
+    Arguments:
+        take: from how many wait and the time to how many may run now.
+        seconds: until the first may run.
+    """
+
+    def __init__(
+        self, take: Callable[[int, float], int], seconds: Callable[[float], float]
+    ) -> None:
+        self._take = take
+        self._seconds = seconds
+        self._line: deque[Paced] = deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def join(self, paced: Paced) -> None:
+        self._line.append(paced)
+
+    def depart(self, now: float) -> list[Paced]:
+        """Take out those that may run now; one that is settled meanwhile takes nobody's turn."""
+        self._line = deque(paced for paced in self._line if not paced.is_over())
+        return [self._line.popleft() for _ in range(self._take(len(self._line), now))]
+
+    def next_at(self, now: float) -> float:
+        return now + min(_LONGEST_TURN_SECONDS, self._seconds(now))
+
+
 class Pacer:
     """The lines of a worker, and their two threads, which start with the first message.
 
@@ -101,6 +136,7 @@ class Pacer:
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
         self._busy: dict[Pace, None] = {}
+        self._turns: dict[Turns, None] = {}
         self._to_ask: dict[Pace, None] = {}
         self._threads: list[threading.Thread] = []
         self._is_stopping = False
@@ -108,10 +144,17 @@ class Pacer:
     def join(self, pace: Pace, paced: Paced, longest: float) -> None:
         """Put a message in line, which may wait here for so many seconds. Does not block."""
         with self._lock:
-            if not self._threads and not self._is_stopping:
-                self._start_threads()
+            self._start_threads()
             pace.line.join(paced, longest)
             self._busy[pace] = None
+            self._changed.notify()
+
+    def wait_for_turn(self, turns: Turns, paced: Paced) -> None:
+        """Let a message wait until it is its turn. Does not block."""
+        with self._lock:
+            self._start_threads()
+            turns.join(paced)
+            self._turns[turns] = None
             self._changed.notify()
 
     def stop(self) -> None:
@@ -122,6 +165,8 @@ class Pacer:
             self._wanted.notify_all()
 
     def _start_threads(self) -> None:
+        if self._threads or self._is_stopping:
+            return
         for name, run in (("sqs-pace", self._pace), ("sqs-slots", self._ask)):
             thread = threading.Thread(target=run, name=name, daemon=True)
             self._threads.append(thread)
@@ -161,6 +206,10 @@ class Pacer:
                 actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
                 if not len(pace.line):
                     del self._busy[pace]
+            for turns in list(self._turns):
+                actions += [functools.partial(paced.start, now) for paced in turns.depart(now)]
+                if not len(turns):
+                    del self._turns[turns]
         return actions
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
@@ -183,6 +232,7 @@ class Pacer:
         """Seconds until a message may start, or a store's answer is overdue."""
         now = self._clock()
         times = [at for pace in self._busy if (at := pace.line.next_at()) is not None]
+        times += [turns.next_at(now) for turns in self._turns]
         times += [
             pace.waiting_since + _PATIENCE_SECONDS
             for pace in self._busy

@@ -41,6 +41,9 @@ _AFTER_TOO_SOON_SECONDS = 1.0
 #: Between two looks whether receiving goes on that is paused because a provider is down.
 _PAUSED_SECONDS = 0.5
 
+#: Longest wait for room between two runs of ``before_each``: one task may fill a worker for hours.
+_WAIT_FOR_ROOM_SECONDS = 30.0
+
 #: Most time of a call, not counting the long poll: credentials, connect, client timeout.
 _LONGEST_CALL_SECONDS = 40.0
 
@@ -64,7 +67,7 @@ class Poller:
         capacity: decides when to receive, and how many messages.
         take: called in the poller's thread with each response's messages, the seconds (at least)
             since SQS sent it, and the visibility timeout that was requested.
-        before_each: called before each long poll.
+        before_each: called before each long poll, and now and then while there is no room for one.
         most: how many messages a receive may bring at the most; 0 = none for the moment.
         wait_seconds: of the long poll.
         visibility_timeout_seconds: passed to each receive; ``None`` = the queue's own.
@@ -189,7 +192,10 @@ class Poller:
             self._is_over()
             self._stopped.wait(_PAUSED_SECONDS)
             return
-        asked_for = self._capacity.wait_for_room(self.url, self._is_over, most=most)
+        until = self._clock() + _WAIT_FOR_ROOM_SECONDS
+        asked_for = self._capacity.wait_for_room(
+            self.url, lambda: self._is_over() or self._clock() >= until, most=most
+        )
         if asked_for:
             self._receive(asked_for, wait_seconds=self._wait_seconds, name=self._name)
 

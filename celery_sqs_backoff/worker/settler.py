@@ -134,8 +134,9 @@ class Settler:
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
+        is_settled = True
         if isinstance(settle, DeadLetter):
-            self._dead_letter(settle, error)
+            is_settled = self._dead_letter(settle, error)
         elif isinstance(settle, GiveBack):
             if settle.started:
                 self._lease.release()
@@ -143,7 +144,8 @@ class Settler:
                 self._lease.give_back_unrun()
         else:
             self._lease.done()
-        if isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
+        # A message that was lost runs again, at whoever has it: what becomes of it is told there.
+        if is_settled and isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
             self._emit_given_up(settle, error)
         return settle
 
@@ -202,16 +204,16 @@ class Settler:
             return replace(record, due_at=time.time() + seconds_left)
 
         above = self._options.park_above if hide.parkable else None
-        self._lease.defer(seconds, park_above=above, park=park)
-        self._emit_retry(seconds, hide, ended, error, facts)
+        if self._lease.defer(seconds, park_above=above, park=park):
+            self._emit_retry(seconds, hide, ended, error, facts)
         return replace(hide, seconds=seconds)
 
-    def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> None:
+    def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> bool:
         record = self._record(settle.reason, settle.outcome, error)
         if self._lease.queue.is_read:
-            self._lease.dead_letter(record)
-        else:
-            self._lease.keeper.postpone(self._lease, record)
+            return self._lease.dead_letter(record)
+        self._lease.keeper.postpone(self._lease, record)
+        return True
 
     def _record(self, reason: GiveUpReason, outcome: Outcome, error: ErrorText) -> DeadLetterRecord:
         return DeadLetterRecord(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery_sqs_backoff import FullJitter, Outcome, Provider
@@ -58,11 +59,11 @@ _HANDED_OVER_WITHIN_SECONDS = 20.0
 
 
 class WorkerGates(Gates):
-    """The gates of a simulated worker: its thread is a chain of events."""
+    """The gates of a simulated worker: its threads are chains of events."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._sim = worker, worker.sim
-        self._is_looking = False
+        self._is_looking = self._is_pacing = False
         super().__init__(
             worker.keeper,
             calls=lambda url: Calls(self._sim.sqs, url),  # type: ignore[arg-type,return-value]
@@ -71,6 +72,7 @@ class WorkerGates(Gates):
             rng=random.Random(worker.number),
             today=self._sim.clock,
         )
+        self.pacer._threads = [threading.current_thread()]  # none is started
         gate = self.of(PROVIDER)
         assert gate is not None
         self.gate = gate
@@ -83,14 +85,26 @@ class WorkerGates(Gates):
         capacity = self._worker.capacity
         return 2 * capacity.startable_within(RECOVERY_LOOK_SECONDS)
 
-    def hides_message(self, lease: Lease) -> bool:
+    def keeps_back(self, lease: Lease, start: Callable[[], None]) -> bool:
         """As ``worker.strategy`` does, before a message is given to the pool."""
-        is_hidden = self.gate.hides(lease, OPTIONS)
-        if is_hidden:
+        if self.gate.hides(lease, OPTIONS):
             self._sim.judge.hidden(self._worker, lease)
-        else:
-            self.judge.let_through(lease)
-        return is_hidden
+            return True
+        if self.gate.waits(lease, OPTIONS, start):
+            if not self._is_pacing:
+                self._is_pacing = True
+                self._sim.after(0.0, self._pace, self._worker)
+            return True
+        self.judge.let_through(lease)
+        return False
+
+    def _pace(self) -> None:
+        for action in self.pacer.step(self._sim.clock()):
+            action()
+        pause = self.pacer._pause()
+        self._is_pacing = pause is not None
+        if pause is not None:
+            self._sim.after(pause, self._pace, self._worker)
 
     def settles(self, lease: Lease, ended: Ended, settle: Any) -> Any:
         """As ``worker.settler`` does: tell the gate, and ask it for the delay."""

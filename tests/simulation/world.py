@@ -197,7 +197,7 @@ class Worker:
             if self.is_stopping:
                 lease.give_back_unrun()
                 return
-            if self.gates is not None and self.gates.hides_message(lease):
+            if self.gates is not None and self.gates.keeps_back(lease, start):
                 return
             self.waiting.append(lease)
             self._start_some()

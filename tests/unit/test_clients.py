@@ -11,7 +11,9 @@ import pytest
 from kombu import Connection
 from kombu.transport.SQS import Channel
 
+from celery_sqs_backoff.sqs import clients as clients_module
 from celery_sqs_backoff.sqs.clients import Clients, settling_client
+from tests.support.processes import eventually
 
 BASE = "http://127.0.0.1:9/0"
 
@@ -168,6 +170,28 @@ def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(
         access_key(client)
     sts.fails = False
     assert access_key(client) == "r-2"
+
+
+def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that makes the call may be the one that renews a queue's messages."""
+    monkeypatch.setattr(clients_module, "_RENEWAL_WAIT_SECONDS", 0.01)
+    sts = Sts(monkeypatch)
+    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    fetch, release = Channel.generate_sts_session_token, threading.Event()
+
+    def hang(*args: Any) -> Any:
+        assert release.wait(5)
+        return fetch(*args)
+
+    monkeypatch.setattr(Channel, "generate_sts_session_token", hang)
+    sts.age(client, 700)
+    assert access_key(client) == "r-1"
+    sts.age(client, 190)
+    assert access_key(client) == "r-1"
+    release.set()
+    eventually(lambda: access_key(client) == "r-2")
 
 
 def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPatch) -> None:

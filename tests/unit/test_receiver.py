@@ -89,6 +89,18 @@ def test_a_task_of_ours_arrives_under_a_lease() -> None:
     json.dumps(arrival.payload)
 
 
+def test_a_dead_letter_queue_that_is_attached_while_a_task_runs_gets_its_dead_letter() -> None:
+    worker = Worker()
+    worker.take(worker.message())
+    [arrival] = worker.arrived
+    worker.sqs.attributes["RedrivePolicy"] = json.dumps(
+        {"deadLetterTargetArn": ARN + "dlq", "maxReceiveCount": 5}
+    )
+    worker.now += 60
+    worker.receiver.read_queue(worker.url)
+    assert arrival.lease.queue.dlq_arn == ARN + "dlq"
+
+
 def test_a_settled_message_gives_its_place_back() -> None:
     worker = Worker()
     worker.take(worker.message())

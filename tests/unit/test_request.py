@@ -534,3 +534,20 @@ def test_no_line_of_the_log_shows_an_id_as_its_sender_wrote_it(caplog):
     lines = [r.getMessage() for r in caplog.records if "celery_sqs_backoff" in r.name]
     assert len(lines) > 1
     assert not [line for line in lines if "\n" in line or len(line) > 1_000]
+
+
+@pytest.mark.parametrize(
+    ("exc", "report"),
+    [(BackoffRetry(exc=OSError("down"), when=42), None), (OSError("no"), NOT_RETRYABLE)],
+    ids=["retry", "give up"],
+)
+def test_of_a_lost_message_only_the_run_is_counted(exc, report):
+    """Another worker has it, and counts what becomes of it."""
+    run, seen = Run(), []
+    run.keeper.events.subscribe(seen.append)
+    run.keeper.ended = lambda lease: None
+    run.lease.lose()
+    fails(run, exc, report)
+    kinds = [type(event).__name__ for event in seen]
+    assert kinds.count("RunEnded") == 1
+    assert {"Retried", "DeadLettered", "Hidden"}.isdisjoint(kinds)

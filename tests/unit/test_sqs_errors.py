@@ -74,6 +74,28 @@ def test_a_tls_handshake_that_fails_has_sent_nothing(behave) -> None:
     assert not found.may_have_been_done
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"<html>", b"[]", b"null", b"7", b"\xff\xfe", b"[" * 50_000),
+        *(b'{"Successful":5}', b'{"Successful":[{}]}', b'{"Failed":[5]}', b'{"Failed":{"a":1}}'),
+    ],
+    ids=lambda body: repr(body[:16]),
+)
+def test_a_response_that_makes_no_sense_leaves_the_call_in_doubt(body: bytes) -> None:
+    """SQS may have done it, and a proxy has garbled what it said."""
+
+    def behave(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+        )
+
+    with serving(behave) as url:
+        found = failure(url.replace("https", "http"))
+    assert found.kind is Kind.IN_DOUBT, found
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
     ca, path = trustme.CA(), tmp_path_factory.mktemp("ca") / "ca.pem"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import select
 import threading
 from types import SimpleNamespace
 
+import kombu.asynchronous
 import pytest
 
 from celery_sqs_backoff.worker import upstream
@@ -45,6 +47,19 @@ def test_what_another_thread_asks_for_wakes_the_event_loop():
         reader.recv(1)
     hub.run()
     assert done == [1]
+
+
+def test_what_the_loop_asks_of_itself_keeps_it_from_waiting():
+    """kombu 5.7 wakes its loop for other threads only."""
+    hub = kombu.asynchronous.Hub()
+    try:
+        upstream.wake_event_loop(hub)
+        [fd] = hub.readers
+        hub._loop_thread = threading.get_ident()
+        hub.call_soon(print)
+        assert select.select([fd], [], [], 0)[0] == [fd]
+    finally:
+        hub.close()
 
 
 def test_a_loop_that_has_ended_need_not_be_woken():

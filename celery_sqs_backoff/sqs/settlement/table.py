@@ -99,6 +99,12 @@ class SettlementTable:
         self._book.keep_content(row)
         self._book.plan_removal(row, now, now)
 
+    def queue_read(self, queue: QueueFacts) -> None:
+        """Enter where a queue's dead letters go, and how long it hides: somebody may change it."""
+        for row in self._book.rows.values():
+            if row.queue.url == queue.url:
+                row.queue = queue
+
     def forget(self, row: Row) -> None:
         """End a row without any call."""
         if self._book.is_current(row):

@@ -10,13 +10,13 @@ __all__ = ["wake_event_loop"]
 
 
 def wake_event_loop(hub: Any) -> None:
-    """Let ``hub.call_soon`` in another thread interrupt the event loop, which waits for events.
+    """Let ``hub.call_soon`` interrupt the event loop, which is about to wait for events.
 
-    kombu 5.5 and 5.6: what is to be done soon is done when something else has happened, up to a
-    second later. To be called anew when the loop has been reset.
+    Otherwise what is to be done soon is done when something else has happened, up to a second
+    later: on kombu 5.5 and 5.6 always, on 5.7 if the loop itself asks for it, in a callback or a
+    timer (``Hub.create_loop`` looks for callbacks before it calls those, not after). To be called
+    anew when the loop has been reset.
     """
-    if hasattr(hub, "_create_waker"):
-        return  # kombu 5.7 does it
     loop_end, thread_end = socket.socketpair()
     loop_end.setblocking(False)
     thread_end.setblocking(False)

@@ -7,9 +7,10 @@ import pytest
 from celery_sqs_backoff.provider.admission import (
     CALM_SECONDS,
     KEPT_AFTER_REFUSAL,
-    LEAST_DEBT,
     LOWEST_RATE,
     REGAIN_SECONDS,
+    SAVED_SECONDS,
+    SETTLE_SECONDS,
     START_RATE,
     Admission,
 )
@@ -30,7 +31,7 @@ def play(
     while now < begin + seconds:
         now += step
         tokens = min(limit or 0.0, tokens + step * (limit or 0.0))
-        for _ in range(admission.recall(100, now)):
+        for _ in range(admission.admit(100, now)):
             calls += 1
             if limit is not None and tokens < 1:
                 refusals += 1
@@ -43,8 +44,7 @@ def play(
 
 def test_it_limits_nothing_until_it_starts() -> None:
     admission = Admission()
-    assert all(admission.admit(0.0) for _ in range(1000))
-    assert admission.recall(10, 0.0) == 0, "nothing is brought forward outside a recovery"
+    assert admission.admit(10, 0.0) == 0, "nothing is brought forward outside a recovery"
 
 
 def test_it_doubles_about_every_second_while_all_succeed() -> None:
@@ -61,15 +61,16 @@ def test_a_refusal_cuts_the_rate() -> None:
     assert admission.rate == pytest.approx(KEPT_AFTER_REFUSAL * rate)
 
 
-def test_refusals_of_calls_that_began_before_the_cut_do_not_cut_again() -> None:
+def test_refusals_of_the_moment_after_a_cut_do_not_cut_again() -> None:
+    """They began before anybody knew; or the provider refuses the rest of its second."""
     admission = started()
     play(admission, 5.0)
     admission.refused(4.8, 5.2)
     rate = admission.rate
-    for _ in range(10):
-        admission.refused(5.1, 5.3)
-    assert admission.rate == rate
-    admission.refused(5.25, 5.4)
+    for began in (5.1, 5.2 + SETTLE_SECONDS):
+        admission.refused(began, 6.0)
+        assert admission.rate == rate
+    admission.refused(5.21 + SETTLE_SECONDS, 6.0)
     assert admission.rate < rate
 
 
@@ -104,7 +105,7 @@ def test_a_rate_that_was_idle_for_long_is_tried_carefully() -> None:
     play(admission, 5.0)
     admission.refused(5.0, 5.0)
     rate = admission.rate
-    admission.recall(100, 600.0)
+    admission.admit(100, 600.0)
     admission.succeeded(600.0)
     assert rate < admission.rate <= rate + START_RATE
 
@@ -115,14 +116,17 @@ def test_one_worker_uses_what_the_provider_takes_and_is_seldom_turned_away() -> 
     assert refusals < 0.05 * calls
 
 
-def test_messages_that_are_here_may_run_into_debt_and_recalls_wait_for_it() -> None:
+def test_no_more_tokens_are_saved_than_a_moment_brings() -> None:
     admission = started()
-    admitted = sum(admission.admit(0.0) for _ in range(100))
-    assert admitted == LEAST_DEBT + 1
-    assert not admission.admit(0.1)
-    assert admission.recall(10, 1.0) == 0
-    assert admission.admit(0.1, is_owed=True)
-    assert admission.seconds_to_room(0.1) > 0
+    play(admission, 5.0)
+    assert admission.admit(100, 1000.0) == int(SAVED_SECONDS * admission.rate)
+
+
+def test_each_message_has_its_turn_behind_those_ahead() -> None:
+    admission = started()
+    assert admission.admit(1, 0.0) == 1
+    assert admission.seconds_to_turn(0, 0.0) == pytest.approx(1 / START_RATE)
+    assert admission.seconds_to_turn(9, 0.0) == pytest.approx(10 / START_RATE)
 
 
 def test_it_is_calm_when_nobody_was_refused_and_nobody_had_to_wait() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff import FullJitter, Outcome, Schedule
-from celery_sqs_backoff.provider.admission import CALM_SECONDS, LEAST_DEBT
+from celery_sqs_backoff.provider.admission import CALM_SECONDS
 from celery_sqs_backoff.provider.control import (
     MANY_LOOKS,
     PROBE_GRACE_SECONDS,
@@ -35,7 +35,10 @@ class Worker:
         )
 
     def look(self, message_id: str, now: float, **options: Any) -> Look:
-        defaults: dict[str, Any] = {"policy": FullJitter(), "looks": 1, "longest": DAY}
+        defaults: dict[str, Any] = {
+            **{"policy": FullJitter(), "looks": 1, "longest": DAY},
+            **{"ahead": 0, "longest_wait": 2.0},
+        }
         return self.control.look(message_id, now, **defaults | options)
 
     def hide(self, message_id: str, now: float, seconds: float, not_before: float = 0) -> bool:
@@ -76,16 +79,16 @@ def test_a_success_brings_them_back_at_a_growing_rate() -> None:
     worker.recover(20.0)
     first = worker.control.recalls(20.0, room=100)
     assert len(first) == 1
-    numbers, now = [], 20.0
-    for _ in range(4):
-        now += 1.0
-        recalled = worker.control.recalls(now, room=100)
-        for hidden in recalled:
-            worker.run(hidden.message_id, None, now)
-        numbers.append(len(recalled))
-    assert numbers == sorted(numbers)
-    assert numbers[-1] > numbers[0]
-    assert worker.events[-1] == (Event.RECALLED, numbers[-1])
+    seconds: list[int] = []
+    for second in range(4):
+        seconds.append(0)
+        for quarter in range(1, 5):
+            now = 20.0 + second + quarter / 4
+            for hidden in worker.control.recalls(now, room=100):
+                worker.run(hidden.message_id, None, now)
+                seconds[-1] += 1
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 2 * seconds[0]
 
 
 def test_a_worker_without_room_recalls_nothing() -> None:
@@ -109,11 +112,34 @@ def test_new_and_returning_messages_pass_through_the_same_rate() -> None:
     worker = Worker()
     worker.outage()
     worker.recover(20.0)
-    looks = [worker.look(f"new {i}", 20.0) for i in range(100)]
-    assert sum(look.runs for look in looks) == LEAST_DEBT + 1
-    refused = [look for look in looks if not look.runs]
-    assert all(look.hide_seconds and look.hide_seconds >= 1 for look in refused)
-    assert worker.look("seen often", 20.0, looks=MANY_LOOKS).runs, "each look costs a receive"
+    assert worker.look("first", 20.0).runs, "there is a token"
+    looks = [worker.look(f"new {i}", 20.0, ahead=i) for i in range(10)]
+    assert [look.waits for look in looks] == [True] * 2 + [False] * 8, "at one call a second"
+    assert all(look.hide_seconds and look.hide_seconds >= 1 for look in looks[2:])
+    often = worker.look("seen often", 20.0, looks=MANY_LOOKS, ahead=10)
+    assert often.waits, "each look costs a receive"
+
+
+def test_those_that_wait_take_their_turns_at_the_rate_and_before_any_recall() -> None:
+    worker = Worker()
+    worker.outage()
+    for i in range(50):
+        worker.hide(f"m{i}", 1.0, 1000.0)
+    worker.recover(20.0)
+    assert worker.look("first", 20.0).runs
+    assert worker.control.turns(3, 20.5) == 0
+    assert worker.control.recalls(21.0, room=10, waiting=3) == []
+    assert worker.control.turns(3, 21.0) == 1
+    assert len(worker.control.recalls(22.0, room=10, waiting=0)) == 1
+
+
+def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.recover(20.0)
+    worker.control.told_open(21.0, 30.0)
+    assert worker.control.turns(3, 21.0) == 3
+    assert not worker.look("one of them", 21.0).runs
 
 
 def test_the_first_hold_is_as_long_as_the_policys_longest_delay() -> None:

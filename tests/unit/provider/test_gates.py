@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import FullJitter, Outcome, Provider, Schedule
+from celery_sqs_backoff import FullJitter, Outcome, Policy, Provider, Schedule
 from celery_sqs_backoff.observe.events import (
     Event,
     ProviderClosed,
@@ -27,6 +27,7 @@ from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.worker.gate import Gate
 from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
+from celery_sqs_backoff.worker.lease import Turn
 from celery_sqs_backoff.worker.mix import LEAST_SEEN
 
 URL = "http://sqs/1/mail"
@@ -69,7 +70,7 @@ class Lease:
         import time
 
         self.queue, self.group_id, self.until = Queue(), None, None
-        self.slot_at, self.keeps_place = None, False
+        self.slot_at, self.keeps_place, self.turn = None, False, Turn.NONE
         self.free, self.handed_to_pool = lambda: None, lambda: False
         defaults = {"received_at": time.time(), "first_received_at": time.time()}
         self.delivery = Delivery(message_id=message_id, queue_url=URL, **defaults | facts)
@@ -147,6 +148,16 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
     assert {seconds for batch in scene.port.batches for _, seconds in batch} == {0}
     assert max(map(len, scene.port.batches)) <= 10
+
+
+def test_a_policy_that_fails_does_not_keep_messages_from_being_hidden() -> None:
+    class OneDelay(Policy):
+        def ceiling(self, attempt: int) -> float:
+            return [10.0][attempt - 1]
+
+    scene = Scene(backoff=OneDelay())
+    scene.outage()
+    assert scene.hide("m") >= 1
 
 
 def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certain() -> None:

@@ -34,7 +34,9 @@ def control(*waiting: Hidden) -> Control:
     """Of a provider that is down."""
     made = Control(Thresholds(), Random(1))
     for i in range(6):
-        made.look(str(i), NOW, policy=FullJitter(), looks=1, longest=HOUR)
+        made.look(
+            str(i), NOW, policy=FullJitter(), looks=1, longest=HOUR, ahead=0, longest_wait=2.0
+        )
         made.ended(str(i), Outcome.RETRYABLE, NOW)
     assert made.health.state is State.OPEN
     for each in waiting:

@@ -55,7 +55,13 @@ class Worker:
 
     def run(self, message: str, outcome: Outcome | None) -> bool:
         look = self.control.look(
-            message, self.fleet.now, policy=FullJitter(), looks=1, longest=9999.0
+            message,
+            self.fleet.now,
+            policy=FullJitter(),
+            looks=1,
+            longest=9999.0,
+            ahead=0,
+            longest_wait=2.0,
         )
         if look.runs:
             self.control.ended(message, outcome, self.fleet.now)
@@ -144,7 +150,8 @@ def test_a_clock_that_is_a_minute_off_does_not_matter(
         fleet.tick()
         fleet.tick()
         assert fleet.states() == {State.CLOSED}
-        fleet.tick(5.0)
+        for worker in fleet.workers:
+            worker.control.admission.stop()  # the recovery is over
 
 
 def test_a_permit_ends_with_the_worker_that_had_it(fleet: Fleet) -> None:
@@ -196,7 +203,15 @@ def test_what_could_not_be_written_is_written_next_time() -> None:
     shared = SharedHealth(control)
     assert shared.look(None, 0.0, 0.0) is None
     for number in range(6):
-        control.look(str(number), 1.0, policy=FullJitter(), looks=1, longest=9.0)
+        control.look(
+            str(number),
+            1.0,
+            policy=FullJitter(),
+            looks=1,
+            longest=9.0,
+            ahead=0,
+            longest_wait=2.0,
+        )
         control.ended(str(number), Outcome.RETRYABLE, 1.0)
     first = shared.look(None, 2.0, 2.0)
     assert first is not None
