@@ -23,7 +23,7 @@ from .errors import Busy, Compensated, NotDispatched, StoreUnavailable
 from .guard import Run
 from .lock import Lock
 from .names import text_of
-from .scope import CLOSED, OPEN
+from .scope import CLOSED, CLOSING, OPEN
 from .steps import Steps
 from .store import KEEP_SECONDS, key_of, settle
 from .vault import Vault
@@ -170,13 +170,27 @@ class Workflow:
         self._lock.steal(scope["lock"])
         try:
             self._lock.acquire()
-        except Busy:
-            return  # another message has gone on with it meanwhile
+        except Busy as exc:
+            self._close_unless_taken_over(exc)
+            return
         try:
             if self._steps.scope.read().get("owner") in self._run.messages:
                 self._steps.compensate()
         finally:
             self._lock.release()
+
+    def _close_unless_taken_over(self, busy: Busy) -> None:
+        """Another message has gone on with the workflow, or was about to: now it will not.
+
+        Raises:
+            NotDispatched: it was about to. It sends the undoing tasks, but it may end before that.
+        """
+        mine = self._run.messages
+        scope = self._steps.scope.update(
+            lambda scope: {"state": CLOSING} if scope.get("owner") in mine else {}
+        )
+        if scope["state"] == CLOSING and scope.get("owner") in mine:
+            raise NotDispatched("The tasks that undo the steps are still to be sent") from busy
 
 
 class TakenBack(Enum):

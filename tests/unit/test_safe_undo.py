@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet
 from kombu.utils.json import dumps, loads
 
 from celery_sqs_backoff import SQSBackoffTask
-from celery_sqs_backoff.safe import RecordRejected
+from celery_sqs_backoff.safe import Compensated, RecordRejected
 from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.scope import Scope, scope_key
 from celery_sqs_backoff.safe.settings import vault_of
@@ -22,7 +22,12 @@ from celery_sqs_backoff.safe.steps import Steps, step_key
 from celery_sqs_backoff.safe.store import KEEP_SECONDS
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.vault import Vault
-from celery_sqs_backoff.safe.workflow import Workflow, _scopes_at, compensate_scopes_of
+from celery_sqs_backoff.safe.workflow import (
+    TakenBack,
+    Workflow,
+    _scopes_at,
+    compensate_scopes_of,
+)
 
 DAY = 24 * 3600.0
 
@@ -286,6 +291,33 @@ def test_a_run_that_ends_late_does_not_end_the_next_ones_workflow(
     other.step("account", lambda: "DE89", undo=app.tasks["take_back"].s("account"))
     paused.__exit__(None, None, None)
     compensate_scopes_of(vault, app, Run("message 2", "given up"))
+    assert undone == [("account", "DE89")]
+
+
+@pytest.mark.parametrize("other_lives", [True, False])
+def test_what_is_given_up_while_another_is_about_to_go_on_is_taken_back(
+    app: Celery, undone: list[Any], now: list[float], other_lives: bool
+) -> None:
+    """The other holds the lock, and may end before it answers for the steps, too."""
+    vault = vault_of(app)
+
+    def workflow(message: str) -> Workflow:
+        return Workflow(vault, "scope:order:7", app, Run(message, message), lease=60, namespace="")
+
+    def give_up() -> TakenBack:
+        return compensate_scopes_of(vault, app, Run("message 1", "given up"))
+
+    paused = workflow("message 1").__enter__()
+    paused.step("account", lambda: "DE89", undo=app.tasks["take_back"].s("account"))
+    now[0] += 61
+    other = workflow("message 2")
+    other._lock.acquire()
+    assert give_up() is TakenBack.OWED
+    if other_lives:
+        with pytest.raises(Compensated):
+            other._own()
+    other._lock.release()
+    assert give_up() is TakenBack.DONE
     assert undone == [("account", "DE89")]
 
 
