@@ -48,7 +48,7 @@ def input_of(
 
     A lambda or inner function is given what it names of the function around it, and its defaults,
     too. Of these only such values count, and no lists, dicts or other objects: they may change
-    while the run goes on.
+    while the run goes on. The defaults of other functions change only with the code.
     """
     while isinstance(fn, partial):
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
@@ -59,13 +59,15 @@ def input_of(
 
 
 def _enclosed(fn: Any) -> Iterator[tuple[str, Any]]:
-    """The variables that a function has from the one around it, and its defaults."""
+    """The variables that an inner function has from the one around it, and its defaults."""
     code = getattr(fn, "__code__", None)
     if code is None:
         return
     for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
         with suppress(ValueError):  # it has no value yet
             yield name, cell.cell_contents
+    if "<" not in getattr(fn, "__qualname__", "<"):
+        return
     positional = code.co_varnames[: code.co_argcount]
     defaults = fn.__defaults__ or ()
     yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)

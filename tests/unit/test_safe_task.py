@@ -345,6 +345,14 @@ def test_steps_with_another_input_are_refused_by_name(workflow: Workflow) -> Non
     assert workflow.deliver("message 2").step("charge", partial(pay, 10), scope="order:9")
 
 
+def test_a_deployment_may_change_the_defaults_of_a_steps_function(workflow: Workflow) -> None:
+    """A timeout, say, or a new argument: the message of before goes on all the same."""
+    for version in ("def post(amount): return amount", "def post(amount, timeout=20): return 0"):
+        code: dict[str, Any] = {}
+        exec(version, code)  # a module's function, of two releases
+        assert workflow.deliver().step("charge", code["post"], 100) == 100
+
+
 @pytest.mark.parametrize("how", ["lambda", "default"])
 def test_what_a_steps_function_encloses_is_its_input_too(workflow: Workflow, how: str) -> None:
     """``lambda: pay(amount)`` is how most people write a step."""
