@@ -7,13 +7,12 @@ from functools import wraps
 from typing import Any
 
 from celery import Task, states
-from celery.app.task import Context
 from celery.utils.log import get_task_logger
 
 from ..text import error_site, printable
 from .failed_run import FailedRun
 
-__all__ = ["prepare_start", "store_started"]
+__all__ = ["prepare_start"]
 
 logger = get_task_logger(__name__)
 
@@ -26,17 +25,24 @@ def prepare_start(cls: Any) -> None:
     """
     if cls.track_started:
         cls.track_started, cls.stores_started = False, True
-    _wrap_before_start(cls)
+    if cls.stores_started or cls.before_start is not Task.before_start:
+        _wrap_before_start(cls)
 
 
 def _wrap_before_start(cls: Any) -> None:
-    """Judge what the task's own ``before_start`` raises as what its ``run`` raises."""
+    """Store STARTED, and judge what the task's own ``before_start`` raises as what ``run`` does.
+
+    Celery calls it where it would store STARTED: not for a message that it finds done already
+    (``worker_deduplicate_successful_tasks``), whose SUCCESS must not be overwritten.
+    """
     hook = cls.before_start
-    if hook is Task.before_start or getattr(hook, "_is_wrapped", False):
+    if getattr(hook, "_is_wrapped", False):
         return
 
     @wraps(hook)
     def wrapped(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        if self.stores_started:
+            _store_started(self, task_id)
         try:
             return hook(self, task_id, args, kwargs)
         except BaseException as exc:
@@ -49,9 +55,9 @@ def _wrap_before_start(cls: Any) -> None:
     cls.before_start = wrapped
 
 
-def store_started(task: Any, task_id: str, request: Any) -> None:
+def _store_started(task: Any, task_id: str) -> None:
     """Store it as Celery would; that it cannot be stored is logged, and changes nothing."""
-    context = Context(request or {})
+    context = task.request
     ignores = context.ignore_result
     if task.ignore_result if ignores is None else ignores:
         return

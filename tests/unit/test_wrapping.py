@@ -17,6 +17,7 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.exceptions import Ignore, Reject
 from celery.worker.request import create_request_cls
+from celery.worker.state import successful_requests
 
 from celery_sqs_backoff import Outcome, Retryable, Schedule, SQSBackoffTask, Verdict
 from celery_sqs_backoff.retry.decision import End
@@ -383,6 +384,21 @@ def test_a_task_that_tracks_its_start_is_shown_as_started_while_it_runs(case, op
 
     assert case(run, **{"track_started": True} | options).ends() is State.DONE
     assert states == [seen]
+
+
+def test_a_task_that_has_succeeded_already_is_not_shown_as_started(case, monkeypatch):
+    """Most result backends would overwrite SUCCESS, by which Celery knows that it is done."""
+    redelivered = {"delivery_info": {"redelivered": True}}
+    successful_requests.clear()  # Celery's; it outlives a test, and the ids are the same
+    run = case(lambda self: ran.append(1), track_started=True, embed=redelivered)
+    ran, stored, backend = [], {"status": "SUCCESS", "result": None}, run.app.backend
+    run.app.conf.worker_deduplicate_successful_tasks = True
+    monkeypatch.setattr(backend, "_get_task_meta_for", lambda task_id: dict(stored))
+    monkeypatch.setattr(
+        backend, "store_result", lambda _, result, state, **kw: stored.update(status=state)
+    )
+    assert run.ends() is State.DONE
+    assert (ran, stored["status"]) == ([], "SUCCESS")
 
 
 @pytest.mark.parametrize(
