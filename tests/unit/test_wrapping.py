@@ -386,6 +386,33 @@ def test_a_task_that_tracks_its_start_is_shown_as_started_while_it_runs(case, op
 
 
 @pytest.mark.parametrize(
+    ("options", "seen"), [({}, "STARTED"), ({"track_started": False}, "PENDING")]
+)
+def test_a_task_derived_from_one_that_tracks_its_start_may_do_otherwise(case, options, seen):
+    parent = type(case(returns, track_started=True).request.task)
+    states = []
+
+    def run(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    assert case(run, base=parent, **options).ends() is State.DONE
+    assert states == [seen]
+
+
+def test_a_task_that_succeeded_is_not_started_again_where_celery_deduplicates(case, monkeypatch):
+    """Not every result backend keeps SUCCESS: Django's stores what it is given."""
+    ran, stored = [], []
+    run = case(lambda self: ran.append(1), track_started=True, facts={"receive_count": 2})
+    run.app.conf.worker_deduplicate_successful_tasks = True
+    monkeypatch.setattr("celery.app.trace.successful_requests", set())
+    backend = run.request.task.backend
+    backend.store_result("task-id", None, "SUCCESS")
+    monkeypatch.setattr(backend, "store_result", lambda *args, **kwargs: stored.append(args))
+    assert run.ends() is State.DONE
+    assert (ran, stored) == ([], [])
+
+
+@pytest.mark.parametrize(
     ("exc", "state"),
     [(Retryable("down"), State.DEFERRED), (ValueError("bad"), State.DEAD_LETTERED)],
 )
