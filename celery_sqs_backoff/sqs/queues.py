@@ -45,6 +45,8 @@ class Queue:
     is_read: bool = True
     #: True: the queue's own visibility timeout is 0, so that a receive names another.
     hides_nothing: bool = False
+    #: True: SQS may not be asked, so that what is said here need not be so.
+    is_assumed: bool = False
     #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
     is_its_own_dlq: bool = False
     #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
@@ -102,7 +104,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
         code,
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
     )
-    return Queue(url)
+    return Queue(url, is_assumed=True)
 
 
 def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:

@@ -153,14 +153,15 @@ class Keeper:
         self.memory.settled(lease.delivery.message_id, record)
         lease.defer(_POSTPONED_SECONDS)
 
-    def seconds_to_receive_for(self, queue: Queue) -> int:
-        """The visibility timeout to name at a receive.
+    def seconds_to_receive_for(self, queue: Queue) -> int | None:
+        """The visibility timeout to name at a receive; ``None``: the queue's own.
 
-        Not left to the queue: its own may have been lowered since it was read.
+        Not left to the queue: its own may have been lowered since it was read. Unless it may not be
+        read: then tasks without our base class, which nobody renews, may depend on a longer one.
         """
         with self._lock:
             seconds = self._table.seconds_to_receive_for(queue)
-        return seconds or queue.visibility_timeout_seconds
+        return seconds or (None if queue.is_assumed else queue.visibility_timeout_seconds)
 
     def queue_read(self, queue: Queue) -> None:
         """Go by a queue's newest attributes for the messages that were received before, too."""
