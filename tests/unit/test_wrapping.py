@@ -23,6 +23,7 @@ from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
+from celery_sqs_backoff.worker.payload import task_payload
 from celery_sqs_backoff.worker.request import BackoffRequest
 
 from .test_request import URL
@@ -383,6 +384,22 @@ def test_a_task_that_tracks_its_start_is_shown_as_started_while_it_runs(case, op
 
     assert case(run, **{"track_started": True} | options).ends() is State.DONE
     assert states == [seen]
+
+
+@pytest.mark.parametrize("header", [{}, {"ignore_result": None}], ids=["without", "foreign"])
+def test_a_message_may_leave_it_to_the_task_whether_its_result_is_stored(case, header):
+    """One from another language, or an old Celery; and one that an adapter has made a task of."""
+    payload = task_payload("mail", [], {}, task_id="task-id", queue="q", origin="here")
+    assert payload["headers"]["ignore_result"] is None
+    states = []
+
+    def run(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    received = case(run, track_started=True, ignore_result=True, embed=header)
+    del received.request._request_dict["ignore_result"]
+    assert received.ends() is State.DONE
+    assert (states, received.result) == (["PENDING"], "PENDING")
 
 
 @pytest.mark.parametrize(
