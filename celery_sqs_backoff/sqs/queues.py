@@ -57,6 +57,15 @@ class Queue:
         return self.url.rpartition("/")[2]
 
     @property
+    def receive_timeout_seconds(self) -> int | None:
+        """The visibility timeout to name at a receive; ``None``: the queue's own.
+
+        Not left to the queue: its own may have been lowered since it was read. Unless it may not be
+        read: then tasks without our base class, which nobody renews, may depend on a longer one.
+        """
+        return None if self.is_assumed else self.visibility_timeout_seconds
+
+    @property
     def is_fifo(self) -> bool:
         return self.url.endswith(".fifo")
 
