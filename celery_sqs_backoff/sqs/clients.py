@@ -352,7 +352,10 @@ class _Renewal:
             if thread is not None and thread.is_alive():
                 return known
             thread = self._thread = threading.Thread(target=self._run, name="sqs-sts", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # the machine has no thread left
+                return known
         thread.join(_RENEWAL_WAIT_SECONDS)
         if thread.is_alive():
             return known
