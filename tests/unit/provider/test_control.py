@@ -309,3 +309,14 @@ def test_the_state_is_bounded() -> None:
         worker.look(f"n{i}", 20.0 + i)
     assert len(worker.control.memory) <= 10
     assert len(worker.control._began) <= 10_000
+
+
+def test_messages_whose_retry_after_is_over_are_recalled_to_probe_with() -> None:
+    """All that has failed is remembered with it; nothing else may come due for half an hour."""
+    worker = Worker()
+    for i in range(Thresholds().failures):
+        worker.run(f"m{i}", Outcome.RETRYABLE, 0.0, retry_after=30.0)
+        worker.hide(f"m{i}", 0.0, 1800.0, not_before=30.0)
+    assert worker.control.health.state is State.OPEN
+    due = worker.control.health.next_probe_at + PROBE_GRACE_SECONDS
+    assert len(worker.control.recalls(due, room=100)) == 1
