@@ -65,6 +65,18 @@ def crash(self: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(name="safe.take_back", **OPTIONS)
+def take_back(self: Any, done: str) -> None:
+    note(task="safe.take_back", done=done)
+
+
+@app.task(name="safe.order", crash_budget=1, **OPTIONS)
+def order(self: Any) -> None:
+    with self.workflow("order:7") as order:
+        order.step("account", str, 7, undo=take_back.s())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_another_message_in_the_window_ends_quietly_and_says_so(
     make_stage: Callable[..., Stage],
 ) -> None:
@@ -116,3 +128,15 @@ def test_crashes_are_counted_across_workers(make_stage: Callable[..., Stage]) ->
     [letter] = stage.dead_letters()
     assert letter.record is not None
     assert letter.record["reason"] == "worker lost"
+
+
+def test_the_workflow_of_a_lost_process_is_taken_back(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(conf=CONF | {"sqs_backoff": {"store": STORE, "secret": "one"}})
+    with stage.worker(concurrency=1):
+        stage.send("safe.order")
+        eventually(lambda: stage.runs("safe.take_back"), timeout=30)
+        stage.wait_until_settled()
+    assert [run["done"] for run in stage.runs("safe.take_back")] == ["7"]
+    assert [letter.record["reason"] for letter in stage.dead_letters() if letter.record] == [
+        "worker lost"
+    ]
