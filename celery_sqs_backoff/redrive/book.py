@@ -106,12 +106,15 @@ class Book:
     def claim(self, most: int, *, places: int, limit: int | None) -> int:
         """Reserve places for what is received next; 0: all there may be are taken."""
         with self.lock:
-            left = places - self.ledger.places - self.claims
-            if limit is not None:
-                left = min(left, limit - self.admitted)
-            claim = max(0, min(most, left))
+            claim = min(most, self.room(places=places, limit=limit))
             self.claims += claim
             return claim
+
+    def room(self, *, places: int, limit: int | None) -> int:
+        """How many messages may be received yet."""
+        with self.lock:
+            left = places - self.ledger.places - self.claims
+            return max(0, left if limit is None else min(left, limit - self.admitted))
 
     def received(
         self, claim: int, messages: Sequence[DeadLetter], until: float
