@@ -124,8 +124,7 @@ class Book:
         with self.lock:
             self.claims -= claim
             for message in messages:
-                receipt = self.ledger.received(message.id, message.handle, until)
-                found[receipt].append(message)
+                found[self.ledger.received(message.id, message.handle, until)].append(message)
         return found
 
     def admit(self, messages: int, limit: int | None) -> int:
@@ -244,8 +243,6 @@ class Book:
                 self.tell(InDoubt(ids, resend=False))
 
     def has_deleted(self, ids: Sequence[str], dropped: Sequence[DeadLetter] = ()) -> None:
-        if not ids:
-            return
         with self.lock:
             entry = self.ledger.has_deleted(ids)
             for message in dropped:
