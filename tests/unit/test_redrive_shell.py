@@ -52,6 +52,16 @@ def test_a_user_without_a_home_has_no_journal_and_is_told(tmp_path, monkeypatch,
     assert not os.listdir(tmp_path)
 
 
+def test_a_journal_on_a_disk_that_has_become_read_only_is_not_passed_over(tmp_path, monkeypatch):
+    """It may say what a killed run has sent: a run without it sends that again."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = journal_directory()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert journal_directory() is None
+    (directory / "mail-dlq-01234567.journal").touch()
+    assert journal_directory() == directory
+
+
 def test_the_end_of_a_load_speaks_of_its_archive():
     report = RedriveReport(sent=1, failed=2, poison=1, looked_at=4, ended=Ended.GATE)
     found = " ".join(closing(report, queue=None, options={}, journal=None))
