@@ -174,12 +174,20 @@ class Recall(Gate):
     name = "gate+recall"
     remembers = True
     _retry_after: float | None = None
+    _keeps_its_delay = False
+
+    def ended(
+        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
+    ) -> Told:
+        told = super().ended(message, outcome, now, retry_after)
+        self._keeps_its_delay = outcome is not None and self.control.keeps_its_delay(message.id)
+        return told
 
     def hidden(self, message: Message, until: float, now: float) -> None:
         if not self._is_recallable:
             return
-        not_before = now + (self._retry_after or 0.0)
-        self._retry_after = None
+        not_before = until if self._keeps_its_delay else now + (self._retry_after or 0.0)
+        self._retry_after, self._keeps_its_delay = None, False
         hidden = Hidden(message.id, "", "", until, not_before)
         if self.control.hidden(hidden, now):
             self._hidden[message.id] = message
