@@ -70,17 +70,18 @@ def sqs_doctor(
     if explain is not None:
         click.echo(_explanation(_rule(explain)))
         return
-    from celery_sqs_backoff.doctor.look import ignored_by, look
+    from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
 
     ignored = [_ignored(text) for text in ignore]
     app = ctx.obj.app
     try:
-        app.finalize(auto=True)
-    except Exception as exc:  # noqa: BLE001  # of a task, or of its options
+        load_tasks(app)
+        facts = look(app, live=False)
+    except Exception as exc:  # noqa: BLE001  # of a task, of its options or of a setting
         click.echo(f"Error: cannot load the app: {type(exc).__name__}: {exc}", err=True)
         sys.exit(COULD_NOT_LOOK)
     try:
-        facts = look(app, live=not offline)
+        facts = facts if offline else look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
         click.echo(f"Error: cannot look at SQS: {type(exc.__cause__ or exc).__name__}", err=True)
         sys.exit(COULD_NOT_LOOK)

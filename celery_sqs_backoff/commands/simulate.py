@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from celery.bin.base import CeleryCommand, handle_preload_options
 from kombu.exceptions import KombuError
 
+from celery_sqs_backoff.doctor.look import load_tasks
 from celery_sqs_backoff.provider import Provider
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.simulate.engine import simulate
@@ -178,6 +179,10 @@ def _task(app: Any, name: str | None) -> Task:
     if name is None:
         found: Any = Options.resolve(app_wide=app.conf.get("sqs_backoff", {}), own={})
     else:
+        try:
+            load_tasks(app)
+        except Exception as exc:  # of a task, or of its options
+            raise ScenarioError(f"cannot load the app: {type(exc).__name__}: {exc}") from exc
         if name not in app.tasks:
             raise ScenarioError(f"--task: the app has no task {name!r}")
         found = getattr(app.tasks[name], "backoff_options", None)

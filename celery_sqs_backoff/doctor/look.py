@@ -6,6 +6,7 @@ not exist, to see whether SQS refuses the action or the handle.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import find_queue
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
-__all__ = ["facts_of_app", "facts_of_queue", "ignored_by", "look"]
+__all__ = ["facts_of_app", "facts_of_queue", "ignored_by", "load_tasks", "look"]
 
 #: No message ever had it, so no message is touched.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
@@ -26,12 +27,35 @@ _DISTRIBUTIONS = ("celery", "kombu", "boto3", "botocore", "billiard")
 #: Modules of client libraries whose own retries are a setting of the module, if it is imported.
 _CLIENT_RETRIES = (("stripe", "max_network_retries"),)
 
+#: Celery's switch: with Django it runs the system checks before it imports tasks.
+_SKIP_CHECKS = "CELERY_SKIP_CHECKS"
+
+
+def load_tasks(app: Any) -> None:
+    """Import the modules of an app's tasks, as a worker does at its start, and finalize it.
+
+    Without Django's system checks, one of which may be what calls this.
+
+    Raises:
+        Exception: whatever a module, a task or an option of one raises.
+    """
+    before = os.environ.get(_SKIP_CHECKS)
+    os.environ[_SKIP_CHECKS] = "yes"
+    try:
+        app.loader.import_default_modules()
+    finally:
+        if before is None:
+            del os.environ[_SKIP_CHECKS]
+        else:
+            os.environ[_SKIP_CHECKS] = before
+    app.finalize(auto=True)
+
 
 def look(app: Any, *, live: bool = True) -> Facts:
     """Read what is known of an app.
 
     Arguments:
-        app: the Celery app; its tasks are finalized.
+        app: the Celery app; its tasks are loaded (:func:`load_tasks`).
         live: whether to ask SQS and the store too.
 
     Raises:

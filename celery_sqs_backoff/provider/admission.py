@@ -18,8 +18,8 @@ time is passed in.
 * A rate that nobody uses does not grow, and no success adds more than one does at the start: a
   message that one worker brings forward may run in another, whose rate has been idle for long.
 
-A message that is here already comes before those that could be recalled: hiding it again costs a
-receive.
+Messages are brought forward at the same rate, unless many wait here already. They take their tokens
+where they run: one worker may have hidden most of what all of them run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Admission:
         self.rate = START_RATE
         self._refused_rate: float | None = None
         self._refused_at = -math.inf
-        self._tokens = 0.0
+        self._tokens = self._recalls = 0.0
         self._filled_at = 0.0
         self._calm_since = 0.0
 
@@ -67,7 +67,7 @@ class Admission:
         self.rate = START_RATE
         self._refused_rate = None
         self._refused_at = -math.inf
-        self._tokens = 1.0
+        self._tokens = self._recalls = 1.0
         self._filled_at = self._calm_since = now
 
     def stop(self) -> None:
@@ -84,6 +84,23 @@ class Admission:
         if admitted < most:
             self._calm_since = now
         return admitted
+
+    def recall(self, most: int, now: float) -> int:
+        """Return how many of up to ``most`` messages may be brought forward now, at the same rate.
+
+        They take their tokens where they run, which may be in another worker.
+        """
+        if not self.is_limiting or most <= 0:
+            return 0
+        self._fill(now)
+        self._calm_since = now
+        recalled = min(most, math.floor(self._recalls))
+        self._recalls -= recalled
+        return recalled
+
+    def is_behind(self, waiting: int) -> bool:
+        """Return whether more messages wait for their turns than the next moment brings tokens."""
+        return waiting > SAVED_SECONDS * self.rate
 
     def seconds_to_turn(self, ahead: int, now: float) -> float:
         """Return the seconds until a message has a token, if ``ahead`` others come before it."""
@@ -125,3 +142,4 @@ class Admission:
         self._filled_at = max(now, self._filled_at)
         most = max(1.0, SAVED_SECONDS * self.rate)
         self._tokens = min(most, self._tokens + elapsed * self.rate)
+        self._recalls = min(most, self._recalls + elapsed * self.rate)

@@ -145,7 +145,6 @@ class Control:
         self._rng = rng
         self._on_event = on_event
         self._began: dict[str, float] = {}
-        self._recalled: dict[str, None] = {}
         self._failures: dict[str, int] = {}
         self._recalled_probe_at = 0.0
         self._probes_recalled = 1
@@ -184,7 +183,7 @@ class Control:
             return Look(self._by_policy(to_probe, message_id, policy, looks, longest))
         if permission is Permission.PROBE:
             self._on_event(Notice(Event.PROBING))
-        elif self.admission.is_limiting and not self._is_admitted(message_id, ahead, now):
+        elif self.admission.is_limiting and not self._is_admitted(ahead, now):
             to_turn = self.admission.seconds_to_turn(ahead, now)
             if to_turn <= (LONGEST_WAIT_SECONDS if looks >= MANY_LOOKS else longest_wait):
                 return _WAIT
@@ -271,7 +270,7 @@ class Control:
         Args:
             now: seconds.
             room: most messages that the worker has processes for.
-            waiting: messages that wait for their turn. They come first.
+            waiting: messages that wait for their turn; nothing is brought forward behind many.
         """
         if self.health.state is not State.CLOSED:
             return self._probe_recall(now) if self.health.needs_probe(now) else []
@@ -283,10 +282,8 @@ class Control:
                 self.admission.stop()
                 self._on_event(Notice(Event.RECOVERED))
             return []
-        most = 0 if waiting else min(remembered, room)
-        taken = self.memory.take(self.admission.admit(most, now), now)
-        for hidden in taken:
-            _put(self._recalled, hidden.message_id, None)
+        most = 0 if self.admission.is_behind(waiting) else min(remembered, room)
+        taken = self.memory.take(self.admission.recall(most, now), now)
         if taken:
             self._on_event(Notice(Event.RECALLED, len(taken)))
         return taken
@@ -346,10 +343,7 @@ class Control:
         self._recalled_probe_at = now
         return self.memory.take_next(self._probes_recalled, now)  # they were to come back soonest
 
-    def _is_admitted(self, message_id: str, ahead: int, now: float) -> bool:
-        if message_id in self._recalled:  # its token is taken
-            del self._recalled[message_id]
-            return True
+    def _is_admitted(self, ahead: int, now: float) -> bool:
         return not ahead and self.admission.admit(1, now) == 1
 
     def _hold(self, now: float, policy: Policy, looks: int, longest: float) -> float:

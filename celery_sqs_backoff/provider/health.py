@@ -97,6 +97,8 @@ class Health:
         #: this one has it.
         self.needs_permit = False
         self.permit_until = -math.inf
+        #: Who gives permits was heard of; from this time on none is waited for.
+        self.permits_until = math.inf
         self._rng = rng
         self._succeeded_at = -math.inf
         self._probe: str | None = None
@@ -157,7 +159,9 @@ class Health:
 
     def needs_probe(self, now: float) -> bool:
         """Return whether the gate is open and waits for a message to probe with."""
-        return self._is_probe_due(now) and (not self.needs_permit or now < self.permit_until)
+        return self._is_probe_due(now) and (
+            not self.needs_permit or now < self.permit_until or now >= self.permits_until
+        )
 
     def wants_permit(self, now: float) -> bool:
         """Return whether a probe is due but for the permit."""

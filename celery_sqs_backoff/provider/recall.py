@@ -109,10 +109,8 @@ class Memory:
 
     def take(self, most: int, now: float) -> list[Hidden]:
         """Take out up to ``most`` messages whose hold is certain; the furthest due first."""
+        self._admit_early(now)
         self._drop_ended(now)
-        while self._early and self._early[0][0] <= now:
-            _, message_id = self._early.pop(0)
-            insort(self._ready, (self._hidden[message_id].until, message_id))
         taken: list[Hidden] = []
         while self._ready and len(taken) < most:
             until, message_id = self._ready[-1]
@@ -124,6 +122,7 @@ class Memory:
 
     def take_next(self, most: int, now: float) -> list[Hidden]:
         """Take out up to ``most`` that would come back first, of those whose hold is certain."""
+        self._admit_early(now)
         self._drop_ended(now)
         taken = [self._hidden[message_id] for _, message_id in self._ready[:most]]
         for hidden in taken:
@@ -142,6 +141,12 @@ class Memory:
         """Return how many could be taken now."""
         first = bisect_right(self._ready, (now + MARGIN_SECONDS, "\U0010ffff"))
         return len(self._ready) - first + bisect_right(self._early, (now, "\U0010ffff"))
+
+    def _admit_early(self, now: float) -> None:
+        """Move those whose ``not_before`` has come to those that may be recalled."""
+        while self._early and self._early[0][0] <= now:
+            _, message_id = self._early.pop(0)
+            insort(self._ready, (self._hidden[message_id].until, message_id))
 
     def _drop_ended(self, now: float) -> None:
         while self._ready and self._ready[0][0] <= now + MARGIN_SECONDS:

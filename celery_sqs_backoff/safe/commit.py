@@ -11,6 +11,7 @@ from .errors import StoreInTransaction
 
 __all__ = [
     "after_commit",
+    "open_connections",
     "open_transactions",
     "refuse_manual_transaction",
     "refuse_open_transaction",
@@ -40,7 +41,7 @@ def open_transactions() -> list[str]:
     """Return the database aliases on which this thread has a transaction open."""
     return [
         connection.alias
-        for connection in _connections()
+        for connection in open_connections()
         if connection.in_atomic_block or not connection.get_autocommit()
     ]
 
@@ -51,7 +52,7 @@ def refuse_manual_transaction() -> None:
     Raises:
         django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``.
     """
-    for connection in _connections():
+    for connection in open_connections():
         if not connection.in_atomic_block and not connection.get_autocommit():
             from django.db import transaction
 
@@ -69,7 +70,7 @@ def refuse_open_transaction(what: str) -> None:
     Raises:
         StoreInTransaction: a Django transaction is open in this thread.
     """
-    for connection in _connections():
+    for connection in open_connections():
         blocks = getattr(connection, "atomic_blocks", ())
         if any(not getattr(block, "_from_testcase", False) for block in blocks) or (
             not blocks and not connection.get_autocommit()
@@ -81,7 +82,7 @@ def refuse_open_transaction(what: str) -> None:
             )
 
 
-def _connections() -> Iterator[Any]:
+def open_connections() -> Iterator[Any]:
     """Django's open connections of this thread; none without Django, or where it is not set up."""
     if "django.db" in sys.modules:
         from django.conf import settings  # type: ignore[import-untyped]

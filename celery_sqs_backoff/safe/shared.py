@@ -1,37 +1,84 @@
 """The counts that all workers share, where the app names a store; 0 where it does not.
 
 A store that does not answer is no reason to lose a message: it is logged, and nothing is counted.
-Nor may it stop a worker: these calls are made in Celery's event loop. One that hangs until the
-client's timeout is left alone for a while.
+Nor may it stop a worker: Celery's event loop makes these calls by :func:`in_time`. A store that
+hangs is left alone for a while.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
 from ..text import error_site
 from . import counts
+from .commit import open_connections
 from .guard import Run
 from .settings import vault_of
 from .store import Store
 from .stores import has_store
 from .workflow import TakenBack, compensate_scopes_of
 
-__all__ = ["busy_receives", "compensate_given_up", "count_busy", "count_crash"]
+__all__ = ["busy_receives", "compensate_given_up", "count_busy", "count_crash", "in_time"]
 
 logger = get_task_logger(__name__)
+
+T = TypeVar("T")
 
 #: A store that takes so long to fail hangs; and how long it is not asked then.
 _HANGS_SECONDS = 1.0
 _LEFT_ALONE_SECONDS = 30.0
 
+#: The longest that Celery's event loop waits for a store.
+_WAIT_SECONDS = 3.0
+
 #: Attribute of an app whose store hangs: until when it is left alone, by the monotonic clock.
 _LEFT_ALONE_UNTIL = "_sqs_backoff_store_left_alone_until"
+
+#: Attribute of an app: the thread of the last call that was not waited for to its end.
+_HANGING = "_sqs_backoff_store_hanging"
+
+
+def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
+    """Return what ``ask`` returns, or ``otherwise`` if that takes too long. Raises what it raises.
+
+    It is called in a thread of its own, because no client library can be relied on for its
+    timeouts. What takes too long goes on there; until it ends, the store is left alone.
+    """
+    if not has_store(app):
+        return ask()
+    if _is_left_alone(app):
+        return otherwise
+    answers: list[T] = []
+    failures: list[Exception] = []
+    began = time.monotonic()
+    work = partial(_answer, ask, answers, failures)
+    thread = threading.Thread(target=work, name="sqs-store", daemon=True)
+    thread.start()
+    thread.join(_WAIT_SECONDS)
+    if answers:
+        return answers[0]
+    if failures:
+        raise failures[0]
+    setattr(app, _HANGING, thread)
+    _note_failure(app, began)
+    return otherwise
+
+
+def _answer(ask: Callable[[], T], answers: list[T], failures: list[Exception]) -> None:
+    try:
+        answers.append(ask())
+    except Exception as exc:  # noqa: BLE001  # the caller's, if it still waits
+        failures.append(exc)
+    finally:
+        for connection in open_connections():  # of this thread: nobody will use them again
+            connection.close()
 
 
 def count_crash(app: Any, message_id: str) -> int:
@@ -86,7 +133,8 @@ def _ask(app: Any, count: Callable[[Store, str], int], message_id: str) -> int:
 
 def _is_left_alone(app: Any) -> bool:
     until: float = vars(app).get(_LEFT_ALONE_UNTIL, 0.0)
-    return time.monotonic() < until
+    hanging: threading.Thread | None = vars(app).get(_HANGING)
+    return time.monotonic() < until or (hanging is not None and hanging.is_alive())
 
 
 def _note_failure(app: Any, began: float) -> None:

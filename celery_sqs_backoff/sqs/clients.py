@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import ReadTimeoutError
 from botocore.session import Session, get_session
 
 from .calls import Calls
@@ -47,6 +48,12 @@ _POLLING = Config(
     max_pool_connections=1_000,
     parameter_validation=False,
 )
+
+#: The most that a call may take, however slowly its response drips: botocore's timeouts are for
+#: the wait for the next byte. Besides, a request gets a second for so many of its own bytes.
+_SETTLING_SECONDS = 15.0
+_POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
+_SLOWEST_BYTES_PER_SECOND = 50_000
 
 #: Shares of a token's lifetime that may be left when it is renewed: in the background, and before
 #: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has.
@@ -153,18 +160,18 @@ class Clients:
             access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
         kombu_client = make(region, access_key, secret_key, token)
         return _Pair(
-            polling=_copy(kombu_client, _POLLING, credentials),
-            settling=_copy(kombu_client, _SETTLING, credentials),
+            polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
+            settling=_copy(kombu_client, _SETTLING, _SETTLING_SECONDS, credentials),
             made_at=self._clock(),
         )
 
 
 def settling_client(client: Any) -> SQSClient:
     """Copy kombu's client, credentials included, with short timeouts and no retries of its own."""
-    return _copy(client, _SETTLING)
+    return _copy(client, _SETTLING, _SETTLING_SECONDS)
 
 
-def _copy(client: Any, config: Config, credentials: Any = None) -> SQSClient:
+def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
     credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
     if isinstance(credentials, RefreshableCredentials):
         _Renewal.install(credentials)
@@ -181,7 +188,37 @@ def _copy(client: Any, config: Config, credentials: Any = None) -> SQSClient:
             )
         finally:
             session._credentials = None  # type: ignore[attr-defined]
+    _end_in_time(copy._endpoint.http_session, seconds)
     return copy  # type: ignore[no-any-return]
+
+
+def _end_in_time(http_session: Any, seconds: float) -> None:
+    """Let no call take longer. Its thread ends when the server hangs up, or has responded."""
+    send = http_session.send
+
+    def send_in_time(request: Any) -> Any:
+        ended: list[tuple[Any, BaseException | None]] = []
+
+        def run() -> None:
+            try:
+                ended.append((send(request), None))
+            except BaseException as exc:  # noqa: BLE001  # raised again by the caller
+                ended.append((None, exc))
+
+        thread = threading.Thread(target=run, name="sqs-call", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left, or the process is at its end
+            return send(request)
+        thread.join(seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND)
+        if not ended:
+            raise ReadTimeoutError(endpoint_url=request.url)
+        [(response, error)] = ended
+        if error is not None:
+            raise error
+        return response
+
+    http_session.send = send_in_time
 
 
 #: A session has 8 MB of service descriptions; one serves all clients of the process.

@@ -45,6 +45,8 @@ class Queue:
     is_read: bool = True
     #: True: the queue's own visibility timeout is 0, so that a receive names another.
     hides_nothing: bool = False
+    #: True: SQS may not be asked, so that what is said here need not be so.
+    is_assumed: bool = False
     #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
     is_its_own_dlq: bool = False
     #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
@@ -53,6 +55,15 @@ class Queue:
     @property
     def name(self) -> str:
         return self.url.rpartition("/")[2]
+
+    @property
+    def receive_timeout_seconds(self) -> int | None:
+        """The visibility timeout to name at a receive; ``None``: the queue's own.
+
+        Not left to the queue: its own may have been lowered since it was read. Unless it may not be
+        read: then tasks without our base class, which nobody renews, may depend on a longer one.
+        """
+        return None if self.is_assumed else self.visibility_timeout_seconds
 
     @property
     def is_fifo(self) -> bool:
@@ -102,7 +113,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
         code,
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
     )
-    return Queue(url)
+    return Queue(url, is_assumed=True)
 
 
 def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:

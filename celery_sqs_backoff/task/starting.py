@@ -6,16 +6,27 @@ import os
 from functools import wraps
 from typing import Any
 
+import celery.app.task as celery_task
 from celery import Task, states
-from celery.app.task import Context
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
+from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
 from ..text import error_site, printable
 from .failed_run import FailedRun
 
-__all__ = ["prepare_start", "store_started"]
+__all__ = ["prepare_start"]
 
 logger = get_task_logger(__name__)
+
+
+class SlowStart(ExplicitOutcome):
+    """The soft time limit, which comes only once, came before the task's own code was called."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Try again. It says nothing of the task's provider."""
+        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 
 def prepare_start(cls: Any) -> None:
@@ -26,18 +37,27 @@ def prepare_start(cls: Any) -> None:
     """
     if cls.track_started:
         cls.track_started, cls.stores_started = False, True
-    _wrap_before_start(cls)
+    elif "track_started" in vars(cls) and "stores_started" not in vars(cls):
+        cls.stores_started = False  # its own word, whatever the task that it is derived from does
+    if cls.stores_started or cls.before_start is not Task.before_start:
+        _wrap_before_start(cls)
 
 
 def _wrap_before_start(cls: Any) -> None:
-    """Judge what the task's own ``before_start`` raises as what its ``run`` raises."""
+    """Store STARTED first; judge what the task's own hook raises as what its ``run`` raises.
+
+    Where Celery stores it: a run that it leaves out as done already (its setting
+    ``worker_deduplicate_successful_tasks``) must not be shown as started.
+    """
     hook = cls.before_start
-    if hook is Task.before_start or getattr(hook, "_is_wrapped", False):
+    if getattr(hook, "_is_wrapped", False):
         return
 
     @wraps(hook)
     def wrapped(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
         try:
+            if self.stores_started and not self.request.is_eager:
+                _store_started(self, task_id)
             return hook(self, task_id, args, kwargs)
         except BaseException as exc:
             instead = FailedRun(self, exc, args, kwargs).instead()
@@ -49,15 +69,16 @@ def _wrap_before_start(cls: Any) -> None:
     cls.before_start = wrapped
 
 
-def store_started(task: Any, task_id: str, request: Any) -> None:
+def _store_started(task: Any, task_id: str) -> None:
     """Store it as Celery would; that it cannot be stored is logged, and changes nothing."""
-    context = Context(request or {})
-    ignores = context.ignore_result
-    if task.ignore_result if ignores is None else ignores:
+    request = task.request
+    if _ignores_result(task, request):
         return
     try:
-        meta = {"pid": os.getpid(), "hostname": context.hostname}
-        task.backend.store_result(task_id, meta, states.STARTED, request=context)
+        meta = {"pid": os.getpid(), "hostname": request.hostname}
+        task.backend.store_result(task_id, meta, states.STARTED, request=request)
+    except SoftTimeLimitExceeded:
+        raise SlowStart("the result backend took longer than the soft time limit") from None
     except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
         logger.error(
             "sqs_backoff.start_not_stored: task %s[%s] runs all the same; %s",
@@ -66,3 +87,11 @@ def store_started(task: Any, task_id: str, request: Any) -> None:
             error_site(exc),
             extra={"task_name": task.name, "task_id": task_id},
         )
+
+
+def _ignores_result(task: Any, request: Any) -> bool:
+    """Whether Celery will store no result."""
+    celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7
+    if celerys_own is not None:
+        return bool(celerys_own(task, request))
+    return bool(task.ignore_result or request.ignore_result)

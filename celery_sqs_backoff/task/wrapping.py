@@ -47,7 +47,7 @@ from .handover import (
     run_of,
 )
 from .leaving import ends_the_process, is_pools_time_limit
-from .starting import prepare_start, store_started
+from .starting import prepare_start
 from .tracing import note_end
 
 __all__ = ["wrap_task", "wrap_trace"]
@@ -195,8 +195,6 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
 
     def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
-        if task.stores_started:
-            store_started(task, task_id, request)
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
         run = Run(task_id, delivery)

@@ -153,14 +153,11 @@ class Keeper:
         self.memory.settled(lease.delivery.message_id, record)
         lease.defer(_POSTPONED_SECONDS)
 
-    def seconds_to_receive_for(self, queue: Queue) -> int:
-        """The visibility timeout to name at a receive.
-
-        Not left to the queue: its own may have been lowered since it was read.
-        """
+    def seconds_to_receive_for(self, queue: Queue) -> int | None:
+        """The visibility timeout to name at a receive; ``None``: the queue's own."""
         with self._lock:
             seconds = self._table.seconds_to_receive_for(queue)
-        return seconds or queue.visibility_timeout_seconds
+        return seconds or queue.receive_timeout_seconds
 
     def queue_read(self, queue: Queue) -> None:
         """Go by a queue's newest attributes for the messages that were received before, too."""

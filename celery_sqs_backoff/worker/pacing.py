@@ -34,6 +34,9 @@ _AWAY_SECONDS: Final = 10.0
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
+#: A slot may be further away than a thread can sleep.
+_LONGEST_PAUSE_SECONDS: Final = 3600.0
+
 #: Workers to share a rate with, as long as the store has never said how many there are.
 _WORKERS_UNKNOWN: Final = 10
 
@@ -144,17 +147,17 @@ class Pacer:
     def join(self, pace: Pace, paced: Paced, longest: float) -> None:
         """Put a message in line, which may wait here for so many seconds. Does not block."""
         with self._lock:
-            self._start_threads()
             pace.line.join(paced, longest)
             self._busy[pace] = None
+            self._start_threads()
             self._changed.notify()
 
     def wait_for_turn(self, turns: Turns, paced: Paced) -> None:
         """Let a message wait until it is its turn. Does not block."""
         with self._lock:
-            self._start_threads()
             turns.join(paced)
             self._turns[turns] = None
+            self._start_threads()
             self._changed.notify()
 
     def stop(self) -> None:
@@ -165,12 +168,17 @@ class Pacer:
             self._wanted.notify_all()
 
     def _start_threads(self) -> None:
-        if self._threads or self._is_stopping:
+        if self._is_stopping:
             return
-        for name, run in (("sqs-pace", self._pace), ("sqs-slots", self._ask)):
+        wanted = (("sqs-pace", self._pace), ("sqs-slots", self._ask))
+        for name, run in wanted[len(self._threads) :]:
             thread = threading.Thread(target=run, name=name, daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # the machine has no thread left: the next time
+                logger.warning("sqs_backoff.no_thread_left: messages wait for their slots")
+                return
             self._threads.append(thread)
-            thread.start()
 
     # One thread: messages start
 
@@ -238,7 +246,9 @@ class Pacer:
             for pace in self._busy
             if pace.waiting_since is not None
         ]
-        return max(0.0, min(times) - now) + 0.001 if times else None
+        if not times:
+            return None
+        return min(max(0.0, min(times) - now), _LONGEST_PAUSE_SECONDS) + 0.001
 
     # The other: slots are taken
 
@@ -274,12 +284,13 @@ class Pacer:
             return
         with self._lock:
             pace.workers = max(1, taken.workers)
-            if pace.away_until is not None:
+            if pace.away_until is None:
+                pace.give_shared(taken, asked_at, self._clock())
+            else:  # those that it was asked for have places of this worker's own
                 pace.away_until = None
                 logger.info(
                     "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
                 )
-            pace.give_shared(taken, asked_at, self._clock())
             self._changed.notify()
 
     def _note_away(self, pace: Pace, now: float, why: str) -> None:

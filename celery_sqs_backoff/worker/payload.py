@@ -96,7 +96,7 @@ def task_payload(
             "argsrepr": "(...)",
             "kwargsrepr": "{...}",
             "origin": origin,
-            "ignore_result": False,
+            "ignore_result": None,  # as the task says: Celery 5.7 takes False for a call's wish
         },
         "properties": {
             "body_encoding": "base64",

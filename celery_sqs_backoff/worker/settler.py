@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 
@@ -25,7 +26,7 @@ from ..retry.decision import (
 )
 from ..retry.options import DEAD_LETTER, Options
 from ..retry.outcomes import Outcome
-from ..safe.shared import busy_receives, compensate_given_up, count_crash
+from ..safe.shared import busy_receives, compensate_given_up, count_crash, in_time
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
@@ -36,6 +37,8 @@ from .lease import Lease
 __all__ = ["Settler"]
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 _SUCCESSES = frozenset({End.RETURNED, End.IGNORED})
 
@@ -151,7 +154,11 @@ class Settler:
 
     def _compensate(self) -> bool:
         """Take the message's workflows back; return whether that is done."""
-        return compensate_given_up(self._app, self._task, self._task_id)
+        return self._ask(compensate_given_up, self._task, self._task_id, otherwise=False)
+
+    def _ask(self, ask: Callable[..., T], *args: str, otherwise: T) -> T:
+        """Ask the store that workers share. A hang of it holds up the event loop but briefly."""
+        return in_time(self._app, partial(ask, self._app, *args), otherwise=otherwise)
 
     def _facts(self, ended: Ended) -> Facts:
         options, queue = self._options, self._lease.queue
@@ -161,7 +168,7 @@ class Settler:
             message_id = self._lease.delivery.message_id
             crashes = max(
                 self._lease.keeper.memory.count_crash(message_id),
-                count_crash(self._app, message_id),
+                self._ask(count_crash, message_id, otherwise=0),
             )
             self._leave_out_busy_receives(message_id)
         return Facts(
@@ -179,7 +186,9 @@ class Settler:
     def _leave_out_busy_receives(self, message_id: str) -> None:
         """As in the process that runs the task: a run that found a lock held is no retry."""
         if self._retries > 0:
-            self._retries = max(0, self._retries - busy_receives(self._app, message_id))
+            self._retries = max(
+                0, self._retries - self._ask(busy_receives, message_id, otherwise=0)
+            )
 
     def _standing(self) -> Standing:
         return standing(self._lease.delivery, retries=self._retries, now=time.time())

@@ -24,6 +24,9 @@ logger = get_logger(__name__)
 
 _PAUSE_SECONDS: Final = 1.0
 
+#: A store that hangs for longer is away: its call may never end.
+_PATIENCE_SECONDS: Final = 30.0
+
 #: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 5.0
 
@@ -69,11 +72,25 @@ class Sharing:
         """Share a gate from now on."""
         health, probe = key_of("health", *name), key_of("probe", *name)
         with self._lock:
-            gate.control.health.needs_permit = not self._is_away
             self._shared[gate] = SharedHealth(gate.control), health, probe
-            if self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, name="sqs-shared", daemon=True)
-                self._thread.start()
+            self._wait_for_permits(gate, not self._is_away)
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        if self._thread is not None or self._stopped.is_set():
+            return
+        thread = threading.Thread(target=self._run, name="sqs-shared", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):  # the machine has no thread left: the next time
+            logger.warning("sqs_backoff.no_thread_left: no provider's health is shared yet")
+            return
+        self._thread = thread
+
+    def _wait_for_permits(self, gate: Gate, is_needed: bool) -> None:
+        health = gate.control.health
+        health.needs_permit = is_needed
+        health.permits_until = self._clock() + _PATIENCE_SECONDS
 
     def discard(self, gate: Gate) -> None:
         """Share a gate no more."""
@@ -138,7 +155,7 @@ class Sharing:
     def _note(self, gates: list[Gate], *, is_away: bool, why: str = "") -> None:
         with self._lock:
             for gate in gates:
-                gate.control.health.needs_permit = not is_away
+                self._wait_for_permits(gate, not is_away)
         if is_away and not self._is_away:
             logger.warning(
                 "sqs_backoff.health_store_away: %s; this worker finds out by itself which"

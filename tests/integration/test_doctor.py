@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery
@@ -139,6 +141,21 @@ def test_an_app_that_does_not_load_is_no_warning(
     result = diagnose("--offline")
     assert result.exit_code == doctor.COULD_NOT_LOOK
     assert "store: unknown kind 'bogus'" in result.stderr
+
+
+def test_tasks_that_only_a_worker_imports_are_looked_at(
+    diagnose: Callable[..., Result], app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``include``, ``imports`` and ``autodiscover_tasks`` name modules that nobody has imported."""
+    module = f"tasks_{uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(
+        "from celery import shared_task\n@shared_task(name='shop.uncovered')\ndef task(): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = [module]
+    result = diagnose("--offline")
+    assert "W019 shop.uncovered" in result.stdout
+    assert result.exit_code == doctor.WARNINGS
 
 
 def test_a_dead_letter_queue_that_is_gone(

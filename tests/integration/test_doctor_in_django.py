@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -22,11 +23,15 @@ Manage = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def manage(sqs_endpoint: str, queue: LocalQueue) -> Manage:
-    def run(*arguments: str, endpoint: str = sqs_endpoint) -> subprocess.CompletedProcess[str]:
+def manage(sqs_endpoint: str, queue: LocalQueue, tmp_path: Path) -> Manage:
+    def run(
+        *arguments: str, endpoint: str = sqs_endpoint, settings: str = "example_project.settings"
+    ) -> subprocess.CompletedProcess[str]:
         env = {
             "BROKER_URL": f"sqs://testing:testing@{urlsplit(endpoint).netloc}",
             "MAILS_QUEUE_URL": queue.url,
+            "DJANGO_SETTINGS_MODULE": settings,
+            "PYTHONPATH": str(tmp_path),
         }
         return subprocess.run(
             [sys.executable, "-m", "example_project.manage", *arguments],
@@ -45,6 +50,31 @@ def test_a_plain_check_asks_nobody(manage: Manage) -> None:
     done = manage("check", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
     assert "SQS could not be asked" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "CELERY_SQS_BACKOFF = {'retry_for': 'long'}",
+        "CELERY_SQS_BACKOFF = {'retryfor': 3600}",
+        "CELERY_BROKER_TRANSPORT_OPTIONS = ['us-east-1']",
+        "CELERY_IMPORTS = ['no_such_module']",
+    ],
+    ids=["value of an option", "unknown option", "not a mapping", "tasks that are missing"],
+)
+def test_settings_that_no_worker_can_use_are_an_error(
+    manage: Manage, tmp_path: Path, setting: str
+) -> None:
+    text = f"from example_project.settings import *\n{setting}\n"
+    (tmp_path / "wrong_settings.py").write_text(text)
+    for arguments in (("check",), ("check", "--deploy")):
+        done = manage(*arguments, settings="wrong_settings")
+        assert "(celery_sqs_backoff.E031)" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode != 0
+    done = manage("sqs_doctor", "--offline", settings="wrong_settings")
+    assert done.returncode == doctor.COULD_NOT_LOOK
+    assert "cannot load the app" in done.stderr
 
 
 def test_a_check_for_deployment_looks_at_the_queues(

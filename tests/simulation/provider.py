@@ -72,7 +72,7 @@ class WorkerGates(Gates):
             rng=random.Random(worker.number),
             today=self._sim.clock,
         )
-        self.pacer._threads = [threading.current_thread()]  # none is started
+        self.pacer._threads = 2 * [threading.current_thread()]  # none is started
         gate = self.of(PROVIDER)
         assert gate is not None
         self.gate = gate

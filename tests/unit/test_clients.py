@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from kombu import Connection
 from kombu.transport.SQS import Channel
 
 from celery_sqs_backoff.sqs import clients as clients_module
 from celery_sqs_backoff.sqs.clients import Clients, settling_client
+from celery_sqs_backoff.worker import poller
 from tests.support.processes import eventually
 
 BASE = "http://127.0.0.1:9/0"
@@ -47,6 +52,54 @@ def test_a_settling_client_is_the_same_account_with_short_timeouts() -> None:
     assert copy._request_signer._credentials is client._request_signer._credentials
     assert copy.meta.config.read_timeout <= 10
     assert copy.meta.config.retries["total_max_attempts"] == 1
+
+
+class Drip(BaseHTTPRequestHandler):
+    """A server that takes long to respond, and keeps no client waiting for the next byte."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(1_000):
+                self.wfile.write(b" ")
+                if self.server.is_over.wait(0.01):  # type: ignore[attr-defined]
+                    break
+
+    def log_message(self, *args: Any) -> None:
+        """Leave pytest its output."""
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drip)
+    server.is_over = threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.is_over.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("kind", ["polling", "settling"])
+def test_a_response_that_drips_does_not_keep_a_call_for_ever(
+    monkeypatch: pytest.MonkeyPatch, dripping: str, kind: str
+) -> None:
+    """A queue has one call about visibility at a time: its leases would all run out."""
+    monkeypatch.setattr(clients_module, f"_{kind.upper()}_SECONDS", 0.1)
+    options = {"region": "us-east-1", "is_secure": False}
+    url = f"http://{dripping}/0/q"
+    options["predefined_queues"] = {"q": {"url": url}}
+    channel = Connection(f"sqs://key:secret@{dripping}//", transport_options=options).channel()
+    client = getattr(attached(channel)._pair(url), kind)
+    with pytest.raises(ReadTimeoutError):
+        client.receive_message(QueueUrl=url)
+
+
+def test_a_call_has_its_end_within_half_of_the_usual_visibility_timeout() -> None:
+    assert clients_module._SETTLING_SECONDS <= 15
+    assert clients_module._POLLING_SECONDS < 20 + poller._LONGEST_CALL_SECONDS
 
 
 def test_queues_with_the_same_credentials_share_their_clients() -> None:

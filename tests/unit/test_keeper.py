@@ -126,6 +126,11 @@ def test_a_receive_names_the_visibility_timeout_that_renewals_go_by(bench):
     assert bench.keeper.seconds_to_receive_for(Queue(URL, is_read=False)) == 30
 
 
+def test_a_queue_that_may_not_be_read_hides_for_as_long_as_it_says_itself(bench):
+    """Tasks of Celery's own class run again if they are hidden for less."""
+    assert bench.keeper.seconds_to_receive_for(Queue(URL, is_assumed=True)) is None
+
+
 # Settling
 
 

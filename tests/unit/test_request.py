@@ -2,6 +2,7 @@
 
 import os
 import signal as signals
+import threading
 import time
 from types import SimpleNamespace
 
@@ -24,6 +25,8 @@ from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
 from celery_sqs_backoff.retry.policies import Policy
+from celery_sqs_backoff.safe import shared
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.memory import Memory
 from celery_sqs_backoff.sqs.queues import Queue
@@ -504,6 +507,36 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
     run = Run(crash_budget=1)
     fails(run, WorkerLostError("killed"))
     assert run.ended is State.DEFERRED
+
+
+class HangingStore(MemoryStore):
+    """Answers nothing until ``goes_on``."""
+
+    def __init__(self):
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def __getattribute__(self, name):
+        if name in ("add", "get", "replace", "delete"):
+            self.goes_on.wait(60)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("crash_budget", [5, 1])
+def test_a_store_that_hangs_does_not_hold_up_the_event_loop(crash_budget, monkeypatch, caplog):
+    """Not every client has a timeout: a database's waits for as long as the network is silent."""
+    monkeypatch.setattr(shared, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(shared, "_HANGS_SECONDS", 0.0)
+    run, store = Run(crash_budget=crash_budget), HangingStore()
+    run.app.conf.sqs_backoff = {"store": store}
+    timer = threading.Timer(30, store.goes_on.set)
+    timer.start()
+    fails(run, WorkerLostError("SIGKILL"))
+    assert not store.goes_on.is_set(), "the event loop has waited"
+    assert run.ended is State.DEFERRED
+    assert "sqs_backoff.store_hangs" in caplog.text
+    timer.cancel()
+    store.goes_on.set()
 
 
 def test_a_result_backend_that_is_down_does_not_keep_a_worker_from_cancelling_the_next(caplog):

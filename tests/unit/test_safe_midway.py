@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -259,6 +260,29 @@ def test_a_store_that_hangs_is_left_alone_for_a_while(
     store.is_away = False
     clock.sleep(30.0)
     assert shared.count_crash(app, "m") == 1
+
+
+def test_while_a_call_hangs_the_store_is_not_asked_again(
+    app: Celery, store: FickleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread each would hang, for as long as the network is silent."""
+    monkeypatch.setattr(shared, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(shared, "_LEFT_ALONE_SECONDS", 0.0)
+    asked: list[str] = []
+    goes_on = threading.Event()
+
+    def hang() -> str:
+        asked.append(threading.current_thread().name)
+        goes_on.wait(10)
+        return "answer"
+
+    for _ in range(2):
+        assert shared.in_time(app, hang, otherwise="unknown") == "unknown"
+    [thread] = [t for t in threading.enumerate() if t.name == "sqs-store"]
+    goes_on.set()
+    thread.join()
+    assert asked == ["sqs-store"]
+    assert shared.in_time(app, hang, otherwise="unknown") == "answer"
 
 
 def test_a_store_that_refuses_at_once_is_asked_each_time(app: Celery, store: FickleStore) -> None:

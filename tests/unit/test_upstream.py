@@ -62,6 +62,22 @@ def test_what_the_loop_asks_of_itself_keeps_it_from_waiting():
         hub.close()
 
 
+def test_a_loop_that_was_not_reset_does_not_turn_for_ever():
+    """A step of the worker that fails to start, after ours, leaves the loop as it is."""
+    hub = kombu.asynchronous.Hub()
+    try:
+        upstream.wake_event_loop(hub)
+        upstream.wake_event_loop(hub)
+        gc.collect()
+        first, second = hub.readers
+        assert select.select([first, second], [], [], 0)[0] == [first]
+        callback, args = hub.readers[first]
+        callback(*args)
+        assert [*hub.readers] == [second]
+    finally:
+        hub.close()
+
+
 def test_a_loop_that_has_ended_need_not_be_woken():
     """A worker that stops gives messages back after its loop has been reset."""
     hub = Hub()

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
 from celery_sqs_backoff import Outcome, Retryable, Schedule, SQSBackoffTask, Verdict
@@ -23,6 +23,7 @@ from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
+from celery_sqs_backoff.worker.payload import task_payload
 from celery_sqs_backoff.worker.request import BackoffRequest
 
 from .test_request import URL
@@ -367,6 +368,20 @@ def test_a_result_backend_that_is_away_keeps_no_task_from_running(case, caplog):
     assert "start_not_stored" in caplog.text
 
 
+def test_a_soft_time_limit_is_not_lost_on_a_result_backend_that_hangs(case, monkeypatch):
+    """It comes once: without it the task would run for as long as it likes."""
+    ran = []
+
+    def hang(task_id, result, state, **kwargs):
+        if state == "STARTED":
+            raise SoftTimeLimitExceeded(1)
+
+    run = case(lambda self: ran.append(1), track_started=True)
+    monkeypatch.setattr(run.request.task.backend, "store_result", hang)
+    assert run.ends() is State.DEFERRED
+    assert (run.delay, ran) == (7, [])
+
+
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
@@ -383,6 +398,49 @@ def test_a_task_that_tracks_its_start_is_shown_as_started_while_it_runs(case, op
 
     assert case(run, **{"track_started": True} | options).ends() is State.DONE
     assert states == [seen]
+
+
+@pytest.mark.parametrize("header", [{}, {"ignore_result": None}], ids=["without", "foreign"])
+def test_a_message_may_leave_it_to_the_task_whether_its_result_is_stored(case, header):
+    """One from another language, or an old Celery; and one that an adapter has made a task of."""
+    payload = task_payload("mail", [], {}, task_id="task-id", queue="q", origin="here")
+    assert payload["headers"]["ignore_result"] is None
+    states = []
+
+    def run(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    received = case(run, track_started=True, ignore_result=True, embed=header)
+    del received.request._request_dict["ignore_result"]
+    assert received.ends() is State.DONE
+    assert (states, received.result) == (["PENDING"], "PENDING")
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"), [({}, "STARTED"), ({"track_started": False}, "PENDING")]
+)
+def test_a_task_derived_from_one_that_tracks_its_start_may_do_otherwise(case, options, seen):
+    parent = type(case(returns, track_started=True).request.task)
+    states = []
+
+    def run(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    assert case(run, base=parent, **options).ends() is State.DONE
+    assert states == [seen]
+
+
+def test_a_task_that_succeeded_is_not_started_again_where_celery_deduplicates(case, monkeypatch):
+    """Not every result backend keeps SUCCESS: Django's stores what it is given."""
+    ran, stored = [], []
+    run = case(lambda self: ran.append(1), track_started=True, facts={"receive_count": 2})
+    run.app.conf.worker_deduplicate_successful_tasks = True
+    monkeypatch.setattr("celery.app.trace.successful_requests", set())
+    backend = run.request.task.backend
+    backend.store_result("task-id", None, "SUCCESS")
+    monkeypatch.setattr(backend, "store_result", lambda *args, **kwargs: stored.append(args))
+    assert run.ends() is State.DONE
+    assert (ran, stored) == ([], [])
 
 
 @pytest.mark.parametrize(

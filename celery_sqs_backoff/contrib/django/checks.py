@@ -11,7 +11,7 @@ from celery import current_app
 from django.core import checks  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.doctor import Finding, Severity, examine
-from celery_sqs_backoff.doctor.look import ignored_by, look
+from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
 
 __all__ = ["check_app", "check_deployment", "register"]
 
@@ -31,20 +31,32 @@ def register() -> None:
 def check_app(app_configs: Any, **_: Any) -> list[Any]:
     """Check tasks and settings. Asks nobody."""
     app = current_app._get_current_object()
-    app.finalize(auto=True)
-    found = examine(look(app, live=False), ignore=ignored_by(app), live=False)
-    return [_message(f) for f in found]
+    try:
+        load_tasks(app)
+        facts = look(app, live=False)
+    except Exception as exc:  # noqa: BLE001  # of a task, of its options or of a setting
+        return [
+            checks.Error(
+                f"the Celery app's tasks or settings cannot be loaded: {type(exc).__name__}: {exc}",
+                hint="A worker would not start either: correct what it names.",
+                id="celery_sqs_backoff.E031",  # no rule of the doctor's has this number
+            )
+        ]
+    return [_message(f) for f in examine(facts, ignore=ignored_by(app), live=False)]
 
 
 def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     """Check queues, dead-letter queues, permissions and the store; with ``--deploy`` alone."""
     app = current_app._get_current_object()
-    app.finalize(auto=True)
+    try:
+        load_tasks(app)
+        offline = {(f.id, f.subject) for f in examine(look(app, live=False), live=False)}
+    except Exception:  # noqa: BLE001  # check_app says what it is
+        return []
     try:
         facts = look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
         return [_could_not_look(type(exc.__cause__ or exc).__name__)]
-    offline = {(f.id, f.subject) for f in examine(facts, live=False)}
     return [
         *(_could_not_look(f"queue {queue.name}: {queue.failure}") for queue in facts.unread),
         *(

@@ -30,7 +30,8 @@ def wake_event_loop(hub: Any) -> None:
 
     def sleep_again() -> None:
         with suppress(OSError):
-            loop_end.recv(4096)
+            if not loop_end.recv(4096):  # the other end is gone: this was called anew
+                hub.remove_reader(loop_end)
 
     hub.add_reader(loop_end, sleep_again)
     hub.call_soon = call_soon_and_wake

@@ -133,6 +133,17 @@ def test_those_that_wait_take_their_turns_at_the_rate_and_before_any_recall() ->
     assert len(worker.control.recalls(22.0, room=10, waiting=0)) == 1
 
 
+def test_what_is_brought_forward_takes_its_token_where_it_runs() -> None:
+    """One worker may bring forward what others run: else the rate of a fleet is that of one."""
+    worker = Worker()
+    worker.outage()
+    worker.hide("a", 1.0, 1000.0)
+    worker.recover(20.0)
+    assert len(worker.control.recalls(20.0, room=10)) == 1
+    assert worker.look("of another worker", 20.0).runs
+    assert worker.look("a", 20.0).waits
+
+
 def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
     worker = Worker()
     worker.outage()
@@ -298,4 +309,14 @@ def test_the_state_is_bounded() -> None:
         worker.look(f"n{i}", 20.0 + i)
     assert len(worker.control.memory) <= 10
     assert len(worker.control._began) <= 10_000
-    assert len(worker.control._recalled) <= 10_000
+
+
+def test_messages_whose_retry_after_is_over_are_recalled_to_probe_with() -> None:
+    """All that has failed is remembered with it; nothing else may come due for half an hour."""
+    worker = Worker()
+    for i in range(Thresholds().failures):
+        worker.run(f"m{i}", Outcome.RETRYABLE, 0.0, retry_after=30.0)
+        worker.hide(f"m{i}", 0.0, 1800.0, not_before=30.0)
+    assert worker.control.health.state is State.OPEN
+    due = worker.control.health.next_probe_at + PROBE_GRACE_SECONDS
+    assert len(worker.control.recalls(due, room=100)) == 1

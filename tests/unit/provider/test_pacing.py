@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -36,7 +39,7 @@ class Scene:
         self.now = 100.0
         self.fleet = fleet
         self.pacer = Pacer(lambda: self.now)
-        self.pacer._threads = [None]  # type: ignore[list-item]  # none is started
+        self.pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
         self.pace = Pace("mail", rate, fleet)
         self.started: list[str] = []
 
@@ -131,9 +134,6 @@ def test_without_a_store_no_one_is_asked() -> None:
 
 
 def test_the_threads_let_messages_start_and_end() -> None:
-    import threading
-    import time
-
     pacer = Pacer(time.monotonic)
     started = threading.Event()
     pacer.join(
@@ -146,3 +146,53 @@ def test_the_threads_let_messages_start_and_end() -> None:
     for thread in pacer._threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def _no_thread(thread: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_machine_without_threads_loses_no_message_and_the_next_one_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pacer, pace, started = Pacer(time.monotonic), Pace("mail", 1e6, None), threading.Semaphore(0)
+    paced = Paced(lambda slot: started.release(), lambda until: None, lambda: False)
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.Thread.start", _no_thread)
+        pacer.join(pace, paced, 9.0)
+    pacer.join(pace, paced, 9.0)
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
+    pacer.stop()
+    for thread in pacer._threads:
+        thread.join(10)
+
+
+def test_a_slot_that_is_further_away_than_a_thread_can_sleep() -> None:
+    scene = Scene(None, rate=1e-12)
+    scene.join("a")
+    scene.pacer.join(scene.pace, Paced(lambda slot: None, lambda until: None, lambda: False), 1e99)
+    scene.step()
+    pause = scene.pacer._pause()
+    assert pause is not None
+    assert pause <= threading.TIMEOUT_MAX
+
+
+def test_a_late_answer_gives_no_places_to_messages_it_was_not_asked_for() -> None:
+    """One that must not be hidden might be: SQS would move it at its next receive."""
+    hidden: list[float] = []
+
+    class Late(Fleet):
+        def take(self, longest: Any) -> Taken:
+            scene.step(pacing._PATIENCE_SECONDS + 0.1)
+            scene.step()  # the message has a place of this worker's own
+            must_stay = Paced(lambda slot: None, hidden.append, lambda: False)
+            scene.pacer.join(scene.pace, must_stay, math.inf)
+            return Taken([Place(60.0, is_slot=False) for _ in longest], self.workers)
+
+    scene = Scene(Late())
+    scene.join("a")
+    scene.step()
+    scene.answer()
+    scene.step()
+    assert not hidden

@@ -118,3 +118,10 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
         assert {m.message_id for m in memory} <= set(model)
         groups = [m.group for m in memory if m.group is not None]
         assert len(groups) == len(set(groups))
+
+
+def test_what_waited_for_its_time_can_be_probed_with() -> None:
+    memory = Memory()
+    memory.remember(hidden("a", 1000.0, not_before=30.0), 0.0)
+    assert memory.take_next(1, 29.0) == []
+    assert ids(memory.take_next(1, 30.0)) == ["a"]

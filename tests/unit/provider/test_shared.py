@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -228,3 +229,30 @@ def test_a_record_that_nobody_can_read_leaves_each_to_itself(fleet: Fleet, text:
     fleet.tick()
     health: Any = fleet.workers[0].control.health
     assert not health.needs_permit
+
+
+def test_a_store_that_hangs_keeps_no_worker_from_probing(fleet: Fleet) -> None:
+    """Its call does not end, so that nobody says that it is away."""
+    worker = fleet.workers[0]
+    worker.outage()
+    fleet.tick()
+    fleet.workers[1].run("a", None)
+    fleet.now += 60.0  # and no tick
+    assert worker.run("probe", None)
+    assert worker.state is State.CLOSED
+
+
+def test_a_machine_without_threads_keeps_no_worker_from_probing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    control, now = Control(Thresholds(), Random(1)), 1000.0
+    gate: Any = Mock(control=control)
+    facts: Any = {"lock": threading.RLock(), "worker": "a", "wake": lambda gate: None}
+    sharing = Sharing(MemoryStore(), clock=lambda: now, **facts)
+    monkeypatch.setattr("threading.Thread.start", no_room)
+    sharing.add(gate, ("mail",))
+    control.told_open(now, now + 5.0)
+    assert control.health.needs_probe(now + 60.0)

@@ -1,0 +1,29 @@
+"""The short form of ``make celery-suite``: Celery's own tests of traces and requests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.celery_suite.environment import ROOT, environment
+
+LINE = "5.7"
+PATHS = ("t/unit/tasks/test_trace.py", "t/unit/worker/test_request.py")
+
+
+def test_celerys_tests_of_traces_and_requests_pass_with_our_task_class() -> None:
+    try:
+        environment(LINE)
+    except subprocess.CalledProcessError:
+        pytest.skip("the package index cannot be reached: no tests of Celery's")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.celery_suite", LINE, "--part", "unit", "--paths", *PATHS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 new" in done.stdout
