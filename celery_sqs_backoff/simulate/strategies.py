@@ -123,6 +123,8 @@ class Gate(Strategy):
         self.control = Control(self.task.thresholds, rng, limit=limit)
         self._hidden: dict[str, Message] = {}
         self._is_recallable = not isinstance(self.task.backoff, Schedule)
+        self._retry_after: float | None = None
+        self._keeps_its_delay = False
 
     def received(self, message: Message, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
@@ -132,7 +134,9 @@ class Gate(Strategy):
                 self.control.gone(message.id)
                 return Told(dead=reason)
         control = self.control
-        if control.is_quiet:
+        self._retry_after, self._keeps_its_delay = None, False
+        # At the receive after the last one the queue would move it.
+        if control.is_quiet or message.receives == self.scenario.max_receive_count:
             control.look_quietly(message.id, now)
             return RUN
         look = control.look(
@@ -165,6 +169,7 @@ class Gate(Strategy):
     ) -> Told:
         self.control.ended(message.id, outcome, now, retry_after=retry_after)
         self._retry_after = retry_after
+        self._keeps_its_delay = outcome is not None and self.control.keeps_its_delay(message.id)
         return super().ended(message, outcome, now, retry_after)
 
 
@@ -173,15 +178,6 @@ class Recall(Gate):
 
     name = "gate+recall"
     remembers = True
-    _retry_after: float | None = None
-    _keeps_its_delay = False
-
-    def ended(
-        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
-    ) -> Told:
-        told = super().ended(message, outcome, now, retry_after)
-        self._keeps_its_delay = outcome is not None and self.control.keeps_its_delay(message.id)
-        return told
 
     def hidden(self, message: Message, until: float, now: float) -> None:
         if not self._is_recallable:
