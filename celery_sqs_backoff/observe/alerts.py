@@ -47,14 +47,13 @@ ALERTS: Final = (
         expr=(
             "min by (queue) (sqs_backoff_poll_age_seconds) > 300"
             " unless on (queue) sum by (queue) (sqs_backoff_messages_running) > 0"
-            " unless on () max(sqs_backoff_provider_open) > 0"
         ),
         lasts="1m",
         severity="critical",
         summary="No worker receives from {{ $labels.queue }}",
         description=(
-            "No ReceiveMessage was answered for five minutes, nothing runs, and no provider is"
-            " down, whose queue would not be received from. Look at"
+            "No ReceiveMessage was answered for five minutes, nothing runs, and receiving is not"
+            " paused for a provider that is down. Look at"
             " sqs_backoff_receive_failures_total, the credentials and celery sqs-health."
         ),
     ),

@@ -30,6 +30,7 @@ __all__ = [
     "ReceiveFailed",
     "Received",
     "ReceivingAgain",
+    "ReceivingPaused",
     "RenewalRefused",
     "Retried",
     "RunEnded",
@@ -95,6 +96,13 @@ class ReceivingAgain(Event):
 
     name = "receiving again"
     failures: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceivingPaused(Event):
+    """No ReceiveMessage is wanted: the only provider of the queue's tasks is down."""
+
+    name = "receiving paused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,9 +376,7 @@ class Recalled(OfProvider):
 
 #: Every kind of event, in the order of a message's life.
 ALL: tuple[type[Event], ...] = (
-    Received,
-    ReceiveFailed,
-    ReceivingAgain,
+    *(Received, ReceiveFailed, ReceivingAgain, ReceivingPaused),
     Started,
     RunEnded,
     Retried,

@@ -92,7 +92,10 @@ RECEIVE_FAILURES = _counter(
     "receive_failures", "ReceiveMessage calls that failed.", "queue", "code"
 )
 POLL_AGE = _gauge(
-    "poll_age_seconds", "Time since the last answered ReceiveMessage.", "queue", unit="s"
+    "poll_age_seconds",
+    "Time since the last answered ReceiveMessage, or since none was wanted: a provider was down.",
+    "queue",
+    unit="s",
 )
 CALLS = _counter("calls", "Batch calls to SQS.", "queue", "action")
 CALL_FAILURES = _counter(
@@ -113,6 +116,12 @@ PROVIDER_OPEN = _gauge(
 PROVIDER_OPENED = _counter(
     "provider_opened", "Times that a gate of the provider was shut.", "provider"
 )
+PROVIDER_WAITING = _gauge(
+    "provider_waiting",
+    "Messages of the provider's that this worker could bring forward (hidden), or holds until"
+    " their slot at its rate, or their turn while it recovers (in line).",
+    *("provider", "state"),
+)
 RECALLED = _counter("recalled", "Hidden messages that were brought forward.", "provider")
 
 INSTRUMENTS: Final = (
@@ -120,5 +129,5 @@ INSTRUMENTS: Final = (
     *(RUNNING, WAITING, OLDEST, GIVING_UP),
     *(RECEIVED, RECEIVES, RECEIVE_FAILURES, POLL_AGE),
     *(CALLS, CALL_FAILURES, BATCH, RENEWALS, LEASES_LOST, GIVEN_BACK),
-    *(PROVIDER_OPEN, PROVIDER_OPENED, RECALLED),
+    *(PROVIDER_OPEN, PROVIDER_OPENED, PROVIDER_WAITING, RECALLED),
 )

@@ -23,6 +23,7 @@ from .events import (
     Recalled,
     Received,
     ReceiveFailed,
+    ReceivingPaused,
     Retried,
     RunEnded,
     Settled,
@@ -56,6 +57,7 @@ class Metrics:
         recorder: who keeps them.
         waiting: the same worker's fold of what waits.
         running: how many messages of a queue are in the pool's hands.
+        waiting_for: what waits for providers, by provider and state.
         clock: seconds, monotonic.
         now: seconds since the epoch.
     """
@@ -66,6 +68,7 @@ class Metrics:
         waiting: Waiting,
         *,
         running: Callable[[str], int] = lambda queue: 0,
+        waiting_for: Callable[[], Readings] = tuple,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -79,6 +82,7 @@ class Metrics:
         self._folds: dict[type[Event], Callable[[Any], None]] = {
             Received: self._on_received,
             ReceiveFailed: lambda e: self._add(instruments.RECEIVE_FAILURES, 1, e.queue, e.code),
+            ReceivingPaused: self._on_receiving_paused,
             RunEnded: self._on_run_ended,
             Retried: self._on_retried,
             DeadLettered: lambda e: self._dead_letter(e, e.reason),
@@ -91,6 +95,7 @@ class Metrics:
             Recalled: lambda e: self._add(instruments.RECALLED, e.messages, e.provider),
         }
         recorder.read_by(instruments.PROVIDER_OPEN, self._open_gates)
+        recorder.read_by(instruments.PROVIDER_WAITING, waiting_for)
         for instrument, read in (
             (instruments.RUNNING, self._running),
             (instruments.WAITING, waiting.count),
@@ -131,6 +136,9 @@ class Metrics:
         self._last_receive[event.queue] = self._clock()
         self._add(instruments.RECEIVES, 1, event.queue)
         self._add(instruments.RECEIVED, event.messages, event.queue)
+
+    def _on_receiving_paused(self, event: ReceivingPaused) -> None:
+        self._last_receive[event.queue] = self._clock()  # else its pause would alarm somebody
 
     def _on_run_ended(self, event: RunEnded) -> None:
         self._add(instruments.RUNS, 1, event.task, event.queue, event.outcome)

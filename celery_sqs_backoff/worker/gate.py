@@ -221,8 +221,12 @@ class Gate:
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing in mind that would be missed."""
-        has_line = len(self.turns) > 0 or (self.pace is not None and len(self.pace.line) > 0)
-        return self.control.is_quiet and not has_line and not len(self.control.memory)
+        return self.control.is_quiet and not self.in_line and not len(self.control.memory)
+
+    @property
+    def in_line(self) -> int:
+        """Messages that wait here for a slot at its rate, or for their turn."""
+        return len(self.turns) + (0 if self.pace is None else len(self.pace.line))
 
 
 def _has_slot(lease: Lease, now: float) -> bool:

@@ -11,7 +11,7 @@ import functools
 import random
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -205,6 +205,16 @@ class Gates:
                 )
                 for (name, _), gate in self._gates.items()
             ]
+
+    def waiting(self) -> list[tuple[tuple[str, str], int]]:
+        """Return what waits for each provider, over its tenants: name, ``hidden`` or ``in line``,
+        and how many; for metrics."""
+        found: Counter[tuple[str, str]] = Counter()
+        with self.lock:
+            for (name, _), gate in self._gates.items():
+                found[name, "hidden"] += len(gate.control.memory)
+                found[name, "in line"] += gate.in_line
+        return list(found.items())
 
     def expect(self, lease: Lease, gate: Gate, not_before: float) -> None:
         """Note a message that is about to be hidden, to be remembered once SQS agrees."""

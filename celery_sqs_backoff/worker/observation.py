@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from ..observe.announce import Announce
 from ..observe.board import ProviderNow
 from ..observe.health import Heartbeat, Pulse
-from ..observe.metrics import Metrics, Recorder
+from ..observe.metrics import Metrics, Readings, Recorder
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
 from ..safe.stores import is_shared
@@ -51,6 +51,7 @@ class Observation:
         running: how many messages of a queue are in the pool's hands.
         held: the leases that are not settled.
         providers: what is known of providers.
+        waiting_for: what waits for providers, by provider and state.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Observation:
         running: Callable[[str], int],
         held: Callable[[], Iterable[Lease]] = tuple,
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
+        waiting_for: Callable[[], Readings] = tuple,
     ) -> None:
         settings = app.conf.get("sqs_backoff")
         self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
@@ -73,6 +75,7 @@ class Observation:
         self._running = running
         self._held = held
         self._providers = providers
+        self._waiting_for = waiting_for
         self._waiting = Waiting()
         self._stops: list[Callable[[], object]] = []
 
@@ -113,7 +116,9 @@ class Observation:
             self._count_for(OpenTelemetryRecorder())
 
     def _count_for(self, recorder: Recorder) -> None:
-        metrics = Metrics(recorder, self._waiting, running=self._running)
+        metrics = Metrics(
+            recorder, self._waiting, running=self._running, waiting_for=self._waiting_for
+        )
         self._stops.append(self._events.subscribe(metrics))
 
     def _publish(self) -> None:

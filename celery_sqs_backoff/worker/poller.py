@@ -12,7 +12,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from ..observe.events import Received as Polled
-from ..observe.events import ReceiveFailed, ReceivingAgain
+from ..observe.events import ReceiveFailed, ReceivingAgain, ReceivingPaused
 from ..observe.health import Pulse
 from ..observe.log_lines import logged_events
 from ..observe.stream import Events
@@ -190,6 +190,7 @@ class Poller:
         self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
         if not (most := self._most()):
             self._is_over()
+            self._events.emit(ReceivingPaused(queue=self.queue))
             self._stopped.wait(_PAUSED_SECONDS)
             return
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS

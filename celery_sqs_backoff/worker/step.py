@@ -61,6 +61,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             running=self._receive.running,
             held=self._keeper.held,
             providers=lambda: c.sqs_receiver.gates.now(),
+            waiting_for=lambda: c.sqs_receiver.gates.waiting(),
         )
         upstream.declare_without_asking(c)
         upstream.give_back_before_soft_shutdown(c, self._receive.pause)

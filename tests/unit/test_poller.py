@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_sqs_backoff.observe.events import ReceivingPaused
 from celery_sqs_backoff.observe.health import Pulse
 from celery_sqs_backoff.sqs.calls import Received
 from celery_sqs_backoff.sqs.errors import Failure, Kind
@@ -187,6 +188,19 @@ def test_a_queue_is_looked_at_while_a_task_leaves_no_room(
     queue.poller.start()
     eventually(lambda: looks.count(1) >= 2)
     assert len(queue.port.asked) == 1
+
+
+def test_a_pause_for_a_provider_that_is_down_is_told(
+    make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time since the last receive would look like that of a poller that hangs."""
+    monkeypatch.setattr(module, "_PAUSED_SECONDS", 0.01)
+    queue, told = make(), []
+    queue.poller._most = lambda: 0
+    queue.poller._events.subscribe(told.append)
+    queue.poller.start()
+    eventually(lambda: ReceivingPaused(queue="q") in told)
+    assert not queue.port.asked
 
 
 def test_a_pool_that_grows_is_asked_for(make: Callable[..., Queue]) -> None:

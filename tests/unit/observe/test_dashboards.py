@@ -63,7 +63,10 @@ def test_panels_lie_beside_and_below_each_other() -> None:
 #: Alert, series (values at 0, 1, 2 ... minutes), and at which minute it fires, with which labels.
 FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
     "SqsBackoffNoReceive": (
-        {f"sqs_backoff_poll_age_seconds{{{Q}}}": "0+60x20"},
+        {
+            f"sqs_backoff_poll_age_seconds{{{Q}}}": "0+60x20",
+            'sqs_backoff_provider_open{provider="sms"}': "1x20",  # of another queue
+        },
         10,
         {"queue": "mails"},
     ),
@@ -157,8 +160,8 @@ WELL = {
     # A deploy: the workers change, and for two minutes there are none.
     'sqs_backoff_poll_age_seconds{queue="bulk",instance="old"}': "7x14 _x46",
     'sqs_backoff_poll_age_seconds{queue="bulk",instance="new"}': "_x17 7x43",
-    # A queue of a provider that is down for ten minutes is not received from.
-    'sqs_backoff_poll_age_seconds{queue="sms"}': "0x15 0+60x10 0x35",
+    # A queue of a provider that is down for ten minutes is not received from: that is no age.
+    'sqs_backoff_poll_age_seconds{queue="sms"}': "7x15 0x10 7x35",
     'sqs_backoff_provider_open{provider="sms"}': "0x15 1x10 0x35",
 }
 

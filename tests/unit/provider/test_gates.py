@@ -337,6 +337,17 @@ def test_messages_of_a_provider_with_a_rate_start_at_their_slots() -> None:
     assert scene.gate.waits(second[0], scene.options, list), "and was too late for it"
 
 
+def test_what_waits_for_a_provider_is_counted() -> None:
+    scene = Scene(provider=Provider("mail", rate="60/m"))
+    for number in range(3):
+        paced(scene, f"m{number}")
+    assert dict(scene.gates.waiting()) == {("mail", "hidden"): 0, ("mail", "in line"): 3}
+    scene = Scene()
+    scene.outage()
+    scene.hide("m")
+    assert dict(scene.gates.waiting()) == {("mail", "hidden"): 1, ("mail", "in line"): 0}
+
+
 def test_a_message_whose_slot_is_far_is_hidden_and_that_is_no_attempt() -> None:
     scene = Scene(provider=Provider("mail", rate="6/m"))
     leases = [paced(scene, f"m{i}")[0] for i in range(3)]
