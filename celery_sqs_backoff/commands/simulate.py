@@ -139,21 +139,23 @@ def sqs_simulate(
         if goals is not None:
             _suggest(set_up, goals, seed=seed, as_json=as_json)
         elif live is not None:
-            _live(app, set_up, live, oldest, seed=seed, as_json=as_json)
+            strategy = _strategy(_options(app, task))
+            _live(app, set_up, live, oldest, strategy=strategy, seed=seed, as_json=as_json)
         else:
             results = _compare(set_up, compare, seed=seed)
             _print(results, as_json=as_json)
             if picture is not None:
-                plot(results, set_up.name, picture)
+                _plot(results, set_up.name, picture)
     except ValueError as exc:  # a ScenarioError is one
         click.echo(f"Error: {exc}", err=True)
         sys.exit(USAGE)
 
 
 def _scenario(app: Any, path: Path | None, task: str | None, options: dict[str, Any]) -> Scenario:
-    taken = _task(app, task)
+    taken = _task(_options(app, task))
     if path is None:
-        outage = parse_duration(options["outage"], "--outage") or 3600.0
+        given_outage = parse_duration(options["outage"], "--outage")
+        outage = 3600.0 if given_outage is None else given_outage
         made = Scenario(
             name=f"an outage of {spell_duration(outage)}",
             script=Script(phases=(Phase(kind=Kind.OUTAGE, start=0.0, lasts=outage),)),
@@ -175,19 +177,30 @@ def _scenario(app: Any, path: Path | None, task: str | None, options: dict[str, 
     return replace(made, arrivals=arrivals, script=script, fleet=fleet)
 
 
-def _task(app: Any, name: str | None) -> Task:
+def _options(app: Any, name: str | None) -> Options:
     if name is None:
-        found: Any = Options.resolve(app_wide=app.conf.get("sqs_backoff", {}), own={})
-    else:
-        try:
-            load_tasks(app)
-        except Exception as exc:  # of a task, or of its options
-            raise ScenarioError(f"cannot load the app: {type(exc).__name__}: {exc}") from exc
-        if name not in app.tasks:
-            raise ScenarioError(f"--task: the app has no task {name!r}")
-        found = getattr(app.tasks[name], "backoff_options", None)
-        if found is None:
-            raise ScenarioError(f"--task: {name!r} is not based on SQSBackoffTask")
+        return Options.resolve(app_wide=app.conf.get("sqs_backoff", {}), own={})
+    try:
+        load_tasks(app)
+    except Exception as exc:  # of a task, or of its options
+        raise ScenarioError(f"cannot load the app: {type(exc).__name__}: {exc}") from exc
+    if name not in app.tasks:
+        raise ScenarioError(f"--task: the app has no task {name!r}")
+    found: Options | None = getattr(app.tasks[name], "backoff_options", None)
+    if found is None:
+        raise ScenarioError(f"--task: {name!r} is not based on SQSBackoffTask")
+    return found
+
+
+def _strategy(found: Options) -> str:
+    """How messages wait under these options."""
+    if found.provider is None:
+        return "full-jitter"
+    is_recalled = not isinstance(found.provider, Provider) or found.provider.recall is not False
+    return "gate+recall" if is_recalled else "gate"
+
+
+def _task(found: Options) -> Task:
     provider = found.provider if isinstance(found.provider, Provider) else Provider("default")
     return Task(
         thresholds=provider.thresholds,
@@ -240,6 +253,13 @@ def _print(results: Sequence[Result], *, as_json: bool) -> None:
             click.echo(f"{result.strategy}: {number:,} dead letters: {reason}")
 
 
+def _plot(results: Sequence[Result], title: str, path: Path) -> None:
+    try:
+        plot(results, title, path)
+    except OSError as exc:
+        raise ScenarioError(f"--plot: {exc}") from exc
+
+
 def _duration(seconds: float | None) -> str:
     return "-" if seconds is None else spell_duration(seconds)
 
@@ -253,7 +273,14 @@ def _share(in_flight: int) -> str:
 
 
 def _live(
-    app: Any, scenario: Scenario, queue: str, oldest: str | None, *, seed: int, as_json: bool
+    app: Any,
+    scenario: Scenario,
+    queue: str,
+    oldest: str | None,
+    *,
+    strategy: str,
+    seed: int,
+    as_json: bool,
 ) -> None:
     try:
         with app.connection_for_read() as connection:
@@ -275,7 +302,7 @@ def _live(
         max_receive_count=None if count is None else int(count),
         oldest=parse_duration(oldest, "--oldest") or 0.0,
     )
-    found = forecast(begun, seed=seed)
+    found = forecast(begun, strategy=strategy, seed=seed)
     if as_json:
         click.echo(json.dumps({"queue": queue, **found.as_dict()}))
     else:

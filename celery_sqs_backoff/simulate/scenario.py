@@ -167,6 +167,9 @@ class Task:
     autoretry_max_retries: int = 3
     autoretry_backoff_max: float = 600.0
 
+    def __post_init__(self) -> None:
+        _from_0("task.remember", self.remember)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:

@@ -123,6 +123,7 @@ class Gate(Strategy):
         self.control = Control(self.task.thresholds, rng, limit=limit)
         self._hidden: dict[str, Message] = {}
         self._is_recallable = not isinstance(self.task.backoff, Schedule)
+        self._retry_after: float | None = None
 
     def received(self, message: Message, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
@@ -132,7 +133,9 @@ class Gate(Strategy):
                 self.control.gone(message.id)
                 return Told(dead=reason)
         control = self.control
-        if control.is_quiet:
+        self._retry_after = None
+        # At the receive after the last one the queue would move it.
+        if control.is_quiet or message.receives == self.scenario.max_receive_count:
             control.look_quietly(message.id, now)
             return RUN
         look = control.look(
@@ -173,7 +176,6 @@ class Recall(Gate):
 
     name = "gate+recall"
     remembers = True
-    _retry_after: float | None = None
 
     def hidden(self, message: Message, until: float, now: float) -> None:
         if not self._is_recallable:

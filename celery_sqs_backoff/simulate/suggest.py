@@ -20,6 +20,7 @@ __all__ = ["Goals", "Suggestion", "parse_goals", "suggest"]
 _CAPS_SECONDS = (14_400.0, 7200.0, 3600.0, 1800.0, 900.0, 300.0)
 _CAPS_WITH_GATE = (3600.0, 900.0)
 _DAY = 86_400.0
+_LONGEST_RETENTION = 14 * _DAY
 
 #: A backlog above this is simulated with time and capacity scaled down alike.
 MOST_MESSAGES = 1_500
@@ -78,6 +79,8 @@ def parse_goals(text: str) -> Goals:
     missing = {"survive", "drain", "calls"} - found.keys()
     if missing or min(found.values()) <= 0:
         raise ScenarioError(f"goals {text!r}: {expected}")
+    if found["survive"] + found["drain"] > _LONGEST_RETENTION:
+        raise ScenarioError(f"goals {text!r}: SQS keeps a message for 14 days at the most")
     return Goals(**found)
 
 
@@ -113,7 +116,10 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
             if strategy == "full-jitter" and cap > goals.drain:
                 continue  # the last message returns about a cap after the recovery
             retry_for = math.ceil((goals.survive + goals.drain + cap) / 3600) * 3600.0
-            candidate = tried.with_task(backoff=FullJitter(base=2, cap=cap), retry_for=retry_for)
+            retention = min(_LONGEST_RETENTION, math.ceil(retry_for / _DAY + 1) * _DAY)
+            candidate = replace(tried, retention=retention).with_task(
+                backoff=FullJitter(base=2, cap=cap), retry_for=retry_for
+            )
             measures = simulate(candidate, STRATEGIES[strategy], seed=seed)
             result = result_of(strategy, candidate, measures)
             receives = math.ceil(1.5 * result.receives_max)
@@ -126,7 +132,7 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
                 retry_for=retry_for,
                 provider=strategy != "full-jitter",
                 max_receive_count=receives,
-                retention=min(14 * _DAY, math.ceil(retry_for / _DAY + 1) * _DAY),
+                retention=retention,
                 result=result,
             )
     return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..provider.health import Thresholds
+from ..provider.settings import Provider
 from ..retry import policies
 from ..units import parse_duration, parse_rate
 from .scenario import Arrivals, Fleet, Kind, Phase, Scenario, ScenarioError, Script, Task
@@ -30,6 +31,12 @@ _DURATIONS = frozenset(
     }
 )
 _RATES = frozenset({"rate", "capacity"})
+_WHOLE = frozenset(
+    {
+        *("backlog", "workers", "processes", "prefetch", "max_receive_count", "max_retries"),
+        *("remember", "failures", "messages", "autoretry_max_retries"),
+    }
+)
 
 
 def load(path: Path, *, task: Task | None = None) -> Scenario:
@@ -56,9 +63,12 @@ def scenario_from(
     """
     tables = {"name", "horizon", "messages", "provider", "fleet", "queue", "task"}
     _refuse_unknown("scenario", found, tables)
-    provider = dict(found.get("provider", {}))
-    phases = tuple(_phase(entry) for entry in provider.pop("phases", ()))
-    queue = dict(found.get("queue", {}))
+    provider = _table("provider", found.get("provider", {}))
+    entries = provider.pop("phases", [])
+    if not isinstance(entries, list):
+        raise ScenarioError(f"provider.phases={entries!r}: expected a list of tables")
+    phases = tuple(_phase(entry) for entry in entries)
+    queue = _table("queue", found.get("queue", {}))
     _refuse_unknown("queue", queue, {"max_receive_count", "retention"})
     values = {key: _value("queue", key, value) for key, value in queue.items()}
     if "horizon" in found:
@@ -66,15 +76,21 @@ def scenario_from(
     return Scenario(
         name=str(found.get("name", name)),
         script=replace(_built("provider", Script, provider), phases=phases),
-        arrivals=_built("messages", Arrivals, found.get("messages", {})),
-        fleet=_built("fleet", Fleet, found.get("fleet", {})),
-        task=_task(dict(found.get("task", {})), task or Task()),
+        arrivals=_built("messages", Arrivals, _table("messages", found.get("messages", {}))),
+        fleet=_built("fleet", Fleet, _table("fleet", found.get("fleet", {}))),
+        task=_task(_table("task", found.get("task", {})), task or Task()),
         **values,
     )
 
 
-def _phase(entry: Mapping[str, Any]) -> Phase:
-    values = dict(entry)
+def _table(name: str, found: Any) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ScenarioError(f"{name}={found!r}: expected a table")
+    return dict(found)
+
+
+def _phase(entry: Any) -> Phase:
+    values = _table("provider.phases", entry)
     kinds = ", ".join(repr(kind.value) for kind in Kind)
     try:
         kind = Kind(values.pop("kind", None))
@@ -86,13 +102,22 @@ def _phase(entry: Mapping[str, Any]) -> Phase:
 def _task(values: dict[str, Any], task: Task) -> Task:
     gate = values.pop("provider", None)
     if gate is not None:
-        task = replace(task, thresholds=_built("task.provider", Thresholds, gate))
+        task = replace(task, thresholds=_thresholds(**_table("task.provider", gate)))
     backoff = values.pop("backoff", None)
     if backoff is not None:
-        task = replace(task, backoff=_policy(dict(backoff)))
+        task = replace(task, backoff=_policy(_table("task.backoff", backoff)))
     known = {field.name for field in fields(Task)} - {"backoff", "thresholds"}
     _refuse_unknown("task", values, known | {"backoff", "provider"})
     return replace(task, **{key: _value("task", key, value) for key, value in values.items()})
+
+
+def _thresholds(**values: Any) -> Thresholds:
+    _refuse_unknown("task.provider", values, {field.name for field in fields(Thresholds)})
+    found = {key: _value("task.provider", key, value) for key, value in values.items()}
+    try:
+        return Provider("simulated", **found).thresholds
+    except (TypeError, ValueError) as exc:
+        raise ScenarioError(f"task.provider: {exc}") from exc
 
 
 def _policy(values: dict[str, Any]) -> policies.Policy:
@@ -130,6 +155,10 @@ def _value(table: str, key: str, value: Any) -> Any:
             return value if value == 0 else parse_rate(value, key)
     except (TypeError, ValueError) as exc:
         raise ScenarioError(f"{table}: {exc}") from exc
-    if not isinstance(value, int | float | list):
+    if isinstance(value, list) and table == "task.backoff":  # of a Schedule
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ScenarioError(f"{table}.{key}={value!r}: expected a number")
+    if key in _WHOLE and not isinstance(value, int):
+        raise ScenarioError(f"{table}.{key}={value!r}: expected a whole number")
     return value

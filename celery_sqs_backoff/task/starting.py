@@ -8,14 +8,25 @@ from typing import Any
 
 import celery.app.task as celery_task
 from celery import Task, states
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
+from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
 from ..text import error_site, printable
 from .failed_run import FailedRun
 
 __all__ = ["prepare_start"]
 
 logger = get_task_logger(__name__)
+
+
+class SlowStart(ExplicitOutcome):
+    """The soft time limit, which comes only once, came before the task's own code was called."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Try again. It says nothing of the task's provider."""
+        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 
 def prepare_start(cls: Any) -> None:
@@ -44,9 +55,9 @@ def _wrap_before_start(cls: Any) -> None:
 
     @wraps(hook)
     def wrapped(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
-        if self.stores_started and not self.request.is_eager:
-            _store_started(self, task_id)
         try:
+            if self.stores_started and not self.request.is_eager:
+                _store_started(self, task_id)
             return hook(self, task_id, args, kwargs)
         except BaseException as exc:
             instead = FailedRun(self, exc, args, kwargs).instead()
@@ -66,6 +77,8 @@ def _store_started(task: Any, task_id: str) -> None:
     try:
         meta = {"pid": os.getpid(), "hostname": request.hostname}
         task.backend.store_result(task_id, meta, states.STARTED, request=request)
+    except SoftTimeLimitExceeded:
+        raise SlowStart("the result backend took longer than the soft time limit") from None
     except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
         logger.error(
             "sqs_backoff.start_not_stored: task %s[%s] runs all the same; %s",

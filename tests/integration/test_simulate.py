@@ -93,6 +93,8 @@ def test_a_scenario_file_and_a_picture(run: Callable[..., Result], tmp_path: Pat
     [
         (["--compare", "hope"], "expected names of"),
         (["--outage", "soon"], "--outage"),
+        (["--outage", "0"], "above 0"),
+        (["--outage", "1m", "--plot", "/no/such/place/x.svg"], "--plot"),
         (["--task", "mails.none"], "no task 'mails.none'"),
         (["--task", "mails.plain"], "not based on SQSBackoffTask"),
         (["--suggest", "survive twice"], "expected a number with a unit"),
@@ -121,6 +123,26 @@ def test_a_live_queue(run: Callable[..., Result], queue: LocalQueue, sqs: SQSCli
     text = run("--live", queue.name, "--task", "mails.send").stdout
     assert "the first message gives up in" in text
     assert sum(int(n) for n in _counts(sqs, queue)) == 3, "looking changes nothing"
+
+
+def test_messages_of_a_provider_wait_behind_its_gate(
+    app: Celery, run: Callable[..., Result], queue: LocalQueue, sqs: SQSClient
+) -> None:
+    """They are received less often, so the queue's maxReceiveCount lasts longer."""
+    dlq = sqs.create_queue(QueueName=f"{queue.name}-given-up")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dlq, AttributeNames=["QueueArn"])["Attributes"]
+    policy = json.dumps({"deadLetterTargetArn": arn["QueueArn"], "maxReceiveCount": "8"})
+    sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"RedrivePolicy": policy})
+    for _ in range(12):
+        sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
+    first = []
+    for provider in (None, "mail"):
+        app.conf.sqs_backoff = {"retry_for": 43_200.0, "provider": provider}
+        first.append(
+            json.loads(run("--live", queue.name, "--workers", "1", "--json").stdout)["first"]
+        )
+    sqs.delete_queue(QueueUrl=dlq)
+    assert first[1] > 2 * first[0], first
 
 
 def _counts(sqs: SQSClient, queue: LocalQueue) -> list[str]:

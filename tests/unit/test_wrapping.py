@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
 from celery_sqs_backoff import Outcome, Retryable, Schedule, SQSBackoffTask, Verdict
@@ -366,6 +366,20 @@ def test_a_result_backend_that_is_away_keeps_no_task_from_running(case, caplog):
     assert run.ends() is State.DONE
     assert ran == [1]
     assert "start_not_stored" in caplog.text
+
+
+def test_a_soft_time_limit_is_not_lost_on_a_result_backend_that_hangs(case, monkeypatch):
+    """It comes once: without it the task would run for as long as it likes."""
+    ran = []
+
+    def hang(task_id, result, state, **kwargs):
+        if state == "STARTED":
+            raise SoftTimeLimitExceeded(1)
+
+    run = case(lambda self: ran.append(1), track_started=True)
+    monkeypatch.setattr(run.request.task.backend, "store_result", hang)
+    assert run.ends() is State.DEFERRED
+    assert (run.delay, ran) == (7, [])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from celery_sqs_backoff.simulate.plot import plot, svg
 from celery_sqs_backoff.simulate.results import result_of
 from celery_sqs_backoff.simulate.scenario import (
     Arrivals,
+    Fleet,
     Kind,
     Phase,
     Scenario,
@@ -95,6 +96,18 @@ def test_every_key_of_a_scenario(tmp_path: Path) -> None:
         ({"task": {"provider": {"fail": 1}}}, "unknown key 'fail'"),
         ({"fleet": {"workers": "many"}}, "expected a number"),
         ({"queue": {"dlq": 1}}, "unknown key 'dlq'"),
+        ({"provider": 5}, "provider=5: expected a table"),
+        ({"messages": "x"}, "messages='x': expected a table"),
+        ({"provider": {"phases": 5}}, "a list of tables"),
+        ({"provider": {"phases": [5]}}, "expected a table"),
+        ({"task": {"backoff": 5}}, "expected a table"),
+        ({"task": {"remember": -1}}, "task.remember=-1"),
+        ({"task": {"provider": {"share": 0}}}, "share"),
+        ({"task": {"provider": {"failures": 1}}}, "failures"),
+        ({"fleet": {"workers": [1]}}, "expected a number"),
+        ({"fleet": {"workers": True}}, "expected a number"),
+        ({"fleet": {"workers": 1.5}}, "expected a whole number"),
+        ({"messages": {"backlog": 1.5}}, "expected a whole number"),
     ],
     ids=str,
 )
@@ -157,10 +170,13 @@ def test_goals_are_read() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "survive 24h", "survive 24h, drain 1h, 20 per second", "survive x, drain 1h, 1 call/s"],
+    [
+        *("", "survive 24h", "survive 24h, drain 1h, 20 per second"),
+        *("survive x, drain 1h, 1 call/s", "survive 14d, drain 1h, 1 call/s"),
+    ],
 )
 def test_goals_that_are_not_understood_are_refused(text: str) -> None:
-    with pytest.raises(ScenarioError, match=r"expected|survive"):
+    with pytest.raises(ScenarioError, match=r"expected|survive x|14 days"):
         parse_goals(text)
 
 
@@ -181,6 +197,13 @@ def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
     )
     assert found is not None
     assert found.provider
+
+
+def test_an_outage_of_days_is_simulated_with_the_retention_that_is_suggested() -> None:
+    scenario = Scenario(arrivals=Arrivals(rate=0.0005), fleet=Fleet(workers=1))
+    found = suggest(scenario, Goals(survive=5 * 86_400.0, drain=43_200.0, calls=20.0))
+    assert found is not None
+    assert found.retention > 5 * 86_400
 
 
 def test_nothing_is_suggested_that_the_provider_cannot_take() -> None:

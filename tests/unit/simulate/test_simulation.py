@@ -124,6 +124,13 @@ def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     assert result.dead["the queue's maxReceiveCount is reached"] > 0
 
 
+@pytest.mark.parametrize("strategy", ["gate", "gate+recall"])
+def test_on_the_last_receive_a_message_runs_gate_or_not(strategy: str) -> None:
+    """As a worker lets it: at the next receive SQS would move it."""
+    result = played(replace(outage(7200.0, rate=0.2), max_receive_count=3), strategy)
+    assert set(result.dead) == {"the queue's maxReceiveCount is reached"}
+
+
 def test_a_healthy_provider_gets_one_call_per_message() -> None:
     scenario = Scenario(script=Script(capacity=None), arrivals=Arrivals(rate=5.0, lasts=600.0))
     result = played(scenario)
