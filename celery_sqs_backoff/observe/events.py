@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 __all__ = [
     "ALL",
     "UNKNOWN_TASK",
+    "BroughtForward",
     "CountRefused",
     "DeadLettered",
     "Event",
@@ -210,6 +211,18 @@ class Hidden(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BroughtForward(Event):
+    """SQS is asked to show hidden messages at once, to any worker: their provider is back.
+
+    Attributes:
+        message_ids: SQS's ids of them.
+    """
+
+    name = "brought forward"
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GaveBack(Event):
     """A message that had not been started was given back.
 
@@ -377,23 +390,8 @@ class Recalled(OfProvider):
 #: Every kind of event, in the order of a message's life.
 ALL: tuple[type[Event], ...] = (
     *(Received, ReceiveFailed, ReceivingAgain, ReceivingPaused),
-    Started,
-    RunEnded,
-    Retried,
-    Hidden,
-    DeadLettered,
-    Parked,
-    GaveBack,
-    LeaseLost,
-    RenewalRefused,
-    HeldTooLong,
-    Settled,
-    SettlementFailed,
-    SettlementRefused,
-    CountRefused,
-    ProviderOpened,
-    ProviderProbing,
-    ProviderClosed,
-    Recalled,
-    ProviderRecovered,
+    *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, GaveBack),
+    *(LeaseLost, RenewalRefused, HeldTooLong),
+    *(Settled, SettlementFailed, SettlementRefused, CountRefused),
+    *(ProviderOpened, ProviderProbing, ProviderClosed, Recalled, ProviderRecovered),
 )

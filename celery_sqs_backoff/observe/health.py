@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 __all__ = ["MAX_AGE_SECONDS", "Heartbeat", "Pulse", "diagnosis"]
 
@@ -127,7 +128,8 @@ class Heartbeat:
         self._pulse = pulse
         self._now = now
         self._written_at: float | None = None
-        self._others: set[int] = set()
+        self._id = uuid4().hex  # in containers, each worker may be process 1
+        self._others: dict[str, int] = {}  # and their processes
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -144,7 +146,7 @@ class Heartbeat:
         self._pulse.forget(_NAME)
         if self._thread is not None:
             self._thread.join(INTERVAL_SECONDS)
-        if _writer(self._path)[0] == os.getpid():
+        if _writer(self._path)[0] == self._id:
             with suppress(OSError):
                 self._path.unlink()
 
@@ -153,10 +155,11 @@ class Heartbeat:
         self._note_other_writer()
         faults = [
             f"process {pid} writes this file too: each worker needs a file of its own"
-            for pid in sorted(self._others)
+            for pid in sorted(set(self._others.values()))
         ]
         now = self._now()
-        text = json.dumps({"pid": os.getpid(), "at": now, "faults": faults + self._pulse.faults()})
+        faults += self._pulse.faults()
+        text = json.dumps({"id": self._id, "pid": os.getpid(), "at": now, "faults": faults})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):
             temporary.write_text(text)
@@ -168,17 +171,17 @@ class Heartbeat:
 
         What is there from before this worker's first write is nobody's any more.
         """
-        self._others = {pid for pid in self._others if _runs(pid)}
-        pid, at = _writer(self._path)
-        if pid is None or pid == os.getpid() or pid in self._others or self._written_at is None:
+        self._others = {each: pid for each, pid in self._others.items() if _runs(pid)}
+        writer, pid, at = _writer(self._path)
+        if writer is None or writer == self._id or writer in self._others:
             return
-        if at >= self._written_at:
+        if self._written_at is not None and at >= self._written_at:
             logger.error(
                 "sqs_backoff.shared_heartbeat: process %d writes %s too: each worker needs a file"
                 " of its own",
                 *(pid, self._path),
             )
-            self._others.add(pid)
+            self._others[writer] = pid
 
     def _fault(self) -> str | None:
         """For ``/healthz``; whoever reads the file sees that it is old."""
@@ -190,13 +193,13 @@ class Heartbeat:
             self.write()
 
 
-def _writer(path: Path) -> tuple[int | None, float]:
-    """Who has written a heartbeat file, and when; ``None``: nobody knows."""
+def _writer(path: Path) -> tuple[str | None, int, float]:
+    """Who has written a heartbeat file, its process, and when; ``None``: nobody knows."""
     try:
         found = json.loads(path.read_text())
-        return int(found["pid"]), float(found["at"])
-    except (OSError, KeyError, TypeError, ValueError):
-        return None, 0.0
+        return str(found.get("id", found["pid"])), int(found["pid"]), float(found["at"])
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        return None, 0, 0.0
 
 
 def _runs(pid: int) -> bool:

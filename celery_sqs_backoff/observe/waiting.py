@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from .events import DeadLettered, Event, Hidden, Parked, Received, SettlementFailed
+from .events import BroughtForward, DeadLettered, Event, Hidden, Parked, Received, SettlementFailed
 
 __all__ = ["Waiting", "WaitingNow"]
 
@@ -48,9 +48,8 @@ class _Entry:
 class Waiting:
     """Folds events into what waits, by queue. Safe in any thread.
 
-    A message stops waiting when it is due, when this worker receives it, when it is given
-    up, or when SQS has not hidden it in time.
-    One that is brought forward and received by another worker counts until it would have been due.
+    A message stops waiting when it is due, when it is brought forward or this worker receives it,
+    when it is given up, or when SQS has not hidden it in time.
     Memory: about 200 bytes per waiting message, of which SQS allows 120,000 per queue.
 
     Args:
@@ -67,7 +66,7 @@ class Waiting:
         """Enter an event: a listener of :class:`.stream.Events`."""
         if isinstance(event, Hidden):
             self._hidden(event)
-        elif isinstance(event, Received):
+        elif isinstance(event, Received | BroughtForward):
             if entries := self._entries.get(event.queue):
                 with self._lock:
                     for message_id in event.message_ids:

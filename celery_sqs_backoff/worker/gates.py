@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
+from ..observe.events import BroughtForward
 from ..provider.health import State
 from ..provider.recall import MARGIN_SECONDS, Hidden
 from ..provider.settings import Provider
@@ -32,6 +33,7 @@ from .keeper import Keeper
 from .lease import Lease
 from .mix import QueueMix
 from .pacing import Fleet, Pace, Pacer
+from .reports import queue_name
 from .sharing import Sharing
 
 __all__ = ["Gates"]
@@ -310,8 +312,11 @@ class Gates:
             for first in range(0, len(taken), MAX_BATCH_ENTRIES):
                 certain_until = self.clock() + MARGIN_SECONDS
                 batch = taken[first : first + MAX_BATCH_ENTRIES]
-                if handles := [each.handle for each in batch if each.until > certain_until]:
-                    yield url, handles
+                if certain := [each for each in batch if each.until > certain_until]:
+                    # Before the call: when SQS has answered, one may have been hidden again.
+                    ids = tuple(each.message_id for each in certain)
+                    self.events.emit(BroughtForward(queue=queue_name(url), message_ids=ids))
+                    yield url, [each.handle for each in certain]
 
 
 def _tenant(template: Template, task: Any, payload: Any) -> str:

@@ -166,6 +166,22 @@ def test_two_workers_with_one_file_are_unhealthy_even_if_one_is_stopped(
     assert path.exists(), "it is the other one's"
 
 
+def test_two_containers_with_one_file_are_unhealthy_though_both_are_process_1(
+    tmp_path: Path,
+) -> None:
+    path, now = tmp_path / "heartbeat", [1_000.0]
+    sick = Pulse()
+    sick.check("poller", lambda: "the poller has died")
+    well, other = (Heartbeat(path, pulse, now=lambda: now[0]) for pulse in (Pulse(), sick))
+    for _ in range(3):
+        now[0] += 5
+        other.write()
+        well.write()
+    assert "writes this file too" in str(diagnosis(path, now=now[0]))
+    other.stop()
+    assert path.exists(), "the other one has written it"
+
+
 def test_another_writer_that_has_ended_is_forgotten(pulse: Pulse, tmp_path: Path) -> None:
     path, now = tmp_path / "heartbeat", [1_000.0]
     heartbeat = Heartbeat(path, pulse, now=lambda: now[0])

@@ -10,6 +10,7 @@ import pytest
 
 from celery_sqs_backoff import FullJitter, Outcome, Policy, Provider, Schedule
 from celery_sqs_backoff.observe.events import (
+    BroughtForward,
     Event,
     ProviderClosed,
     ProviderOpened,
@@ -17,7 +18,9 @@ from celery_sqs_backoff.observe.events import (
     ProviderRecovered,
     Recalled,
 )
+from celery_sqs_backoff.observe.events import Hidden as HiddenEvent
 from celery_sqs_backoff.observe.stream import Events
+from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.provider.admission import CALM_SECONDS
 from celery_sqs_backoff.provider.health import State
 from celery_sqs_backoff.provider.recall import Hidden
@@ -148,6 +151,22 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
     assert {seconds for batch in scene.port.batches for _, seconds in batch} == {0}
     assert max(map(len, scene.port.batches)) <= 10
+
+
+def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
+    """Else status, metrics and alerts count it until it would have been due: for an hour."""
+    scene, waiting = Scene(), Waiting(clock=lambda: 0.0)
+    scene.keeper.events.subscribe(waiting)
+    scene.outage()
+    for i in range(30):
+        seconds = scene.hide(f"m{i}")
+        scene.keeper.events.emit(HiddenEvent(queue="mail", message_id=f"m{i}", seconds=seconds))
+    assert waiting.count("mail") == 30
+    scene.recover()
+    for _ in range(60):
+        scene.keeper.now += 1.0
+        scene.gates.recall()
+    assert waiting.count("mail") == 0
 
 
 def test_a_policy_that_fails_does_not_keep_messages_from_being_hidden() -> None:
@@ -434,6 +453,7 @@ def test_what_happens_to_a_provider_is_on_the_stream() -> None:
         ProviderProbing(provider="mail"),
         ProviderClosed(provider="mail", waiting=1),
         Recalled(provider="mail", messages=1),
+        BroughtForward(queue="mail", message_ids=("m",)),
         ProviderRecovered(provider="mail", recalled=1),
     ]
 
