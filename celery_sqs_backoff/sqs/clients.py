@@ -10,6 +10,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -340,7 +341,6 @@ class _Renewal:
         self._renew: Callable[[], Any] = credentials.get_frozen_credentials
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
 
     def get_frozen_credentials(self) -> Any:
         credentials = self._credentials
@@ -352,20 +352,16 @@ class _Renewal:
             if thread is not None and thread.is_alive():
                 return known
             thread = self._thread = threading.Thread(target=self._run, name="sqs-sts", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # the machine has no thread left
+                return known
         thread.join(_RENEWAL_WAIT_SECONDS)
-        if thread.is_alive():
-            return known
-        if self._error is not None:
-            raise self._error
-        return credentials._frozen_credentials
+        return credentials._frozen_credentials  # the old ones, if there are no newer ones yet
 
     def _run(self) -> None:
-        self._error = None
-        try:
+        with suppress(Exception):  # botocore has logged it; a call that needs newer ones raises it
             self._renew()
-        except Exception as exc:  # noqa: BLE001  # whoever waits for it raises it
-            self._error = exc
 
 
 def _utc(time_: Any) -> datetime:

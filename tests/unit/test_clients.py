@@ -219,6 +219,8 @@ def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(
     sts.age(client, 700)
     assert access_key(client) == "r-1"
     sts.age(client, 190)
+    assert access_key(client) == "r-1"
+    sts.age(client, 20)
     with pytest.raises(OSError, match="away"):
         access_key(client)
     sts.fails = False
@@ -245,6 +247,22 @@ def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
     assert access_key(client) == "r-1"
     release.set()
     eventually(lambda: access_key(client) == "r-2")
+
+
+def test_a_token_that_is_good_is_used_where_no_thread_is_left_to_renew_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sts = Sts(monkeypatch)
+    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sts.age(client, 700)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        assert access_key(client) == "r-1"
+    assert access_key(client) == "r-2"
 
 
 def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
