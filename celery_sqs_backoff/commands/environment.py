@@ -19,14 +19,17 @@ __all__ = ["as_typed", "journal_directory", "until_signalled"]
 
 
 def journal_directory() -> Path | None:
-    """Where journals are by default; ``None``: nothing can be written there, which is said."""
+    """Where journals are by default; ``None``: nothing can be written there, which is said.
+
+    Not if there are journals: one may say what a killed run has sent, so it is opened or refused.
+    """
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     directory = Path(state, "celery-sqs-backoff")
     try:
         if state.startswith("~"):  # the id of a user that nobody has entered
             raise FileNotFoundError(2, "there is no home directory", state)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK):
+        if not os.access(directory, os.W_OK) and not any(directory.glob("*.journal")):
             raise PermissionError(13, "not writable", str(directory))
     except OSError as exc:
         click.echo(

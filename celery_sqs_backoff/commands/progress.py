@@ -89,10 +89,13 @@ def bar(*, show_ids: bool = False) -> Iterator[Callable[[Event], None]]:
 
 def may_change_rate() -> bool:
     """Whether ``+`` and ``-`` can be read: on a terminal, and in its foreground."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
+    return sys.stdin.isatty() and sys.stderr.isatty() and _is_in_foreground(sys.stdin.fileno())
+
+
+def _is_in_foreground(terminal: int) -> bool:
+    """In the background, whoever reads from the terminal or sets it up is stopped."""
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:  # not our session's terminal: it has no background
         return True
 
@@ -113,6 +116,9 @@ def rate_keys(pace: Pace | None) -> Iterator[None]:
     def read() -> None:
         while not over.is_set():
             if not select.select([descriptor], [], [], 0.2)[0]:
+                continue
+            if not _is_in_foreground(descriptor):  # Ctrl-Z and bg: what is typed is the shell's
+                over.wait(0.2)
                 continue
             try:
                 keys = os.read(descriptor, 64)
@@ -135,7 +141,8 @@ def rate_keys(pace: Pace | None) -> Iterator[None]:
         over.set()
         thread.join(1)
         with suppress(termios.error):
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+            if _is_in_foreground(descriptor):
+                termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _facts(event: Progress) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_sqs_backoff.redrive import RedriveRefused, RedriveReport, peek, redrive
+from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveReport, peek, redrive
 from celery_sqs_backoff.redrive.audit import is_logged
 from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict
 from celery_sqs_backoff.redrive.look import Plan
@@ -73,6 +73,7 @@ class Shell:
             print_plan(plan, err=False)
         click.echo(LOOKED, err=True)
         self._refuse_if_too_late(plan)
+        self.end("done", "a dry run: nothing was sent")
         return NOTHING_MATCHED if has_selection(self._options) and not plan.matching else DONE
 
     def refuse_what_needs_a_yes(self) -> None:
@@ -153,9 +154,14 @@ class Shell:
                 with suppress(OSError) if stop.is_set() else nullcontext():  # it has hung up
                     on_event(event)
 
-            return redrive(
-                self._app, self._queue, on_event=note, stop=stop, pace=pace, **self._options
-            )
+            try:
+                return redrive(
+                    self._app, self._queue, on_event=note, stop=stop, pace=pace, **self._options
+                )
+            except (ValueError, TypeError) as exc:
+                if self._report is None:  # an option
+                    raise
+                raise RedriveError(f"{type(exc).__name__}: {exc}") from exc
 
     def _asked(self, question: str) -> bool:
         try:

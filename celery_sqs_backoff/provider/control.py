@@ -5,6 +5,8 @@ The worker and the simulator ask the same questions of it:
 * ``look``: a message has come due; does it run, or wait, or is it hidden, and for how long?
 * ``turns``: how many of those that wait may run now?
 * ``ended``: a run is over; ``abandoned``: a message that was let through has not run.
+* ``keeps_its_delay``: a message has failed twice since the provider is back. Perhaps it always
+  does: brought forward each time, it would run, and cut the rate, all the time.
 * ``hidden``: SQS has confirmed that a message is hidden; ``gone``: it is no longer ours.
 * ``recalls``: which messages to bring forward now.
 * ``hand_over``: the worker stops; which messages are to come back soon, for other workers.
@@ -143,6 +145,7 @@ class Control:
         self._rng = rng
         self._on_event = on_event
         self._began: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
         self._recalled_probe_at = 0.0
         self._probes_recalled = 1
 
@@ -211,6 +214,8 @@ class Control:
             self.admission.succeeded(now)
         elif outcome is Outcome.RETRYABLE:
             self.admission.refused(began, now)
+            if self.admission.is_limiting:
+                _put(self._failures, message_id, self._failures.get(message_id, 0) + 1)
         changed = self.health.record(
             message_id,
             outcome,
@@ -241,6 +246,10 @@ class Control:
         if self.health.state is State.CLOSED or not recallable or not self.memory.has_room:
             return delay
         return max(delay, self._hold(now, policy, looks, longest))
+
+    def keeps_its_delay(self, message_id: str) -> bool:
+        """Return whether a message that has just failed is not to be recalled early."""
+        return self.health.state is State.CLOSED and self._failures.get(message_id, 0) > 1
 
     def abandoned(self, message_id: str, now: float) -> None:
         """Note that a message that was let through has not run (revoked, given back)."""
@@ -319,6 +328,7 @@ class Control:
         self._on_event(Notice(Event.OPENED, is_told=is_told))
 
     def _closed(self, now: float, *, is_told: bool = False) -> None:
+        self._failures.clear()
         if self._recalls:
             self.admission.start(now)
         self._on_event(Notice(Event.CLOSED, len(self.memory), is_told))

@@ -106,12 +106,15 @@ class Book:
     def claim(self, most: int, *, places: int, limit: int | None) -> int:
         """Reserve places for what is received next; 0: all there may be are taken."""
         with self.lock:
-            left = places - self.ledger.places - self.claims
-            if limit is not None:
-                left = min(left, limit - self.admitted)
-            claim = max(0, min(most, left))
+            claim = min(most, self.room(places=places, limit=limit))
             self.claims += claim
             return claim
+
+    def room(self, *, places: int, limit: int | None) -> int:
+        """How many messages may be received yet."""
+        with self.lock:
+            left = places - self.ledger.places - self.claims
+            return max(0, left if limit is None else min(left, limit - self.admitted))
 
     def received(
         self, claim: int, messages: Sequence[DeadLetter], until: float
@@ -121,8 +124,7 @@ class Book:
         with self.lock:
             self.claims -= claim
             for message in messages:
-                receipt = self.ledger.received(message.id, message.handle, until)
-                found[receipt].append(message)
+                found[self.ledger.received(message.id, message.handle, until)].append(message)
         return found
 
     def admit(self, messages: int, limit: int | None) -> int:
@@ -241,8 +243,6 @@ class Book:
                 self.tell(InDoubt(ids, resend=False))
 
     def has_deleted(self, ids: Sequence[str], dropped: Sequence[DeadLetter] = ()) -> None:
-        if not ids:
-            return
         with self.lock:
             entry = self.ledger.has_deleted(ids)
             for message in dropped:

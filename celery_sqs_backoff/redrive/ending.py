@@ -37,8 +37,8 @@ def finish(
         messages: in the source at the start.
         now: seconds since the epoch.
     """
-    if isinstance(halt.error, RedriveRefused) and book.ledger.sent:
-        # One thread refuses while another one sends: refused means that nothing was sent.
+    if isinstance(halt.error, RedriveRefused) and (book.ledger.sent or book.ledger.dropped):
+        # One thread refuses while another one sends: refused means that nothing was done.
         halt.error, halt.ended = None, Ended.GATE
     if book.error is not None:
         halt.fail(book.error)

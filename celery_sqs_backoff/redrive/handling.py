@@ -156,6 +156,6 @@ class Handling:
         )
         if why is None:
             return
-        if not self._book.ledger.sent:
+        if not (self._book.ledger.sent or self._book.ledger.dropped):
             raise RedriveRefused(why, overridable=True)
         self._halt(Ended.GATE, why)

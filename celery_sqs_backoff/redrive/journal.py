@@ -49,8 +49,8 @@ class Journal(NoJournal):
         run_id: of this run; a run that was killed keeps its id, so read ``run_id`` afterwards.
 
     Raises:
-        RedriveRefused: the file is of another source, is in use, is not a journal, or is not ours
-            alone.
+        RedriveRefused: the file is of another source, is in use, is not a journal, is not ours
+            alone, or cannot be written.
     """
 
     def __init__(self, path: Path, *, source: str, run_id: str) -> None:
@@ -65,8 +65,10 @@ class Journal(NoJournal):
             self.past.begin(self.run_id)
             self._append({"source": source, "run": self.run_id}, sync=True)
             _sync_directory(path)
-        except BaseException:  # whatever it was: the file stays locked as long as it is open
-            self._file.close()
+        except BaseException as exc:  # whatever it was: the file stays locked as long as it is open
+            close_lines(self._file)
+            if isinstance(exc, OSError):
+                raise RedriveRefused(f"Cannot write journal {path}: {exc.strerror}.") from exc
             raise
 
     def __enter__(self) -> Journal:

@@ -45,7 +45,7 @@ class Pace:
         self._ramp = ramp
         self._lock = threading.Lock()
         self._began: float | None = None
-        self._next = 0.0
+        self._last = self._next = 0.0  # slots: taken, and free
         self._factor = 1.0
         self._factor_since = 0.0
 
@@ -61,13 +61,13 @@ class Pace:
         """Take the slots of some messages; return when they may be sent."""
         with self._lock:
             if self._began is None:
-                self._began = self._next = now
+                self._began = self._last = self._next = now
             if self._rate is None:
                 return now
             slot = max(self._next, now - _TOLERANCE * self._gap(max(self._next, now)))
             for _ in range(messages - 1):
                 slot += self._gap(slot)
-            self._next = slot + self._gap(slot)
+            self._last, self._next = slot, slot + self._gap(slot)
             return slot
 
     def next_at(self) -> float | None:
@@ -90,7 +90,9 @@ class Pace:
         with self._lock:
             if self._rate is not None:
                 first = self._first_rate or self._rate
-                self._rate = min(max(self._rate * factor, first / _RANGE), first * _RANGE)
+                before = self._rate
+                self._rate = min(max(before * factor, first / _RANGE), first * _RANGE)
+                self._next = self._last + (self._next - self._last) * before / self._rate
             return self._rate
 
     def rate_at(self, now: float) -> float | None:
@@ -102,7 +104,7 @@ class Pace:
         """Begin the ramp (again) now."""
         with self._lock:
             self._began = now
-            self._next = max(self._next, now)
+            self._last = self._next = max(self._next, now)
 
     def slow_down(self, now: float, *, sent_per_second: float) -> float:
         """Halve the rate; it grows back within a minute or so. Returns its factor, 0 to 1.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ __all__ = ["Broker", "Depth", "Endpoint", "broker_of", "retried"]
 
 _TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
+
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 
 T = TypeVar("T")
 
@@ -189,13 +192,11 @@ class Broker:
         url = urlsplit(name)
         parts = url.path.strip("/").split("/")
         found = self._named(parts[-1], name)
-        region = (url.hostname or "").removeprefix("sqs.").partition(".amazonaws.")[0]
-        is_aws = ".amazonaws." in (url.hostname or "")
         return self._same(
             found,
             QueueArn(
                 found.arn.partition,
-                region if is_aws and "." not in region else found.arn.region,
+                _region_of(url.hostname or "") or found.arn.region,
                 parts[-2] if len(parts) > 1 and parts[-2].isdigit() else found.arn.account,
                 parts[-1],
             ),
@@ -227,12 +228,17 @@ class Broker:
                 yield found[0]
 
     def _urls(self) -> list[str]:
-        try:
-            answer: Any = self.client(None).list_queues()
-        except Exception as exc:  # any exception is a result
-            failure = failure_of(exc, Operation.LIST_SOURCES)
-            raise _error("Cannot list the queues", failure) from exc
-        return list(answer.get("QueueUrls") or ())
+        def ask() -> list[str] | Failure:
+            try:
+                answer: Any = self.client(None).list_queues()
+            except Exception as exc:  # noqa: BLE001  # any exception is a result
+                return failure_of(exc, Operation.LIST_SOURCES)
+            return list(answer.get("QueueUrls") or ())
+
+        found = retried(ask, sleep=self.sleep)
+        if isinstance(found, Failure):
+            raise _error("Cannot list the queues", found)
+        return found
 
     def _named(self, name: str, shown: str, arn: QueueArn | None = None) -> Endpoint:
         if not is_queue_name(name):
@@ -352,6 +358,16 @@ def broker_of(app: Celery, *, connections: int = 40) -> Iterator[Broker]:
         if isinstance(channel, Failure):
             raise _error("Cannot connect to SQS", channel)
         yield Broker(channel)
+
+
+def _region_of(host: str) -> str | None:
+    """The Region that a queue's URL names, whatever the form; ``None``: a local server's does not.
+
+    https://docs.aws.amazon.com/general/latest/gr/sqs-service.html (the legacy names, too)
+    """
+    if host == "queue.amazonaws.com":
+        return "us-east-1"
+    return next((label for label in reversed(host.split(".")) if _REGION.fullmatch(label)), None)
 
 
 def _certain(

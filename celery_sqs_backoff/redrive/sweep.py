@@ -182,12 +182,12 @@ class Sweep:
 
     def _work(self, handle: Callable[[Any], None], most: Any, limit: int | None) -> None:
         try:
-            while not self.halt.is_set:
+            while not self.halt.is_set and self.book.room(places=self.places, limit=limit):
                 if (wanted := most()) < 1:
                     self.halt.wait(0.02)
                     continue
                 claim = self.book.claim(wanted, places=self.places, limit=limit)
-                if not claim:
+                if not claim:  # another thread was faster
                     return
                 requested_at = self._clock()
                 messages = self._receive(claim)

@@ -124,6 +124,7 @@ class Gate(Strategy):
         self._hidden: dict[str, Message] = {}
         self._is_recallable = not isinstance(self.task.backoff, Schedule)
         self._retry_after: float | None = None
+        self._keeps_its_delay = False
 
     def received(self, message: Message, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
@@ -133,7 +134,7 @@ class Gate(Strategy):
                 self.control.gone(message.id)
                 return Told(dead=reason)
         control = self.control
-        self._retry_after = None
+        self._retry_after, self._keeps_its_delay = None, False
         # At the receive after the last one the queue would move it.
         if control.is_quiet or message.receives == self.scenario.max_receive_count:
             control.look_quietly(message.id, now)
@@ -168,6 +169,7 @@ class Gate(Strategy):
     ) -> Told:
         self.control.ended(message.id, outcome, now, retry_after=retry_after)
         self._retry_after = retry_after
+        self._keeps_its_delay = outcome is not None and self.control.keeps_its_delay(message.id)
         return super().ended(message, outcome, now, retry_after)
 
 
@@ -180,8 +182,8 @@ class Recall(Gate):
     def hidden(self, message: Message, until: float, now: float) -> None:
         if not self._is_recallable:
             return
-        not_before = now + (self._retry_after or 0.0)
-        self._retry_after = None
+        not_before = until if self._keeps_its_delay else now + (self._retry_after or 0.0)
+        self._retry_after, self._keeps_its_delay = None, False
         hidden = Hidden(message.id, "", "", until, not_before)
         if self.control.hidden(hidden, now):
             self._hidden[message.id] = message

@@ -201,7 +201,8 @@ class Gate:
         is_recallable = self.is_recallable(options)
         with self._owner.lock:
             if is_recallable:
-                floor = seconds if ended.word.is_named else ended.word.retry_after or 0.0
+                keeps = self.control.keeps_its_delay(lease.delivery.message_id)
+                floor = seconds if ended.word.is_named or keeps else ended.word.retry_after or 0.0
                 self._owner.expect(lease, self, now + floor)
             return self.control.delay_after_failure(
                 seconds,

@@ -35,6 +35,7 @@ from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
+from tests.integration.redrive_stage import task
 from tests.support.fake_sqs import Fault
 from tests.support.processes import eventually
 from tests.support.redrive_world import Killed, World
@@ -534,6 +535,13 @@ def test_a_run_in_which_another_thread_has_sent_is_not_refused(tmp_path):
     assert "SQS deletes the oldest" in report.detail
 
 
+def test_a_run_that_has_deleted_expired_messages_is_not_refused(world, tmp_path):
+    world.fill(*(task(expires="1970-01-01T00:00:00+00:00") for _ in range(10)))
+    world.fill(*bodies(200))
+    report = world.redrive(expired="drop", dump=tmp_path / "dump", rate="1/h")
+    assert (report.dropped, report.sent, report.ended) == (10, 0, Ended.GATE)
+
+
 def test_an_error_ends_it_with_an_event_that_says_so(world):
     world.fill(*bodies(5))
     world.clock.now += 345_600 - 60
@@ -543,6 +551,15 @@ def test_an_error_ends_it_with_an_event_that_says_so(world):
     assert world.events[-1].ended == "refused"
     assert world.events[-2].ended == "refused", "the audit line, too"
     assert world.events[-1].report.remaining == 5
+
+
+@pytest.mark.parametrize("options", [{"limit": 1}, {}], ids=["limit", "all"])
+def test_a_slow_run_ends_with_its_last_message(world, options):
+    """It waited for the slot of one more: for an hour, at one per hour."""
+    world.fill("m", *bodies(2 if options else 0))
+    began = world.clock()
+    assert world.redrive(rate="1/h", **options).sent == 1
+    assert world.clock() - began < 60
 
 
 def test_a_rate_that_may_be_raised_has_threads_for_it(world):
@@ -618,6 +635,7 @@ def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(
     really_start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start)
     book = SimpleNamespace(
+        room=lambda **kwargs: 1,
         claim=lambda *args, **kwargs: 0 if under_way.is_set() else 1,
         received=lambda *args: {},
         error=None,

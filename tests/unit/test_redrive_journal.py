@@ -1,5 +1,8 @@
 """What a killed run has left on the disk."""
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,3 +149,15 @@ def test_a_damaged_line_is_named(tmp_path, line):
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(RedriveRefused, match=r"Cannot open journal .*: No such file or directory"):
         opened(tmp_path / "no-such-directory" / "j")
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_refusal_that_names_the_file(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fsync)
+        with pytest.raises(RedriveRefused, match=r"Cannot write journal .*/j: No space left"):
+            opened(tmp_path / "j")
+    with opened(tmp_path / "j") as journal:
+        assert journal.past.is_settled

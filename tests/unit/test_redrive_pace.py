@@ -124,3 +124,14 @@ def test_a_key_that_is_held_down_does_not_stop_it_for_hours():
     pace.reserve(1, 0.0)
     assert pace.next_at() == 10.0
     assert pace.change(1.25**200) == 1_000
+
+
+def test_a_change_counts_from_the_next_message_on():
+    """At one per hour the first + took an hour to show."""
+    pace = Pace(1 / 3600)
+    assert pace.reserve(1, 0.0) == 0.0
+    pace.change(60)
+    assert pace.next_at() == pytest.approx(60)
+    pace.change(1 / 2)
+    assert pace.next_at() == pytest.approx(120)
+    assert pace.reserve(1, 100.0) == pytest.approx(120)

@@ -56,6 +56,7 @@ class Sqs:
         return {"queueUrls": found[at : at + 1], **more}
 
     def list_queues(self):
+        self._fail("list_queues")
         return {"QueueUrls": [BASE + name for name in self.dlq_of]}
 
 
@@ -103,6 +104,7 @@ def test_without_the_list_of_sources_nothing_is_begun(broker, code):
 def test_a_server_without_the_list_is_asked_for_all_queues(broker):
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error("InvalidAction")] * 100
+    sqs.errors["list_queues"] = [error("Throttling")]
     route = find_route(broker(sqs), "bulk-dlq", to=None, force=True)
     assert [queue.name for queue in route.sources] == ["bulk"]
 
@@ -127,6 +129,10 @@ def test_all_pages_of_the_list_are_read(broker):
         "arn:aws-cn:sqs:us-east-1:123456789012:mail-dlq",
         "https://sqs.eu-west-1.amazonaws.com/123456789012/mail-dlq",
         "https://sqs.us-east-1.amazonaws.com/999999999999/mail-dlq",
+        "https://eu-west-1.queue.amazonaws.com/123456789012/mail-dlq",
+        "https://sqs-fips.us-west-2.amazonaws.com/123456789012/mail-dlq",
+        "https://sqs.eu-west-1.api.aws/123456789012/mail-dlq",
+        "https://vpce-0a-1b.sqs.eu-west-1.vpce.amazonaws.com/123456789012/mail-dlq",
     ],
 )
 @pytest.mark.parametrize("as_what", ["source", "to"])
@@ -137,8 +143,18 @@ def test_a_queue_of_another_account_or_region_is_not_ours(broker, name, as_what)
         find_route(broker(sqs), source, to=to, force=False)
 
 
-@pytest.mark.parametrize("name", ["mail-dlq", ARN + "mail-dlq", BASE + "mail-dlq",
-                                  "http://localhost:1/123456789012/mail-dlq"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mail-dlq",
+        ARN + "mail-dlq",
+        BASE + "mail-dlq",
+        "http://localhost:1/123456789012/mail-dlq",
+        "https://queue.amazonaws.com/123456789012/mail-dlq",
+        "https://us-east-1.queue.amazonaws.com/123456789012/mail-dlq",
+        "https://sqs.us-east-1.api.aws/123456789012/mail-dlq",
+    ],
+)
 def test_source_and_destination_are_compared_by_arn(broker, name):
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     with pytest.raises(RedriveRefused, match="are the same queue"):

@@ -1,15 +1,22 @@
 """What the commands print, and where they write, on machines that are not like ours."""
 
 import io
+import json
 import os
 import pwd
+import subprocess
 import sys
 
 import pytest
+from celery import Celery
+from celery.bin.celery import celery
+from click.testing import CliRunner
 
+from celery_sqs_backoff.commands import exit_codes, redrive_shell
 from celery_sqs_backoff.commands.environment import journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
+from celery_sqs_backoff.redrive.events import Finished
 from celery_sqs_backoff.redrive.look import MessageFacts
 
 NAME = "задача.日本"
@@ -45,8 +52,124 @@ def test_a_user_without_a_home_has_no_journal_and_is_told(tmp_path, monkeypatch,
     assert not os.listdir(tmp_path)
 
 
+def test_a_journal_on_a_disk_that_has_become_read_only_is_not_passed_over(tmp_path, monkeypatch):
+    """It may say what a killed run has sent: a run without it sends that again."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = journal_directory()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert journal_directory() is None
+    (directory / "mail-dlq-01234567.journal").touch()
+    assert journal_directory() == directory
+
+
 def test_the_end_of_a_load_speaks_of_its_archive():
     report = RedriveReport(sent=1, failed=2, poison=1, looked_at=4, ended=Ended.GATE)
     found = " ".join(closing(report, queue=None, options={}, journal=None))
     assert "``" not in found
     assert "in the queue" not in found
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("celery.bin.celery.find_app", lambda name: Celery(set_as_current=False))
+    return lambda *options: CliRunner().invoke(
+        celery, ["-A", "shop", "sqs-redrive", "mail-dlq", *options]
+    )
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_an_error_of_the_engine_after_a_send_is_no_refusal(run, monkeypatch, error):
+    """Its exit code said that nothing was sent."""
+
+    def redrive(app, queue, *, on_event, **options):
+        on_event(Finished(RedriveReport(sent=7, ended=Ended.FAILED), "failed", "ValueError"))
+        raise error("a bug")
+
+    monkeypatch.setattr(redrive_shell, "redrive", redrive)
+    result = run("--yes", "--json")
+    assert result.exit_code == exit_codes.SOME_FAILED
+    assert [(line["event"], line["ended"]) for line in lines(result)] == [("Finished", "failed")]
+    assert "sent 7" in run("--yes").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "plan", "code", "ended"),
+    [
+        ([], Plan("dlq", 1, looked_at=1, matching=1), exit_codes.DONE, "done"),
+        (["--task", "x"], Plan("dlq", 1, looked_at=1), exit_codes.NOTHING_MATCHED, "done"),
+        (
+            ["--rate", "1/h"],
+            Plan("dlq", 9, looked_at=9, matching=9, ready=9, rate=0.1,
+                 oldest_to_send_expires_in_seconds=1.0),
+            exit_codes.USAGE,
+            "refused",
+        ),
+    ],
+    ids=["all", "none", "too late"],
+)  # fmt: skip
+def test_a_dry_run_as_json_ends_with_a_last_event_too(run, monkeypatch, options, plan, code, ended):
+    monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
+    result = run("--dry-run", "--json", *options)
+    assert result.exit_code == code
+    assert [line["event"] for line in lines(result)] == ["Plan", "Finished"]
+    assert lines(result)[-1]["ended"] == ended
+
+
+#: A shell and its job, as after Ctrl-Z and ``bg``. Its exit code: the signal that stopped the job.
+JOB_CONTROL = """
+import fcntl, os, select, signal, sys, termios, time
+from types import SimpleNamespace
+from celery_sqs_backoff.commands import progress
+from celery_sqs_backoff.redrive.pace import Pace
+
+signal.alarm(30)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+begun, begins = os.pipe()
+if not (job := os.fork()):
+    signal.alarm(30)
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    seen = []
+    def noting(*args):
+        found = select.select(*args)
+        seen.extend(found[0])
+        return found
+    progress.select = SimpleNamespace(select=noting)
+    with progress.rate_keys(Pace(10)):
+        os.write(begins, b".")
+        while len(seen) < 2:
+            time.sleep(0.01)
+    os._exit(0)
+os.read(begun, 1)
+os.tcsetpgrp(0, os.getpgrp())
+print("in the background", flush=True)
+status = os.waitpid(job, os.WUNTRACED)[1]
+os.WIFSTOPPED(status) and os.kill(job, signal.SIGKILL)
+sys.exit(status >> 8)
+"""
+
+
+def test_a_run_in_the_background_is_not_stopped_by_what_is_typed_nor_at_its_end():
+    master, slave = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB_CONTROL],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    ) as shell:
+        os.close(slave)
+        shown = b""
+        while b"in the background" not in shown:
+            shown += os.read(master, 1024)
+        os.write(master, b"ls")
+        assert shell.wait() == 0, shown
+    os.close(master)

@@ -292,6 +292,24 @@ def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
     assert [hidden.not_before for hidden in scene.gate.control.memory] == [now + 600.0]
 
 
+def test_a_message_that_always_fails_keeps_its_delays_while_the_provider_recovers() -> None:
+    """Brought forward at once each time, it would run all the time, and strangle the rate."""
+    scene = Scene(backoff=FullJitter(cap=1000))
+    scene.outage()
+    scene.recover()
+    lease: Any = Lease("m")
+    ended = Ended(End.RAISED, RetryIn(300.0, retry_after=5.0))
+    floors = []
+    for _ in range(3):
+        scene.keeper.now += 1.0
+        now = scene.keeper.now
+        scene.gate.ended(lease, ended)
+        assert scene.gate.delayed(300.0, lease, ended, scene.options) == 300.0
+        scene.gates.confirmed(Row("m", now + 300.0))  # type: ignore[arg-type]
+        floors += [hidden.not_before - now for hidden in scene.gate.control.memory]
+    assert floors == [5.0, 300.0, 300.0], "once is the provider's limit"
+
+
 def test_a_schedule_is_recalled_only_if_asked() -> None:
     for recall, remembered in ((None, 0), (True, 1)):
         scene = Scene(backoff=Schedule([5]), provider=Provider("mail", recall=recall))
