@@ -278,7 +278,7 @@ class Control:
             return []
         remembered = self.memory.waiting(now)
         if not remembered:
-            if self.admission.is_calm(now):
+            if self.admission.is_calm(now) and not self.memory.is_worth_waiting:
                 self.admission.stop()
                 self._on_event(Notice(Event.RECOVERED))
             return []

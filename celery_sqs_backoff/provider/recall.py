@@ -142,6 +142,14 @@ class Memory:
         first = bisect_right(self._ready, (now + MARGIN_SECONDS, "\U0010ffff"))
         return len(self._ready) - first + bisect_right(self._early, (now, "\U0010ffff"))
 
+    @property
+    def is_worth_waiting(self) -> bool:
+        """Whether a message can be taken later, well before it would come back by itself."""
+        return any(
+            self._hidden[message_id].until > not_before + MARGIN_SECONDS
+            for not_before, message_id in self._early
+        )
+
     def _admit_early(self, now: float) -> None:
         """Move those whose ``not_before`` has come to those that may be recalled."""
         while self._early and self._early[0][0] <= now:

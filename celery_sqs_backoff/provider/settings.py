@@ -14,6 +14,10 @@ from .tenant import Template
 __all__ = ["Provider"]
 
 
+#: Calls that a gate looks back on, at the most.
+_MOST_CALLS = 10_000
+
+
 @dataclass(frozen=True, init=False)
 class Provider:
     """A service that tasks call, and that can be down for all of them at once.
@@ -88,6 +92,10 @@ class Provider:
             raise TypeError(f"invalid share {share!r}: expected a number")
         if not 0 < share <= 1:
             raise ValueError(f"invalid share {share!r}: expected above 0, at most 1")
+        if failures / share > _MOST_CALLS:
+            raise ValueError(
+                f"invalid share {share!r}: expected failures / share of at most {_MOST_CALLS:,}"
+            )
         if recall is not None and not isinstance(recall, bool):
             raise TypeError(f"invalid recall {recall!r}: expected True, False or None")
         if not isinstance(shared, bool):

@@ -320,3 +320,21 @@ def test_messages_whose_retry_after_is_over_are_recalled_to_probe_with() -> None
     assert worker.control.health.state is State.OPEN
     due = worker.control.health.next_probe_at + PROBE_GRACE_SECONDS
     assert len(worker.control.recalls(due, room=100)) == 1
+
+
+@pytest.mark.parametrize(
+    ("until", "is_over"), [(4000.0, False), (300.0, True)], ids=["held for long", "due by itself"]
+)
+def test_the_recovery_goes_on_for_messages_whose_retry_after_is_not_over(
+    until: float, is_over: bool
+) -> None:
+    """Else they came back by themselves, up to hours after the provider."""
+    worker = Worker()
+    worker.outage()
+    worker.hide("m", 1.0, until - 1.0, not_before=300.0)
+    worker.recover(10.0)
+    now = 10.0 + CALM_SECONDS + 1.0
+    assert worker.control.recalls(now, room=100) == []
+    assert worker.control.is_quiet is is_over
+    recalled = worker.control.recalls(301.0, room=100)
+    assert [hidden.message_id for hidden in recalled] == ([] if is_over else ["m"])

@@ -54,6 +54,7 @@ def test_times_may_be_timedeltas() -> None:
         ("messages", 7, ValueError),
         ("share", 0, ValueError),
         ("share", 1.1, ValueError),
+        ("share", 1e-9, ValueError),
         ("share", "0.5", TypeError),
         ("probe_interval", 0, ValueError),
         ("longest_probe_interval", 4, ValueError),
