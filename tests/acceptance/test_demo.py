@@ -109,7 +109,9 @@ def test_an_interrupted_demo_stops_all_it_has_started(
     demo = family.start(*DEMO, f"--output={tmp_path}")
     worker_log = tmp_path / "worker-provider.log"
     try:
-        eventually(lambda: worker_log.exists() and "celery@" in worker_log.read_text(), timeout=90)
+        eventually(
+            lambda: worker_log.exists() and "worker-provider@" in worker_log.read_text(), timeout=90
+        )
         demo.send_signal(sent)
         output, _ = demo.communicate(timeout=20)
     finally:
