@@ -101,6 +101,7 @@ class WorkerGates(Gates):
     def _pace(self) -> None:
         for action in self.pacer.step(self._sim.clock()):
             action()
+        self._worker.pump()
         pause = self.pacer._pause()
         self._is_pacing = pause is not None
         if pause is not None:
