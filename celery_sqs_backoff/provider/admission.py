@@ -14,7 +14,9 @@ time is passed in.
   again: a provider that counts the calls of each second refuses the rest of it, at any rate.
 * From then on the rate follows CUBIC's curve (section 4.2) through the rate that was refused: back
   to it within ``REGAIN_SECONDS``, slowly near it, faster beyond. A rate that was refused is thus
-  tried again about once in that time.
+  tried again about once in that time. But each success adds ``GROWN_BY_SUCCESS`` of the rate, and
+  at most ``MOST_BY_SUCCESS``: else a provider that goes on to fail one call in twenty, whatever the
+  rate, would be called ever more seldom.
 * A rate that nobody uses does not grow, and no success adds more than one does at the start: a
   message that one worker brings forward may run in another, whose rate has been idle for long.
 
@@ -38,6 +40,8 @@ SETTLE_SECONDS = 0.5
 
 #: The curve's rise in the ``REGAIN_SECONDS`` after the refused rate, as a share of that rate.
 BEYOND = 0.5
+
+GROWN_BY_SUCCESS, MOST_BY_SUCCESS = 0.02, 0.2
 
 #: Tokens that nobody takes are kept for this long.
 SAVED_SECONDS = 0.5
@@ -118,7 +122,9 @@ class Admission:
         if self._refused_rate is not None:
             x = (now - self._refused_at) / REGAIN_SECONDS - 1
             steepness = 1 - KEPT_AFTER_REFUSAL if x < 0 else BEYOND
-            grown = min(grown, self._refused_rate * (1 + steepness * x**3))
+            curve = self._refused_rate * (1 + steepness * x**3)
+            least = self.rate + min(GROWN_BY_SUCCESS * self.rate, MOST_BY_SUCCESS)
+            grown = min(grown, max(curve, least))
         self.rate = max(self.rate, grown)
 
     def refused(self, began: float, now: float) -> None:
