@@ -178,9 +178,11 @@ def closing(
     done = report.sent + report.dropped
     verb = "deleted unsent" if report.dropped and not report.sent else "sent"
     found = [f"{done} of {looked_at} {verb}."]
+    if options.get("engine") == "native":  # which looks at none
+        found = [f"{done} moved by SQS."]
     if has_selection(options) and not done and looked_at and not report.failed:
         found.append("No message matched, or none that may be sent.")
-    if not looked_at and report.ended is Ended.DONE:
+    if not looked_at and not done and report.ended is Ended.DONE:
         found.append("There was no message.")
     if report.returned:
         found.append(f"{report.returned} came back: `{peek}` shows why.")

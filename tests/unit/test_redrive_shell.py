@@ -70,6 +70,12 @@ def test_the_end_of_a_load_speaks_of_its_archive():
     assert "in the queue" not in found
 
 
+def test_the_end_of_a_move_by_sqs_speaks_of_what_it_moved():
+    """It said "100 of 0 sent. There was no message.": no message passes through our hands."""
+    report, options = RedriveReport(sent=100, deleted=100), {"engine": "native"}
+    assert closing(report, queue="q", options=options, journal=None) == ["100 moved by SQS."]
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""
