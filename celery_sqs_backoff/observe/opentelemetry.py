@@ -2,11 +2,18 @@
 
 The API alone: which SDK and which exporter, and how often it exports, is for the app to set up in
 the worker's main process, or for ``opentelemetry-instrument``.
+
+The SDK goes on to export in a pool process that is forked, with whatever was counted until then.
+So counters are kept here and read at each export, as gauges are, and a fork reads nothing.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from opentelemetry import metrics
@@ -29,32 +36,54 @@ class OpenTelemetryRecorder:
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
         found = metrics.get_meter_provider() if provider is None else provider
         self._meter = found.get_meter("celery_sqs_backoff", __version__)
-        self._adders: dict[str, Callable[..., None]] = {}
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._totals: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        self._recorders: dict[str, Callable[..., None]] = {}
         for one in INSTRUMENTS:
             name, unit = one.opentelemetry_name, one.unit or "1"
             if one.kind is Kind.COUNTER:
-                self._adders[one.name] = self._meter.create_counter(name, unit, one.text).add
+                observe = self._observer(one, partial(self._read_totals, one))
+                self._meter.create_observable_counter(name, [observe], unit, one.text)
             elif one.kind is Kind.HISTOGRAM:
                 buckets: Any = list(one.buckets)
                 histogram = self._meter.create_histogram(
                     name, unit, one.text, explicit_bucket_boundaries_advisory=buckets
                 )
-                self._adders[one.name] = histogram.record
+                self._recorders[one.name] = histogram.record
 
     def add(self, instrument: Instrument, amount: float, *labels: str) -> None:
         """Add to a counter, or record a value of a histogram."""
+        if instrument.kind is Kind.COUNTER:
+            with self._lock:
+                totals = self._totals[instrument.name]
+                totals[labels] = totals.get(labels, 0) + amount
+            return
         attributes = dict(zip(instrument.labels, labels, strict=True))
-        self._adders[instrument.name](amount, attributes)
+        self._recorders[instrument.name](amount, attributes)
 
     def read_by(self, instrument: Instrument, read: Callable[[], Readings]) -> None:
         """Ask ``read`` for a gauge at each export."""
+        self._meter.create_observable_gauge(
+            instrument.opentelemetry_name,
+            [self._observer(instrument, read)],
+            instrument.unit or "1",
+            instrument.text,
+        )
 
+    def _read_totals(self, instrument: Instrument) -> Readings:
+        with self._lock:
+            return list(self._totals[instrument.name].items())
+
+    def _observer(
+        self, instrument: Instrument, read: Callable[[], Readings]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
+            if os.getpid() != self._process:
+                return []
             return [
                 Observation(value, dict(zip(instrument.labels, labels, strict=True)))
                 for labels, value in read()
             ]
 
-        self._meter.create_observable_gauge(
-            instrument.opentelemetry_name, [observe], instrument.unit or "1", instrument.text
-        )
+        return observe

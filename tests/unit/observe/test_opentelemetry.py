@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -79,3 +81,51 @@ def test_each_instrument_has_a_name_of_its_own() -> None:
     for one in INSTRUMENTS:
         assert bool(one.buckets) == (one.kind is Kind.HISTOGRAM)
         assert one.text.endswith(".") or ";" in one.text
+
+
+_FORKS = """
+import os
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from celery_sqs_backoff.observe.events import Hidden, RunEnded
+from celery_sqs_backoff.observe.metrics import Metrics
+from celery_sqs_backoff.observe.opentelemetry import OpenTelemetryRecorder
+from celery_sqs_backoff.observe.waiting import Waiting
+
+reader = InMemoryMetricReader()
+waiting = Waiting()
+metrics = Metrics(OpenTelemetryRecorder(MeterProvider(metric_readers=[reader])), waiting)
+ended = RunEnded(
+    queue="q", task="t", task_id="1", message_id="m", outcome="retryable", attempt=1
+)
+for event in (ended, Hidden(queue="q", message_id="m", seconds=60)):
+    waiting(event)
+    metrics(event)
+
+
+def export(process):
+    data = reader.get_metrics_data()
+    for resource in data.resource_metrics if data else ():
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                print(process, metric.name, flush=True)
+
+
+if not os.fork():
+    export("fork")
+    os._exit(0)
+os.wait()
+export("main")
+"""
+
+
+def test_a_pool_process_exports_no_copy_of_what_was_counted_before_it_was_forked() -> None:
+    """The SDK exports in forks too: of one series, numbers that went up and down."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS], check=True, capture_output=True, text=True, timeout=60
+    )
+    exported = done.stdout.splitlines()
+    assert {"main sqs_backoff.runs", "main sqs_backoff.messages_waiting"} <= set(exported)
+    assert [line for line in exported if line.startswith("fork")] == []
