@@ -18,7 +18,7 @@ from .environment import until_signalled
 from .exit_codes import INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection, ids_of, option, selection_options
 from .progress import finished
-from .show import LOOKED, plan_as_dict, print_messages, print_plan, print_whole
+from .show import LOOKED, no_match, plan_as_dict, print_messages, print_plan, print_whole
 from .text import safe
 
 __all__ = ["sqs_peek"]
@@ -106,7 +106,7 @@ def sqs_peek(
     if not as_json and (messages or arguments or bodies):
         print_messages(plan, show_arguments=arguments, show_bodies=bodies)
     if has_selection(options) and not plan.matching:
-        click.echo("No message matched.", err=True)
+        click.echo(no_match(plan), err=True)
         sys.exit(NOTHING_MATCHED)
 
 

@@ -21,7 +21,7 @@ from .environment import until_signalled
 from .exit_codes import DONE, INTERRUPTED, NOTHING_MATCHED
 from .options import has_selection
 from .progress import JsonEvents, bar, finished, may_change_rate, rate_keys
-from .show import LOOKED, plan_as_dict, print_plan, print_report
+from .show import LOOKED, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
 __all__ = ["Shell"]
@@ -71,10 +71,14 @@ class Shell:
             click.echo(json.dumps(shown, default=str))
         else:
             print_plan(plan, err=False)
-        click.echo(LOOKED, err=True)
+        if self._options["load"] is None:
+            click.echo(LOOKED, err=True)
         self._refuse_if_too_late(plan)
         self.end("done", "a dry run: nothing was sent")
-        return NOTHING_MATCHED if has_selection(self._options) and not plan.matching else DONE
+        if not has_selection(self._options) or plan.matching:
+            return DONE
+        click.echo(no_match(plan), err=True)
+        return NOTHING_MATCHED
 
     def refuse_what_needs_a_yes(self) -> None:
         """Nobody is asked: what has a question of its own needs its own option."""
@@ -122,10 +126,7 @@ class Shell:
         rate = f" at {options['rate']}" if options["rate"] else ", as fast as SQS takes them"
         question = f"{what} {about}{number} messages{'' if options['delete'] else rate}?"
         if not plan.matching:
-            question = (
-                f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
-                f" {what} those of the others that do?"
-            )
+            question = f"{no_match(plan)} {what} those of the others that do?"
         if options["expired"] == "drop" and plan.expired and not options["delete"]:
             question += f" And DELETE those that have expired, {plan.expired} of those looked at?"
         return question + " There is no undo."

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOOKED",
     "closing",
+    "no_match",
     "plan_as_dict",
     "print_messages",
     "print_plan",
@@ -92,6 +93,13 @@ def print_plan(plan: Plan, *, err: bool) -> None:
         console.print(expiry)
     if plan.duration_seconds is not None:
         console.print(f"takes about {spell_duration(plan.duration_seconds)} at this rate")
+
+
+def no_match(plan: Plan) -> str:
+    """What to say if none of the messages looked at is selected."""
+    if plan.looked_at >= plan.messages:
+        return "No message matched."
+    return f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
 
 
 def print_messages(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> None:
@@ -170,9 +178,11 @@ def closing(
     done = report.sent + report.dropped
     verb = "deleted unsent" if report.dropped and not report.sent else "sent"
     found = [f"{done} of {looked_at} {verb}."]
+    if options.get("engine") == "native":  # which looks at none
+        found = [f"{done} moved by SQS."]
     if has_selection(options) and not done and looked_at and not report.failed:
         found.append("No message matched, or none that may be sent.")
-    if not looked_at and report.ended is Ended.DONE:
+    if not looked_at and not done and report.ended is Ended.DONE:
         found.append("There was no message.")
     if report.returned:
         found.append(f"{report.returned} came back: `{peek}` shows why.")
@@ -224,10 +234,7 @@ def _record(message: DeadLetter) -> dict[str, Any]:
 
 
 def _arguments(body: str, content_type: str | None) -> str:
-    try:
-        found = arguments(body)
-    except RecursionError:
-        found = None
+    found = arguments(body)
     if found is None:
         return f"({safe(content_type or 'no Celery message')}: not decoded)"
     return safe(json.dumps(found), _MOST_OF_A_BODY)

@@ -120,7 +120,7 @@ class ArchiveRoute:
 
     def __init__(self, broker: Broker, to: str | None) -> None:
         self._broker = broker
-        self.fixed = self.default = broker.find(to) if to else None
+        self.fixed = self.default = broker.find(to) if to is not None else None
         self._sources: dict[str, dict[str, Endpoint]] = {}
 
     def destination(self, message: DeadLetter) -> Endpoint | str:

@@ -88,7 +88,7 @@ def find_route(broker: Broker, source: str, *, to: str | None, force: bool) -> R
     """
     found = broker.find(source)
     attributes = found.found
-    fixed = broker.find(to) if to else None
+    fixed = broker.find(to) if to is not None else None
     sources = found.sources()
     if not sources and (arn := _dead_letter_queue(attributes)) is not None:
         found = broker.find(arn)

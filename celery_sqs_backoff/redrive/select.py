@@ -63,6 +63,8 @@ class Selection:
             ("newer", parse_duration(newer, "newer")),
             ("ids", _ids(ids)),
         ):
+            if value == "":  # of a variable that is not set: it would match nothing
+                raise ValueError(f"invalid {name} '': for all messages leave it out")
             object.__setattr__(self, name, value)
 
     @property

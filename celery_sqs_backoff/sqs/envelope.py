@@ -79,7 +79,7 @@ def arguments(body: str) -> tuple[Any, Any] | None:
         if (found.get("properties") or {}).get("body_encoding") == "base64":
             payload = base64.b64decode(payload, validate=True)
         args, kwargs, _embed = json.loads(payload)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     return args, kwargs
 

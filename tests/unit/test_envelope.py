@@ -51,6 +51,13 @@ def test_arguments_are_decoded_when_they_are_json():
     assert arguments(message()) == ([7], {"x": "secret"})
 
 
+def test_arguments_without_end_are_not_decoded():
+    """One such message ended ``sqs-peek --json --arguments``."""
+    deep = "[" * 100_000 + "]" * 100_000
+    body = {"content-type": "application/json", "headers": {"task": "a"}, "body": deep}
+    assert arguments(json.dumps(body)) is None
+
+
 def test_an_envelope_does_not_show_arguments():
     assert "secret" not in repr(read_envelope(message()))
 

@@ -26,3 +26,12 @@ def test_a_file_of_ids_that_is_not_text_is_refused_with_a_last_event(command, tm
 def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path):
     (tmp_path / "ids").write_bytes(b"\xef\xbb\xbfa\nb\n")
     assert ids_of(["c"], tmp_path / "ids") == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize("option", ["--task", "--reason", "--error", "--from"])
+@pytest.mark.parametrize("command", [sqs_redrive, sqs_peek], ids=lambda command: command.name)
+def test_a_selection_by_nothing_is_refused(command, option):
+    """``--task "$TASK"``, where it is not set: nothing matched, and the exit code was 0."""
+    celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
+    found = CliRunner().invoke(command, ["q", option, ""], obj=celery)
+    assert (found.exit_code, "leave it out" in found.output) == (USAGE, True)

@@ -6,6 +6,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from celery_sqs_backoff.redrive import queues
+from celery_sqs_backoff.redrive.archive import ArchiveRoute
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.queues import Broker, retried
 from celery_sqs_backoff.redrive.route import find_route
@@ -269,3 +270,12 @@ def test_a_queue_that_cannot_be_read_may_make_another_one_the_one_of_this_name(b
     with pytest.raises(RedriveUnreachable, match="queue bulk: AccessDenied"):
         found.find("mail-dlq")
     assert str(found.find(ARN + "mail-dlq").arn) == ARN + "mail-dlq"
+
+
+def test_a_destination_without_a_name_is_refused(broker):
+    """``--to "$TO"``, where it is not set: the messages went back to where they came from."""
+    sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
+    with pytest.raises(RedriveRefused, match="no queue ''"):
+        find_route(broker(sqs), "mail-dlq", to="", force=False)
+    with pytest.raises(RedriveRefused, match="no queue ''"):
+        ArchiveRoute(broker(sqs), "")

@@ -13,6 +13,7 @@ from celery.bin.celery import celery
 from click.testing import CliRunner
 
 from celery_sqs_backoff.commands import exit_codes, redrive_shell
+from celery_sqs_backoff.commands import peek as peek_command
 from celery_sqs_backoff.commands.environment import journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
@@ -69,13 +70,19 @@ def test_the_end_of_a_load_speaks_of_its_archive():
     assert "in the queue" not in found
 
 
+def test_the_end_of_a_move_by_sqs_speaks_of_what_it_moved():
+    """It said "100 of 0 sent. There was no message.": no message passes through our hands."""
+    report, options = RedriveReport(sent=100, deleted=100), {"engine": "native"}
+    assert closing(report, queue="q", options=options, journal=None) == ["100 moved by SQS."]
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: Celery(set_as_current=False))
-    return lambda *options: CliRunner().invoke(
-        celery, ["-A", "shop", "sqs-redrive", "mail-dlq", *options]
+    return lambda *options, command="sqs-redrive": CliRunner().invoke(
+        celery, ["-A", "shop", command, "mail-dlq", *options]
     )
 
 
@@ -119,6 +126,24 @@ def test_a_dry_run_as_json_ends_with_a_last_event_too(run, monkeypatch, options,
     assert result.exit_code == code
     assert [line["event"] for line in lines(result)] == ["Plan", "Finished"]
     assert lines(result)[-1]["ended"] == ended
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan("dlq", 1, looked_at=1), "No message matched."),
+        (Plan("dlq", 9, looked_at=1), "None of the 1 looked at match; there are 9."),
+    ],
+    ids=["all", "a sample"],
+)
+@pytest.mark.parametrize("command", ["sqs-peek", "sqs-redrive"])
+def test_a_look_at_some_does_not_speak_of_all(run, monkeypatch, command, plan, said):
+    monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
+    monkeypatch.setattr(peek_command, "peek", lambda *args, **options: plan)
+    options = ["--dry-run"] if command == "sqs-redrive" else []
+    result = run(*options, "--task", "x", command=command)
+    assert result.exit_code == exit_codes.NOTHING_MATCHED
+    assert said in result.stderr
 
 
 #: A shell and its job, as after Ctrl-Z and ``bg``. Its exit code: the signal that stopped the job.
