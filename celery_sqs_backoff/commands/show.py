@@ -198,6 +198,11 @@ def closing(
             f"{report.unknown} may have been done already and stay"
             f"{f': `{peek} --outcome UNKNOWN`' if queue else ''}; --include-unknown sends them."
         )
+    if queue and report.skipped > report.unknown and not has_selection(options):
+        found.append(
+            f"{report.skipped - report.unknown} have expired and stay: workers would throw them"
+            " away; --expired extend sends them."
+        )
     if options.get("load") and journal and report.skipped > report.unknown:
         found.append("What an earlier load has sent is left out; --no-journal sends it again.")
     if report.in_doubt and options.get("in_doubt") == "hold":

@@ -76,6 +76,16 @@ def test_the_end_of_a_move_by_sqs_speaks_of_what_it_moved():
     assert closing(report, queue="q", options=options, journal=None) == ["100 moved by SQS."]
 
 
+def test_the_end_says_that_messages_have_expired_and_stay():
+    """Unattended, nothing else says why it was "0 of 6 sent"."""
+    report = RedriveReport(skipped=6, unknown=4, looked_at=6)
+    found = " ".join(closing(report, queue="q", options={}, journal=None))
+    assert "2 have expired and stay" in found
+    assert "--expired extend" in found
+    selected = closing(report, queue="q", options={"task": "a"}, journal=None)
+    assert "expired" not in " ".join(selected)  # or were not selected
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""
