@@ -70,15 +70,15 @@ def sqs_doctor(
     if explain is not None:
         click.echo(_explanation(_rule(explain)))
         return
-    from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
+    from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look, why_not_loaded
 
     ignored = [_ignored(text) for text in ignore]
     app = ctx.obj.app
     try:
         load_tasks(app)
         facts = look(app, live=False)
-    except Exception as exc:  # noqa: BLE001  # of a task, of its options or of a setting
-        click.echo(f"Error: cannot load the app: {type(exc).__name__}: {exc}", err=True)
+    except (Exception, SystemExit) as exc:  # noqa: BLE001  # of a task, its options or a setting
+        click.echo(f"Error: cannot load the app: {why_not_loaded(exc)}", err=True)
         sys.exit(COULD_NOT_LOOK)
     try:
         facts = facts if offline else look(app)

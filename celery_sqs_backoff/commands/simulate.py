@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from celery.bin.base import CeleryCommand, handle_preload_options
 from kombu.exceptions import KombuError
 
-from celery_sqs_backoff.doctor.look import load_tasks
+from celery_sqs_backoff.doctor.look import load_tasks, why_not_loaded
 from celery_sqs_backoff.provider import Provider
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.simulate.engine import simulate
@@ -183,7 +183,7 @@ def _options(app: Any, name: str | None) -> Options:
     try:
         load_tasks(app)
     except Exception as exc:  # of a task, or of its options
-        raise ScenarioError(f"cannot load the app: {type(exc).__name__}: {exc}") from exc
+        raise ScenarioError(f"cannot load the app: {why_not_loaded(exc)}") from exc
     if name not in app.tasks:
         raise ScenarioError(f"--task: the app has no task {name!r}")
     found: Options | None = getattr(app.tasks[name], "backoff_options", None)

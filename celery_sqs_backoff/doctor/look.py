@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,7 +19,7 @@ from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import find_queue
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
-__all__ = ["facts_of_app", "facts_of_queue", "ignored_by", "load_tasks", "look"]
+__all__ = ["facts_of_app", "facts_of_queue", "ignored_by", "load_tasks", "look", "why_not_loaded"]
 
 #: No message ever had it, so no message is touched.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
@@ -34,7 +36,8 @@ _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
 def load_tasks(app: Any) -> None:
     """Import the modules of an app's tasks, as a worker does at its start, and finalize it.
 
-    Without Django's system checks, one of which may be what calls this.
+    Without Django's system checks, one of which may be what calls this. What the modules print
+    goes to stderr: stdout is for the caller's results.
 
     Raises:
         Exception: whatever a module, a task or an option of one raises.
@@ -42,13 +45,21 @@ def load_tasks(app: Any) -> None:
     before = os.environ.get(_SKIP_CHECKS)
     os.environ[_SKIP_CHECKS] = "yes"
     try:
-        app.loader.import_default_modules()
+        with redirect_stdout(sys.stderr):
+            app.loader.import_default_modules()
     finally:
         if before is None:
             del os.environ[_SKIP_CHECKS]
         else:
             os.environ[_SKIP_CHECKS] = before
     app.finalize(auto=True)
+
+
+def why_not_loaded(exc: BaseException) -> str:
+    """Return what :func:`load_tasks` has raised, and in which line of a module."""
+    lines = [f for f in traceback.extract_tb(exc.__traceback__) if f.name == "<module>"]
+    place = f" ({lines[-1].filename}, line {lines[-1].lineno})" if lines else ""
+    return f"{type(exc).__name__}: {exc}{place}"
 
 
 def look(app: Any, *, live: bool = True) -> Facts:

@@ -52,8 +52,9 @@ ALERTS: Final = (
         severity="critical",
         summary="No worker receives from {{ $labels.queue }}",
         description=(
-            "No ReceiveMessage was answered for five minutes, nothing runs, and receiving is not"
-            " paused for a provider that is down. Look at"
+            "No ReceiveMessage was answered for five minutes, nothing of it runs, and receiving is"
+            " not paused for a provider that is down. If sqs_backoff_messages_running shows that"
+            " long tasks of other queues fill its workers, give it workers of its own; else look at"
             " sqs_backoff_receive_failures_total, the credentials and celery sqs-health."
         ),
     ),
@@ -68,7 +69,8 @@ ALERTS: Final = (
         summary="No worker of {{ $labels.queue }} is left",
         description=(
             "Workers received from it within the last hour, and none of them can be scraped any"
-            " more: they have ended, or cannot be reached. Ends by itself an hour later."
+            " more: they have ended, were scaled to zero, or cannot be reached. Ends by itself an"
+            " hour later."
         ),
     ),
     Alert(

@@ -48,6 +48,7 @@ class Pace:
         self._last = self._next = 0.0  # slots: taken, and free
         self._factor = 1.0
         self._factor_since = 0.0
+        self._measured: float | None = None  # without a limit: what it is slowed down from
 
     def batch_size(self, now: float) -> int:
         """Most messages to send in one call: all ten if there is no limit.
@@ -55,14 +56,15 @@ class Pace:
         Under a limit, an eightieth of the rate (so 1 below 160/s).
         """
         with self._lock:
-            return _LARGEST_BATCH if self._rate is None else _batch_size(self._rate_at(now))
+            rate = self._rate_at(now)
+            return _LARGEST_BATCH if rate is None else _batch_size(rate)
 
     def reserve(self, messages: int, now: float) -> float:
         """Take the slots of some messages; return when they may be sent."""
         with self._lock:
             if self._began is None:
                 self._began = self._last = self._next = now
-            if self._rate is None:
+            if self._rate_at(now) is None:
                 return now
             slot = max(self._next, now - _TOLERANCE * self._gap(max(self._next, now)))
             for _ in range(messages - 1):
@@ -73,7 +75,8 @@ class Pace:
     def next_at(self) -> float | None:
         """When the next slot is; ``None``: now, because there is no limit or nothing was sent."""
         with self._lock:
-            return None if self._rate is None or self._began is None else self._next
+            is_unlimited = self._rate is None and self._measured is None
+            return None if is_unlimited or self._began is None else self._next
 
     @property
     def asked(self) -> float | None:
@@ -98,7 +101,7 @@ class Pace:
     def rate_at(self, now: float) -> float | None:
         """Messages per second at a time; ``None``: no limit."""
         with self._lock:
-            return None if self._rate is None else self._rate_at(now)
+            return self._rate_at(now)
 
     def restart(self, now: float) -> None:
         """Begin the ramp (again) now."""
@@ -109,11 +112,12 @@ class Pace:
     def slow_down(self, now: float, *, sent_per_second: float) -> float:
         """Halve the rate; it grows back within a minute or so. Returns its factor, 0 to 1.
 
-        ``sent_per_second``: what has been measured, from which a run without a limit gets one.
+        ``sent_per_second``: what has been measured, from which a run without a limit gets one
+        until it has grown back.
         """
         with self._lock:
-            if self._rate is None:
-                self._rate = max(1.0, sent_per_second // _LARGEST_BATCH * _LARGEST_BATCH)
+            if self._rate is None and self._factor_at(now) == 1.0:
+                self._measured = max(1.0, sent_per_second // _LARGEST_BATCH * _LARGEST_BATCH)
             self._factor = self._factor_at(now) / 2
             self._factor_since = now
             return self._factor
@@ -125,10 +129,13 @@ class Pace:
         return min(1.0, self._factor + grown)
 
     def _gap(self, now: float) -> float:
-        return 1 / self._rate_at(now)
+        rate = self._rate_at(now)
+        return 0.0 if rate is None else 1 / rate
 
-    def _rate_at(self, now: float) -> float:
-        assert self._rate is not None
+    def _rate_at(self, now: float) -> float | None:
+        if self._rate is None:
+            factor = self._factor_at(now)
+            return None if self._measured is None or factor == 1.0 else self._measured * factor
         ramp = 1.0
         if self._ramp:
             elapsed = 0.0 if self._began is None else max(0.0, now - self._began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..units import spell_duration
 from .book import Book
 from .errors import RedriveError
@@ -22,6 +23,9 @@ _AHEAD_SECONDS = 5.0
 
 #: From so many messages on, the share that is selected is an estimate for the others.
 _SAMPLE = 100
+
+#: Of the quota of messages in flight, what SQS hides at least: it is approximate.
+_QUOTA_SHARE = 0.95
 
 
 def threads_for(
@@ -111,6 +115,12 @@ def why_incomplete(book: Book, source: Source, messages: int, limit: int | None)
         others = unseen
     if (left := min(unseen, others)) <= 0:
         return None
+    if book.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:
+        return (
+            f"{left} messages could not be received: SQS hides at most {MAX_IN_FLIGHT_MESSAGES:,}"
+            " of a queue at a time, and so many are there that are left. Run it with a filter that"
+            " leaves fewer"
+        )
     return (
         f"{left} messages could not be received: somebody else hides them (a peek, another run, a"
         " killed one), or on a FIFO queue they wait behind a message that was left. Run it again in"

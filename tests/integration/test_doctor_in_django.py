@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -75,6 +76,49 @@ def test_settings_that_no_worker_can_use_are_an_error(
     done = manage("sqs_doctor", "--offline", settings="wrong_settings")
     assert done.returncode == doctor.COULD_NOT_LOOK
     assert "cannot load the app" in done.stderr
+
+
+def test_a_module_of_tasks_that_fails_is_named_with_its_line(
+    manage: Manage, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong_tasks.py").write_text("def of(key):\n    return {}[key]\n\nof('a')\n")
+    text = "from example_project.settings import *\nCELERY_IMPORTS = ['wrong_tasks']\n"
+    (tmp_path / "wrong_settings.py").write_text(text)
+    place = f"KeyError: 'a' ({tmp_path / 'wrong_tasks.py'}, line 4)"
+    assert place in manage("check", settings="wrong_settings").stderr
+    assert place in manage("sqs_doctor", "--offline", settings="wrong_settings").stderr
+
+
+def test_a_module_that_asks_a_database_without_tables_does_not_stop_the_migration(
+    manage: Manage, tmp_path: Path
+) -> None:
+    (tmp_path / "asking_tasks.py").write_text(
+        "from django.db import connection\n"
+        "connection.cursor().execute('SELECT * FROM django_migrations')\n"
+    )
+    (tmp_path / "new_settings.py").write_text(
+        "from example_project.settings import *\nCELERY_IMPORTS = ['asking_tasks']\n"
+        f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3',"
+        f" 'NAME': {str(tmp_path / 'new.sqlite3')!r}}}}}\n"
+    )
+    assert "(celery_sqs_backoff.W032)" in manage("check", settings="new_settings").stderr
+    done = manage("migrate", settings="new_settings")
+    assert done.returncode == 0, done.stderr
+    assert "W032" not in manage("check", settings="new_settings").stderr
+
+
+def test_what_modules_print_or_exit_with_is_no_result(manage: Manage, tmp_path: Path) -> None:
+    (tmp_path / "loud_tasks.py").write_text("print('loud')\n")
+    (tmp_path / "ending_tasks.py").write_text("import sys\nsys.exit('no key')\n")
+    for name in ("loud", "ending"):
+        text = f"from example_project.settings import *\nCELERY_IMPORTS = ['{name}_tasks']\n"
+        (tmp_path / f"{name}_settings.py").write_text(text)
+    done = manage("sqs_doctor", "--offline", "--format", "json", settings="loud_settings")
+    assert "findings" in json.loads(done.stdout)
+    assert "loud" in done.stderr
+    done = manage("sqs_doctor", "--offline", settings="ending_settings")
+    assert done.returncode == doctor.COULD_NOT_LOOK
+    assert "SystemExit: no key" in done.stderr
 
 
 def test_a_check_for_deployment_looks_at_the_queues(

@@ -16,6 +16,7 @@ from botocore.exceptions import (
 )
 
 from benchmarks.redrive import _move_endless
+from celery_sqs_backoff.redrive import schedule
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
     Audit,
@@ -159,6 +160,17 @@ def test_what_somebody_else_hides_is_not_done(world):
     report = world.redrive()
     assert (report.ended, report.sent, report.remaining) == (Ended.INCOMPLETE, 6, 4)
     assert "4 messages could not be received" in report.detail
+
+
+def test_a_filter_that_leaves_more_than_sqs_hides_says_so(world, monkeypatch):
+    """It blamed somebody else, and another run in some minutes would have ended like this one."""
+    monkeypatch.setattr(schedule, "MAX_IN_FLIGHT_MESSAGES", 20)
+    world.sqs.queues[world.source.url].max_in_flight = 20
+    world.fill(*bodies(30))
+    report = world.redrive(task="other.*")
+    assert (report.ended, report.skipped) == (Ended.INCOMPLETE, 20)
+    assert report.detail.startswith("10 messages could not be received: SQS hides at most 20")
+    assert "somebody else" not in report.detail
 
 
 def test_a_fifo_filter_behind_a_message_that_is_left_is_not_done(tmp_path):

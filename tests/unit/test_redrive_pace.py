@@ -117,6 +117,22 @@ def test_slowing_down_without_a_rate_takes_what_was_measured():
     assert pace.rate_at(0.0) == 400
 
 
+def test_a_run_without_a_rate_has_none_again_when_it_has_grown_back():
+    """One failed probe while a canary was waited for: 1/s from then on, hours for 20,000."""
+    pace = Pace(None)
+    assert pace.reserve(10, 0.0) == 0.0
+    pace.slow_down(5.0, sent_per_second=0.0)
+    pace.slow_down(10.0, sent_per_second=0.5)
+    assert pace.rate_at(10.0) == pytest.approx(0.27, abs=0.01)
+    assert pace.asked is None
+    assert pace.reserve(2, 20.0) > 20.0
+    assert pace.rate_at(100.0) is None
+    assert pace.batch_size(100.0) == 10
+    assert pace.reserve(10, 100.0) == pace.reserve(10, 100.0) == 100.0
+    pace.slow_down(110.0, sent_per_second=803.4)
+    assert pace.rate_at(110.0) == 400
+
+
 def test_a_key_that_is_held_down_does_not_stop_it_for_hours():
     """60 presses of "-" put the next message off for 18 hours, and "+" did not bring it back."""
     pace = Pace(10.0)

@@ -9,9 +9,10 @@ from typing import Any
 
 from celery import current_app
 from django.core import checks  # type: ignore[import-untyped]
+from django.db import Error as DatabaseError  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.doctor import Finding, Severity, examine
-from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
+from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look, why_not_loaded
 
 __all__ = ["check_app", "check_deployment", "register"]
 
@@ -34,10 +35,18 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
     try:
         load_tasks(app)
         facts = look(app, live=False)
+    except DatabaseError as exc:  # no error: `migrate` runs the checks, and may be what it needs
+        return [
+            checks.Warning(
+                f"the Celery app's tasks cannot be looked at: {why_not_loaded(exc)}",
+                hint="A module asks the database while it is imported: migrate, and look again.",
+                id="celery_sqs_backoff.W032",  # no rule of the doctor's has this number
+            )
+        ]
     except Exception as exc:  # noqa: BLE001  # of a task, of its options or of a setting
         return [
             checks.Error(
-                f"the Celery app's tasks or settings cannot be loaded: {type(exc).__name__}: {exc}",
+                f"the Celery app's tasks or settings cannot be loaded: {why_not_loaded(exc)}",
                 hint="A worker would not start either: correct what it names.",
                 id="celery_sqs_backoff.E031",  # no rule of the doctor's has this number
             )
