@@ -204,7 +204,10 @@ def closing(
             " away; --expired extend sends them."
         )
     if options.get("load") and journal and report.skipped > report.unknown:
-        found.append("What an earlier load has sent is left out; --no-journal sends it again.")
+        found.append(
+            f"{report.skipped - report.unknown} are left out: not selected, expired, or sent by an"
+            " earlier load, which --no-journal sends again."
+        )
     if report.in_doubt and options.get("in_doubt") == "hold":
         found.append(f"{report.in_doubt} may have been sent; their ids are above.")
     if report.not_deleted:

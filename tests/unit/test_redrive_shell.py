@@ -86,6 +86,11 @@ def test_the_end_says_that_messages_have_expired_and_stay():
     assert "expired" not in " ".join(selected)  # or were not selected
 
 
+def test_the_end_of_a_load_does_not_take_expired_messages_for_sent():
+    report, options = RedriveReport(sent=2, skipped=3, looked_at=5), {"load": "a"}
+    assert "expired" in closing(report, queue=None, options=options, journal="j")[-1]
+
+
 def test_a_command_of_manage_py_can_be_pasted(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["./manage.py", "sqs_redrive", "q"])
     assert as_typed("sqs-redrive") == ("python ./manage.py ", "python ./manage.py sqs_redrive q")
