@@ -78,6 +78,8 @@ def as_typed(command: str) -> tuple[str, str] | None:
     first = [program.name]
     if program.name == "__main__.py":
         first = ["python", "-m", program.parent.name]
+    elif program.suffix == ".py":  # manage.py
+        first = ["python", sys.argv[0]]
     words = [*first, *sys.argv[1:]]
     for name in (command, command.replace("-", "_")):
         if name in words:

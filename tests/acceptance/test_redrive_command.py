@@ -576,7 +576,7 @@ def test_the_next_command_can_be_pasted(stage, run, monkeypatch):
     assert f"`celery -A 'my shop' sqs-peek {name} --messages` shows why" in result.stdout
     monkeypatch.setattr(sys, "argv", ["manage.py", "sqs_redrive", name])
     result = run("sqs-redrive", name, "--yes")
-    assert f"`manage.py sqs_peek {name} --messages` shows why" in result.stdout
+    assert f"`python manage.py sqs_peek {name} --messages` shows why" in result.stdout
 
 
 def test_a_run_that_fails_prints_its_counts(stage, run, proxy, monkeypatch):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from celery_sqs_backoff.commands import exit_codes, redrive_shell
 from celery_sqs_backoff.commands import peek as peek_command
-from celery_sqs_backoff.commands.environment import journal_directory
+from celery_sqs_backoff.commands.environment import as_typed, journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
 from celery_sqs_backoff.redrive.events import Finished
@@ -84,6 +84,11 @@ def test_the_end_says_that_messages_have_expired_and_stay():
     assert "--expired extend" in found
     selected = closing(report, queue="q", options={"task": "a"}, journal=None)
     assert "expired" not in " ".join(selected)  # or were not selected
+
+
+def test_a_command_of_manage_py_can_be_pasted(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["./manage.py", "sqs_redrive", "q"])
+    assert as_typed("sqs-redrive") == ("python ./manage.py ", "python ./manage.py sqs_redrive q")
 
 
 @pytest.fixture
