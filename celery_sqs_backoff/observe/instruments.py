@@ -71,7 +71,11 @@ ATTEMPTS = Instrument(
     "attempts", Kind.HISTOGRAM, "Runs that a message needed to succeed.", _TASK, _ATTEMPTS
 )
 DEAD_LETTERS = _counter("dead_letters", "Messages given up.", *_TASK, "reason")
-RUNNING = _gauge("messages_running", "Messages that this worker has handed to its pool.", "queue")
+RUNNING = _gauge(
+    "messages_running",
+    "Messages that this worker has handed to its pool; of tasks with the base class alone.",
+    "queue",
+)
 WAITING = _gauge(
     "messages_waiting", "Messages that this worker has hidden and that are not due yet.", "queue"
 )
