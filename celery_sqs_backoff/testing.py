@@ -50,6 +50,7 @@ does not wake up. Nothing here reads credentials, profiles or broker URLs from t
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -98,6 +99,9 @@ ACCESS_KEY = SECRET_KEY = "testing"
 #: Range of ``maxReceiveCount`` in a queue's redrive policy.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
 _MAX_RECEIVE_COUNTS = range(1, 1001)
+
+#: For the end of a receive without a long poll; a local server answers at once.
+_LAST_RECEIVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +302,7 @@ def running_worker(
         raise ValueError(f"pool={pool!r} is not legal: it must be 'solo' or 'threads'")
     options.setdefault("queues", list(app.conf.broker_transport_options["predefined_queues"]))
     setup_logging.connect(_leave_logging_alone)
+    others = set(threading.enumerate())
     try:
         with start_worker(
             app,
@@ -310,6 +315,10 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
+        # A receive that is still under way would take the next message with it.
+        for thread in set(threading.enumerate()) - others:
+            if thread.name.startswith("sqs-poll-"):
+                thread.join(_LAST_RECEIVE_SECONDS)
         # kombu before 5.7 keeps these for all channels, with the event loop of the ended worker.
         clients = Channel._predefined_queue_async_clients
         if isinstance(clients, dict):
