@@ -38,6 +38,8 @@ _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if {"acceptance", "integration"} & set(item.path.parts):
+            item.add_marker(pytest.mark.flaky(reruns=1))
         if "sqs_endpoint" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
 
