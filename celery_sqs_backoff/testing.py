@@ -100,9 +100,6 @@ ACCESS_KEY = SECRET_KEY = "testing"
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
 _MAX_RECEIVE_COUNTS = range(1, 1001)
 
-#: For the end of a receive without a long poll; a local server answers at once.
-_LAST_RECEIVE_SECONDS = 5.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalQueue:
@@ -315,10 +312,10 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
-        # A receive that is still under way would take the next message with it.
+        # A receive that is still under way would take the next message with it. It is no long poll.
         for thread in set(threading.enumerate()) - others:
             if thread.name.startswith("sqs-poll-"):
-                thread.join(_LAST_RECEIVE_SECONDS)
+                thread.join(timeout=5)
         # kombu before 5.7 keeps these for all channels, with the event loop of the ended worker.
         clients = Channel._predefined_queue_async_clients
         if isinstance(clients, dict):
