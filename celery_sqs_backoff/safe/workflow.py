@@ -126,7 +126,7 @@ class Workflow:
         self._lock.acquire()
         try:
             self._own()
-        except BaseException:
+        except BaseException:  # any: else the lock would be taken until its lease ends
             self._lock.release()
             raise
         return self

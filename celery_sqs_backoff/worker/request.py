@@ -266,11 +266,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
             state.task_ready(self)
-            self._announce_retry(raised(exc_info), exc_info, int(settle.seconds))
+            _announce_retry(self, raised(exc_info), exc_info, int(settle.seconds))
         elif isinstance(ended.word, RetryIn) or comes_back:
             state.task_ready(self)
             exc = raised(exc_info)
-            self._send_retried(getattr(exc, "exc", None) or exc, exc_info.traceback)
+            _send_retried(self, getattr(exc, "exc", None) or exc, exc_info.traceback)
         elif ended.end is End.ABORTED:
             failure = WorkerLostError(f"The run was aborted: {type(raised(exc_info)).__name__}")
             self._report_lost(_exc_info(failure))
@@ -281,23 +281,25 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Celery would raise a ``MemoryError`` again, and store nothing."""
         super().on_failure(exc_info)
 
-    def _announce_retry(self, exc: BaseException, exc_info: Any, delay: int) -> None:
-        """What the task's own process says of a retry, for one that could not say it."""
-        task, context = self.task, self._context
-        if self.store_errors:
-            task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=context)
-        self._send_retried(exc, exc_info.traceback)
-        reason = Retry(exc=exc, when=delay)
-        task.request_stack.push(context)
-        try:
-            task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
-            signals.task_retry.send(sender=task, request=context, reason=reason, einfo=exc_info)
-        finally:
-            task.request_stack.pop()
-        logger.info("Task %s retry: %s", _named(self), reason)
 
-    def _send_retried(self, exc: BaseException, traceback: object) -> None:
-        self.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(traceback))
+def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, delay: int) -> None:
+    """What the task's own process says of a retry, for one that could not say it."""
+    task, context = request.task, request._context
+    if request.store_errors:
+        task.backend.mark_as_retry(request.id, exc, exc_info.traceback, request=context)
+    _send_retried(request, exc, exc_info.traceback)
+    reason = Retry(exc=exc, when=delay)
+    task.request_stack.push(context)
+    try:
+        task.on_retry(exc, request.id, request.args, request.kwargs, exc_info)
+        signals.task_retry.send(sender=task, request=context, reason=reason, einfo=exc_info)
+    finally:
+        task.request_stack.pop()
+    logger.info("Task %s retry: %s", _named(request), reason)
+
+
+def _send_retried(request: BackoffRequest, exc: BaseException, traceback: object) -> None:
+    request.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(traceback))
 
 
 def _named(request: BackoffRequest) -> str:
