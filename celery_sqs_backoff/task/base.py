@@ -215,7 +215,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             )
         limit = self.max_retries if max_retries is None else max_retries
         if limit is not None and retries_before(self, request) >= limit:
-            self._fail_finally(exc, GiveUpReason.MAX_RETRIES)
+            _fail_finally(self, exc, GiveUpReason.MAX_RETRIES)
         kind: type[BackoffRetry] = NamedRetry
         if countdown is None and eta is None:
             countdown, kind = drawn_delay(self, request), BackoffRetry
@@ -238,22 +238,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             delay=delay,
         )
         if reason is not None:
-            self._fail_finally(exc, reason)
+            _fail_finally(self, exc, reason)
         raise kind(exc=exc, when=visibility_delay(delay, delivery, now=now))
-
-    def _fail_finally(self, exc: Any, reason: GiveUpReason) -> NoReturn:
-        """Raise what ``retry()`` was given, and note that no rule may retry it."""
-        request = self.request
-        failure = exc() if isinstance(exc, type) else exc
-        if failure is None:
-            failure = self.MaxRetriesExceededError(
-                f"Can't retry {self.name}[{request.id}]: {reason.value}",
-                task_args=request.args,
-                task_kwargs=request.kwargs,
-            )
-        request.sqs_final = Final(failure, reason, sys.exc_info()[1] if exc is None else failure)
-        raise_with_context(failure)
-        raise AssertionError("raise_with_context raises")
 
     @property
     def lease_lost(self) -> bool:
@@ -310,6 +296,21 @@ _CELERYS_OPTIONS = {*dir(SQSBackoffTask), *AUTORETRY_OPTIONS}
 def _is_set_by_user(cls: type[SQSBackoffTask], name: str) -> bool:
     """Whether the task, or a base class between it and ours, sets the option."""
     return next(c for c in cls.__mro__ if name in vars(c)) is not SQSBackoffTask
+
+
+def _fail_finally(task: SQSBackoffTask, exc: Any, reason: GiveUpReason) -> NoReturn:
+    """Raise what ``retry()`` was given, and note that no rule may retry it."""
+    request = task.request
+    failure = exc() if isinstance(exc, type) else exc
+    if failure is None:
+        failure = task.MaxRetriesExceededError(
+            f"Can't retry {task.name}[{request.id}]: {reason.value}",
+            task_args=request.args,
+            task_kwargs=request.kwargs,
+        )
+    request.sqs_final = Final(failure, reason, sys.exc_info()[1] if exc is None else failure)
+    raise_with_context(failure)
+    raise AssertionError("raise_with_context raises")
 
 
 def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
