@@ -10,8 +10,6 @@ So counters are kept here and read at each export, as gauges are, and a fork rea
 from __future__ import annotations
 
 import os
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -22,6 +20,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from ..version import __version__
 from .instruments import INSTRUMENTS, Instrument, Kind
 from .metrics import Readings
+from .totals import Totals
 
 __all__ = ["OpenTelemetryRecorder"]
 
@@ -37,13 +36,12 @@ class OpenTelemetryRecorder:
         found = metrics.get_meter_provider() if provider is None else provider
         self._meter = found.get_meter("celery_sqs_backoff", __version__)
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._totals: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        self._totals = Totals()
         self._recorders: dict[str, Callable[..., None]] = {}
         for one in INSTRUMENTS:
             name, unit = one.opentelemetry_name, one.unit or "1"
             if one.kind is Kind.COUNTER:
-                observe = self._observer(one, partial(self._read_totals, one))
+                observe = self._observer(one, partial(self._totals.read, one))
                 self._meter.create_observable_counter(name, [observe], unit, one.text)
             elif one.kind is Kind.HISTOGRAM:
                 buckets: Any = list(one.buckets)
@@ -55,9 +53,7 @@ class OpenTelemetryRecorder:
     def add(self, instrument: Instrument, amount: float, *labels: str) -> None:
         """Add to a counter, or record a value of a histogram."""
         if instrument.kind is Kind.COUNTER:
-            with self._lock:
-                totals = self._totals[instrument.name]
-                totals[labels] = totals.get(labels, 0) + amount
+            self._totals.add(instrument, amount, labels)
             return
         attributes = dict(zip(instrument.labels, labels, strict=True))
         self._recorders[instrument.name](amount, attributes)
@@ -70,10 +66,6 @@ class OpenTelemetryRecorder:
             instrument.unit or "1",
             instrument.text,
         )
-
-    def _read_totals(self, instrument: Instrument) -> Readings:
-        with self._lock:
-            return list(self._totals[instrument.name].items())
 
     def _observer(
         self, instrument: Instrument, read: Callable[[], Readings]

@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 
 from .instruments import INSTRUMENTS, Instrument, Kind
 from .metrics import Readings
+from .totals import Totals
 
 __all__ = ["PrometheusRecorder"]
 
@@ -45,18 +46,17 @@ class PrometheusRecorder:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = threading.Lock()
-        self._counters: dict[str, dict[_Labels, float]] = defaultdict(dict)
+        self._totals = Totals()
         self._histograms: dict[str, dict[_Labels, _Distribution]] = defaultdict(dict)
         self._reads: list[tuple[Instrument, Callable[[], Readings]]] = []
         registry.register(self)
 
     def add(self, instrument: Instrument, amount: float, *labels: str) -> None:
         """Add to a counter, or enter a value of a histogram."""
+        if instrument.kind is Kind.COUNTER:
+            self._totals.add(instrument, amount, labels)
+            return
         with self._lock:
-            if instrument.kind is Kind.COUNTER:
-                counters = self._counters[instrument.name]
-                counters[labels] = counters.get(labels, 0.0) + amount
-                return
             found = self._histograms[instrument.name].get(labels)
             if found is None:
                 found = _Distribution(len(instrument.buckets))
@@ -83,9 +83,7 @@ class PrometheusRecorder:
 
     def _counter(self, one: Instrument) -> Metric:
         family = CounterMetricFamily(one.prometheus_name, one.text, labels=one.labels)
-        with self._lock:
-            found = list(self._counters[one.name].items())
-        for labels, value in found:
+        for labels, value in self._totals.read(one):
             family.add_metric(labels, value)
         return family
 
