@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 
 from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
-from tests.support.workers import ROOT
+from tests.support.manage import run_manage
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -34,19 +31,8 @@ def manage(stage: RedriveStage, sqs_endpoint: str, tmp_path: Path) -> Manage:
     """Run the example project's ``manage.py``, its queue being the stage's."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        env = {
-            "BROKER_URL": f"sqs://testing:testing@{urlsplit(sqs_endpoint).netloc}",
-            "MAILS_QUEUE_URL": stage.queue.url,
-            "XDG_STATE_HOME": str(tmp_path),
-        }
-        return subprocess.run(
-            [sys.executable, "-m", "example_project.manage", *arguments],
-            cwd=ROOT,
-            env=os.environ | env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        return run_manage(
+            *arguments, endpoint=sqs_endpoint, queue=stage.queue, XDG_STATE_HOME=str(tmp_path)
         )
 
     return run

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 
 from celery_sqs_backoff.commands import doctor
 from celery_sqs_backoff.testing import LocalQueue
-from tests.support.workers import ROOT
+from tests.support.manage import run_manage
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -28,20 +25,12 @@ def manage(sqs_endpoint: str, queue: LocalQueue, tmp_path: Path) -> Manage:
     def run(
         *arguments: str, endpoint: str = sqs_endpoint, settings: str = "example_project.settings"
     ) -> subprocess.CompletedProcess[str]:
-        env = {
-            "BROKER_URL": f"sqs://testing:testing@{urlsplit(endpoint).netloc}",
-            "MAILS_QUEUE_URL": queue.url,
-            "DJANGO_SETTINGS_MODULE": settings,
-            "PYTHONPATH": str(tmp_path),
-        }
-        return subprocess.run(
-            [sys.executable, "-m", "example_project.manage", *arguments],
-            cwd=ROOT,
-            env=os.environ | env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        return run_manage(
+            *arguments,
+            endpoint=endpoint,
+            queue=queue,
+            DJANGO_SETTINGS_MODULE=settings,
+            PYTHONPATH=str(tmp_path),
         )
 
     return run

@@ -609,12 +609,15 @@ def test_a_fifo_message_does_not_overtake_one_of_its_group_that_is_left(tmp_path
     assert world.bodies(world.main) == {"3": 1}
 
 
-def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(world, monkeypatch):
+@pytest.mark.parametrize(("call", "pool"), [("redrive", "redrive-hold"), ("look", "look-hold")])
+def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(
+    world, monkeypatch, call, pool
+):
     """Its start was interrupted: the pool does not know it, and Python's end does not end it."""
     started = threading.Event()
 
     def interrupted(sweep):
-        sweep._pool = ThreadPoolExecutor(1, "redrive-hold")
+        sweep._pool = ThreadPoolExecutor(1, pool)
         sweep._pool.submit(started.set)
         started.wait(10)
         raise KeyboardInterrupt
@@ -622,8 +625,8 @@ def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(wor
     monkeypatch.setattr(Sweep, "give_all_back", interrupted)
     world.fill(*bodies(3))
     with pytest.raises(KeyboardInterrupt) as caught:
-        world.redrive()
-    eventually(lambda: not any(t.name.startswith("redrive-hold") for t in threading.enumerate()))
+        getattr(world, call)()
+    eventually(lambda: not any(t.name.startswith(pool) for t in threading.enumerate()))
     assert caught
 
 
@@ -723,23 +726,6 @@ def test_a_denied_delete_of_what_is_only_deleted_does_not_speak_of_what_was_sent
     report = world.redrive(delete=True, dump="not written here")
     assert (report.ended, report.failed, report.sent) == (Ended.UNREACHABLE, 3, 0)
     assert report.detail == "DeleteMessageBatch: AccessDenied"
-
-
-def test_an_interrupted_look_leaves_no_thread_either(world, monkeypatch):
-    started = threading.Event()
-
-    def interrupted(sweep):
-        sweep._pool = ThreadPoolExecutor(1, "look-hold")
-        sweep._pool.submit(started.set)
-        started.wait(10)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
-    world.fill(*bodies(3))
-    with pytest.raises(KeyboardInterrupt) as caught:
-        world.look()
-    eventually(lambda: not any(t.name.startswith("look-hold") for t in threading.enumerate()))
-    assert caught
 
 
 @pytest.mark.parametrize(
