@@ -21,6 +21,7 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import ReadTimeoutError
 from botocore.session import Session, get_session
 
+from ..threads import start_daemon
 from .calls import Calls
 from .limits import MAX_WAIT_TIME_SECONDS
 
@@ -206,10 +207,8 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
             except BaseException as exc:  # noqa: BLE001  # raised again by the caller
                 ended.append((None, exc))
 
-        thread = threading.Thread(target=run, name="sqs-call", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the machine has no thread left, or the process is at its end
+        thread = start_daemon("sqs-call", run)
+        if thread is None:
             return send(request)
         thread.join(seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND)
         if not ended:
@@ -351,10 +350,8 @@ class _Renewal:
             thread = self._thread
             if thread is not None and thread.is_alive():
                 return known
-            thread = self._thread = threading.Thread(target=self._run, name="sqs-sts", daemon=True)
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError):  # the machine has no thread left
+            thread = self._thread = start_daemon("sqs-sts", self._run)
+            if thread is None:
                 return known
         thread.join(_RENEWAL_WAIT_SECONDS)
         return credentials._frozen_credentials  # the old ones, if there are no newer ones yet

@@ -27,6 +27,7 @@ from ..sqs.calls import Calls
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.settlement import Row
 from ..text import BUG_CALLS, error_site, printable
+from ..threads import start_daemon
 from .gate import Gate
 from .handover import hand_over
 from .keeper import Keeper
@@ -243,13 +244,10 @@ class Gates:
         if gate.control.is_quiet or self._is_stopping:
             return
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="sqs-recall", daemon=True)
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError):  # the machine has no thread left: the next time
+            self._thread = start_daemon("sqs-recall", self._run)
+            if self._thread is None:
                 logger.warning("sqs_backoff.no_thread_left: no message is brought forward yet")
                 return
-            self._thread = thread
         self._changed.notify_all()
 
     def stop(self) -> None:

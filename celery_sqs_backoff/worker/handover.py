@@ -6,7 +6,6 @@ longer than that. A message that no call has reached comes back when its hold en
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from celery.utils.log import get_logger
 from ..provider.handover import Nearer
 from ..sqs.calls import Calls
 from ..sqs.limits import MAX_BATCH_ENTRIES
+from ..threads import start_daemon
 
 __all__ = ["LONGEST_SECONDS", "Batch", "batches", "hand_over"]
 
@@ -86,10 +86,8 @@ def _carry_out(
 
     threads = []
     for _ in range(min(_THREADS, len(left))):
-        thread = threading.Thread(target=work, name="sqs-handover", daemon=True)
-        try:
-            thread.start()
-        except (RuntimeError, MemoryError):  # no thread left, or the interpreter is ending
+        thread = start_daemon("sqs-handover", work)
+        if thread is None:
             break
         threads.append(thread)
     for thread in threads:

@@ -20,6 +20,7 @@ from celery.utils.log import get_logger
 from ..provider.fleet import Taken
 from ..provider.rate import HEADROOM, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
+from ..threads import start_daemon
 
 __all__ = ["Pace", "Paced", "Pacer", "Turns"]
 
@@ -172,10 +173,8 @@ class Pacer:
             return
         wanted = (("sqs-pace", self._pace), ("sqs-slots", self._ask))
         for name, run in wanted[len(self._threads) :]:
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError):  # the machine has no thread left: the next time
+            thread = start_daemon(name, run)
+            if thread is None:
                 logger.warning("sqs_backoff.no_thread_left: messages wait for their slots")
                 return
             self._threads.append(thread)

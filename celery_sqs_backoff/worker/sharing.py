@@ -16,6 +16,7 @@ from celery.utils.log import get_logger
 
 from ..provider.shared import PERMIT_SECONDS, RECORD_SECONDS, SharedHealth, Word
 from ..safe.store import Store, key_of
+from ..threads import start_daemon
 from .gate import Gate
 
 __all__ = ["Sharing"]
@@ -79,13 +80,9 @@ class Sharing:
     def _start_thread(self) -> None:
         if self._thread is not None or self._stopped.is_set():
             return
-        thread = threading.Thread(target=self._run, name="sqs-shared", daemon=True)
-        try:
-            thread.start()
-        except (RuntimeError, MemoryError):  # the machine has no thread left: the next time
+        self._thread = start_daemon("sqs-shared", self._run)
+        if self._thread is None:
             logger.warning("sqs_backoff.no_thread_left: no provider's health is shared yet")
-            return
-        self._thread = thread
 
     def _wait_for_permits(self, gate: Gate, is_needed: bool) -> None:
         health = gate.control.health

@@ -18,12 +18,13 @@ PACKAGE = ROOT.name
 #: ``text`` is for all: it cuts and escapes what is printed.
 MAY_IMPORT = {
     "text": set(),
+    "threads": set(),
     "traces": set(),
     "units": {"retry"},
     "version": set(),
     "signals": set(),
     "retry": {"text"},
-    "sqs": {"retry", "text", "traces"},
+    "sqs": {"retry", "text", "threads", "traces"},
     "classifiers": {"retry", "sqs", "text", "traces"},
     "foreign": {"retry", "sqs"},
     # A store and the outbox have their tables in contrib.django.
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "observe": {"retry", "sqs", "safe", "signals", "text", "version"},
     "worker": {
         *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),
-        "doctor",
+        *("doctor", "threads"),
     },
     "redrive": {"retry", "sqs", "safe", "signals", "text", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
