@@ -11,6 +11,8 @@ from .errors import StoreInTransaction
 
 __all__ = [
     "after_commit",
+    "in_test_case",
+    "in_transaction",
     "open_connections",
     "open_transactions",
     "refuse_manual_transaction",
@@ -18,32 +20,55 @@ __all__ = [
 ]
 
 
-def after_commit(send: Callable[[], object]) -> None:
+def after_commit(send: Callable[[], object], *, committed: tuple[str, ...] = ()) -> None:
     """Call ``send`` once no Django transaction is open on any of this thread's connections.
 
-    Runs immediately outside a transaction; never after a rollback.
+    Runs immediately outside a transaction; never after a rollback. In a test, when Django's
+    ``captureOnCommitCallbacks`` runs the hooks: the transaction of its ``TestCase`` never ends.
+
+    Arguments:
+        committed: database aliases whose hooks are being run.
 
     Raises:
         django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``:
             Django runs no hooks then.
     """
     refuse_manual_transaction()
-    for alias in open_transactions():
+    for connection in open_connections():
+        alias = connection.alias
+        if alias in committed or not _is_in_transaction(connection):
+            continue
+        if committed and in_test_case(connection):
+            continue
         from django.db import transaction  # type: ignore[import-untyped]
 
-        again = partial(after_commit, send)  # another connection may be in one too
+        # Another connection may be in a transaction too.
+        again = partial(after_commit, send, committed=(*committed, alias))
         transaction.on_commit(again, using=alias)
         return
     send()
 
 
 def open_transactions() -> list[str]:
-    """Return the database aliases on which this thread has a transaction open."""
-    return [
-        connection.alias
-        for connection in open_connections()
-        if connection.in_atomic_block or not connection.get_autocommit()
-    ]
+    """Return the database aliases on which this thread has a transaction open.
+
+    The transaction around a test of Django's ``TestCase`` does not count.
+    """
+    return [c.alias for c in open_connections() if in_transaction(c)]
+
+
+def in_test_case(connection: Any) -> bool:
+    """Whether the only transaction that is open is the one around a test of Django's ``TestCase``.
+
+    It never ends, and a rollback takes all back together: it counts as none.
+    """
+    blocks = connection.atomic_blocks
+    return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
+
+
+def in_transaction(connection: Any) -> bool:
+    """Whether a rollback could part a record from what it records."""
+    return _is_in_transaction(connection) and not in_test_case(connection)
 
 
 def refuse_manual_transaction() -> None:
@@ -71,15 +96,16 @@ def refuse_open_transaction(what: str) -> None:
         StoreInTransaction: a Django transaction is open in this thread.
     """
     for connection in open_connections():
-        blocks = getattr(connection, "atomic_blocks", ())
-        if any(not getattr(block, "_from_testcase", False) for block in blocks) or (
-            not blocks and not connection.get_autocommit()
-        ):
+        if in_transaction(connection):
             raise StoreInTransaction(
                 f"{what} inside a transaction of the database alias {connection.alias!r}: a"
                 " rollback would undo the work, but not its record. Leave the atomic block first,"
                 " or open it inside the step's function"
             )
+
+
+def _is_in_transaction(connection: Any) -> bool:
+    return connection.in_atomic_block or not connection.get_autocommit()
 
 
 def open_connections() -> Iterator[Any]:

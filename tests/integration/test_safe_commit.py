@@ -118,3 +118,24 @@ def test_the_transaction_of_a_django_test_case_does_not_count(aliases: tuple[str
         refuse_open_transaction("A step")
         with pytest.raises(StoreInTransaction), transaction.atomic(using=aliases[0]):
             refuse_open_transaction("A step")
+
+
+def test_a_test_can_run_the_hooks_of_its_transaction(aliases: tuple[str, str]) -> None:
+    """As ``TestCase.captureOnCommitCallbacks(execute=True)``: until no hook has added another."""
+    from django.db import connections, transaction
+    from django.test import TestCase
+
+    sent: list[str] = []
+    arounds = [transaction.atomic(using=alias) for alias in aliases]
+    for around in arounds:
+        around._from_testcase = True
+    with arounds[0], arounds[1]:
+        with TestCase.captureOnCommitCallbacks(using=aliases[0]) as hooks:
+            after_commit(lambda: sent.append("outside a block"))
+            with transaction.atomic(using=aliases[0]):
+                after_commit(lambda: sent.append("in a block"))
+        assert sent == []
+        for hook in hooks:
+            hook()
+        assert sent == ["outside a block", "in a block"]
+        assert len(connections[aliases[0]].run_on_commit) == len(hooks)
