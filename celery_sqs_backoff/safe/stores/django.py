@@ -17,6 +17,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from ..commit import in_test_case, in_transaction
 from ..errors import StoreInTransaction, StoreUnavailable
 
 __all__ = ["DjangoStore"]
@@ -124,23 +125,33 @@ class DjangoStore:
             raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
         if Record._meta.db_table not in tables:
             raise ValueError(
-                f"the table {Record._meta.db_table!r} is missing:"
-                f" manage.py migrate celery_sqs_backoff --database {self._using}"
+                f"the table {Record._meta.db_table!r} is missing: {self._how_to_make(Record)}"
             )
 
-    def _in_test(self) -> bool:
-        from django.db import connections
+    def _how_to_make(self, record: Any) -> str:
+        """What ``migrate`` needs to make the table: it notes as done what a router has refused."""
+        from django.db import connections, router
+        from django.db.migrations.recorder import (  # type: ignore[import-untyped]
+            MigrationRecorder,
+        )
 
-        blocks = connections[self._using].atomic_blocks
-        return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
+        label = record._meta.app_label
+        steps = [f"manage.py migrate {label} --database {self._using}"]
+        noted = MigrationRecorder(connections[self._using]).applied_migrations()
+        if any(app == label for app, _ in noted):
+            steps.insert(0, f"manage.py migrate {label} zero --fake --database {self._using}")
+        if not router.allow_migrate_model(self._using, record):
+            refused = f"let allow_migrate() of DATABASE_ROUTERS return True for {label!r} on"
+            steps.insert(0, f"{refused} {self._using!r}")
+        return ", then ".join(steps)
 
     def _add(self, at: str, new: dict[str, str], ttl: timedelta, records: Any, now: Any) -> bool:
-        from django.db import IntegrityError, transaction
+        from django.db import IntegrityError, connections, transaction
 
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
         try:
-            if self._in_test():
+            if in_test_case(connections[self._using]):
                 with transaction.atomic(using=self._using):  # keeps the test's usable
                     records.create(key=at, **new, expires_at=now + ttl)
             else:
@@ -178,9 +189,7 @@ class DjangoStore:
 
         connection = connections[self._using]
         try:
-            if not self._in_test() and (
-                connection.in_atomic_block or not connection.get_autocommit()
-            ):
+            if in_transaction(connection):
                 raise StoreInTransaction(
                     f"The store's database alias {self._using!r} is inside a transaction, whose"
                     " rollback would take back what has been recorded: leave the atomic block"
