@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_sqs_backoff.doctor.horizon import in_words
 from celery_sqs_backoff.observe.board import Board, WorkerNow
 from celery_sqs_backoff.observe.status import (
     ProviderStatus,
@@ -25,6 +24,7 @@ from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.stores import is_shared
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import find_queue
+from celery_sqs_backoff.units import in_words
 
 from .options import option
 

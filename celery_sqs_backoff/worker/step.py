@@ -22,6 +22,7 @@ from .keeper import Keeper
 from .observation import EVENT_LOOP, Observation
 from .providers import introduce
 from .receive import Receive, name_among_workers
+from .running import running
 from .strategy import takes_leases
 
 __all__ = ["LeaseStep"]
@@ -58,7 +59,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             name_among_workers(c),
             events=self._keeper.events,
             pulse=self._keeper.pulse,
-            running=self._receive.running,
+            running=running,
+            consumed=self._receive.consumed,
             held=self._keeper.held,
             providers=lambda: c.sqs_receiver.gates.now(),
             waiting_for=lambda: c.sqs_receiver.gates.waiting(),

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 
 from ...sqs.limits import MAX_MAX_RECEIVE_COUNT
+from ...units import in_words
 from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
-from ..horizon import dead_lettered_after, in_words
+from ..horizon import dead_lettered_after
 from ._fixes import resource_name, set_attributes, terraform
 
 __all__ = ["RULES"]
