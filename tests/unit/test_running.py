@@ -23,10 +23,10 @@ class Request:
 
 
 @pytest.fixture
-def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
+def active(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
     requests: set[Any] = set()
     monkeypatch.setattr(state, "active_requests", requests)
-    yield requests
+    return requests
 
 
 def test_tasks_that_run_are_counted_by_queue(active: set[Any]) -> None:
