@@ -1,7 +1,7 @@
 """Read the facts: from a Celery app, and, for the live half, from SQS and the store.
 
-Looking is harmless: attributes are read, and two calls are made with a receipt handle that does
-not exist, to see whether SQS refuses the action or the handle.
+Looking is harmless: attributes are read, two calls are made with a receipt handle that does not
+exist, and one to the dead-letter queue with nothing to send, to see what it is that SQS refuses.
 """
 
 from __future__ import annotations
@@ -157,20 +157,21 @@ def facts_of_queue(
     calls = calls_of(url)
     answer = calls.attributes()
     if isinstance(answer, Failure):
-        denied = ("sqs:GetQueueAttributes",) if answer.kind is Kind.DENIED else ()
+        # Whoever sends dead letters need not read the queue that they go to.
+        needs_it = is_consumed and answer.kind is Kind.DENIED
         return QueueFacts(
             name=name,
             url=url,
             attributes=None,
             failure=answer.code,
-            denied=denied,
+            denied=("sqs:GetQueueAttributes",) if needs_it else tuple(_denied(calls, is_consumed)),
             is_consumed=is_consumed,
         )
     queue = QueueFacts(
         name=name,
         url=url,
         attributes=answer,
-        denied=tuple(_denied(calls)) if is_consumed else (),
+        denied=tuple(_denied(calls, is_consumed)),
         is_consumed=is_consumed,
     )
     if not is_consumed or queue.dlq_arn is None or queue.dlq_arn == queue.arn:
@@ -193,8 +194,13 @@ def _not_found(name: str, sqs_name: str, failure: Failure) -> QueueFacts:
     return QueueFacts(name=name, url=sqs_name, attributes=None, failure=failure.code)
 
 
-def _denied(calls: Calls) -> Iterable[str]:
-    """Try the actions of a worker with a handle that does not exist."""
+def _denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
+    """Try the actions of a worker: with a handle that does not exist, or with nothing to send."""
+    if not is_consumed:
+        failure = calls.send_nothing()
+        if failure is not None and failure.kind is Kind.DENIED:
+            yield "sqs:SendMessage"
+        return
     for action, results in (
         ("sqs:ChangeMessageVisibility", calls.change_visibility([(_FALSE_HANDLE, 0)])),
         ("sqs:DeleteMessage", calls.delete([_FALSE_HANDLE])),

@@ -205,11 +205,18 @@ BROKEN = {
     "E027 DLQ denied": (
         replace(
             WELL,
-            queues=(queue(dlq=replace(dead_letters(), denied=("sqs:GetQueueAttributes",))),),
+            queues=(queue(dlq=replace(dead_letters(), denied=("sqs:SendMessage",))),),
         ),
         "E027",
     ),
     "W029 events": (with_app(events=True), "W029"),
+    "I033 DLQ not readable": (
+        replace(
+            WELL,
+            queues=(queue(dlq=replace(dead_letters(), attributes=None, failure="AccessDenied")),),
+        ),
+        "I033",
+    ),
 }
 
 
