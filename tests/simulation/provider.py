@@ -287,7 +287,8 @@ class RecallJudge:
         held = [
             each
             for each in control.memory
-            if each.until > max(now, each.not_before) + _HANDED_OVER_WITHIN_SECONDS + 60.0
+            if not control.is_quiet
+            and each.until > max(now, each.not_before) + _HANDED_OVER_WITHIN_SECONDS + 60.0
             and not (is_down and each.next_is_last)
         ]
         if self._sim.is_calm():
