@@ -11,8 +11,7 @@ from .errors import StoreInTransaction
 
 __all__ = [
     "after_commit",
-    "in_test_case",
-    "in_transaction",
+    "is_in_transaction",
     "open_connections",
     "open_transactions",
     "refuse_manual_transaction",
@@ -36,9 +35,8 @@ def after_commit(send: Callable[[], object], *, committed: tuple[str, ...] = ())
     refuse_manual_transaction()
     for connection in open_connections():
         alias = connection.alias
-        if alias in committed or not _is_in_transaction(connection):
-            continue
-        if committed and in_test_case(connection):
+        is_open = connection.in_atomic_block or not connection.get_autocommit()
+        if alias in committed or not (is_in_transaction(connection) if committed else is_open):
             continue
         from django.db import transaction  # type: ignore[import-untyped]
 
@@ -54,21 +52,7 @@ def open_transactions() -> list[str]:
 
     The transaction around a test of Django's ``TestCase`` does not count.
     """
-    return [c.alias for c in open_connections() if in_transaction(c)]
-
-
-def in_test_case(connection: Any) -> bool:
-    """Whether the only transaction that is open is the one around a test of Django's ``TestCase``.
-
-    It never ends, and a rollback takes all back together: it counts as none.
-    """
-    blocks = connection.atomic_blocks
-    return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
-
-
-def in_transaction(connection: Any) -> bool:
-    """Whether a rollback could part a record from what it records."""
-    return _is_in_transaction(connection) and not in_test_case(connection)
+    return [c.alias for c in open_connections() if is_in_transaction(c)]
 
 
 def refuse_manual_transaction() -> None:
@@ -87,25 +71,27 @@ def refuse_manual_transaction() -> None:
             )
 
 
-def refuse_open_transaction(what: str) -> None:
-    """Refuse to record what a rollback would take back.
-
-    The transaction that Django's ``TestCase`` wraps around each test does not count.
+def refuse_open_transaction(what: str, *, why: str) -> None:
+    """Refuse what would not go together with the end of a transaction.
 
     Raises:
         StoreInTransaction: a Django transaction is open in this thread.
     """
     for connection in open_connections():
-        if in_transaction(connection):
+        if is_in_transaction(connection):
             raise StoreInTransaction(
-                f"{what} inside a transaction of the database alias {connection.alias!r}: a"
-                " rollback would undo the work, but not its record. Leave the atomic block first,"
-                " or open it inside the step's function"
+                f"{what} inside a transaction of the database alias {connection.alias!r}: {why}"
             )
 
 
-def _is_in_transaction(connection: Any) -> bool:
-    return connection.in_atomic_block or not connection.get_autocommit()
+def is_in_transaction(connection: Any) -> bool:
+    """Whether what is done on a connection now may still be rolled back.
+
+    The transaction that Django's ``TestCase`` wraps around each test does not count.
+    """
+    if blocks := connection.atomic_blocks:
+        return any(not getattr(block, "_from_testcase", False) for block in blocks)
+    return not connection.get_autocommit()
 
 
 def open_connections() -> Iterator[Any]:

@@ -28,7 +28,7 @@ from kombu.utils.json import dumps, loads
 from ..text import error_site, printable
 from .commit import (
     after_commit,
-    in_transaction,
+    is_in_transaction,
     open_transactions,
     refuse_manual_transaction,
 )
@@ -202,7 +202,7 @@ def use_autocommit() -> None:
 def _refuse_transaction(alias: str) -> None:
     from django.db import connections
 
-    if in_transaction(connections[alias]):
+    if is_in_transaction(connections[alias]):
         raise StoreInTransaction(
             f"The outbox's database alias {alias!r} is inside a transaction, whose rollback would"
             " bring back what has been sent: leave the atomic block first, or switch autocommit on"

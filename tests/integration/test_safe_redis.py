@@ -54,7 +54,7 @@ def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
         app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
         with caplog.at_level(logging.WARNING):
             StoreStep(None).create(SimpleNamespace(app=app, pool_cls="solo"))
-        found = [finding for finding in examine(look(app)) if finding.id == "W033"]
+        found = [finding for finding in examine(look(app)) if finding.id == "W034"]
     said = [r.getMessage() for r in caplog.records if "store_evicts" in r.getMessage()]
     assert (len(said), len(found)) == (is_named, is_named)
     assert all(options[3] in text for text in (*said, *(finding.evidence for finding in found)))

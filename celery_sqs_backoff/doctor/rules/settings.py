@@ -154,7 +154,7 @@ RULES = (
         _store_fails,
     ),
     Rule(
-        "W033",
+        "W034",
         "The store drops records when it is full",
         "Each record has an end, so volatile-* policies drop them too."
         " https://redis.io/docs/latest/develop/reference/eviction/",

@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from ..commit import in_test_case, in_transaction
+from ..commit import is_in_transaction
 from ..errors import StoreInTransaction, StoreUnavailable
 
 __all__ = ["DjangoStore"]
@@ -151,8 +151,8 @@ class DjangoStore:
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
         try:
-            if in_test_case(connections[self._using]):
-                with transaction.atomic(using=self._using):  # keeps the test's usable
+            if connections[self._using].in_atomic_block:  # only a test's: see _records
+                with transaction.atomic(using=self._using):  # keeps it usable
                     records.create(key=at, **new, expires_at=now + ttl)
             else:
                 records.create(key=at, **new, expires_at=now + ttl)
@@ -189,7 +189,7 @@ class DjangoStore:
 
         connection = connections[self._using]
         try:
-            if in_transaction(connection):
+            if is_in_transaction(connection):
                 raise StoreInTransaction(
                     f"The store's database alias {self._using!r} is inside a transaction, whose"
                     " rollback would take back what has been recorded: leave the atomic block"
