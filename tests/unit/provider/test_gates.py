@@ -342,6 +342,38 @@ def test_the_last_receive_that_the_queue_allows_runs() -> None:
     assert not scene.gate.hides(lease, scene.options)
 
 
+def test_a_message_on_its_last_receive_is_the_probe_if_one_is_due() -> None:
+    """Else the gate stays open for good on a queue with few receives: no other message comes."""
+    scene = Scene()
+    scene.outage()
+    scene.keeper.now += 60.0
+    last: list[Any] = [Lease(f"m{i}", receive_count=3, max_receive_count=3) for i in range(2)]
+    for lease in last:
+        assert not scene.gate.hides(lease, scene.options)
+    assert scene.gate.control.health.state is State.PROBING
+    scene.gate.ended(last[1], Ended(End.RETURNED))
+    assert scene.gate.control.health.state is State.PROBING, "one is the probe"
+    scene.gate.ended(last[0], Ended(End.RETURNED))
+    assert scene.gate.control.health.state is State.CLOSED
+    assert any(isinstance(event, ProviderProbing) for event in scene.seen)
+
+
+def test_a_message_on_its_last_receive_waits_for_its_turn_while_the_provider_recovers() -> None:
+    """A refusal would make it a dead letter."""
+    scene = Scene()
+    scene.outage()
+    scene.recover()
+    for i in range(3):
+        lease: Any = Lease(f"m{i}", receive_count=3, max_receive_count=3)
+        assert not scene.gate.hides(lease, scene.options)
+        assert (lease.turn is Turn.IS_AWAITED) == (i > 0)
+        if i:
+            assert scene.gate.waits(lease, scene.options, lambda: None)
+    late: Any = Lease("its time is short", first_received_at=time.time() - 129_600.0 + 50.0)
+    assert not scene.gate.hides(late, scene.options)
+    assert late.turn is Turn.NONE
+
+
 def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
     scene = Scene(retry_for=60.0)
     scene.outage()
