@@ -107,6 +107,14 @@ class Gate:
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
 
+    @property
+    def hides_all(self) -> bool:
+        """Whether the provider is down, and no probe is due."""
+        with self._owner.lock:
+            health = self.control.health
+            is_closed = health.state is State.CLOSED
+            return not is_closed and not health.needs_probe(self._owner.clock())
+
     def _replace_if_not_run(self, probe: Lease) -> None:
         """Look for another probe if this one is settled, or lost, before its task has begun."""
         free = probe.free

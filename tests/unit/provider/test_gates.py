@@ -342,6 +342,16 @@ def test_the_last_receive_that_the_queue_allows_runs() -> None:
     assert not scene.gate.hides(lease, scene.options)
 
 
+def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
+    """Then a task need not wait in Celery, for its ``rate_limit``, to be hidden."""
+    scene = Scene()
+    assert not scene.gate.hides_all
+    scene.outage()
+    assert scene.gate.hides_all
+    scene.keeper.now += 60.0
+    assert not scene.gate.hides_all, "what waits in Celery is no probe"
+
+
 def test_a_message_on_its_last_receive_is_the_probe_if_one_is_due() -> None:
     """Else the gate stays open for good on a queue with few receives: no other message comes."""
     scene = Scene()
