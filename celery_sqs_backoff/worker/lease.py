@@ -107,6 +107,7 @@ class Lease:
         "keeps_place",
         "on_end",
         "on_lost",
+        "retry_for",
         "row",
         "slot_at",
         "trace_header",
@@ -135,7 +136,8 @@ class Lease:
         self.body = body
         self.delivery = delivery
         self.free: Callable[[], None] = free
-        #: When ``retry_for`` is over, in seconds since the epoch; set once the task is known.
+        #: The task's, in seconds, and when it is over, since the epoch; set once that is known.
+        self.retry_for: float | None = None
         self.gives_up_at: float | None = None
         #: Whether the task may be running: asked when the connection is lost.
         self.handed_to_pool: Callable[[], bool] = _no
@@ -311,7 +313,9 @@ class Lease:
             message_id=self.delivery.message_id,
             seconds=due_at - self.keeper.clock(),
             sent_at=self.delivery.sent_at,
+            eta=self.delivery.due_at,
             gives_up_at=self.gives_up_at,
+            retry_for=self.retry_for,
         )
         self.keeper.events.emit(hidden)
 
