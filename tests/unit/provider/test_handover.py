@@ -54,12 +54,28 @@ def test_few_messages_come_back_within_seconds() -> None:
     assert max(each.seconds for each in found) <= 5
 
 
+def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() -> None:
+    made = control()
+    made.told_closed(NOW)
+    made.admission.stop()  # the recovery is over
+    made.ended("m", Outcome.RETRYABLE, NOW)
+    assert made.hidden(hidden("m"), NOW)
+    assert made.hand_over(NOW) == []
+
+
 def test_many_messages_are_spread_over_three_minutes() -> None:
     found = nearer((hidden(f"m{i}") for i in range(9000)), NOW, Random(1), is_down=True)
     assert len(found) == 9000
     seconds = [each.seconds for each in found]
     assert max(seconds) == LONGEST_SPREAD_SECONDS
     assert max(map(seconds.count, set(seconds))) < 120, "about 50 in each second"
+
+
+def test_messages_of_one_group_come_back_together() -> None:
+    waiting = [hidden(f"m{i}", group="g") for i in range(9)]
+    waiting += [hidden(f"other {i}") for i in range(200)]
+    found = nearer(waiting, NOW, Random(1), is_down=True)
+    assert len({each.seconds for each in found[:9]}) == 1
 
 
 def test_none_comes_back_before_the_provider_allows() -> None:
