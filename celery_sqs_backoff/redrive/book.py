@@ -113,9 +113,8 @@ class Book:
     def room(self, *, places: int, limit: int | None) -> int:
         """How many messages may be received yet; 0 from the limit of those to be sent on."""
         with self.lock:
-            if limit is not None and self.admitted >= limit:
-                return 0
-            return max(0, places - self.ledger.places - self.claims)
+            is_reached = limit is not None and self.admitted >= limit
+            return 0 if is_reached else max(0, places - self.ledger.places - self.claims)
 
     def received(
         self, claim: int, messages: Sequence[DeadLetter], until: float

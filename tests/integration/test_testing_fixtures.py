@@ -210,7 +210,7 @@ def test_credentials_come_from_nowhere_else(
 
 
 def test_only_pools_that_share_this_process_are_accepted(sqs_worker: StartWorker) -> None:
-    with pytest.raises(ValueError, match="pool='prefork'"), sqs_worker(pool="prefork"):
+    with pytest.raises(ValueError, match="must be 'solo' or 'threads'"), sqs_worker(pool="prefork"):
         pass
 
 
