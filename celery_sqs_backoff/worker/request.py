@@ -144,12 +144,20 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Run just before the task where the pool shares this process, else after it was begun.
 
         Raises:
-            SettledBeforeRun: the message has been given back, or lost; the task must not begin.
+            SettledBeforeRun: the message has been given back, or lost, or Celery has failed to
+                begin with it; the task must not begin.
         """
         if self.lease is not None and self.lease.state is not State.HELD and pid == os.getpid():
             self.lease.release()  # if it was lost: the run that was to come has ended
             raise SettledBeforeRun
-        super().on_accepted(pid, time_accepted)
+        try:
+            super().on_accepted(pid, time_accepted)
+        except Exception as exc:
+            if self.lease is None or pid != os.getpid():
+                raise
+            # The pool would drop the run, and tell nobody.
+            self._end(Ended(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
+            raise SettledBeforeRun from exc
 
     def revoked(self) -> bool:
         """Whether not to start the task: also when its message has been given back, or lost."""
@@ -169,6 +177,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             self._cancelling = False
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
+    def cut_short(self) -> None:
+        """Settle a run that ends with the worker: another one may start the message at once."""
+        if self.lease is not None:
+            self._end(Ended(End.CANCELLED), _NO_ERROR, None)
+
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         # Celery 5.5 and 5.6 cancel all requests in one loop, which contains nothing.
         _contained(self, partial(super()._announce_cancelled, *args, **kwargs))
@@ -182,9 +195,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             super().on_failure(exc_info, send_failed_event, return_ok)
             return
-        ended, error = read_end(
-            self, exc_info, is_stopping=bool(self._cancelling or state.should_terminate)
-        )
+        ended, error = read_end(self, exc_info, is_cancelling=self._cancelling)
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from celery import bootsteps
 from celery.concurrency import solo
 from celery.utils.log import get_logger
+from celery.worker import state
 from celery.worker.consumer.tasks import Tasks
 
 from ..doctor.look import ignored_by
@@ -22,6 +23,7 @@ from .keeper import Keeper
 from .observation import EVENT_LOOP, Observation
 from .providers import introduce
 from .receive import Receive, name_among_workers
+from .request import BackoffRequest
 from .strategy import takes_leases
 
 __all__ = ["LeaseStep"]
@@ -95,6 +97,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         """Run after the pool has stopped: whatever will be settled has been."""
         atexit.unregister(self.shutdown)
         c.sqs_receiver.gates.stop()
+        for request in tuple(state.active_requests):
+            if isinstance(request, BackoffRequest):
+                request.cut_short()
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
         c.sqs_receiver.gates.hand_over()
         self._observation.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -100,6 +101,28 @@ def test_every_message_is_where_it_belongs_after_a_stop(
     # Longer ones than a renewal's are for the message whose delete is refused: it is kept hidden.
     assert stage.delays_asked().count(600) == 1
     assert stage.dead_letters() == []
+    assert worker.log().count("reason=cancelled") == int(not may_end)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_run_that_is_cut_short_with_the_worker_is_told_of_and_given_back_at_once(
+    make_stage: Callable[..., Stage], pool: str
+) -> None:
+    """By a supervisor that signals the whole process group; by whoever has no patience."""
+    stage = make_stage()
+    with stage.worker(pool=pool, concurrency=1, stop_timeout=1) as worker:
+        task_id = stage.send("shutdown_pools.mail", "runs").id
+        eventually(lambda: stage.record.entries(what="runs"), timeout=20)
+        if pool == "prefork":
+            os.killpg(worker.pid, signal.SIGTERM)
+        else:
+            worker.send(signal.SIGQUIT)
+        worker.stop(sig=signal.SIGCONT, timeout=30)
+    eventually(lambda: stage.messages() == (1, 0), timeout=2)
+    [line] = [line for line in worker.log().splitlines() if "sqs_backoff.retry" in line]
+    assert f"id={task_id}" in line
+    assert "reason=cancelled" in line
+    assert "delay=0" in line
 
 
 def received(stage: Stage) -> int:
