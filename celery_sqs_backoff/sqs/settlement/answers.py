@@ -139,7 +139,7 @@ class Answers:
     def _lose(self, row: Row, failure: Failure | None) -> None:
         if row.become(Want.LOST, may_be_lost=True):
             self._book.tell(Happening.LOST, row, Purpose.RENEW, failure)
-        elif row.is_settled and not row.is_hiding:
+        elif row.is_settled and not row.is_hiding and not row.is_being_deleted:
             self._book.finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
 
     def _try_again(self, entry: Entry, step: Step, failure: Failure | None, now: float) -> None:
