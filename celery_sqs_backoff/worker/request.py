@@ -13,7 +13,7 @@ from functools import partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery import signals
+from celery import signals, states
 from celery.exceptions import Retry, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -287,6 +287,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             self._report_lost(_exc_info(failure))
         else:
             report()
+            if ended.end is End.TIME_LIMIT:
+                _call_hooks(self, raised(exc_info), exc_info)
 
     def _report_lost(self, exc_info: Any) -> None:
         """Celery would raise a ``MemoryError`` again, and store nothing."""
@@ -307,6 +309,17 @@ def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, 
     finally:
         task.request_stack.pop()
     logger.info("Task %s retry: %s", _named(request), reason)
+
+
+def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
+    """What the task's own process does when a task fails. Celery before 5.7 does not call them."""
+    task, arguments = request.task, (request.id, request.args, request.kwargs, exc_info)
+    task.request_stack.push(request._context)
+    try:
+        task.on_failure(exc, *arguments)
+        task.after_return(states.FAILURE, exc, *arguments)
+    finally:
+        task.request_stack.pop()
 
 
 def _send_retried(request: BackoffRequest, exc: BaseException, traceback: object) -> None:

@@ -522,6 +522,20 @@ def test_a_greenlet_or_thread_whose_message_was_lost_before_it_began_ends_its_le
     assert ended == [run.lease]
 
 
+@pytest.mark.parametrize("crash_budget", [1, 2])
+def test_a_hard_time_limit_that_is_final_calls_the_hooks_of_a_failure_once(crash_budget):
+    """As Celery 5.7 does."""
+    told = []
+    run = Run(
+        crash_budget=crash_budget,
+        on_failure=lambda task, exc, *_: told.append(type(exc)),
+        after_return=lambda task, state, *_: told.append(state),
+    )
+    fails(run, TimeLimitExceeded(1))
+    run.request.on_timeout(False, 1)
+    assert told == ([TimeLimitExceeded, "FAILURE"] if crash_budget == 1 else [])
+
+
 @pytest.mark.parametrize("pid", [os.getpid(), os.getpid() + 1], ids=["greenlet", "process"])
 def test_a_run_that_celery_fails_to_begin_with_is_not_held_for_good(pid, monkeypatch):
     """A greenlet or thread would end without a word. A pool process runs the task all the same."""
