@@ -229,15 +229,17 @@ class Lease:
         """Give the message back, to be received again at once."""
         return self._settle(Want.GIVE_BACK, due_at=self.keeper.clock())
 
-    def give_back_unrun(self, *, until: float | None = None) -> bool:
+    def give_back_unrun(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message whose task has not been started: this receive was no attempt.
 
         Arguments:
             until: hide it until then, by the keeper's clock. ``None``: show it at once.
+            was_due: it could have run but for its provider, so ``retry_for`` has begun.
         """
         message_id = self.delivery.message_id
         if self.state is State.HELD:  # else whoever has settled it has counted it
-            self.keeper.memory.count_unrun(message_id)
+            due_since = self.delivery.first_due_at if was_due else None
+            self.keeper.memory.count_unrun(message_id, due_since=due_since)
         if until is not None:
             return self._settle(Want.HIDE, due_at=until)
         is_given_back = self.release()

@@ -24,7 +24,7 @@ from .messages import Receiver
 from .mix import QueueMix
 from .poller import Poller
 from .providers import fleet_of, provider_name_of, providers_routed_to, sharing_of
-from .strategy import takes_leases
+from .strategy import is_kept_back_at_start, takes_leases
 from .upstream.pools import is_pool_of
 
 __all__ = ["Receive", "name_among_workers"]
@@ -251,11 +251,16 @@ class Receive:
         handle: Callable[[Any], object] = consumer.on_task_request
 
         def on_task_request(request: Any) -> None:
+            def start() -> None:
+                tag, lease = request.message.delivery_tag, request.lease
+                self._inbox.put(Arrival("", {}, tag, lease, lambda: on_task_request(request)))
+
+            is_kept_back = _may_start(request) and is_kept_back_at_start(request, start)
             if not _may_start(request):
                 _forget(request)
-                return
-            self._note_started(request)
-            self._hand_over(handle, request)
+            elif not is_kept_back:
+                self._note_started(request)
+                self._hand_over(handle, request)
 
         consumer.on_task_request = on_task_request
         upstream.start_nothing_given_back(consumer.controller, _may_start, self._hand_over)

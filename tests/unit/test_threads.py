@@ -1,0 +1,75 @@
+"""Threads: calls that may take only so long, and machines that have no thread left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import weakref
+from functools import partial
+
+import pytest
+
+from celery_sqs_backoff import threads
+from celery_sqs_backoff.threads import call_in_time, start_daemon
+
+
+def refuse(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_call_returns_or_raises_as_if_it_were_made_here() -> None:
+    assert call_in_time(lambda: 7, seconds=10).result() == 7
+    with pytest.raises(SystemExit):
+        call_in_time(partial(exit, 3), seconds=10).result()
+
+
+def test_a_call_that_itself_times_out_has_ended() -> None:
+    def time_out() -> None:
+        raise TimeoutError
+
+    assert isinstance(call_in_time(time_out, seconds=10).exception(), TimeoutError)
+
+
+def test_a_call_that_takes_too_long_goes_on_and_holds_up_no_other() -> None:
+    goes_on = threading.Event()
+    hangs = call_in_time(partial(goes_on.wait, 10), seconds=0.01)
+    assert not hangs.done()
+    assert call_in_time(lambda: 7, seconds=10).result() == 7
+    goes_on.set()
+    assert hangs.result(10) is True
+
+
+def test_calls_one_after_the_other_share_a_thread() -> None:
+    who = {call_in_time(threading.get_ident, seconds=10).result() for _ in range(100)}
+    assert len(who) == 1
+    assert threading.get_ident() not in who
+
+
+def test_a_thread_keeps_no_answer_alive() -> None:
+    class Answer:
+        pass
+
+    answer = weakref.ref(call_in_time(Answer, seconds=10).result())
+    call_in_time(lambda: None, seconds=10)
+    assert answer() is None
+
+
+def test_without_a_thread_left_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threads, "_idle", type(threads._idle)())
+    assert start_daemon("sqs-test", lambda: None) is None
+    assert call_in_time(threading.get_ident, seconds=0).result() == threading.get_ident()
+
+
+def test_a_fork_does_not_wait_for_the_threads_of_its_parent() -> None:
+    call_in_time(lambda: 7, seconds=10)  # leaves one idle here
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+
+    def ask() -> None:
+        answers.put(call_in_time(lambda: 7, seconds=5).done())
+
+    child = fork.Process(target=ask)
+    child.start()
+    child.join(10)
+    assert answers.get() is True
