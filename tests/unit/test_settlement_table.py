@@ -157,6 +157,17 @@ def test_a_renewal_that_crosses_the_delete_of_its_message_is_no_news(want) -> No
     assert (len(table), table.waiting) == (0, 0)
 
 
+def test_a_renewal_that_is_void_after_the_hold_has_run_out_is_news() -> None:
+    """Another worker may have the message: a standard queue says nothing of it at the delete."""
+    table, row = SettlementTable(linger_seconds=0), Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(Want.DELETE)
+    table.settled(row, row.visible_at)
+    calls = calls_due(table, row.visible_at)
+    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], row.visible_at)
+    assert [event.what for event in table.drain_events()] == [Happening.TOO_LATE]
+
+
 def test_a_renewal_that_is_void_while_a_refused_delete_waits_ends_the_row() -> None:
     table, row = SettlementTable(linger_seconds=0), Row(QUEUE, "m", "h", 0.0)
     table.received(row, 0.0)

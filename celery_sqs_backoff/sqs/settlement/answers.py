@@ -112,7 +112,7 @@ class Answers:
             book.tell(Happening.SENT, row, purpose)
             book.plan_removal(row, now, now)
         elif step is Step.LOSE:
-            self._lose(row, failure)
+            self._lose(row, failure, now)
         elif step is Step.DROP:
             book.finish(row, Happening.TOO_LATE, purpose, failure)
         elif step is Step.SHORTEN and (entry.seconds > 1 or purpose is Purpose.RENEW):
@@ -136,11 +136,13 @@ class Answers:
         if not row.is_hiding:
             self._book.plan_visibility(row, now, now)
 
-    def _lose(self, row: Row, failure: Failure | None) -> None:
+    def _lose(self, row: Row, failure: Failure | None, now: float) -> None:
         if row.become(Want.LOST, may_be_lost=True):
             self._book.tell(Happening.LOST, row, Purpose.RENEW, failure)
-        elif row.is_settled and not row.is_hiding and not row.is_being_deleted:
-            self._book.finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
+        elif row.is_settled and not row.is_hiding:
+            # Else SQS has just deleted it for us, and the response is on its way.
+            if not row.is_being_deleted or row.may_be_visible(now):
+                self._book.finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
 
     def _try_again(self, entry: Entry, step: Step, failure: Failure | None, now: float) -> None:
         row, purpose = entry.row, entry.purpose

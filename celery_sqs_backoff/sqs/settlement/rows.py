@@ -268,7 +268,7 @@ class Row:
 
     @property
     def is_being_deleted(self) -> bool:
-        """Whether its delete is under way: SQS may have done it, and refuses to renew it then."""
+        """Whether its delete is under way."""
         deletes = self.want is Want.DELETE or (self.want is Want.DEAD_LETTER and self.is_sent)
         return deletes and self.removal_ticket is None
 
