@@ -137,12 +137,12 @@ class Answers:
             self._book.plan_visibility(row, now, now)
 
     def _lose(self, row: Row, failure: Failure | None, now: float) -> None:
+        # Perhaps SQS has just deleted it for us, and the response is on its way.
+        crosses_delete = row.is_being_deleted and not row.may_be_visible(now)
         if row.become(Want.LOST, may_be_lost=True):
             self._book.tell(Happening.LOST, row, Purpose.RENEW, failure)
-        elif row.is_settled and not row.is_hiding:
-            # Else SQS has just deleted it for us, and the response is on its way.
-            if not row.is_being_deleted or row.may_be_visible(now):
-                self._book.finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
+        elif row.is_settled and not row.is_hiding and not crosses_delete:
+            self._book.finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
 
     def _try_again(self, entry: Entry, step: Step, failure: Failure | None, now: float) -> None:
         row, purpose = entry.row, entry.purpose
