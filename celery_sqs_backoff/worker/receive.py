@@ -227,16 +227,15 @@ class Receive:
         channel.basic_ack = basic_ack
         channel.basic_reject = basic_reject
 
-    def running(self, queue: str) -> int:
-        """Return how many messages of a queue the pool is running."""
-        return self._capacity.running(queue)
+    def consumed(self) -> list[str]:
+        """Return the names on SQS of the queues that this worker has received from."""
+        return [poller.queue for poller in list(self._pollers.values())]
 
     def _note_started(self, request: Any) -> None:
         lease, tag = getattr(request, "lease", None), request.message.delivery_tag
+        self._capacity.started(tag)
         if not isinstance(lease, Lease):
-            self._capacity.started(tag)
             return
-        self._capacity.started(tag, lease.queue.name)
         self._keeper.events.emit(
             Started(
                 queue=lease.queue.name,
