@@ -172,6 +172,8 @@ class AppFacts:
     store: str | None = None
     #: Why the store cannot be used; ``None``: it can be, or nobody has tried.
     store_failure: str | None = None
+    #: Why the store may drop records before their end; ``None``: nothing says that it does.
+    store_eviction: str | None = None
     pool: str = "prefork"
     concurrency: int | None = None
     prefetch_multiplier: int = 4
@@ -194,6 +196,8 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     #: Names of queues beside those consumed, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
+    #: Whether consequences may be simulated, which takes up to a second of CPU per queue.
+    simulates: bool = True
 
     @property
     def covered(self) -> list[TaskFacts]:

@@ -97,6 +97,7 @@ class Lease:
         "body",
         "calls",
         "delivery",
+        "expect_behind",
         "free",
         "gives_up_at",
         "goes_on_with",
@@ -106,6 +107,7 @@ class Lease:
         "keeps_place",
         "on_end",
         "on_lost",
+        "retry_for",
         "row",
         "slot_at",
         "trace_header",
@@ -134,7 +136,8 @@ class Lease:
         self.body = body
         self.delivery = delivery
         self.free: Callable[[], None] = free
-        #: When ``retry_for`` is over, in seconds since the epoch; set once the task is known.
+        #: The task's, in seconds, and when it is over, since the epoch; set once that is known.
+        self.retry_for: float | None = None
         self.gives_up_at: float | None = None
         #: Whether the task may be running: asked when the connection is lost.
         self.handed_to_pool: Callable[[], bool] = _no
@@ -147,6 +150,8 @@ class Lease:
         #: When its provider's rate lets it start; ``None`` = nobody has asked.
         self.slot_at: float | None = None
         self.turn = Turn.NONE
+        #: Told of each message of its group that is about to be hidden behind it, if set.
+        self.expect_behind: Callable[[Lease], object] | None = None
         #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
         self.row = Row(
@@ -308,7 +313,9 @@ class Lease:
             message_id=self.delivery.message_id,
             seconds=due_at - self.keeper.clock(),
             sent_at=self.delivery.sent_at,
+            eta=self.delivery.due_at,
             gives_up_at=self.gives_up_at,
+            retry_for=self.retry_for,
         )
         self.keeper.events.emit(hidden)
 

@@ -14,6 +14,7 @@ from ..sqs.clients import Clients
 from ..sqs.limits import MAX_WAIT_TIME_SECONDS
 from . import unreadable, upstream
 from .capacity import Capacity
+from .ends import is_stopping
 from .foreign import Foreign
 from .gates import Gates
 from .inbox import Arrival, Inbox
@@ -71,7 +72,7 @@ class Receive:
         self._inbox = Inbox(
             deliver=self._deliver,
             capacity=self._capacity,
-            is_stopping=_is_stopping,
+            is_stopping=is_stopping,
             soon=_soon(consumer.hub),
             one_at_a_time=_blocks(consumer.pool),
             on_error=self._on_error,
@@ -226,16 +227,15 @@ class Receive:
         channel.basic_ack = basic_ack
         channel.basic_reject = basic_reject
 
-    def running(self, queue: str) -> int:
-        """Return how many messages of a queue the pool is running."""
-        return self._capacity.running(queue)
+    def consumed(self) -> list[str]:
+        """Return the names on SQS of the queues that this worker has received from."""
+        return [poller.queue for poller in list(self._pollers.values())]
 
     def _note_started(self, request: Any) -> None:
         lease, tag = getattr(request, "lease", None), request.message.delivery_tag
+        self._capacity.started(tag)
         if not isinstance(lease, Lease):
-            self._capacity.started(tag)
             return
-        self._capacity.started(tag, lease.queue.name)
         self._keeper.events.emit(
             Started(
                 queue=lease.queue.name,
@@ -320,9 +320,3 @@ def _wait_seconds(channel: Any) -> int:
     """The length of a long poll: what the user has set, else SQS's longest."""
     seconds = channel.transport_options.get("wait_time_seconds", MAX_WAIT_TIME_SECONDS)
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))
-
-
-def _is_stopping() -> bool:
-    """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
-    codes = (state.should_stop, state.should_terminate)
-    return any(code is not None and code is not False for code in codes)

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     },
     "redrive": {"retry", "sqs", "safe", "signals", "text", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
-    "doctor": {"retry", "sqs", "safe", "task", "simulate"},
+    "doctor": {"retry", "sqs", "safe", "task", "simulate", "units"},
     "commands": {
         *("retry", "sqs", "redrive", "safe", "provider", "simulate", "task", "version", "doctor"),
         *("observe", "text", "units"),
