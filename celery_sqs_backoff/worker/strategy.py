@@ -24,6 +24,7 @@ from .gate import Gate
 from .inbox import Arrival
 from .lease import Lease
 from .messages import Receiver, held_seconds
+from .payload import check_headers
 from .request import SettledBeforeRun
 
 __all__ = ["default", "is_kept_back_at_start", "takes_leases"]
@@ -134,9 +135,11 @@ def _check_arguments(payload: Any) -> None:
 
     Raises:
         InvalidTaskError: these are not the arguments of a task.
+        NotUnderstood: the headers of a task in protocol 1, which are in its body.
     """
     embed: Any = None
     if isinstance(payload, dict):
+        check_headers({**payload, "group": payload.get("taskset", payload.get("group"))})
         args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
     else:
         args, kwargs, embed = payload
