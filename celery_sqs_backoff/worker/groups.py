@@ -67,23 +67,22 @@ class MessageGroups:
         group, goes_on = _group_of(lease), lease.goes_on_with
         if goes_on is None:
             if lease.state not in _OVER:
-                self._close(group, lease)
+                self._close_until(group, _until(lease))
         elif goes_on.want is Want.HIDE:
             self._close_until(group, goes_on.due_at)
         elif goes_on.want is Want.GIVE_BACK:
             self._close_until(group, None)
 
-    def _close(self, group: Group, lease: Lease) -> float | None:
-        until = lease.due_at if lease.state is State.DEFERRED else None
-        self._close_until(group, until)
-        return until
-
     def _close_until(self, group: Group, until: float | None) -> None:
         with self._lock:
-            self._closed[group] = until
-            self._closed.move_to_end(group)
-            if len(self._closed) > _CLOSED:
-                self._closed.popitem(last=False)
+            self._close(group, until)
+
+    def _close(self, group: Group, until: float | None) -> None:
+        """With the lock held: else a later message of the same receive would pass in between."""
+        self._closed[group] = until
+        self._closed.move_to_end(group)
+        if len(self._closed) > _CLOSED:
+            self._closed.popitem(last=False)
 
     def take_turn(self, lease: Lease, start: Callable[[], object]) -> None:
         """Call ``start`` now, or when all earlier messages of the lease's group are settled.
@@ -91,15 +90,8 @@ class MessageGroups:
         Not at all if the lease is settled by then. A lease that has its turn keeps it.
         """
         group = _group_of(lease)
-        with self._lock:
-            turns = self._waiting.get(group)
-            has_turn = turns is not None and turns[0][0] is lease
-            is_closed, until = group in self._closed, self._closed.get(group)
-        if has_turn:
+        if self._has_turn(group, lease):
             start()
-            return
-        if is_closed:
-            lease.give_back_unrun(until=until)
             return
 
         def start_if_held() -> None:
@@ -115,38 +107,50 @@ class MessageGroups:
         lease.free = settled
         lease.on_end = lambda: self._after(group, lease)
         with self._lock:
+            is_closed, until = group in self._closed, self._closed.get(group)
             is_first = group not in self._waiting
-            self._waiting.setdefault(group, []).append((lease, start_if_held))
-        if lease.state is not State.HELD:
+            if not is_closed:
+                self._waiting.setdefault(group, []).append((lease, start_if_held))
+        if is_closed:
+            lease.give_back_unrun(until=until)
+        elif lease.state is not State.HELD:
             # Given back, or lost, since its receive: perhaps before there was anybody to tell.
             self._after(group, lease)
         elif is_first:
             start_if_held()
 
-    def _after(self, group: tuple[str, str], lease: Lease) -> None:
+    def _has_turn(self, group: Group, lease: Lease) -> bool:
+        with self._lock:
+            turns = self._waiting.get(group)
+            return turns is not None and turns[0][0] is lease
+
+    def _after(self, group: Group, lease: Lease) -> None:
         give_back: list[Lease] = []
-        start = None
+        until, start = _until(lease), None
         with self._lock:
             turns = self._waiting.get(group, [])
             place = next((i for i, (other, _) in enumerate(turns) if other is lease), None)
             if place is None:
                 return  # given back below, behind an earlier one
-            comes_back = lease.state not in _OVER and not lease.row.is_over
-            if comes_back:
+            if lease.state not in _OVER and not lease.row.is_over:  # it comes back
                 give_back = [later for later, _ in turns[place + 1 :]]
                 del turns[place + 1 :]
+                self._close(group, until)
             if not _goes_on(lease):
                 del turns[place]
             if not turns:
                 del self._waiting[group]
             elif place == 0 and turns[0][0] is not lease:
                 start = turns[0][1]
-        if comes_back:
-            until = self._close(group, lease)
-            for later in give_back:
-                later.give_back_unrun(until=until)
+        for later in give_back:
+            later.give_back_unrun(until=until)
         if start is not None:
             self._soon(start)
+
+
+def _until(lease: Lease) -> float | None:
+    """When what is behind a message may be seen again; ``None``: at once."""
+    return lease.due_at if lease.state is State.DEFERRED else None
 
 
 def _goes_on(lease: Lease) -> bool:
