@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..signals import lease_lost, provider_changed
 from ..text import error_site
+from ..threads import start_daemon
 from .events import (
     Event,
     LeaseLost,
@@ -74,8 +75,9 @@ class _Lane:
         with self._lock:
             self._waiting.append((sender, facts))
             if not self._is_running:
-                threading.Thread(target=self._run, name="sqs-signal", daemon=True).start()
-                self._is_running = True
+                self._is_running = start_daemon("sqs-signal", self._run) is not None
+                if not self._is_running:
+                    logger.warning("sqs_backoff.no_thread_left: a signal waits for the next one")
 
     def _run(self) -> None:
         while True:

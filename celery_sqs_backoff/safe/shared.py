@@ -17,6 +17,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
 from ..text import error_site
+from ..threads import NotInTime, call_in_time
 from . import counts
 from .commit import open_connections
 from .guard import Run
@@ -48,34 +49,26 @@ _HANGING = "_sqs_backoff_store_hanging"
 def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
     """Return what ``ask`` returns, or ``otherwise`` if that takes too long. Raises what it raises.
 
-    It is called in a thread of its own, because no client library can be relied on for its
-    timeouts. What takes too long goes on there; until it ends, the store is left alone.
+    What takes too long goes on in its thread; until it ends, the store is left alone. On a machine
+    without a thread left it is not called.
     """
     if not has_store(app):
         return ask()
     if _is_left_alone(app):
         return otherwise
-    answers: list[T] = []
-    failures: list[Exception] = []
     began = time.monotonic()
-    work = partial(_answer, ask, answers, failures)
-    thread = threading.Thread(target=work, name="sqs-store", daemon=True)
-    thread.start()
-    thread.join(_WAIT_SECONDS)
-    if answers:
-        return answers[0]
-    if failures:
-        raise failures[0]
-    setattr(app, _HANGING, thread)
-    _note_failure(app, began)
-    return otherwise
-
-
-def _answer(ask: Callable[[], T], answers: list[T], failures: list[Exception]) -> None:
     try:
-        answers.append(ask())
-    except Exception as exc:  # noqa: BLE001  # the caller's, if it still waits
-        failures.append(exc)
+        return call_in_time("sqs-store", partial(_ask_and_close, ask), _WAIT_SECONDS)
+    except NotInTime as late:
+        if late.thread is not None:
+            setattr(app, _HANGING, late.thread)
+            _note_failure(app, began)
+        return otherwise
+
+
+def _ask_and_close(ask: Callable[[], T]) -> T:
+    try:
+        return ask()
     finally:
         for connection in open_connections():  # of this thread: nobody will use them again
             connection.close()

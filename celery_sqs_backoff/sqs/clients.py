@@ -21,7 +21,7 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import ReadTimeoutError
 from botocore.session import Session, get_session
 
-from ..threads import start_daemon
+from ..threads import NotInTime, call_in_time, start_daemon
 from .calls import Calls
 from .limits import MAX_WAIT_TIME_SECONDS
 
@@ -199,24 +199,13 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
     send = http_session.send
 
     def send_in_time(request: Any) -> Any:
-        ended: list[tuple[Any, BaseException | None]] = []
-
-        def run() -> None:
-            try:
-                ended.append((send(request), None))
-            except BaseException as exc:  # noqa: BLE001  # raised again by the caller
-                ended.append((None, exc))
-
-        thread = start_daemon("sqs-call", run)
-        if thread is None:
-            return send(request)
-        thread.join(seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND)
-        if not ended:
-            raise ReadTimeoutError(endpoint_url=request.url)
-        [(response, error)] = ended
-        if error is not None:
-            raise error
-        return response
+        longest = seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND
+        try:
+            return call_in_time("sqs-call", lambda: send(request), longest)
+        except NotInTime as late:
+            if late.thread is None:
+                return send(request)
+            raise ReadTimeoutError(endpoint_url=request.url) from None
 
     http_session.send = send_in_time
 

@@ -28,15 +28,15 @@ MAY_IMPORT = {
     "classifiers": {"retry", "sqs", "text", "traces"},
     "foreign": {"retry", "sqs"},
     # A store and the outbox have their tables in contrib.django.
-    "safe": {"retry", "sqs", "signals", "classifiers", "text", "contrib"},
+    "safe": {"retry", "sqs", "signals", "classifiers", "text", "threads", "contrib"},
     "provider": {"retry", "sqs", "safe", "signals", "text", "units"},
     "task": {"retry", "sqs", "safe", "signals", "provider", "text"},
-    "observe": {"retry", "sqs", "safe", "signals", "text", "version"},
+    "observe": {"retry", "sqs", "safe", "signals", "text", "threads", "version"},
     "worker": {
         *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),
         *("doctor", "threads"),
     },
-    "redrive": {"retry", "sqs", "safe", "signals", "text", "units"},
+    "redrive": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
     "doctor": {"retry", "sqs", "safe", "task", "simulate"},
     "commands": {
