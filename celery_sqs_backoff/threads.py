@@ -1,25 +1,20 @@
-"""Threads that a worker can do without for a while, and calls that it waits for but so long."""
+"""Threads that a worker can do without for a while, and calls that may take only so long."""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
-__all__ = ["NotInTime", "call_in_time", "start_daemon"]
+__all__ = ["call_in_time", "start_daemon"]
 
-_Result = TypeVar("_Result")
-
-
-class NotInTime(Exception):
-    """A call has not ended in time, or could not be made.
-
-    ``thread``: where it goes on. ``None``: the machine has no thread left, and nothing was called.
-    """
-
-    def __init__(self, thread: threading.Thread | None) -> None:
-        super().__init__("no thread left" if thread is None else "no end in time")
-        self.thread = thread
+T = TypeVar("T")
 
 
 def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | None:
@@ -36,30 +31,63 @@ def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | Non
     return thread
 
 
-def call_in_time(name: str, call: Callable[[], _Result], seconds: float) -> _Result:
-    """Call a function in a thread of its own, and wait for so many seconds at the most.
+def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T]:
+    """Call in another thread, and wait for the end of it no longer than ``seconds``.
 
-    No library can be relied on for its timeouts. What takes longer goes on in its thread.
-
-    Raises:
-        NotInTime: see there. Also if the function has raised what is no ``Exception``.
-        Exception: whatever the function has raised.
+    Returns:
+        The call. It has ended, or goes on for as long as it takes: ``done()`` says which. If the
+        machine has no thread left, it has been waited for here.
     """
-    results: list[_Result] = []
-    failures: list[Exception] = []
+    future: Future[T] = Future()
+    try:
+        caller = _idle.pop()
+    except IndexError:
+        caller = _Caller()
+        if start_daemon("sqs-call", caller.run) is None:
+            _carry_out(future, call)
+            return future
+    caller.begin(future, call)
+    with suppress(NotInTime):
+        future.exception(seconds)
+    return future
 
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as exc:  # noqa: BLE001  # raised again by the caller, if it still waits
-            failures.append(exc)
 
-    thread = start_daemon(name, run)
-    if thread is None:
-        raise NotInTime(None)
-    thread.join(seconds)
-    if results:
-        return results[0]
-    if failures:
-        raise failures[0]
-    raise NotInTime(thread)
+class _Caller:
+    """A thread for one call after the other: to start one costs more CPU than the call to SQS."""
+
+    def __init__(self) -> None:
+        self._is_due = threading.Lock()
+        self._is_due.acquire()
+        self._work: Callable[[], None] | None = None
+
+    def begin(self, future: Future[T], call: Callable[[], T]) -> None:
+        """Carry this out. To be called when it is new or idle."""
+        self._work = partial(_carry_out, future, call, self)
+        self._is_due.release()
+
+    def run(self) -> None:
+        while True:
+            self._is_due.acquire()
+            work, self._work = self._work, None
+            assert work is not None
+            work()
+            del work  # the answer is kept by who asked for it
+
+
+#: Those without work. A process's own: a fork has none of these threads.
+_idle: deque[_Caller] = deque()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller | None = None) -> None:
+    try:
+        settle = partial(future.set_result, call())
+    except BaseException as exc:  # noqa: BLE001  # raised again where the result is asked for
+        settle = partial(future.set_exception, exc)
+    try:
+        if caller is not None:  # idle before it is known: else who asks next makes one more
+            _idle.append(caller)
+        settle()
+    finally:
+        del future, settle  # an exception's traceback has this frame

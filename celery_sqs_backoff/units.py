@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from .retry.policies import to_seconds
 
-__all__ = ["parse_duration", "parse_rate", "spell_duration"]
+__all__ = ["in_words", "parse_duration", "parse_rate", "spell_duration"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\s*(?:(\d+(?:\.\d+)?)\s*([smhd]))", re.IGNORECASE)
@@ -71,3 +71,13 @@ def spell_duration(seconds: float) -> str:
         if number or (unit == "s" and not parts):
             parts.append(f"{number} {unit}")
     return " ".join(parts[:2])
+
+
+def in_words(seconds: float) -> str:
+    """Write a time as a person would say it: ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= (1.5 if unit != "day" else 2) * length:
+            number = round(seconds / length, 1)
+            return f"{number:g} {unit}s"
+    number = round(seconds, 1)
+    return f"{number:g} second{'' if number == 1 else 's'}"

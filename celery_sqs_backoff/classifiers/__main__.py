@@ -51,6 +51,8 @@ def _statuses() -> Iterator[str]:
         statuses = _numbers(rule.statuses)
         if rule.if_asked_to_wait:
             statuses += " that ask to wait"
+        if rule.if_retry_after:
+            statuses += " with `Retry-After`"
         if rule.if_of_a_cache:
             statuses += " with `Server: Varnish`"
         yield f"| {statuses} | {rule.why} | {_classes(rule.means)} |"

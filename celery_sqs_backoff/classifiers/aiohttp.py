@@ -11,7 +11,7 @@ from typing import Any
 
 from ..retry.outcomes import Classifier
 from ..traces import certificate_rejected, frames
-from .answers import answer
+from .answers import answer, may_have_acted
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 
 __all__ = ["RULES", "aiohttp_errors"]
@@ -134,8 +134,7 @@ def _redirected(exc: BaseException) -> bool:
             if _sent_before(frame.f_locals):
                 return True
             history = history or frame.f_locals.get("history")  # most errors have none
-    # 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and 15.4.9).
-    return any(response.status not in (307, 308) for response in history or ())
+    return any(map(may_have_acted, history or ()))
 
 
 def aiohttp_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:

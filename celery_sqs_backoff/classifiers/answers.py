@@ -16,7 +16,7 @@ from typing import Any
 
 from .exchange import Finding, Meaning
 
-__all__ = ["STATUSES", "StatusRule", "answer", "asked_seconds", "read_answer"]
+__all__ = ["STATUSES", "StatusRule", "answer", "asked_seconds", "may_have_acted", "read_answer"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class StatusRule:
     why: str
     #: The row counts only if the answer asks to be left alone for a while.
     if_asked_to_wait: bool = False
+    #: The row counts only if it does so by ``Retry-After``. A gateway puts its rate limit on all
+    #: answers, also on those that it makes up for a request that it has passed on.
+    if_retry_after: bool = False
     #: The row counts only if a cache has made the answer up itself.
     if_of_a_cache: bool = False
 
@@ -86,8 +89,8 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (503,),
         Meaning.REFUSED_FOR_NOW,
-        "with `Retry-After`: the server says itself that this will pass (RFC 9110, 15.6.4)",
-        if_asked_to_wait=True,
+        "the server says itself that this will pass (RFC 9110, 15.6.4)",
+        if_retry_after=True,
     ),
     StatusRule(
         (503,),
@@ -126,12 +129,14 @@ def answer(status: object, headers: object = None, *, now: float) -> Finding | N
         return None
     fields = _lower(headers)
     asked = asked_seconds(fields, now=now)
+    has_retry_after = _retry_after_seconds(fields.get("retry-after"), now) is not None
     if asked is None and status == 429:
         asked = _reset_seconds(fields, now)
     for rule in STATUSES:
         if (
             status in rule.statuses
             and (asked is not None or not rule.if_asked_to_wait)
+            and (has_retry_after or not rule.if_retry_after)
             and (_is_of_a_cache(fields) or not rule.if_of_a_cache)
         ):
             return Finding(rule.means, asked)
@@ -151,6 +156,16 @@ def asked_seconds(headers: object, *, now: float) -> float | None:
     if asked is None and _limit_of_zero(fields):
         asked = _reset_seconds(fields, now)
     return asked
+
+
+def may_have_acted(response: Any) -> bool:
+    """Whether an answer that a client has followed up by itself may come of work that was done.
+
+    A redirect may be an answer; 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and
+    15.4.9). Any other has refused the request, such as the 401 that asks for a digest.
+    """
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    return status in range(300, 400) and status not in (307, 308)
 
 
 def read_answer(response: Any) -> Finding | None:

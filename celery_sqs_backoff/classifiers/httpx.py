@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..retry.outcomes import Classifier
 from ..traces import certificate_rejected, frames
-from .answers import read_answer
+from .answers import may_have_acted, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 
 __all__ = ["RULES", "httpx_errors"]
@@ -55,8 +55,7 @@ def _redirected(exc: BaseException) -> bool:
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
             history = history or frame.f_locals.get("history")  # the error itself has none
-    # 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and 15.4.9).
-    return any(response.status_code not in (307, 308) for response in history or ())
+    return any(map(may_have_acted, history or ()))
 
 
 def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:

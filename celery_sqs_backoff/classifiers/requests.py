@@ -6,7 +6,7 @@ from typing import Any
 
 from ..retry.outcomes import Classifier
 from ..traces import entered, tried_before, was_sent
-from .answers import answer, read_answer
+from .answers import answer, may_have_acted, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 from .urllib import never_to_be_sent, nothing_was_sent
 
@@ -91,8 +91,7 @@ RULES: tuple[Rule, ...] = (
 
 def _redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None) or ()
-    # 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and 15.4.9).
-    return any(response.status_code not in (307, 308) for response in history) or (
+    return any(map(may_have_acted, history)) or (
         "resolve_redirects" in entered(exc, "requests.sessions")
     )
 

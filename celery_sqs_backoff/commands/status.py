@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_sqs_backoff.doctor.horizon import in_words
 from celery_sqs_backoff.observe.board import Board, WorkerNow
 from celery_sqs_backoff.observe.status import (
     ProviderStatus,
@@ -25,6 +24,7 @@ from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.stores import is_shared
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import find_queue
+from celery_sqs_backoff.units import in_words
 
 from .options import option
 
@@ -224,7 +224,7 @@ def _cells(queue: QueueStatus) -> tuple[str, ...]:
         *map(_number, (queue.ready, queue.waiting, queue.running, queue.in_flight)),
         "?" if share is None else f"{share:.1%}",
         *map(_number, (queue.delayed, queue.dead_letters)),
-        "?" if queue.oldest_seconds is None else in_words(queue.oldest_seconds),
+        _age(queue),
     )
 
 
@@ -244,8 +244,12 @@ def _notes(seen: _Seen) -> Iterator[Text]:
             yield Text(f"{queue.name}: {queue.failure}", style="red")
     if seen.workers is None:
         yield Text(f"? is not known: {seen.why}", style="dim")
-    elif not seen.workers:
-        yield Text("? is not known: no worker has written within the last minute", style="dim")
+        return
+    unknown = [q.name for q in seen.queues if not (q.workers or q.is_empty or q.failure)]
+    if unknown:
+        of = f" of {', '.join(unknown)}" if seen.workers else ""
+        why = f"no worker{of} has written within the last minute"
+        yield Text(f"? is not known: {why}", style="dim")
 
 
 def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
@@ -266,6 +270,12 @@ def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
         reasons = sorted(queue.given_up.items(), key=lambda pair: -pair[1])
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
         yield f"given up by the workers since they started: {listed}"
+
+
+def _age(queue: QueueStatus) -> str:
+    if queue.oldest_seconds is not None:
+        return in_words(queue.oldest_seconds)
+    return "-" if queue.is_empty else "?"
 
 
 def _number(value: int | None) -> str:

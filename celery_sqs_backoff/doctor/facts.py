@@ -194,6 +194,8 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     #: Names of queues beside those consumed, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
+    #: Whether consequences may be simulated, which takes up to a second of CPU per queue.
+    simulates: bool = True
 
     @property
     def covered(self) -> list[TaskFacts]:

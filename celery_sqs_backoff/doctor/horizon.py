@@ -13,7 +13,7 @@ from ..simulate.forecast import forecast, scenario_of_queue
 from ..simulate.scenario import Scenario, Task
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
-__all__ = ["dead_lettered_after", "in_words", "receives_within"]
+__all__ = ["dead_lettered_after", "receives_within"]
 
 _DRAWS = 200
 _MOST_SIMULATED = 200
@@ -84,13 +84,3 @@ def receives_within(
         for _ in range(_DRAWS)
     )
     return counts[min(len(counts) - 1, int(share * len(counts)))]
-
-
-def in_words(seconds: float) -> str:
-    """Write a time as a person would say it: ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
-    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= (1.5 if unit != "day" else 2) * length:
-            number = round(seconds / length, 1)
-            return f"{number:g} {unit}s"
-    number = round(seconds, 1)
-    return f"{number:g} second{'' if number == 1 else 's'}"

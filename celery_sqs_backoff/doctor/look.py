@@ -1,7 +1,7 @@
 """Read the facts: from a Celery app, and, for the live half, from SQS and the store.
 
-Looking is harmless: attributes are read, and two calls are made with a receipt handle that does
-not exist, to see whether SQS refuses the action or the handle.
+Looking is harmless: attributes are read, two calls are made with a receipt handle that does not
+exist, and one to the dead-letter queue with nothing to send, to see what it is that SQS refuses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import find_queue
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
-__all__ = ["facts_of_app", "facts_of_queue", "ignored_by", "load_tasks", "look", "why_not_loaded"]
+__all__ = [
+    "NotImported",
+    "facts_of_app",
+    "facts_of_queue",
+    "ignored_by",
+    "load_tasks",
+    "look",
+    "why_not_loaded",
+]
 
 #: No message ever had it, so no message is touched.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
@@ -33,6 +41,10 @@ _CLIENT_RETRIES = (("stripe", "max_network_retries"),)
 _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
 
 
+class NotImported(Exception):
+    """A module of tasks cannot be imported here; why is its cause."""
+
+
 def load_tasks(app: Any) -> None:
     """Import the modules of an app's tasks, as a worker does at its start, and finalize it.
 
@@ -40,13 +52,16 @@ def load_tasks(app: Any) -> None:
     goes to stderr: stdout is for the caller's results.
 
     Raises:
-        Exception: whatever a module, a task or an option of one raises.
+        NotImported: a module has raised, or has tried to end the process.
+        Exception: whatever an option of a task raises.
     """
     before = os.environ.get(_SKIP_CHECKS)
     os.environ[_SKIP_CHECKS] = "yes"
     try:
         with redirect_stdout(sys.stderr):
             app.loader.import_default_modules()
+    except (Exception, SystemExit) as exc:
+        raise NotImported(_reason(exc)) from exc
     finally:
         if before is None:
             del os.environ[_SKIP_CHECKS]
@@ -57,6 +72,10 @@ def load_tasks(app: Any) -> None:
 
 def why_not_loaded(exc: BaseException) -> str:
     """Return what :func:`load_tasks` has raised, and in which line of a module."""
+    return str(exc) if isinstance(exc, NotImported) else _reason(exc)
+
+
+def _reason(exc: BaseException) -> str:
     lines = [f for f in traceback.extract_tb(exc.__traceback__) if f.name == "<module>"]
     place = f" ({lines[-1].filename}, line {lines[-1].lineno})" if lines else ""
     return f"{type(exc).__name__}: {exc}{place}"
@@ -138,20 +157,21 @@ def facts_of_queue(
     calls = calls_of(url)
     answer = calls.attributes()
     if isinstance(answer, Failure):
-        denied = ("sqs:GetQueueAttributes",) if answer.kind is Kind.DENIED else ()
+        # Whoever sends dead letters need not read the queue that they go to.
+        needs_it = is_consumed and answer.kind is Kind.DENIED
         return QueueFacts(
             name=name,
             url=url,
             attributes=None,
             failure=answer.code,
-            denied=denied,
+            denied=("sqs:GetQueueAttributes",) if needs_it else tuple(_denied(calls, is_consumed)),
             is_consumed=is_consumed,
         )
     queue = QueueFacts(
         name=name,
         url=url,
         attributes=answer,
-        denied=tuple(_denied(calls)) if is_consumed else (),
+        denied=tuple(_denied(calls, is_consumed)),
         is_consumed=is_consumed,
     )
     if not is_consumed or queue.dlq_arn is None or queue.dlq_arn == queue.arn:
@@ -174,8 +194,13 @@ def _not_found(name: str, sqs_name: str, failure: Failure) -> QueueFacts:
     return QueueFacts(name=name, url=sqs_name, attributes=None, failure=failure.code)
 
 
-def _denied(calls: Calls) -> Iterable[str]:
-    """Try the actions of a worker with a handle that does not exist."""
+def _denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
+    """Try the actions of a worker: with a handle that does not exist, or with nothing to send."""
+    if not is_consumed:
+        failure = calls.send_nothing()
+        if failure is not None and failure.kind is Kind.DENIED:
+            yield "sqs:SendMessage"
+        return
     for action, results in (
         ("sqs:ChangeMessageVisibility", calls.change_visibility([(_FALSE_HANDLE, 0)])),
         ("sqs:DeleteMessage", calls.delete([_FALSE_HANDLE])),

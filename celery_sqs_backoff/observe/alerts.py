@@ -136,8 +136,8 @@ ALERTS: Final = (
         severity="critical",
         summary="{{ $value }} messages of {{ $labels.queue }} give up within two hours",
         description=(
-            "Their retry_for is nearly over. They become dead letters, which can be redriven once"
-            " the provider is back."
+            "Three quarters of their retry_for, or more, are used up. They become dead letters,"
+            " which can be redriven once the provider is back."
         ),
     ),
     Alert(

@@ -34,7 +34,7 @@ class QueueNow:
     """What one worker knows of one queue.
 
     Attributes:
-        running: messages in its pool's hands.
+        running: tasks that its pool is running, those without the base class too.
         held: messages that it has received and not started.
         waiting: messages that it has hidden and that are not due yet.
         oldest_sent_at: when the oldest of all these was sent, in seconds since the epoch.

@@ -200,14 +200,17 @@ class Hidden(Event):
         message_id: SQS's.
         seconds: for how long, from now on.
         sent_at: when the message was sent, in seconds since the epoch; ``None`` = not known.
-        gives_up_at: when ``retry_for`` is over, in seconds since the epoch; ``None`` = never.
+        eta: when its task is due at the earliest, as its sender wished; ``None`` = at once.
+        gives_up_at: when ``retry_for``, in seconds, is over, since the epoch; ``None`` = never.
     """
 
     name = "hidden"
     message_id: str
     seconds: float
     sent_at: float | None = None
+    eta: float | None = None
     gives_up_at: float | None = None
+    retry_for: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,10 @@ INTERVAL_SECONDS: Final = 5.0
 #: A heartbeat file that is older than this was written by a worker that is stopped or gone. With
 #: the interval it keeps the time until a stopped worker is noticed below 30 seconds.
 MAX_AGE_SECONDS: Final = 20.0
+
+#: A worker on another machine, or in another container, that has written the same file and has
+#: been silent for so long is gone. Until then whoever looks has seen that something is wrong.
+_FORGOTTEN_SECONDS: Final = 600.0
 
 #: What it calls itself.
 _NAME: Final = "the heartbeat"
@@ -128,8 +133,9 @@ class Heartbeat:
         self._pulse = pulse
         self._now = now
         self._written_at: float | None = None
+        self._has_failed = False
         self._id = uuid4().hex  # in containers, each worker may be process 1
-        self._others: dict[str, int] = {}  # and their processes
+        self._others: dict[str, _Writer] = {}  # as each has last written
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -146,7 +152,7 @@ class Heartbeat:
         self._pulse.forget(_NAME)
         if self._thread is not None:
             self._thread.join(INTERVAL_SECONDS)
-        if _writer(self._path)[0] == self._id:
+        if (writer := _writer(self._path)) is not None and writer.id == self._id:
             with suppress(OSError):
                 self._path.unlink()
 
@@ -155,15 +161,26 @@ class Heartbeat:
         self._note_other_writer()
         faults = [
             f"process {pid} writes this file too: each worker needs a file of its own"
-            for pid in sorted(set(self._others.values()))
+            for pid in sorted({other.pid for other in self._others.values()})
         ]
         now = self._now()
         faults += self._pulse.faults()
-        text = json.dumps({"id": self._id, "pid": os.getpid(), "at": now, "faults": faults})
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with suppress(OSError):
-            temporary.write_text(text)
+        mine = {"id": self._id, "pid": os.getpid(), "where": _where(), "at": now, "faults": faults}
+        temporary = self._path.with_name(f".{self._path.name}.{self._id[:8]}")
+        try:
+            temporary.write_text(json.dumps(mine))
             temporary.replace(self._path)
+        except OSError as exc:
+            with suppress(OSError):
+                temporary.unlink()
+            if not self._has_failed:
+                logger.error(
+                    "sqs_backoff.heartbeat_not_written: %s: %s; trying again every %g s",
+                    *(self._path, exc.strerror or type(exc).__name__, INTERVAL_SECONDS),
+                )
+            self._has_failed = True
+        else:
+            self._has_failed = False
             self._written_at = now
 
     def _note_other_writer(self) -> None:
@@ -171,17 +188,19 @@ class Heartbeat:
 
         What is there from before this worker's first write is nobody's any more.
         """
-        self._others = {each: pid for each, pid in self._others.items() if _runs(pid)}
-        writer, pid, at = _writer(self._path)
-        if writer is None or writer == self._id or writer in self._others:
+        now = self._now()
+        self._others = {id_: one for id_, one in self._others.items() if not one.has_ended(now)}
+        writer = _writer(self._path)
+        if writer is None or writer.id == self._id:
             return
-        if self._written_at is not None and at >= self._written_at:
-            logger.error(
-                "sqs_backoff.shared_heartbeat: process %d writes %s too: each worker needs a file"
-                " of its own",
-                *(pid, self._path),
-            )
-            self._others[writer] = pid
+        if self._written_at is not None and writer.at >= self._written_at:
+            if writer.id not in self._others:
+                logger.error(
+                    "sqs_backoff.shared_heartbeat: process %d writes %s too: each worker needs a"
+                    " file of its own",
+                    *(writer.pid, self._path),
+                )
+            self._others[writer.id] = writer
 
     def _fault(self) -> str | None:
         """For ``/healthz``; whoever reads the file sees that it is old."""
@@ -193,13 +212,44 @@ class Heartbeat:
             self.write()
 
 
-def _writer(path: Path) -> tuple[str | None, int, float]:
-    """Who has written a heartbeat file, its process, and when; ``None``: nobody knows."""
+@dataclass(frozen=True)
+class _Writer:
+    """Who has last written a heartbeat file.
+
+    Attributes:
+        id: of its own.
+        pid: its process.
+        where: on which machine, or in which container, that number counts.
+        at: when, in seconds since the epoch.
+    """
+
+    id: str
+    pid: int
+    where: str
+    at: float
+
+    def has_ended(self, now: float) -> bool:
+        """Whether it is gone, and not just stopped: elsewhere nobody can tell for a while."""
+        if self.where == _where():
+            return not _runs(self.pid)
+        return now - self.at > _FORGOTTEN_SECONDS
+
+
+def _writer(path: Path) -> _Writer | None:
+    """Who has written a heartbeat file; ``None``: nobody knows."""
     try:
         found = json.loads(path.read_text())
-        return str(found.get("id", found["pid"])), int(found["pid"]), float(found["at"])
-    except (OSError, AttributeError, KeyError, TypeError, ValueError):
-        return None, 0, 0.0
+        return _Writer(str(found["id"]), int(found["pid"]), str(found["where"]), float(found["at"]))
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _where() -> str:
+    """Containers have process numbers of their own, and mostly a host name."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no Linux
+        return socket.gethostname()
 
 
 def _runs(pid: int) -> bool:

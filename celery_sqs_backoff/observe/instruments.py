@@ -73,7 +73,8 @@ ATTEMPTS = Instrument(
 DEAD_LETTERS = _counter("dead_letters", "Messages given up.", *_TASK, "reason")
 RUNNING = _gauge(
     "messages_running",
-    "Messages that this worker has handed to its pool; of tasks with the base class alone.",
+    "Messages whose task is running now, with the base class or without; not those that wait for a"
+    " free process.",
     "queue",
 )
 WAITING = _gauge(
@@ -81,13 +82,14 @@ WAITING = _gauge(
 )
 OLDEST = _gauge(
     "oldest_waiting_seconds",
-    "Age of the oldest message that waits, since it was sent; 0 if none does.",
+    "Age of the oldest message that waits, since it was sent, or since its ETA; 0 if none does.",
     "queue",
     unit="s",
 )
 GIVING_UP = _gauge(
     "messages_giving_up",
-    "Waiting messages whose retry_for is over within two hours.",
+    "Waiting messages whose retry_for is over within two hours, and three quarters of it are used"
+    " up.",
     "queue",
 )
 RECEIVED = _counter("received", "Messages received.", "queue")

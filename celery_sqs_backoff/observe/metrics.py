@@ -56,7 +56,7 @@ class Metrics:
     Args:
         recorder: who keeps them.
         waiting: the same worker's fold of what waits.
-        running: how many messages of a queue are in the pool's hands.
+        running: how many tasks of a queue the pool is running.
         waiting_for: what waits for providers, by provider and state.
         clock: seconds, monotonic.
         now: seconds since the epoch.
@@ -123,11 +123,12 @@ class Metrics:
         self._add(instruments.PROVIDER_OPENED, 1, event.provider)
 
     def _oldest(self, queue: str) -> float:
-        sent_at = self._waiting.now(queue, at=0, horizon=0).oldest_sent_at
-        return 0.0 if sent_at is None else max(0.0, self._now() - sent_at)
+        due_at = self._waiting.now(queue, at=0, horizon=0).oldest_due_at
+        return 0.0 if due_at is None else max(0.0, self._now() - due_at)
 
     def _giving_up(self, queue: str) -> float:
-        return self._waiting.now(queue, at=self._now(), horizon=GIVING_UP_SECONDS).giving_up
+        waiting = self._waiting.now(queue, at=self._now(), horizon=GIVING_UP_SECONDS)
+        return waiting.nearly_given_up
 
     def _poll_age(self, queue: str) -> float:
         return self._clock() - self._last_receive[queue]

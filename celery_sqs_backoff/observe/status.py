@@ -40,7 +40,7 @@ class QueueStatus:
         name: as in Celery.
         ready: messages that a worker could receive now.
         waiting: hidden messages that wait for their next attempt or their ETA.
-        running: messages that a worker holds.
+        running: tasks that workers are running.
         delayed: new messages that SQS delays (``DelaySeconds``).
         dead_letters: messages in the dead-letter queue; ``None`` also if there is none.
         oldest_seconds: age of the oldest message that is not done.
@@ -59,6 +59,8 @@ class QueueStatus:
     in_flight: int | None = None
     #: How many of those no worker knows, if they are the most: then ``waiting`` is not known.
     unaccounted: int = 0
+    #: How many workers have written what they know of it.
+    workers: int = 0
     #: Seconds until SQS deletes the oldest message, because its retention period is over.
     deleted_in_seconds: float | None = None
     #: The queue's name on SQS, as in metrics and log lines.
@@ -72,6 +74,11 @@ class QueueStatus:
     given_up: Mapping[str, int] = field(default_factory=dict)
     #: SQS's error code, if the queue could not be read.
     failure: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is on the queue, as far as SQS knows."""
+        return self.ready == self.in_flight == self.delayed == 0
 
     def as_dict(self) -> dict[str, object]:
         """Return what ``sqs-status --json`` prints of it."""
@@ -134,6 +141,7 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
         waiting=None if is_mostly_unknown else sum(queue.waiting for queue in known),
         running=sum(queue.running for queue in known),
         unaccounted=unaccounted if is_mostly_unknown else 0,
+        workers=len(known),
         oldest_seconds=age,
         deleted_in_seconds=None if age is None or kept is None else kept - age,
         giving_up=sum(queue.giving_up for queue in known),

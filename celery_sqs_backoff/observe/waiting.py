@@ -6,10 +6,11 @@ What SQS counts as one number, "in flight", is here told apart: these wait, the 
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,9 @@ __all__ = ["Waiting", "WaitingNow"]
 #: Of one queue: SQS allows no more in flight.
 _MOST: Final = 120_000
 
+#: Of ``retry_for``: what is left of it from where on it is nearly over.
+_LAST_SHARE: Final = 0.25
+
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingNow:
@@ -28,21 +32,37 @@ class WaitingNow:
     Attributes:
         messages: how many.
         oldest_sent_at: when the oldest of them was sent, in seconds since the epoch.
+        oldest_due_at: the same, but of one with an ETA, that: until then nobody is late.
         giving_up: how many have no time left for another attempt within ``horizon`` seconds.
+        nearly_given_up: those of them with a quarter of their ``retry_for`` left at the most.
         next_gives_up_at: when the first of them does.
     """
 
     messages: int = 0
     oldest_sent_at: float | None = None
+    oldest_due_at: float | None = None
     giving_up: int = 0
+    nearly_given_up: int = 0
     next_gives_up_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     due: float
-    sent_at: float | None
-    gives_up_at: float | None
+    hidden: Hidden
+
+    @property
+    def due_at(self) -> float | None:
+        """When the task was due first, in seconds since the epoch."""
+        sent_at, eta = self.hidden.sent_at, self.hidden.eta
+        return sent_at if sent_at is None or eta is None else max(sent_at, eta)
+
+    def gives_up_by(self, at: float) -> bool:
+        return self.hidden.gives_up_at is not None and self.hidden.gives_up_at <= at
+
+    def is_nearly_over(self, at: float) -> bool:
+        last = (self.hidden.retry_for or math.inf) * _LAST_SHARE
+        return self.gives_up_by(at + last)
 
 
 class Waiting:
@@ -50,7 +70,7 @@ class Waiting:
 
     A message stops waiting when it is due, when it is brought forward or this worker receives it,
     when it is given up, or when SQS has not hidden it in time.
-    Memory: about 200 bytes per waiting message, of which SQS allows 120,000 per queue.
+    Memory: about 400 bytes per waiting message, of which SQS allows 120,000 per queue.
 
     Args:
         clock: seconds, monotonic.
@@ -82,7 +102,7 @@ class Waiting:
             if len(entries) >= _MOST:
                 self._forget(event.queue)
             if len(entries) < _MOST:
-                entries[event.message_id] = _Entry(due, event.sent_at, event.gives_up_at)
+                entries[event.message_id] = _Entry(due, event)
                 heapq.heappush(self._due[event.queue], (due, event.message_id))
             self._forget(event.queue)
 
@@ -107,12 +127,14 @@ class Waiting:
         with self._lock:
             self._forget(queue)
             entries = list(self._entries[queue].values())
-        ends = [entry.gives_up_at for entry in entries if entry.gives_up_at is not None]
+        soon = [entry for entry in entries if entry.gives_up_by(at + horizon)]
         return WaitingNow(
             messages=len(entries),
-            oldest_sent_at=min((e.sent_at for e in entries if e.sent_at is not None), default=None),
-            giving_up=sum(end <= at + horizon for end in ends),
-            next_gives_up_at=min(ends, default=None),
+            oldest_sent_at=_first(entry.hidden.sent_at for entry in entries),
+            oldest_due_at=_first(entry.due_at for entry in entries),
+            giving_up=len(soon),
+            nearly_given_up=sum(entry.is_nearly_over(at) for entry in soon),
+            next_gives_up_at=_first(entry.hidden.gives_up_at for entry in entries),
         )
 
     def _forget(self, queue: str) -> None:
@@ -126,3 +148,7 @@ class Waiting:
         if len(due) > 2 * len(entries) + 1_000:  # mostly times of messages that were received
             due[:] = [(entry.due, message_id) for message_id, entry in entries.items()]
             heapq.heapify(due)
+
+
+def _first(times: Iterable[float | None]) -> float | None:
+    return min((at for at in times if at is not None), default=None)

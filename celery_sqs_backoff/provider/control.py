@@ -289,7 +289,12 @@ class Control:
         return taken
 
     def hand_over(self, now: float) -> list[Nearer]:
-        """Take out what is to come back soon because this worker stops; the furthest due first."""
+        """Take out what is to come back soon because this worker stops; the furthest due first.
+
+        Nothing while the provider is well: then each message waits for its own delay.
+        """
+        if self.is_quiet:
+            return []
         is_down = self.health.state is not State.CLOSED
         return nearer(self.memory.take_all(now), now, self._rng, is_down=is_down)
 

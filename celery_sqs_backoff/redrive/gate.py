@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import threading
 import urllib.error
@@ -10,7 +9,6 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ..threads import NotInTime, call_in_time
 from .pace import Pace
 
 __all__ = ["Gate", "Probe", "parse_probe"]
@@ -116,13 +114,18 @@ class Gate:
         """Ask the provider; ``None`` if it is well (or nobody is to be asked)."""
         if self._probe is None:
             return None
-        ask = functools.partial(_why_not, self._probe)
-        try:
-            return call_in_time("redrive-probe", ask, _PROBE_TIMEOUT_SECONDS)
-        except NotInTime as late:
-            if late.thread is None:
-                return "the probe cannot be called: the machine has no thread left"
+        answers: list[str | None] = []
+        thread = threading.Thread(
+            target=lambda probe: answers.append(_why_not(probe)),
+            args=(self._probe,),
+            name="redrive-probe",
+            daemon=True,  # if it hangs, it does so alone
+        )
+        thread.start()
+        thread.join(_PROBE_TIMEOUT_SECONDS)
+        if not answers:
             return f"the probe has not answered within {_PROBE_TIMEOUT_SECONDS:g} s"
+        return answers[0]
 
     def watch(self, now: float, sent_per_second: float) -> None:
         """Ask the provider if it is time to. Called about once a second, by one thread."""

@@ -11,6 +11,7 @@ from .errors import StoreInTransaction
 
 __all__ = [
     "after_commit",
+    "is_in_transaction",
     "open_connections",
     "open_transactions",
     "refuse_manual_transaction",
@@ -62,24 +63,27 @@ def refuse_manual_transaction() -> None:
             )
 
 
-def refuse_open_transaction(what: str) -> None:
-    """Refuse to record what a rollback would take back.
-
-    The transaction that Django's ``TestCase`` wraps around each test does not count.
+def refuse_open_transaction(what: str, *, why: str) -> None:
+    """Refuse what would not go together with the end of a transaction.
 
     Raises:
         StoreInTransaction: a Django transaction is open in this thread.
     """
     for connection in open_connections():
-        blocks = getattr(connection, "atomic_blocks", ())
-        if any(not getattr(block, "_from_testcase", False) for block in blocks) or (
-            not blocks and not connection.get_autocommit()
-        ):
+        if is_in_transaction(connection):
             raise StoreInTransaction(
-                f"{what} inside a transaction of the database alias {connection.alias!r}: a"
-                " rollback would undo the work, but not its record. Leave the atomic block first,"
-                " or open it inside the step's function"
+                f"{what} inside a transaction of the database alias {connection.alias!r}: {why}"
             )
+
+
+def is_in_transaction(connection: Any) -> bool:
+    """Whether what is done on a connection now may still be rolled back.
+
+    The transaction that Django's ``TestCase`` wraps around each test does not count.
+    """
+    if blocks := connection.atomic_blocks:
+        return any(not getattr(block, "_from_testcase", False) for block in blocks)
+    return not connection.get_autocommit()
 
 
 def open_connections() -> Iterator[Any]:

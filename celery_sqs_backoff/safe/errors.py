@@ -146,7 +146,10 @@ class Compensated(SafeError):
 
 
 class StoreInTransaction(SafeError):
-    """A Django transaction is open, whose rollback would part a record from what it records."""
+    """A Django transaction is open: a rollback would part a record from what it records.
+
+    And a lock would end before what its holder has written is committed.
+    """
 
 
 class OutsideRun(SafeError):

@@ -12,6 +12,7 @@ from celery.utils.log import get_logger
 
 from ..retry.policies import FullJitter
 from ..text import error_site
+from .commit import refuse_open_transaction
 from .errors import Busy, LockLost, StoreUnavailable
 from .names import text_of
 from .store import Store, increment, key_of, settle
@@ -19,7 +20,7 @@ from .store import Store, increment, key_of, settle
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DEFAULT_LEASE_SECONDS", "Lock", "busy_delay"]
+__all__ = ["DEFAULT_LEASE_SECONDS", "Lock", "busy_delay", "refuse_lock_in_transaction"]
 
 logger = get_logger(__name__)
 
@@ -164,6 +165,19 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def refuse_lock_in_transaction() -> None:
+    """Refuse a lock that would end before what its holder has written can be seen.
+
+    Raises:
+        StoreInTransaction: a Django transaction is open in this thread.
+    """
+    refuse_open_transaction(
+        "No lock is taken",
+        why="it would end before the commit, and the next holder would not see what this one has"
+        " written. Take the lock first, and open the transaction inside its block",
+    )
 
 
 def busy_delay(times: int, lease_left: float | None, rng: Any) -> float:

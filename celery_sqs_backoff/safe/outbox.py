@@ -26,7 +26,12 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
 from ..text import error_site, printable
-from .commit import after_commit, open_transactions, refuse_manual_transaction
+from .commit import (
+    after_commit,
+    is_in_transaction,
+    open_transactions,
+    refuse_manual_transaction,
+)
 from .errors import StoreInTransaction
 
 __all__ = ["CLAIM_SECONDS", "send_left_calls", "send_on_commit", "use_autocommit"]
@@ -197,11 +202,7 @@ def use_autocommit() -> None:
 def _refuse_transaction(alias: str) -> None:
     from django.db import connections
 
-    connection = connections[alias]
-    blocks = connection.atomic_blocks
-    if any(not getattr(block, "_from_testcase", False) for block in blocks) or (
-        not blocks and not connection.get_autocommit()
-    ):
+    if is_in_transaction(connections[alias]):
         raise StoreInTransaction(
             f"The outbox's database alias {alias!r} is inside a transaction, whose rollback would"
             " bring back what has been sent: leave the atomic block first, or switch autocommit on"

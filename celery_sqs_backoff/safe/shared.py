@@ -7,9 +7,9 @@ hangs is left alone for a while.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
 from ..text import error_site
-from ..threads import NotInTime, call_in_time
+from ..threads import call_in_time
 from . import counts
 from .commit import open_connections
 from .guard import Run
@@ -42,35 +42,34 @@ _WAIT_SECONDS = 3.0
 #: Attribute of an app whose store hangs: until when it is left alone, by the monotonic clock.
 _LEFT_ALONE_UNTIL = "_sqs_backoff_store_left_alone_until"
 
-#: Attribute of an app: the thread of the last call that was not waited for to its end.
+#: Attribute of an app: the last call that was not waited for to its end.
 _HANGING = "_sqs_backoff_store_hanging"
 
 
 def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
     """Return what ``ask`` returns, or ``otherwise`` if that takes too long. Raises what it raises.
 
-    What takes too long goes on in its thread; until it ends, the store is left alone. On a machine
-    without a thread left it is not called.
+    It is called in another thread, because no client library can be relied on for its
+    timeouts. What takes too long goes on there; until it ends, the store is left alone.
     """
     if not has_store(app):
         return ask()
     if _is_left_alone(app):
         return otherwise
     began = time.monotonic()
-    try:
-        return call_in_time("sqs-store", partial(_ask_and_close, ask), _WAIT_SECONDS)
-    except NotInTime as late:
-        if late.thread is not None:
-            setattr(app, _HANGING, late.thread)
-            _note_failure(app, began)
-        return otherwise
+    asked = call_in_time(partial(_ask_here, ask), seconds=_WAIT_SECONDS)
+    if asked.done():
+        return asked.result()
+    setattr(app, _HANGING, asked)
+    _note_failure(app, began)
+    return otherwise
 
 
-def _ask_and_close(ask: Callable[[], T]) -> T:
+def _ask_here(ask: Callable[[], T]) -> T:
     try:
         return ask()
     finally:
-        for connection in open_connections():  # of this thread: nobody will use them again
+        for connection in open_connections():  # of this thread: who uses it next is another app
             connection.close()
 
 
@@ -126,8 +125,8 @@ def _ask(app: Any, count: Callable[[Store, str], int], message_id: str) -> int:
 
 def _is_left_alone(app: Any) -> bool:
     until: float = vars(app).get(_LEFT_ALONE_UNTIL, 0.0)
-    hanging: threading.Thread | None = vars(app).get(_HANGING)
-    return time.monotonic() < until or (hanging is not None and hanging.is_alive())
+    hanging: Future[Any] | None = vars(app).get(_HANGING)
+    return time.monotonic() < until or (hanging is not None and not hanging.done())
 
 
 def _note_failure(app: Any, began: float) -> None:

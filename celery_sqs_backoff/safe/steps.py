@@ -61,6 +61,11 @@ _MAX_NAME_CHARACTERS = 200
 _MAX_UNDO_CHARACTERS = 120_000
 _RESULT_CHARACTERS = 1_000
 
+_ROLLBACK = (
+    "a rollback would undo the work, but not its record. Leave the atomic block first, or open it"
+    " inside the step's function"
+)
+
 #: A step's record and its scope's are written anew, to be kept for another 30 days, when they are
 #: used after a day.
 _RENEW_SECONDS = 24 * 3600.0
@@ -117,7 +122,7 @@ class Steps:
         name = text_of("name", name)  # 7 and "7" are one step, listed once
         _check("undo", undo)
         _check("confirm", confirm)
-        refuse_open_transaction(f"The step {name!r} cannot be done")
+        refuse_open_transaction(f"The step {name!r} cannot be done", why=_ROLLBACK)
         if undo is not None:
             self._undo[name] = undo
         key = self._key(name)

@@ -17,7 +17,7 @@ from .errors import StoreLost, StoreUnavailable
 from .guard import Guard, Run, enter
 from .hooks import Hooks
 from .identity import acts_of, carrier_of, is_in_a_message, message_of, note_act, run_id_of
-from .lock import DEFAULT_LEASE_SECONDS, Lock
+from .lock import DEFAULT_LEASE_SECONDS, Lock, refuse_lock_in_transaction
 from .names import text_of
 from .settings import namespace_of, outbox_by_default
 from .steps import Steps
@@ -63,7 +63,8 @@ class SafeTask(Hooks):
         Raises:
             Busy: (on entering) another run is in the workflow. The task is retried a little later.
             Compensated: (on entering) the workflow has been taken back.
-            ImproperlyConfigured: the store is shared and records are not signed.
+            StoreInTransaction: (on entering) a Django transaction is open.
+            ImproperlyConfigured: the store is shared, and records are not signed.
         """
         vault, where = self._vault, f"scope:{text_of('scope', scope)}"
         if not vault.is_trusted:
@@ -158,17 +159,17 @@ class SafeTask(Hooks):
         """``with self.exclusive("account:7"):`` one run at a time, on all machines.
 
         When another run holds it, the task is retried a little later, which does not count as a
-        retry: take locks before you do anything that must not be done twice. It holds the lock
-        until the block ends, or for ``lease`` seconds (default 300): a longer block calls
-        ``renew()`` on what the ``with`` gives.
+        retry: take locks before you do anything that must not be done twice. The lock ends with
+        the block, or after ``lease`` seconds (default 300), unless the block calls its ``renew()``.
 
         Raises:
             Busy: (on entering) another run holds it.
             StoreLost: (on entering) the store has gone away since the run began. Not retried.
+            StoreInTransaction: (on entering) a Django transaction is open.
         """
-        lock = Lock(self._vault, key, lease=lease)
+        refuse_lock_in_transaction()
         with self._in_the_middle():
-            lock.acquire()
+            lock = Lock(self._vault, key, lease=lease).acquire()
         try:
             yield lock
         finally:
@@ -179,9 +180,9 @@ class SafeTask(Hooks):
         """The option ``guard`` for a part of the task, or for a key that it must look up first.
 
         If the block fails such that nothing can have been processed, and no step of it has been
-        done, the record is taken back.
-        The same message passes again, also after the block has ended well: what must not be done
-        again goes into a step. Does nothing when the task is called as a function, outside a run.
+        done, the record is taken back. The same message passes again, also after the block has
+        ended well: what must not be done again goes into a step. Does nothing when the task is
+        called as a function, outside a run.
 
         Raises:
             Refused: (on entering) another message has passed. It ends the task, quietly.
@@ -271,8 +272,7 @@ class SafeTask(Hooks):
             raise
 
     def _steps(self, where: str) -> Steps:
-        certain = self._is_certainly_not_processed
-        act = partial(note_act, self)
+        certain, act = self._is_certainly_not_processed, partial(note_act, self)
         return Steps(self._vault, where, self.app, self._run, is_certain=certain, note_act=act)
 
     def _scope(self, scope: object) -> str:

@@ -21,7 +21,7 @@ from ..text import BUG_CALLS, error_site
 from . import keys
 from .errors import Busy, Compensated, NotDispatched, StoreUnavailable
 from .guard import Run
-from .lock import Lock
+from .lock import Lock, refuse_lock_in_transaction
 from .names import text_of
 from .scope import CLOSED, CLOSING, OPEN
 from .steps import Steps
@@ -123,6 +123,7 @@ class Workflow:
         self._steps.compensate()
 
     def __enter__(self) -> Self:
+        refuse_lock_in_transaction()
         self._lock.acquire()
         try:
             self._own()

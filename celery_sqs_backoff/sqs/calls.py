@@ -142,6 +142,17 @@ class Calls:
             for i, failure in enumerate(failures)
         ]
 
+    def send_nothing(self) -> Failure | None:
+        """Ask for SendMessageBatch without entries: nothing is sent, and SQS refuses it.
+
+        With ``Kind.DENIED`` where this identity may not send to the queue at all.
+        """
+        result: object = self._attempt(
+            Operation.SEND,
+            lambda client: client.send_message_batch(QueueUrl=self.queue_url, Entries=[]),
+        )
+        return result if isinstance(result, Failure) else None
+
     def attributes(self, names: Sequence[str] = ("All",)) -> dict[str, str] | Failure:
         """Return the queue's attributes by name, or why they could not be read."""
         return self._attempt(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
@@ -21,7 +21,7 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import ReadTimeoutError
 from botocore.session import Session, get_session
 
-from ..threads import NotInTime, call_in_time, start_daemon
+from ..threads import call_in_time, start_daemon
 from .calls import Calls
 from .limits import MAX_WAIT_TIME_SECONDS
 
@@ -200,12 +200,10 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
 
     def send_in_time(request: Any) -> Any:
         longest = seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND
-        try:
-            return call_in_time("sqs-call", lambda: send(request), longest)
-        except NotInTime as late:
-            if late.thread is None:
-                return send(request)
-            raise ReadTimeoutError(endpoint_url=request.url) from None
+        sent = call_in_time(partial(send, request), seconds=longest)
+        if not sent.done():
+            raise ReadTimeoutError(endpoint_url=request.url)
+        return sent.result()
 
     http_session.send = send_in_time
 

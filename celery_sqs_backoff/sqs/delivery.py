@@ -33,6 +33,8 @@ class Delivery:
     max_receive_count: int | None = None
     #: Receives that led to no run, as far as is known: to wait for the task's ETA, or for its turn.
     deferrals: int = 0
+    #: Since when it could have run but for its provider, if this worker has hidden it for that.
+    due_since: float | None = None
     #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
     retention_seconds: int | None = None
     #: A file that exists once the message is no longer this worker's.
@@ -54,6 +56,7 @@ class Delivery:
         eta: float | None = None,
         held_seconds: float = 0,
         unrun: int = 0,
+        due_since: float | None = None,
         lost_flag: Callable[[str, int], str | None] = lambda message_id, receive_count: None,
     ) -> Delivery:
         """Read a message as ReceiveMessage returned it; what SQS was not asked for is ``None``.
@@ -62,6 +65,7 @@ class Delivery:
             eta: when the task is due.
             held_seconds: a worker waits for so long itself rather than give the message back.
             unrun: receives after which this worker gave the message back without running it.
+            due_since: as the field.
             lost_flag: from message id and receive count to the file that tells of a loss.
         """
         attributes = message.get("Attributes") or {}
@@ -83,6 +87,7 @@ class Delivery:
             first_received_at=first_received_at,
             sent_at=sent_at,
             deferrals=unrun + waits,
+            due_since=due_since,
             max_receive_count=max_receive_count,
             retention_seconds=retention_seconds,
             lost_flag=lost_flag(message_id, receive_count),
@@ -101,6 +106,8 @@ class Delivery:
 
         SQS says when it was first received, not when it was received again after that.
         """
+        if self.due_since is not None:
+            return self.due_since
         first = self.received_at if self.first_received_at is None else self.first_received_at
         if self.deferrals > 0 and self.earlier_runs == 0:
             return self.received_at

@@ -34,6 +34,7 @@ class Memory:
         self._with_texts: OrderedDict[str, None] = OrderedDict()
         self._crashes: OrderedDict[str, int] = OrderedDict()
         self._unrun: OrderedDict[str, int] = OrderedDict()
+        self._due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
         """Note that a message is done, or with a record, that it is to be a dead letter."""
@@ -64,9 +65,22 @@ class Memory:
         with self._lock:
             return self._crashes.get(message_id, 0)
 
-    def count_unrun(self, message_id: str) -> int:
-        """Count a receive after which the message was given back without having been run."""
+    def count_unrun(self, message_id: str, *, due_since: float | None = None) -> int:
+        """Count a receive after which the message was given back without having been run.
+
+        Arguments:
+            due_since: it could have run but for its provider, since this time (seconds since the
+                epoch).
+        """
+        if due_since is not None:
+            with self._lock:
+                _remember(self._due_since, message_id, due_since)
         return self._count(self._unrun, message_id)
+
+    def due_since(self, message_id: str) -> float | None:
+        """Since when the message is due; ``None``: no receive of it that led to no run says."""
+        with self._lock:
+            return self._due_since.get(message_id)
 
     def unrun(self, message_id: str) -> int:
         with self._lock:

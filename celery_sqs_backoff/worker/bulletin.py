@@ -41,7 +41,8 @@ class Bulletin:
         app: the Celery app, which names the store.
         worker: this worker's name.
         waiting: the fold of what waits.
-        running: how many messages of a queue are in the pool's hands.
+        running: how many tasks of a queue the pool is running.
+        consumed: names of the queues that this worker has received from.
         held: the leases that are not settled, those of running messages too.
         providers: what is known of providers.
         now: seconds since the epoch.
@@ -54,6 +55,7 @@ class Bulletin:
         *,
         waiting: Waiting,
         running: Callable[[str], int],
+        consumed: Callable[[], Iterable[str]],
         held: Callable[[], Iterable[Lease]],
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
         now: Callable[[], float] = time.time,
@@ -62,6 +64,7 @@ class Bulletin:
         self._worker = worker
         self._waiting = waiting
         self._running = running
+        self._consumed = consumed
         self._held = held
         self._providers = providers
         self._now = now
@@ -119,7 +122,8 @@ class Bulletin:
         leases: dict[str, list[Lease]] = defaultdict(list)
         for lease in self._held():
             leases[lease.queue.name].append(lease)
-        names = {*leases, *self._waiting.queues(), *list(self._dead_letters)}
+        waiting = self._waiting.queues()
+        names = {*self._consumed(), *leases, *waiting, *list(self._dead_letters)}
         return WorkerNow(
             queues={name: self._queue(name, leases[name]) for name in names},
             providers=tuple(self._providers()),

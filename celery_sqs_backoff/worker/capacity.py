@@ -70,7 +70,7 @@ class Capacity:
         self._held: set[str] = set()
         self._unleased: set[str] = set()
         self._blocked: set[str] = set()
-        self._running: dict[str, str] = {}  # and its queue
+        self._running: set[str] = set()
         self._queues: dict[str, _Queue] = {}
         self._throughput = Throughput()
         self._waiting = 0
@@ -96,12 +96,12 @@ class Capacity:
         with self._cond:
             self._blocked.discard(tag)
 
-    def started(self, tag: str, queue: str = "") -> None:
+    def started(self, tag: str) -> None:
         """Note that a message's task was handed to the pool."""
         with self._cond:
             self._blocked.discard(tag)
             if tag in self._held:
-                self._running[tag] = queue
+                self._running.add(tag)
 
     def freed(self, tag: str) -> None:
         """A message is settled. May be called more than once."""
@@ -111,7 +111,7 @@ class Capacity:
             self._held.remove(tag)
             self._unleased.discard(tag)
             self._blocked.discard(tag)
-            self._running.pop(tag, None)
+            self._running.discard(tag)
             self._throughput.settled(self._clock(), more=bool(self._held))
             self._wake_one()
         self.on_freed()
@@ -138,11 +138,6 @@ class Capacity:
             waiting = len(self._held) - len(self._blocked)
             free = Load(self._processes(), self._multiplier()).window - waiting
             return max(0, free + self._throughput.settled_within(seconds))
-
-    def running(self, queue: str) -> int:
-        """How many messages of a queue are in the pool's hands."""
-        with self._cond:
-            return sum(name == queue for name in self._running.values())
 
     @property
     def held(self) -> int:

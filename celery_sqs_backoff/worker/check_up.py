@@ -30,9 +30,6 @@ _LEVELS: Final = {
     Severity.INFO: logging.INFO,
 }
 
-#: The worker's start says these itself, of what it has read anyway.
-_SAID_ALREADY: Final = ("E003", "W002", "W010", "E011")
-
 
 def start_check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> None:
     """Check in a thread, and log what is found.
@@ -63,8 +60,9 @@ def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severi
                 QueueFacts(name=name, url=queue.url, attributes=queue.attributes)
                 for name, queue in queues
             ),
+            simulates=False,
         ),
-        ignore=(*_SAID_ALREADY, *ignored_by(app)),
+        ignore=ignored_by(app),
     )
     groups = (list(group) for _, group in groupby(found, key=lambda finding: finding.id))
     return [(group[0].severity, _line(group)) for group in groups]

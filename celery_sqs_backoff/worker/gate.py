@@ -24,6 +24,10 @@ from .pacing import Pace, Paced, Pacer, Turns
 
 __all__ = ["Gate", "Owner"]
 
+#: A message that is hidden comes due again so long before the end of ``retry_for``, or this share
+#: of it if that is less, and runs: SQS shows it a little late, and the worker may be busy.
+LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
+
 
 class Owner(Protocol):
     """What a gate needs of the worker's gates."""
@@ -68,8 +72,7 @@ class Gate:
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
 
-        Not on the last receive that the queue allows, because SQS would move the message at the
-        next one, and not when ``retry_for`` is over: then it is given up.
+        Not a message that has no time left to wait, see :func:`_longest_hold`: it runs once more.
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
@@ -79,8 +82,8 @@ class Gate:
                 self.control.look_quietly(delivery.message_id, now)
                 return False
             today = self._owner.today()
-            longest = _seconds_left(lease, options, today)
-            if delivery.is_last_before_sqs_moves_it or longest <= 0:
+            longest = _longest_hold(lease, options, today)
+            if longest <= 0:
                 self.control.look_quietly(delivery.message_id, now)
                 return False
             look = self.control.look(
@@ -102,7 +105,7 @@ class Gate:
             if self.is_recallable(options):
                 self._owner.expect(lease, self, 0.0)
         return lease.give_back_unrun(
-            until=now + visibility_delay(look.hide_seconds, delivery, now=today)
+            until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
 
     def _replace_if_not_run(self, probe: Lease) -> None:
@@ -197,7 +200,7 @@ class Gate:
         if not isinstance(ended.word, RetryIn):
             return seconds
         now = self._owner.clock()
-        longest = _seconds_left(lease, options, self._owner.today()) - 1
+        longest = _longest_hold(lease, options, self._owner.today())
         is_recallable = self.is_recallable(options)
         with self._owner.lock:
             if is_recallable:
@@ -233,6 +236,23 @@ class Gate:
 def _has_slot(lease: Lease, now: float) -> bool:
     """Whether a message may start now. A slot that it was too late for is lost."""
     return lease.slot_at is not None and now - lease.slot_at <= LATEST_SECONDS
+
+
+def _longest_hold(lease: Lease, options: Options, today: float) -> float:
+    """Most seconds that a message may be hidden without running; none are left if 0 or less.
+
+    On the last receive that the queue allows, because SQS would move the message at the next one;
+    when SQS is about to delete it; and at the end of ``retry_for``, so that it runs once more
+    before it is given up: the provider may be back since the last probe.
+    """
+    delivery = lease.delivery
+    state = standing(delivery, retries=delivery.earlier_runs, now=today)
+    if state.is_last_receive or state.is_expiring:
+        return 0.0
+    if options.retry_for is None:
+        return math.inf
+    last_run = min(LAST_RUN_SECONDS, LAST_RUN_SHARE * options.retry_for)
+    return options.retry_for - last_run - state.elapsed
 
 
 def _seconds_left(lease: Lease, options: Options, today: float) -> float:

@@ -11,16 +11,15 @@ import functools
 import random
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
-from ..observe.events import BroughtForward
 from ..provider.health import State
-from ..provider.recall import MARGIN_SECONDS, Hidden
+from ..provider.recall import Hidden
 from ..provider.settings import Provider
 from ..provider.tenant import Template, digest_of, parameters_of
 from ..sqs.calls import Calls
@@ -34,7 +33,7 @@ from .keeper import Keeper
 from .lease import Lease
 from .mix import QueueMix
 from .pacing import Fleet, Pace, Pacer
-from .reports import queue_name
+from .recaller import Recaller
 from .sharing import Sharing
 
 __all__ = ["Gates"]
@@ -103,7 +102,7 @@ class Gates:
         self.pacer = Pacer(keeper.clock)
         self.mix = mix or QueueMix()
         self._calls = calls
-        self._room = room
+        self.recaller = Recaller(self, calls=calls, room=room)
         self._fleet = fleet
         self._share = share
         self._sharing: Sharing | None = None
@@ -177,6 +176,10 @@ class Gates:
         if self._sharing is not None:
             self._sharing.discard(forgotten)
         return True
+
+    def all(self) -> list[Gate]:
+        """Return the gates there are. Call it under the lock."""
+        return list(self._gates.values())
 
     def is_alone(self, lease: Lease, provider: Provider) -> bool:
         """Return whether a message's queue brings only messages of one provider, for all alike."""
@@ -276,7 +279,7 @@ class Gates:
                     return
                 self._changed.wait(self._pause())
             try:
-                self.recall()
+                self.recaller.recall()
             except Exception as exc:  # noqa: BLE001
                 # A bug. What was taken out comes back by itself; the thread must live.
                 logger.error("sqs_backoff.recall_failed: %s", error_site(exc, calls=BUG_CALLS))
@@ -284,37 +287,6 @@ class Gates:
     def _pause(self) -> float | None:
         pauses = [gate.control.seconds_to_look for gate in self._gates.values()]
         return min((pause for pause in pauses if pause is not None), default=None)
-
-    def recall(self) -> int:
-        """Bring forward what is due; return how many messages SQS was asked for."""
-        messages = 0
-        for url, handles in self.recalls():
-            # Refused or in doubt: the message comes back when its hold ends.
-            self._calls(url).change_visibility([(handle, 0) for handle in handles])
-            messages += len(handles)
-        return messages
-
-    def recalls(self) -> Iterator[tuple[str, list[str]]]:
-        """Take out what is due now; yield each batch's queue and receipt handles.
-
-        A message that has waited behind slow calls is left out if its hold is about to end: another
-        worker may have it when the call arrives. It comes back by itself.
-        """
-        by_queue: dict[str, list[Hidden]] = defaultdict(list)
-        room, now = self._room(), self.clock()
-        with self.lock:
-            for gate in self._gates.values():
-                for hidden in gate.control.recalls(now, room=room, waiting=len(gate.turns)):
-                    by_queue[hidden.queue].append(hidden)
-        for url, taken in by_queue.items():
-            for first in range(0, len(taken), MAX_BATCH_ENTRIES):
-                certain_until = self.clock() + MARGIN_SECONDS
-                batch = taken[first : first + MAX_BATCH_ENTRIES]
-                if certain := [each for each in batch if each.until > certain_until]:
-                    # Before the call: when SQS has answered, one may have been hidden again.
-                    ids = tuple(each.message_id for each in certain)
-                    self.events.emit(BroughtForward(queue=queue_name(url), message_ids=ids))
-                    yield url, [each.handle for each in certain]
 
 
 def _tenant(template: Template, task: Any, payload: Any) -> str:

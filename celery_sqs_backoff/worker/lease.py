@@ -106,6 +106,7 @@ class Lease:
         "keeps_place",
         "on_end",
         "on_lost",
+        "retry_for",
         "row",
         "slot_at",
         "trace_header",
@@ -134,7 +135,8 @@ class Lease:
         self.body = body
         self.delivery = delivery
         self.free: Callable[[], None] = free
-        #: When ``retry_for`` is over, in seconds since the epoch; set once the task is known.
+        #: The task's, in seconds, and when it is over, since the epoch; set once that is known.
+        self.retry_for: float | None = None
         self.gives_up_at: float | None = None
         #: Whether the task may be running: asked when the connection is lost.
         self.handed_to_pool: Callable[[], bool] = _no
@@ -231,15 +233,17 @@ class Lease:
         """Give the message back, to be received again at once."""
         return self._settle(Want.GIVE_BACK, due_at=self.keeper.clock())
 
-    def give_back_unrun(self, *, until: float | None = None) -> bool:
+    def give_back_unrun(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message whose task has not been started: this receive was no attempt.
 
         Arguments:
             until: hide it until then, by the keeper's clock. ``None``: show it at once.
+            was_due: it could have run but for its provider, so ``retry_for`` has begun.
         """
         message_id = self.delivery.message_id
         if self.state is State.HELD:  # else whoever has settled it has counted it
-            self.keeper.memory.count_unrun(message_id)
+            due_since = self.delivery.first_due_at if was_due else None
+            self.keeper.memory.count_unrun(message_id, due_since=due_since)
         if until is not None:
             return self._settle(Want.HIDE, due_at=until)
         is_given_back = self.release()
@@ -307,7 +311,9 @@ class Lease:
             message_id=self.delivery.message_id,
             seconds=due_at - self.keeper.clock(),
             sent_at=self.delivery.sent_at,
+            eta=self.delivery.due_at,
             gives_up_at=self.gives_up_at,
+            retry_for=self.retry_for,
         )
         self.keeper.events.emit(hidden)
 

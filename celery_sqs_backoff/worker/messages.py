@@ -223,22 +223,22 @@ class Receiver:
     def _hold(
         self, receive: _Receive, message: dict[str, Any], headers: Mapping[str, Any]
     ) -> Lease:
-        url, tag = receive.url, message["ReceiptHandle"]
-        queue = self.queue(url)
+        queue, tag = self.queue(receive.url), message["ReceiptHandle"]
         lease = Lease(
-            calls=self.clients.settling(url),
+            calls=self.clients.settling(receive.url),
             queue=queue,
             message=message,
             body=message["Body"],
             delivery=Delivery.from_sqs(
                 message,
-                queue_url=url,
+                queue_url=receive.url,
                 received_at=receive.seen_at,
                 max_receive_count=queue.max_receive_count,
                 retention_seconds=queue.retention_seconds,
                 eta=parse_eta(headers.get("eta")),
                 held_seconds=held_seconds(queue),
                 unrun=self.keeper.memory.unrun(message["MessageId"]),
+                due_since=self.keeper.memory.due_since(message["MessageId"]),
                 lost_flag=self.lost_flags.path,
             ),
             received_at=receive.received_at,

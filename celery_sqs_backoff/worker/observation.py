@@ -48,7 +48,8 @@ class Observation:
         worker: this worker's name.
         events: of the worker.
         pulse: of the worker.
-        running: how many messages of a queue are in the pool's hands.
+        running: how many tasks of a queue the pool is running.
+        consumed: names of the queues that this worker has received from.
         held: the leases that are not settled.
         providers: what is known of providers.
         waiting_for: what waits for providers, by provider and state.
@@ -62,6 +63,7 @@ class Observation:
         events: Events,
         pulse: Pulse,
         running: Callable[[str], int],
+        consumed: Callable[[], Iterable[str]] = tuple,
         held: Callable[[], Iterable[Lease]] = tuple,
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
         waiting_for: Callable[[], Readings] = tuple,
@@ -73,6 +75,7 @@ class Observation:
         self._events = events
         self._pulse = pulse
         self._running = running
+        self._consumed = consumed
         self._held = held
         self._providers = providers
         self._waiting_for = waiting_for
@@ -129,6 +132,7 @@ class Observation:
             self._worker,
             waiting=self._waiting,
             running=self._running,
+            consumed=self._consumed,
             held=self._held,
             providers=self._providers,
         )

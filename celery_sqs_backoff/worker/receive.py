@@ -23,7 +23,7 @@ from .messages import Receiver
 from .mix import QueueMix
 from .poller import Poller
 from .providers import fleet_of, provider_name_of, providers_routed_to, sharing_of
-from .strategy import takes_leases
+from .strategy import is_kept_back_at_start, takes_leases
 from .upstream.pools import is_pool_of
 
 __all__ = ["Receive", "name_among_workers"]
@@ -226,16 +226,15 @@ class Receive:
         channel.basic_ack = basic_ack
         channel.basic_reject = basic_reject
 
-    def running(self, queue: str) -> int:
-        """Return how many messages of a queue the pool is running."""
-        return self._capacity.running(queue)
+    def consumed(self) -> list[str]:
+        """Return the names on SQS of the queues that this worker has received from."""
+        return [poller.queue for poller in list(self._pollers.values())]
 
     def _note_started(self, request: Any) -> None:
         lease, tag = getattr(request, "lease", None), request.message.delivery_tag
+        self._capacity.started(tag)
         if not isinstance(lease, Lease):
-            self._capacity.started(tag)
             return
-        self._capacity.started(tag, lease.queue.name)
         self._keeper.events.emit(
             Started(
                 queue=lease.queue.name,
@@ -250,11 +249,16 @@ class Receive:
         handle: Callable[[Any], object] = consumer.on_task_request
 
         def on_task_request(request: Any) -> None:
+            def start() -> None:
+                tag, lease = request.message.delivery_tag, request.lease
+                self._inbox.put(Arrival("", {}, tag, lease, lambda: on_task_request(request)))
+
+            is_kept_back = _may_start(request) and is_kept_back_at_start(request, start)
             if not _may_start(request):
                 _forget(request)
-                return
-            self._note_started(request)
-            self._hand_over(handle, request)
+            elif not is_kept_back:
+                self._note_started(request)
+                self._hand_over(handle, request)
 
         consumer.on_task_request = on_task_request
         upstream.start_nothing_given_back(consumer.controller, _may_start, self._hand_over)

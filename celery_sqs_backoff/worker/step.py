@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from celery import bootsteps
@@ -11,17 +11,14 @@ from celery.concurrency import solo
 from celery.utils.log import get_logger
 from celery.worker.consumer.tasks import Tasks
 
-from ..doctor.look import ignored_by
-from ..retry.options import DEAD_LETTER
-from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from ..sqs.queues import Queue
-from ..task.base import SQSBackoffTask
 from . import upstream
 from .check_up import start_check_up
 from .keeper import Keeper
 from .observation import EVENT_LOOP, Observation
 from .providers import introduce
 from .receive import Receive, name_among_workers
+from .running import running
 from .strategy import takes_leases
 
 __all__ = ["LeaseStep"]
@@ -58,7 +55,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             name_among_workers(c),
             events=self._keeper.events,
             pulse=self._keeper.pulse,
-            running=self._receive.running,
+            running=running,
+            consumed=self._receive.consumed,
             held=self._keeper.held,
             providers=lambda: c.sqs_receiver.gates.now(),
             waiting_for=lambda: c.sqs_receiver.gates.waiting(),
@@ -123,12 +121,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             _names(others),
         )
         names = [queue.name for queue in c.task_consumer.queues]
-        named = list(zip(names, queues, strict=True))
-        start_check_up(c.app, named)
-        tasks = [c.app.tasks[name] for name in covered if name in c.app.tasks]
-        introduce(c.app, tasks)
-        covered_tasks = [task for task in tasks if isinstance(task, SQSBackoffTask)]
-        _warn(named, covered_tasks, ignored=ignored_by(c.app))
+        start_check_up(c.app, list(zip(names, queues, strict=True)))
+        introduce(c.app, [c.app.tasks[name] for name in covered if name in c.app.tasks])
 
 
 def _describe(queue: Queue) -> str:
@@ -145,64 +139,3 @@ def _names(names: Iterable[str]) -> str:
     listed = sorted(names)
     more = len(listed) - _MAX_NAMES
     return ", ".join(listed[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "") or "none"
-
-
-def _warn(
-    queues: Iterable[tuple[str, Queue]],
-    tasks: Iterable[SQSBackoffTask],
-    *,
-    ignored: Collection[str],
-) -> None:
-    """Say what in the queues' attributes will surprise somebody, unless it is ignored.
-
-    The doctor's rules say the same at more length; W010 simulates, for seconds.
-
-    Arguments:
-        queues: with their names in Celery.
-        tasks: those that are covered.
-        ignored: ids of the doctor's rules, or ``id:queue``.
-    """
-    tasks = list(tasks)
-    wants_dlq = any(task.backoff_options.on_give_up == DEAD_LETTER for task in tasks)
-    needed, hungriest = max(
-        (
-            (task.backoff_options.receives_needed(at_most=MAX_MAX_RECEIVE_COUNT), task.name)
-            for task in tasks
-        ),
-        default=(0, ""),
-    )
-    for name, queue in queues:
-
-        def matters(rule: str, name: str = name) -> bool:
-            return rule not in ignored and f"{rule}:{name}" not in ignored
-
-        if queue.is_its_own_dlq and matters("E003"):
-            logger.error(
-                "Queue %s names itself as its dead-letter queue: nothing will be dead-lettered"
-                " into it. Set another queue in its redrive policy.",
-                queue.name,
-            )
-        if queue.hides_nothing and matters("E011"):
-            logger.warning(
-                "Queue %s has a visibility timeout of 0: its messages are received with %d s.",
-                queue.name,
-                queue.visibility_timeout_seconds,
-            )
-        if wants_dlq and queue.is_read and queue.dlq_url is None and matters("W002"):
-            logger.warning(
-                "Queue %s has no dead-letter queue: tasks that are given up will fail and"
-                " their messages will be deleted (on_give_up='fail').",
-                queue.name,
-            )
-        allowed = queue.max_receive_count
-        if allowed is not None and allowed < needed and matters("W010"):
-            logger.warning(
-                "Queue %s has maxReceiveCount=%d, but with its delays task %s may need about %d"
-                " receives: it will be given up before retry_for or max_retries say so."
-                " SQS allows up to %d.",
-                queue.name,
-                allowed,
-                hungriest,
-                needed,
-                MAX_MAX_RECEIVE_COUNT,
-            )

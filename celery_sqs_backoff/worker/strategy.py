@@ -26,7 +26,7 @@ from .lease import Lease
 from .messages import Receiver, held_seconds
 from .request import SettledBeforeRun
 
-__all__ = ["default", "takes_leases"]
+__all__ = ["default", "is_kept_back_at_start", "takes_leases"]
 
 logger = get_logger(__name__)
 
@@ -56,6 +56,7 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
         if lease is None:
             return None  # it was lost, or given back, a moment ago: it runs elsewhere
         if (retry_for := task.backoff_options.retry_for) is not None:
+            lease.retry_for = retry_for
             lease.gives_up_at = lease.delivery.first_due_at + retry_for
         try:
             headers = message.headers or {}
@@ -70,7 +71,9 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
             def start() -> None:
                 receiver.deliver(Arrival("", {}, message.delivery_tag, lease, again))
 
-            if not _is_kept_back(gate, lease, headers, task, start):
+            bucket = consumer.task_buckets[task.name]
+            message.sqs_waits_in_celery = bucket is not None or _is_early(headers)
+            if message.sqs_waits_in_celery or not _is_kept_back(gate, lease, headers, task, start):
                 _check_arguments(message.payload)
                 with suppress(SettledBeforeRun):
                     handle(message, body, ack, reject, callbacks, **kwargs)
@@ -103,6 +106,23 @@ def _is_kept_back(
         return False
     options = task.backoff_options
     return gate.hides(lease, options) or gate.waits(lease, options, start)
+
+
+def is_kept_back_at_start(request: Any, start: Callable[[], object]) -> bool:
+    """Ask the provider's gate of a task that Celery has made wait, now that it is to start.
+
+    For its ETA, or for its ``rate_limit``. What the gate would have said at its receive is of no
+    use: the provider may be down since, and a slot would have passed.
+    """
+    message = request.message
+    if not getattr(message, "sqs_waits_in_celery", False):
+        return False
+    return _is_kept_back(message.sqs_gate, request.lease, message.headers, request.task, start)
+
+
+def _is_early(headers: Mapping[str, Any]) -> bool:
+    eta = parse_eta(headers.get("eta"))
+    return eta is not None and eta > time.time()
 
 
 def _check_arguments(payload: Any) -> None:

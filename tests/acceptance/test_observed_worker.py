@@ -50,6 +50,12 @@ def long(seconds: float) -> None:
     time.sleep(seconds)
 
 
+@app.task(name="observed.uncovered")
+def uncovered(seconds: float) -> None:
+    note(task="observed.uncovered")
+    time.sleep(seconds)
+
+
 @pytest.fixture
 def heartbeat(tmp_path: Path) -> Path:
     return tmp_path / "heartbeat"
@@ -114,6 +120,24 @@ def test_runs_retries_and_dead_letters_are_counted_exactly(
         assert found[f'sqs_backoff_messages_waiting{{queue="{queue}"}}'] == 0
         health = urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5)
         assert health.read() == b"ok"
+
+
+def test_running_is_what_runs_and_not_what_waits_for_a_process(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """With the base class or without; the worker holds more, by Celery's prefetch multiplier."""
+    port = free_port()
+    stage = make_stage(conf={"sqs_backoff": {"prometheus_port": port}})
+    name = f'sqs_backoff_messages_running{{queue="{stage.queues[0].name}"}}'
+    with stage.worker(concurrency=2) as worker:
+        for task in ("long", "uncovered", "long", "uncovered"):
+            for _ in range(2):
+                stage.send(f"observed.{task}", 60)
+        begun = ("observed.long", "observed.uncovered")
+        eventually(lambda: sum(len(stage.runs(task)) for task in begun) == 2, timeout=30)
+        eventually(lambda: stage.messages()[0] == 0, timeout=30)
+        assert scrape(port)[name] == 2
+        worker.kill()
 
 
 @pytest.mark.redis

@@ -380,6 +380,29 @@ def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(
     assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
 
 
+@pytest.mark.parametrize(
+    ("post", "errors", "digest"),
+    [
+        (requests.post, classifiers.requests_errors, requests.auth.HTTPDigestAuth("us", "secret")),
+        (httpx.post, classifiers.httpx_errors, httpx.DigestAuth("us", "secret")),
+    ],
+    ids=["requests", "httpx"],
+)
+@pytest.mark.parametrize(("status", "means"), [(429, RETRYABLE), (422, NOT_PROCESSED)])
+def test_a_401_that_asks_for_a_digest_is_no_redirect(
+    provider: HttpFaults, post: Any, errors: Any, digest: Any, status: int, means: Outcome
+) -> None:
+    """The client keeps it in the answer's ``history`` as it does redirects; it did nothing."""
+    asked = iter([answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')])
+
+    provider.behave = lambda handler: next(asked, answer(status))(handler)
+    response = post(provider.url, data={"order": "7"}, auth=digest, timeout=TIMEOUT_SECONDS)
+    with pytest.raises((requests.HTTPError, httpx.HTTPStatusError)) as raised_by_it:
+        response.raise_for_status()
+    assert provider.seen == 2
+    assert shown(errors()(raised_by_it.value)) is means
+
+
 @pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib], ids=name)
 def test_a_503_is_believed_with_retry_after_or_if_the_task_says_so(
     call: Call, provider: HttpFaults

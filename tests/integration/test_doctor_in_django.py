@@ -48,9 +48,8 @@ def test_a_plain_check_asks_nobody(manage: Manage) -> None:
         "CELERY_SQS_BACKOFF = {'retry_for': 'long'}",
         "CELERY_SQS_BACKOFF = {'retryfor': 3600}",
         "CELERY_BROKER_TRANSPORT_OPTIONS = ['us-east-1']",
-        "CELERY_IMPORTS = ['no_such_module']",
     ],
-    ids=["value of an option", "unknown option", "not a mapping", "tasks that are missing"],
+    ids=["value of an option", "unknown option", "not a mapping"],
 )
 def test_settings_that_no_worker_can_use_are_an_error(
     manage: Manage, tmp_path: Path, setting: str
@@ -76,6 +75,35 @@ def test_a_module_of_tasks_that_fails_is_named_with_its_line(
     place = f"KeyError: 'a' ({tmp_path / 'wrong_tasks.py'}, line 4)"
     assert place in manage("check", settings="wrong_settings").stderr
     assert place in manage("sqs_doctor", "--offline", settings="wrong_settings").stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import a_library_of_the_workers", "ModuleNotFoundError: No module named 'a_library_of"),
+        ("import os\nos.environ['KEY_OF_THE_WORKERS']", "KeyError: 'KEY_OF_THE_WORKERS'"),
+        ("import sys\nsys.exit('no key')", "SystemExit: no key"),
+    ],
+    ids=["library", "variable", "exit"],
+)
+def test_tasks_that_cannot_be_imported_here_stop_no_migration(
+    manage: Manage, tmp_path: Path, module: str, said: str
+) -> None:
+    """``migrate`` runs the checks, in an image or a job that has not all that workers have."""
+    (tmp_path / "workers_tasks.py").write_text(f"{module}\n")
+    (tmp_path / "migrating_settings.py").write_text(
+        "from example_project.settings import *\nCELERY_IMPORTS = ['workers_tasks']\n"
+        f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3',"
+        f" 'NAME': {str(tmp_path / 'new.sqlite3')!r}}}}}\n"
+    )
+    done = manage("migrate", settings="migrating_settings")
+    assert done.returncode == 0, done.stderr
+    assert "(celery_sqs_backoff.W032)" in done.stderr
+    assert said in done.stderr
+    done = manage("check", "--deploy", settings="migrating_settings")
+    assert done.returncode != 0
+    assert "(celery_sqs_backoff.E031)" in done.stderr
+    assert said in done.stderr
 
 
 def test_a_module_that_asks_a_database_without_tables_does_not_stop_the_migration(

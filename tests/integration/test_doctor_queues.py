@@ -14,8 +14,10 @@ from botocore.exceptions import ClientError
 from celery import Celery
 from kombu import Queue
 
-from celery_sqs_backoff.doctor import Finding, examine
+from celery_sqs_backoff.doctor import Finding, Severity, examine
 from celery_sqs_backoff.doctor.look import look
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_client, local_sqs_settings
 from tests.support.doctored import doctored_app
 from tests.support.fault_proxy import FaultProxy
@@ -221,6 +223,36 @@ def test_what_sqs_denies_is_found(app: Celery, sqs: SQSClient, proxy: FaultProxy
     assert diagnose(app) == {}
     proxy.inject(http_error(403, "AccessDenied", actions=["DeleteMessageBatch"]))
     assert diagnose(app) == {made.name: ["E027"]}
+
+
+def test_a_worker_that_may_not_send_its_dead_letters_is_found(
+    app: Celery, sqs: SQSClient, proxy: FaultProxy
+) -> None:
+    made = Made(sqs, queue_name("denied"))
+    consume(app, proxy.endpoint, [made])
+    proxy.inject(http_error(403, "AccessDenied", actions=["SendMessageBatch"]))
+    [finding] = examine(look(app), ignore=IGNORED)
+    assert (finding.id, finding.subject) == ("E027", made.dlq_url.rpartition("/")[2])
+    assert "sqs:SendMessage" in finding.evidence
+    assert "never becomes a dead letter" in finding.consequence
+
+
+def test_the_policy_of_a_worker_in_the_docs_is_no_error(
+    app: Celery, sqs: SQSClient, sqs_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may send to the dead-letter queue, and not read it."""
+    made = Made(sqs, queue_name("right"))
+    consume(app, sqs_endpoint, [made])
+    read = Calls.attributes
+
+    def attributes(calls: Calls, *names: Any) -> dict[str, str] | Failure:
+        if calls.queue_url == made.dlq_url:
+            return Failure(Kind.DENIED, "AccessDenied")
+        return read(calls, *names)
+
+    monkeypatch.setattr(Calls, "attributes", attributes)
+    [finding] = examine(look(app), ignore=IGNORED)
+    assert (finding.id, finding.severity) == ("I033", Severity.INFO)
 
 
 def test_a_visibility_timeout_that_kombu_would_not_set_is_found(

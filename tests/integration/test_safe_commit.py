@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import SafeTask, StoreInTransaction
 from celery_sqs_backoff.safe.commit import after_commit, refuse_open_transaction
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -103,7 +104,7 @@ def test_with_autocommit_off_tasks_and_steps_do_what_django_does(
         with pytest.raises(transaction.TransactionManagementError):
             after_commit(pytest.fail)
         with pytest.raises(StoreInTransaction):
-            refuse_open_transaction("A step")
+            refuse_open_transaction("A step", why="")
     finally:
         transaction.rollback(using=aliases[0])
         transaction.set_autocommit(True, using=aliases[0])
@@ -115,6 +116,44 @@ def test_the_transaction_of_a_django_test_case_does_not_count(aliases: tuple[str
     around = transaction.atomic(using=aliases[0])
     around._from_testcase = True  # what django.test.TestCase sets
     with around:
-        refuse_open_transaction("A step")
+        refuse_open_transaction("A step", why="")
         with pytest.raises(StoreInTransaction), transaction.atomic(using=aliases[0]):
-            refuse_open_transaction("A step")
+            refuse_open_transaction("A step", why="")
+
+
+def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(
+    aliases: tuple[str, str],
+) -> None:
+    """``@transaction.atomic`` on a task: the next holder read the balance of before the commit."""
+    from django.db import connections, transaction
+
+    store = f"redis://127.0.0.1:6379/12?client_name={aliases[0]}"
+    require("redis")
+    app = Celery("commits", broker="memory://", set_as_current=False)
+    app.finalize()
+    app.conf.update(task_always_eager=True, sqs_backoff={"store": store, "secret": "one"})
+    paid: list[str] = []
+
+    def withdraw(account: str) -> None:
+        with connections[aliases[0]].cursor() as cursor:
+            cursor.execute("SELECT 100")
+        paid.append(account)
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="outside")
+    @transaction.atomic(using=aliases[0])
+    def outside(self: Any, way: str) -> None:
+        with getattr(self, way)("account:7"):
+            withdraw("outside")
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="inside")
+    def inside(self: Any, way: str) -> None:
+        with getattr(self, way)("account:7"), transaction.atomic(using=aliases[0]):
+            withdraw("inside")
+
+    for way in ("exclusive", "workflow"):
+        refused = outside.apply((way,)).result
+        assert isinstance(refused, StoreInTransaction)
+        assert "open the transaction inside its block" in str(refused)
+        assert paid == []
+        assert inside.apply((way,)).state == "SUCCESS"
+        assert paid.pop() == "inside"

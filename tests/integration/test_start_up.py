@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from celery import Celery, _state
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
+from tests.support.processes import eventually
 
-STEP = "celery_sqs_backoff.worker.step"
+CHECK_UP = "celery_sqs_backoff.worker.check_up"
 
 
 def mail() -> None:
@@ -38,11 +40,12 @@ def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.L
         app.conf.sqs_backoff = {"ignore_findings": ignored}
         app.task(base=SQSBackoffTask, name="start_up.mail", shared=False, **task_options)(mail)
         with (
-            caplog.at_level(logging.WARNING, STEP),
+            caplog.at_level(logging.WARNING, CHECK_UP),
             on_local_sqs(app, sqs_server, made),
             running_worker(app),
         ):
-            return [r.getMessage() for r in caplog.records if r.name == STEP]
+            eventually(lambda: "sqs-check-up" not in {t.name for t in threading.enumerate()})
+            return [r.getMessage() for r in caplog.records if r.name == CHECK_UP]
 
     return start
 
@@ -50,7 +53,7 @@ def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.L
 @pytest.mark.hazard("H3")
 def test_a_queue_that_allows_too_few_receives(said):
     [warning] = said({"max_receive_count": 5})
-    assert "maxReceiveCount=5" in warning
+    assert "maxReceiveCount is 5" in warning
     assert "start_up.mail" in warning
 
 
@@ -71,12 +74,12 @@ def test_what_the_settings_ignore_is_not_said(said, what):
     assert said({"max_receive_count": 5}, ignore={what: "we replay by hand"}) == []
     others = {"W002": "another rule", "W010:other": "another queue", "W010": ""}
     [warning] = said({"max_receive_count": 5}, ignore=others)
-    assert "maxReceiveCount=5" in warning
+    assert "maxReceiveCount is 5" in warning
 
 
 def test_a_queue_without_a_dead_letter_queue(said):
     [warning] = said({"dead_letter_queue": False})
-    assert "has no dead-letter queue" in warning
+    assert "the queue has no RedrivePolicy" in warning
 
 
 def test_a_queue_without_a_dead_letter_queue_is_right_for_tasks_that_fail(said):

@@ -32,6 +32,7 @@ from celery_sqs_backoff.worker.handover import LONGEST_SECONDS, batches
 from celery_sqs_backoff.worker.lease import Lease
 from celery_sqs_backoff.worker.lease import State as LeaseState
 from celery_sqs_backoff.worker.mix import QueueMix
+from celery_sqs_backoff.worker.recaller import Taken
 
 from .history import RecallPoint
 
@@ -130,9 +131,9 @@ class WorkerGates(Gates):
             self._sim.after(0.0, self._look, self._worker)
 
     def _look(self) -> None:
-        self._send_next(self.recalls())
+        self._send_next(self.recaller.recalls())
 
-    def _send_next(self, batches: Iterator[tuple[str, list[str]]]) -> None:
+    def _send_next(self, batches: Iterator[tuple[str, list[Taken]]]) -> None:
         batch = next(batches, None)
         if batch is None:
             pause = self._pause()
@@ -140,28 +141,34 @@ class WorkerGates(Gates):
             if pause is not None:
                 self._sim.after(pause, self._look, self._worker)
             return
-        url, handles = batch
+        url, taken = batch
         if self._sim.kills_in_recall(self._worker, RecallPoint.TAKEN):
             return
         fault = self._sim.fault_of("ChangeMessageVisibilityBatch", url)
         way = self._sim.way_of(fault)
-        self._sim.after(way, lambda: self._arrive(url, handles, fault, way, batches), None)
+        self._sim.after(way, lambda: self._arrive(url, taken, fault, way, batches), None)
         self._sim.kills_in_recall(self._worker, RecallPoint.SENT)
 
     def _arrive(
         self,
         url: str,
-        handles: list[str],
+        taken: list[Taken],
         fault: Fault | None,
         way: float,
-        batches: Iterator[tuple[str, list[str]]],
+        batches: Iterator[tuple[str, list[Taken]]],
     ) -> None:
+        handles = [each.hidden.handle for each in taken]
         for handle in handles:
             self.judge.recalled(url, handle, takes_effect=fault is None or fault.is_done)
         with self._sim.faulty("ChangeMessageVisibilityBatch", fault):
-            self._calls(url).change_visibility([(handle, 0) for handle in handles])
+            results = self._calls(url).change_visibility([(handle, 0) for handle in handles])
         self._sim.kills_in_recall(self._worker, RecallPoint.ARRIVED)
-        self._sim.after(way, lambda: self._send_next(batches), self._worker)
+
+        def answered() -> None:
+            self.recaller.answered(taken, results)
+            self._send_next(batches)
+
+        self._sim.after(way, answered, self._worker)
 
     # The end
 
@@ -280,7 +287,8 @@ class RecallJudge:
         held = [
             each
             for each in control.memory
-            if each.until > max(now, each.not_before) + _HANDED_OVER_WITHIN_SECONDS + 60.0
+            if not control.is_quiet
+            and each.until > max(now, each.not_before) + _HANDED_OVER_WITHIN_SECONDS + 60.0
             and not (is_down and each.next_is_last)
         ]
         if self._sim.is_calm():

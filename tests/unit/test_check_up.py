@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -36,10 +37,19 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     made.close()
 
 
+def redrive(arn: str, count: int = 1000) -> str:
+    return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": count})
+
+
 def queue(**attributes: str) -> Queue:
     class Client:
         def get_queue_attributes(self, **_: Any) -> Any:
-            found = {"VisibilityTimeout": "30", "MaximumMessageSize": "1048576"}
+            found = {
+                "QueueArn": "arn:aws:sqs:eu-central-1:1:mails",
+                "VisibilityTimeout": "30",
+                "MaximumMessageSize": "1048576",
+                "RedrivePolicy": redrive("arn:aws:sqs:eu-central-1:1:mails-dlq"),
+            }
             return {"Attributes": {**found, **attributes}}
 
     return read_queue(Client(), URL)  # type: ignore[arg-type]
@@ -49,8 +59,29 @@ def test_a_good_queue_is_not_spoken_of(app: Celery) -> None:
     assert check_up(app, [("mails", queue())]) == []
 
 
-def test_what_the_start_says_itself_is_not_said_twice(app: Celery) -> None:
-    assert check_up(app, [("mails", queue(VisibilityTimeout="0"))]) == []
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"VisibilityTimeout": "0"}, "E011 mails: VisibilityTimeout is 0"),
+        ({"RedrivePolicy": ""}, "W002 mails: the queue has no RedrivePolicy"),
+        (
+            {"RedrivePolicy": redrive("arn:aws:sqs:eu-central-1:1:mails")},
+            "E003 mails: deadLetterTargetArn is the queue's own ARN",
+        ),
+        (
+            {"RedrivePolicy": redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 50)},
+            "W010 mails: maxReceiveCount is 50; 99 of 100 messages of shop.mail need up to",
+        ),
+    ],
+    ids=lambda value: value.partition(" ")[0] if isinstance(value, str) else "",
+)
+def test_a_fault_of_a_queue_has_a_line(
+    app: Celery, attributes: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a simulation: with hundreds of queues it would take the worker minutes."""
+    monkeypatch.setattr("celery_sqs_backoff.doctor.rules.dead_letters.dead_lettered_after", None)
+    [(_, line)] = check_up(app, [("mails", queue(**attributes))])
+    assert line.startswith(said)
 
 
 def test_each_rule_has_one_line(app: Celery) -> None:

@@ -103,9 +103,22 @@ def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
 )
 def test_a_refusal_that_asks_to_wait_is_for_now(headers: dict[str, str]) -> None:
     """GitHub's 403 for its rate limits, and 413 by RFC 9110, 15.5.14."""
-    for status in (403, 413, 503):
+    for status in (403, 413):
         assert answer(status, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 60)
     assert answer(409, headers, now=NOW) == Finding(Meaning.IN_DOUBT, 60)
+
+
+def test_a_503_is_believed_by_retry_after_alone() -> None:
+    """Envoy puts the rate limit on every answer, also on its own for a request it passed on.
+
+    https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/filters/http/ratelimit/v3/rate_limit.proto
+    """
+    believed = answer(503, {"Retry-After": "60"}, now=NOW)
+    assert believed == Finding(Meaning.REFUSED_FOR_NOW, 60)
+    last_of_its_window = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "60"}
+    assert answer(503, last_of_its_window, now=NOW) == Finding(Meaning.UNAVAILABLE, 60)
+    unreadable = {**last_of_its_window, "Retry-After": "soon"}
+    assert answer(503, unreadable, now=NOW) == Finding(Meaning.UNAVAILABLE, 60)
 
 
 def test_headers_of_the_standard_library_are_read() -> None:

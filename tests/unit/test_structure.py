@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "classifiers": {"retry", "sqs", "text", "traces"},
     "foreign": {"retry", "sqs"},
     # A store and the outbox have their tables in contrib.django.
-    "safe": {"retry", "sqs", "signals", "classifiers", "text", "threads", "contrib"},
+    "safe": {"retry", "sqs", "signals", "classifiers", "text", "contrib", "threads"},
     "provider": {"retry", "sqs", "safe", "signals", "text", "units"},
     "task": {"retry", "sqs", "safe", "signals", "provider", "text"},
     "observe": {"retry", "sqs", "safe", "signals", "text", "threads", "version"},
@@ -36,9 +36,9 @@ MAY_IMPORT = {
         *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),
         *("doctor", "threads"),
     },
-    "redrive": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
+    "redrive": {"retry", "sqs", "safe", "signals", "text", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
-    "doctor": {"retry", "sqs", "safe", "task", "simulate"},
+    "doctor": {"retry", "sqs", "safe", "task", "simulate", "units"},
     "commands": {
         *("retry", "sqs", "redrive", "safe", "provider", "simulate", "task", "version", "doctor"),
         *("observe", "text", "units"),

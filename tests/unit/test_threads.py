@@ -1,92 +1,75 @@
-"""Calls that are waited for but so long, and machines without a thread left."""
+"""Threads: calls that may take only so long, and machines that have no thread left."""
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
-from collections.abc import Iterator
-from types import SimpleNamespace
+import weakref
+from functools import partial
 
 import pytest
-from celery import Celery
 
-from celery_sqs_backoff.observe.waiting import Waiting
-from celery_sqs_backoff.threads import NotInTime, call_in_time, start_daemon
-from celery_sqs_backoff.worker.bulletin import Bulletin
-from celery_sqs_backoff.worker.check_up import start_check_up
-from celery_sqs_backoff.worker.upstream import give_back_before_soft_shutdown
+from celery_sqs_backoff import threads
+from celery_sqs_backoff.threads import call_in_time, start_daemon
 
 
-@pytest.fixture
-def no_thread_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", start)
-        yield
+def refuse(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
-def test_what_a_call_returns_is_returned() -> None:
-    assert call_in_time("t", lambda: threading.current_thread().name, 10) == "t"
+def test_a_call_returns_or_raises_as_if_it_were_made_here() -> None:
+    assert call_in_time(lambda: 7, seconds=10).result() == 7
+    with pytest.raises(SystemExit):
+        call_in_time(partial(exit, 3), seconds=10).result()
 
 
-def test_what_a_call_raises_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        call_in_time("t", lambda: 1 / 0, 10)
+def test_a_call_that_itself_times_out_has_ended() -> None:
+    def time_out() -> None:
+        raise TimeoutError
+
+    assert isinstance(call_in_time(time_out, seconds=10).exception(), TimeoutError)
 
 
-def test_a_call_that_takes_too_long_goes_on_in_its_thread() -> None:
-    goes_on, ended = threading.Event(), threading.Event()
-
-    def call() -> None:
-        goes_on.wait(10)
-        ended.set()
-
-    with pytest.raises(NotInTime) as late:
-        call_in_time("t", call, 0.01)
-    thread = late.value.thread
-    assert thread is not None
-    assert thread.is_alive()
+def test_a_call_that_takes_too_long_goes_on_and_holds_up_no_other() -> None:
+    goes_on = threading.Event()
+    hangs = call_in_time(partial(goes_on.wait, 10), seconds=0.01)
+    assert not hangs.done()
+    assert call_in_time(lambda: 7, seconds=10).result() == 7
     goes_on.set()
-    thread.join(10)
-    assert ended.is_set()
+    assert hangs.result(10) is True
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_call_that_ends_its_thread_ends_no_other() -> None:
-    def leave() -> None:
-        raise SystemExit
-
-    with pytest.raises(NotInTime) as ended:
-        call_in_time("t", leave, 10)
-    assert ended.value.thread is not None
+def test_calls_one_after_the_other_share_a_thread() -> None:
+    who = {call_in_time(threading.get_ident, seconds=10).result() for _ in range(100)}
+    assert len(who) == 1
+    assert threading.get_ident() not in who
 
 
-@pytest.mark.usefixtures("no_thread_left")
-def test_without_a_thread_left_nothing_is_called() -> None:
-    called: list[int] = []
-    with pytest.raises(NotInTime) as late:
-        call_in_time("t", lambda: called.append(1), 10)
-    assert (late.value.thread, called) == (None, [])
-    assert start_daemon("t", lambda: None) is None
+def test_a_thread_keeps_no_answer_alive() -> None:
+    class Answer:
+        pass
+
+    answer = weakref.ref(call_in_time(Answer, seconds=10).result())
+    call_in_time(lambda: None, seconds=10)
+    assert answer() is None
 
 
-@pytest.mark.usefixtures("no_thread_left")
-def test_a_worker_starts_without_what_it_has_no_thread_for(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    app = Celery("full", set_as_current=False)
-    start_check_up(app, [])
-    bulletin = Bulletin(app, "w", waiting=Waiting(), running=lambda queue: 0, held=tuple)
-    bulletin.start()
-    bulletin.stop()
-    assert caplog.text.count("sqs_backoff.no_thread_left") == 2
+def test_without_a_thread_left_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threads, "_idle", type(threads._idle)())
+    assert start_daemon("sqs-test", lambda: None) is None
+    assert call_in_time(threading.get_ident, seconds=0).result() == threading.get_ident()
 
 
-@pytest.mark.usefixtures("no_thread_left")
-def test_a_soft_shutdown_waits_although_no_thread_is_left() -> None:
-    waited: list[int] = []
-    controller = SimpleNamespace(wait_for_soft_shutdown=lambda: waited.append(1))
-    give_back_before_soft_shutdown(SimpleNamespace(controller=controller), lambda: None)
-    controller.wait_for_soft_shutdown()
-    assert waited == [1]
+def test_a_fork_does_not_wait_for_the_threads_of_its_parent() -> None:
+    call_in_time(lambda: 7, seconds=10)  # leaves one idle here
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+
+    def ask() -> None:
+        answers.put(call_in_time(lambda: 7, seconds=5).done())
+
+    child = fork.Process(target=ask)
+    child.start()
+    child.join(10)
+    assert answers.get() is True

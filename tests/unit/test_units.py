@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
+from celery_sqs_backoff.units import in_words, parse_duration, parse_rate, spell_duration
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,17 @@ def test_other_durations_are_refused_by_name(value):
 )
 def test_durations_are_spelled_in_two_units(seconds, text):
     assert spell_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (1, "1 second"),
+        (30, "30 seconds"),
+        (210, "3.5 minutes"),
+        (86_400, "24 hours"),
+        (345_600, "4 days"),
+    ],
+)
+def test_times_are_said_as_a_person_would(seconds, words):
+    assert in_words(seconds) == words

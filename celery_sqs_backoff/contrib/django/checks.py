@@ -9,10 +9,15 @@ from typing import Any
 
 from celery import current_app
 from django.core import checks  # type: ignore[import-untyped]
-from django.db import Error as DatabaseError  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.doctor import Finding, Severity, examine
-from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look, why_not_loaded
+from celery_sqs_backoff.doctor.look import (
+    NotImported,
+    ignored_by,
+    load_tasks,
+    look,
+    why_not_loaded,
+)
 
 __all__ = ["check_app", "check_deployment", "register"]
 
@@ -30,27 +35,25 @@ def register() -> None:
 
 
 def check_app(app_configs: Any, **_: Any) -> list[Any]:
-    """Check tasks and settings. Asks nobody."""
+    """Check tasks and settings. Asks nobody.
+
+    A module that cannot be imported is a warning: ``migrate`` runs the checks too, often without
+    the workers' libraries and variables, or because it is what the module waits for.
+    """
     app = current_app._get_current_object()
     try:
         load_tasks(app)
         facts = look(app, live=False)
-    except DatabaseError as exc:  # no error: `migrate` runs the checks, and may be what it needs
+    except NotImported as exc:
         return [
             checks.Warning(
                 f"the Celery app's tasks cannot be looked at: {why_not_loaded(exc)}",
-                hint="A module asks the database while it is imported: migrate, and look again.",
+                hint="Where workers run it must not be so; check --deploy makes it an error.",
                 id="celery_sqs_backoff.W032",  # no rule of the doctor's has this number
             )
         ]
-    except Exception as exc:  # noqa: BLE001  # of a task, of its options or of a setting
-        return [
-            checks.Error(
-                f"the Celery app's tasks or settings cannot be loaded: {why_not_loaded(exc)}",
-                hint="A worker would not start either: correct what it names.",
-                id="celery_sqs_backoff.E031",  # no rule of the doctor's has this number
-            )
-        ]
+    except Exception as exc:  # noqa: BLE001  # of an option of a task, or of a setting
+        return [_not_loaded(exc)]
     return [_message(f) for f in examine(facts, ignore=ignored_by(app), live=False)]
 
 
@@ -60,6 +63,8 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     try:
         load_tasks(app)
         offline = {(f.id, f.subject) for f in examine(look(app, live=False), live=False)}
+    except NotImported as exc:
+        return [_not_loaded(exc)]
     except Exception:  # noqa: BLE001  # check_app says what it is
         return []
     try:
@@ -74,6 +79,14 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
             if (f.id, f.subject) not in offline
         ),
     ]
+
+
+def _not_loaded(exc: Exception) -> Any:
+    return checks.Error(
+        f"the Celery app's tasks or settings cannot be loaded: {why_not_loaded(exc)}",
+        hint="A worker would not start either: correct what it names.",
+        id="celery_sqs_backoff.E031",  # no rule of the doctor's has this number
+    )
 
 
 def _could_not_look(why: str) -> Any:

@@ -50,6 +50,18 @@ def _denied(facts: Facts) -> Iterator[Report]:
                 )
 
 
+def _dlq_unreadable(facts: Facts) -> Iterator[Report]:
+    for queue in facts.consumed:
+        dlq = queue.dlq
+        if dlq is not None and dlq.attributes is None and not dlq.is_missing:
+            yield (
+                queue.name,
+                f"the dead-letter queue {dlq.name} cannot be read ({dlq.failure})",
+                "Whether it keeps dead letters long enough, and takes them, was not checked.",
+                Fix(text="Run the doctor with sqs:GetQueueAttributes on the dead-letter queue."),
+            )
+
+
 def _consequence(queue: QueueFacts) -> str:
     if not queue.is_consumed:
         return "What is given up stays hidden in its queue and never becomes a dead letter."
@@ -84,7 +96,14 @@ RULES = (
         "E027",
         "An action is denied",
         "Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that"
-        " does not exist. SQS checks permissions first.",
+        " does not exist, SendMessage to the dead-letter queue without a message. SQS checks"
+        " permissions first.",
         _denied,
+    ),
+    Rule(
+        "I033",
+        "The dead-letter queue cannot be read",
+        "A worker need not read it, and the policy in docs/iam.md does not let it: it sends there.",
+        _dlq_unreadable,
     ),
 )

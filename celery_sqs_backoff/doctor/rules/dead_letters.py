@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 
 from ...sqs.limits import MAX_MAX_RECEIVE_COUNT
-from ..facts import Facts, QueueFacts
+from ...units import in_words
+from ..facts import Facts, QueueFacts, TaskFacts
 from ..finding import Fix, Report, Rule
-from ..horizon import dead_lettered_after, in_words
+from ..horizon import dead_lettered_after
 from ._fixes import resource_name, set_attributes, terraform
 
 __all__ = ["RULES"]
@@ -178,8 +179,10 @@ def _short_lived(facts: Facts) -> Iterator[Report]:
 
 
 def _few_receives(facts: Facts) -> Iterator[Report]:
+    # Most tasks share their delays, and each look draws thousands of them.
+    alike = {(id(task.backoff), task.retry_for, task.max_retries): task for task in facts.covered}
     needy = [
-        (task.receives_needed, task) for task in facts.covered if task.receives_needed is not None
+        (task.receives_needed, task) for task in alike.values() if task.receives_needed is not None
     ]
     if not needy:
         return
@@ -188,23 +191,31 @@ def _few_receives(facts: Facts) -> Iterator[Report]:
         allowed = queue.max_receive_count
         if allowed is None or allowed >= needed:
             continue
-        assert task.backoff is not None
-        first, half = dead_lettered_after(
-            task.backoff,
-            allowed,
-            retry_for=task.retry_for,
-            max_retries=task.max_retries,
-            depth=queue.visible or 0,
-            retention=queue.retention_seconds or _FOUR_DAYS_SECONDS,
-        )
         yield (
             queue.name,
             f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need up to {needed}"
             " receives until its budgets end (drawn 200 times from its delays)",
-            f"{_messages(queue)} would be dead-lettered about {in_words(half)} into an outage, the"
-            f" first after {in_words(first)} (simulated). Deploys and crashes use up receives too.",
+            _in_an_outage(queue, task, allowed)
+            if facts.simulates
+            else "In an outage they become dead letters before retry_for or max_retries say so.",
             _raise_receives(queue),
         )
+
+
+def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
+    assert task.backoff is not None
+    first, half = dead_lettered_after(
+        task.backoff,
+        allowed,
+        retry_for=task.retry_for,
+        max_retries=task.max_retries,
+        depth=queue.visible or 0,
+        retention=queue.retention_seconds or _FOUR_DAYS_SECONDS,
+    )
+    return (
+        f"{_messages(queue)} would be dead-lettered about {in_words(half)} into an outage, the"
+        f" first after {in_words(first)} (simulated). Deploys and crashes use up receives too."
+    )
 
 
 def _raise_receives(queue: QueueFacts) -> Fix:

@@ -9,9 +9,9 @@ from ...sqs.limits import (
     MAX_MESSAGE_BYTES,
     MAX_VISIBILITY_TIMEOUT_SECONDS,
 )
+from ...units import in_words
 from ..facts import Facts
 from ..finding import Fix, Report, Rule
-from ..horizon import in_words
 from ._fixes import set_attributes
 
 __all__ = ["RULES"]

@@ -17,6 +17,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from ..commit import is_in_transaction
 from ..errors import StoreInTransaction, StoreUnavailable
 
 __all__ = ["DjangoStore"]
@@ -178,9 +179,7 @@ class DjangoStore:
 
         connection = connections[self._using]
         try:
-            if not self._in_test() and (
-                connection.in_atomic_block or not connection.get_autocommit()
-            ):
+            if is_in_transaction(connection):
                 raise StoreInTransaction(
                     f"The store's database alias {self._using!r} is inside a transaction, whose"
                     " rollback would take back what has been recorded: leave the atomic block"

@@ -18,7 +18,7 @@ from celery_sqs_backoff.doctor import (
     TaskFacts,
     examine,
 )
-from celery_sqs_backoff.doctor.horizon import dead_lettered_after, in_words, receives_within
+from celery_sqs_backoff.doctor.horizon import dead_lettered_after, receives_within
 
 BASE = "https://sqs.eu-central-1.amazonaws.com/123456789012"
 ARN = "arn:aws:sqs:eu-central-1:123456789012"
@@ -205,11 +205,18 @@ BROKEN = {
     "E027 DLQ denied": (
         replace(
             WELL,
-            queues=(queue(dlq=replace(dead_letters(), denied=("sqs:GetQueueAttributes",))),),
+            queues=(queue(dlq=replace(dead_letters(), denied=("sqs:SendMessage",))),),
         ),
         "E027",
     ),
     "W029 events": (with_app(events=True), "W029"),
+    "I033 DLQ not readable": (
+        replace(
+            WELL,
+            queues=(queue(dlq=replace(dead_letters(), attributes=None, failure="AccessDenied")),),
+        ),
+        "I033",
+    ),
 }
 
 
@@ -305,20 +312,6 @@ def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
 def test_aws_managed_keys_need_no_reuse_period() -> None:
     facts = with_queue(KmsMasterKeyId="alias/aws/sqs", KmsDataKeyReusePeriodSeconds="60")
     assert examine(facts) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (1, "1 second"),
-        (30, "30 seconds"),
-        (210, "3.5 minutes"),
-        (86_400, "24 hours"),
-        (345_600, "4 days"),
-    ],
-)
-def test_times_are_said_as_a_person_would(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
 
 
 def test_the_receives_that_a_budget_needs() -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,8 +92,24 @@ def test_a_file_that_holds_something_else_is_unhealthy(tmp_path: Path, text: str
     assert "cannot be read (FileNotFoundError)" in (diagnosis(tmp_path / "no", now=0) or "")
 
 
-def test_a_full_disk_does_not_end_the_worker(pulse: Pulse, tmp_path: Path) -> None:
-    Heartbeat(tmp_path / "no such directory" / "heartbeat", pulse).write()
+def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
+    pulse: Pulse, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody finds out from the worker's log why the probe takes it for dead."""
+    path = tmp_path / "absent" / "heartbeat"
+    heartbeat = Heartbeat(path, pulse)
+    heartbeat.write()
+    heartbeat.write()
+    said = f"sqs_backoff.heartbeat_not_written: {path}: No such file or directory"
+    assert caplog.text.count(said) == 1
+    path.parent.mkdir()
+    heartbeat.write()
+    assert diagnosis(path, now=time.time()) is None
+    path.unlink()
+    path.mkdir()  # now it cannot be replaced
+    heartbeat.write()
+    assert caplog.text.count("heartbeat_not_written") == 2
+    assert list(path.parent.iterdir()) == [path], "nothing else is left"
 
 
 def test_a_worker_that_ends_leaves_no_file(pulse: Pulse, tmp_path: Path) -> None:
@@ -141,6 +158,34 @@ def test_the_http_form(url: str, clock: Clock) -> None:
         urllib.request.urlopen(f"{url}/", timeout=5)
 
 
+def write_as_another(path: Path, pid: int, *, at: float, where: str | None = None) -> None:
+    """Write a heartbeat as another worker does, on this machine by default."""
+    here = where or health._where()
+    path.write_text(
+        json.dumps({"id": f"worker {pid}", "pid": pid, "where": here, "at": at, "faults": []})
+    )
+
+
+def test_a_writer_in_another_container_is_forgotten_when_it_has_long_been_silent(
+    pulse: Pulse, tmp_path: Path
+) -> None:
+    """Of one that was replaced. Its process number says nothing here, where it may be our own."""
+    path, now = tmp_path / "heartbeat", [1_000.0]
+    heartbeat = Heartbeat(path, pulse, now=lambda: now[0])
+    heartbeat.write()
+    for _ in range(3):  # both write for a while
+        now[0] += 5
+        write_as_another(path, os.getpid(), at=now[0], where="another container")
+        heartbeat.write()
+        assert "writes this file too" in str(diagnosis(path, now=now[0]))
+    now[0] += 595
+    heartbeat.write()
+    assert "writes this file too" in str(diagnosis(path, now=now[0])), "it may just be stopped"
+    now[0] += 10
+    heartbeat.write()
+    assert diagnosis(path, now=now[0]) is None
+
+
 def test_two_workers_with_one_file_are_unhealthy_even_if_one_is_stopped(
     pulse: Pulse, tmp_path: Path
 ) -> None:
@@ -148,8 +193,7 @@ def test_two_workers_with_one_file_are_unhealthy_even_if_one_is_stopped(
     heartbeat = Heartbeat(path, pulse, now=lambda: now[0])
 
     def other_writes() -> None:
-        record = {"pid": os.getppid(), "at": now[0], "faults": []}
-        path.write_text(json.dumps(record))
+        write_as_another(path, os.getppid(), at=now[0])
 
     other_writes()  # before this worker has begun: the one that it replaces
     heartbeat.write()
@@ -190,7 +234,7 @@ def test_another_writer_that_has_ended_is_forgotten(pulse: Pulse, tmp_path: Path
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True
     )
-    path.write_text(json.dumps({"pid": int(ended.stdout), "at": now[0], "faults": []}))
+    write_as_another(path, int(ended.stdout), at=now[0])
     heartbeat.write()
     heartbeat.write()
     assert diagnosis(path, now=now[0]) is None

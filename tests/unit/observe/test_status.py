@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -79,3 +80,29 @@ def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
     console.print(_shown(_Seen(queues, [down], NOW, 1), 100, notes_first=True))
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().startswith("provider mailgun is down")
+
+
+def said(*queues: QueueStatus, workers: int | None) -> str:
+    console = Console(width=160, file=StringIO(), force_terminal=False)
+    seen = _Seen(list(queues), [], NOW, workers, why="" if workers is not None else "no store")
+    console.print(_shown(seen, console.width))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_what_is_not_known_is_explained() -> None:
+    known = QueueStatus(name="mails", ready=0, delayed=0, in_flight=3, workers=1)
+    other = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=3)
+    assert "? is not known: no worker of bulk has written" in said(known, other, workers=1)
+    assert "? is not known: no worker has written" in said(other, workers=0)
+    assert "? is not known: no store" in said(other, workers=None)
+    assert "is not known" not in said(known, workers=1)
+
+
+def test_of_an_empty_queue_nothing_is_unknown() -> None:
+    empty = QueueStatus(
+        name="mails", ready=0, waiting=0, running=0, delayed=0, in_flight=0, dead_letters=0
+    )
+    text = said(replace(empty, in_flight_share=0.0), workers=0)
+    assert "?" not in text
+    assert text.splitlines()[1].endswith("-")

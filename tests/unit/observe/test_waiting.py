@@ -82,9 +82,44 @@ def test_the_oldest_and_those_that_give_up_soon(waiting: Waiting) -> None:
     waiting(hidden("b", sent_at=400.0, gives_up_at=50_000.0))
     waiting(hidden("c"))
     assert waiting.now("q", at=2_000, horizon=7_200) == WaitingNow(
-        messages=3, oldest_sent_at=400.0, giving_up=1, next_gives_up_at=9_000.0
+        messages=3,
+        oldest_sent_at=400.0,
+        oldest_due_at=400.0,
+        giving_up=1,
+        nearly_given_up=1,
+        next_gives_up_at=9_000.0,
     )
     assert waiting.now("empty", at=0, horizon=1) == WaitingNow()
+
+
+def test_nobody_is_alarmed_by_a_retry_for_that_is_short_and_has_just_begun(
+    waiting: Waiting,
+) -> None:
+    """With an hour of ``retry_for``, each message that waits at all gives up within two hours."""
+    waiting(hidden("m", 3_000, sent_at=1_000.0, gives_up_at=4_600.0, retry_for=3_600.0))
+
+    def nearly_given_up(at: float) -> int:
+        found = waiting.now("q", at=at, horizon=7_200)
+        assert found.giving_up == 1
+        return found.nearly_given_up
+
+    assert nearly_given_up(1_100) == 0
+    assert nearly_given_up(3_600) == 0
+    assert nearly_given_up(3_700) == 1, "a quarter of it is left"
+
+
+def test_the_last_two_hours_of_a_long_retry_for_are_alarming(waiting: Waiting) -> None:
+    waiting(hidden("m", gives_up_at=129_600.0, retry_for=129_600.0))
+    assert waiting.now("q", at=120_000, horizon=7_200).nearly_given_up == 0
+    assert waiting.now("q", at=123_000, horizon=7_200).nearly_given_up == 1
+
+
+def test_a_message_is_late_from_its_eta_on(waiting: Waiting) -> None:
+    waiting(hidden("m", 3_600, sent_at=1_000.0, eta=40_000.0))
+    found = waiting.now("q", at=20_000, horizon=7_200)
+    assert (found.oldest_sent_at, found.oldest_due_at) == (1_000.0, 40_000.0)
+    waiting(hidden("n", 3_600, sent_at=30_000.0, eta=20_000.0))
+    assert waiting.now("q", at=30_000, horizon=7_200).oldest_due_at == 30_000.0
 
 
 def test_what_is_over_takes_no_memory(waiting: Waiting, clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -28,6 +29,7 @@ from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.worker.gate import Gate
 from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
 from celery_sqs_backoff.worker.lease import Turn
@@ -70,15 +72,13 @@ class Lease:
     """What a gate sees of one."""
 
     def __init__(self, message_id: str, **facts: Any) -> None:
-        import time
-
         self.queue, self.group_id, self.until = Queue(), None, None
         self.slot_at, self.keeps_place, self.turn = None, False, Turn.NONE
         self.free, self.handed_to_pool = lambda: None, lambda: False
         defaults = {"received_at": time.time(), "first_received_at": time.time()}
         self.delivery = Delivery(message_id=message_id, queue_url=URL, **defaults | facts)
 
-    def give_back_unrun(self, *, until: float | None = None) -> bool:
+    def give_back_unrun(self, *, until: float | None = None, was_due: bool = False) -> bool:
         self.until = until
         return True
 
@@ -89,10 +89,11 @@ class Lease:
 class Port:
     def __init__(self) -> None:
         self.batches: list[list[tuple[str, int]]] = []
+        self.failure: Failure | None = None
 
-    def change_visibility(self, entries: list[tuple[str, int]]) -> list[None]:
+    def change_visibility(self, entries: list[tuple[str, int]]) -> list[Failure | None]:
         self.batches.append(list(entries))
-        return [None] * len(entries)
+        return [self.failure] * len(entries)
 
 
 class Scene:
@@ -140,12 +141,12 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     scene.outage()
     for i in range(30):
         assert scene.hide(f"m{i}") >= 1
-    assert scene.gates.recall() == 0
+    assert scene.gates.recaller.recall() == 0
     scene.recover()
     recalled = 0
     for _ in range(60):
         scene.keeper.now += 1.0
-        recalled += scene.gates.recall()
+        recalled += scene.gates.recaller.recall()
     assert recalled == 30
     handles = [handle for batch in scene.port.batches for handle, _ in batch]
     assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
@@ -165,7 +166,7 @@ def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
     scene.recover()
     for _ in range(60):
         scene.keeper.now += 1.0
-        scene.gates.recall()
+        scene.gates.recaller.recall()
     assert waiting.count("mail") == 0
 
 
@@ -188,15 +189,60 @@ def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certai
         control.hidden(Hidden(f"m{i}", f"h{i}", URL, now + 61.0, 0.0, None), now)
     control.admission.rate = control.admission._tokens = 100.0
 
-    def hangs(entries: list[tuple[str, int]]) -> list[None]:
+    def hangs(entries: list[tuple[str, int]]) -> list[Failure | None]:
         scene.port.batches.append(entries)
         scene.keeper.now += 30.0
         return [None] * len(entries)
 
     scene.port.change_visibility = hangs  # type: ignore[method-assign]
     scene.keeper.now += 1.0
-    assert scene.gates.recall() == 20  # the third batch would leave when their hold ends
+    assert scene.gates.recaller.recall() == 20  # the third batch would leave when their hold ends
     assert len(scene.port.batches) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent_again"),
+    [(Kind.THROTTLED, True), (Kind.UNREACHABLE, True), (Kind.IN_DOUBT, False)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_an_sqs_that_fails_during_the_recall_costs_no_message_its_recall(
+    kind: Kind, sent_again: bool
+) -> None:
+    """But for those in doubt, which another worker may have: one batch, and one now and then."""
+    scene = Scene()
+    scene.outage()
+    scene.recover()
+    now, control = scene.keeper.now, scene.gate.control
+    for i in range(200):
+        control.hidden(Hidden(f"m{i}", f"h{i}", URL, now + 1800.0), now)
+    control.admission.rate = control.admission._tokens = 50.0
+    scene.port.failure = Failure(kind, "Whatever", is_of_call=True)
+    for _ in range(40):
+        scene.keeper.now += 0.25
+        scene.gates.recaller.recall()
+    failed = [handle for batch in scene.port.batches for handle, _ in batch]
+    assert [len(batch) for batch in scene.port.batches[:5]] == [10, 1, 1, 1], "ten seconds"
+    assert len(control.memory) == (200 if sent_again else 200 - len(failed))
+    scene.port.failure = None
+    scene.port.batches.clear()
+    for _ in range(400):
+        scene.keeper.now += 0.25
+        scene.gates.recaller.recall()
+    recalled = [handle for batch in scene.port.batches for handle, _ in batch]
+    everything = {f"h{i}" for i in range(200)}
+    assert sorted(recalled) == sorted(everything if sent_again else everything - set(failed))
+
+
+def test_a_message_that_sqs_does_not_know_is_not_recalled_again() -> None:
+    scene = Scene()
+    scene.outage()
+    scene.hide("m")
+    scene.recover()
+    scene.port.failure = Failure(Kind.STALE_HANDLE, "ReceiptHandleIsInvalid")
+    for _ in range(40):
+        scene.keeper.now += 0.25
+        scene.gates.recaller.recall()
+    assert len(scene.port.batches) == 1
 
 
 def test_what_is_in_doubt_is_not_recalled() -> None:
@@ -205,7 +251,7 @@ def test_what_is_in_doubt_is_not_recalled() -> None:
     scene.hide("m", in_doubt=True)
     scene.recover()
     scene.keeper.now += 10.0
-    assert scene.gates.recall() == 0
+    assert scene.gates.recaller.recall() == 0
 
 
 def test_what_somebody_else_has_hidden_is_not_remembered() -> None:
@@ -282,10 +328,28 @@ def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
     assert not scene.gate.hides(lease, scene.options)
 
 
-def test_no_hold_is_longer_than_what_is_left_of_retry_for() -> None:
-    scene = Scene(retry_for=60.0)
+def test_a_hidden_message_comes_back_before_the_end_of_retry_for_and_runs() -> None:
+    """The provider may be back by then; without a run it would be given up for nothing."""
+    scene = Scene(retry_for=600.0)
     scene.outage()
-    assert scene.hide("m") <= 61
+    now = time.time()
+    assert scene.hide("m") <= 540 + 1
+    late: Any = Lease("late", first_received_at=now - 541.0, sent_at=now - 541.0)
+    assert not scene.gate.hides(late, scene.options)
+    early: Any = Lease("early", first_received_at=now - 539.0, sent_at=now - 539.0)
+    assert scene.gate.hides(early, scene.options)
+
+
+def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
+    """Hidden until the end of the retention period it would be lost."""
+    scene = Scene(retry_for=None)
+    scene.outage()
+    sent_at = time.time() - 3600.0
+    lease: Any = Lease("m", sent_at=sent_at, retention_seconds=3600 + 299)
+    assert not scene.gate.hides(lease, scene.options)
+    lease = Lease("m", sent_at=sent_at, retention_seconds=3600 + 320)
+    assert scene.gate.hides(lease, scene.options)
+    assert lease.until - scene.keeper.now <= 20
 
 
 def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
@@ -343,7 +407,7 @@ def test_a_worker_without_room_recalls_nothing() -> None:
     scene.hide("m")
     scene.recover()
     scene.keeper.now += 10.0
-    assert scene.gates.recall() == 0
+    assert scene.gates.recaller.recall() == 0
 
 
 def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
@@ -445,9 +509,9 @@ def test_what_happens_to_a_provider_is_on_the_stream() -> None:
     scene.recover()
     for _ in range(5):
         scene.keeper.now += 1.0
-        scene.gates.recall()
+        scene.gates.recaller.recall()
     scene.keeper.now += CALM_SECONDS + 1
-    scene.gates.recall()
+    scene.gates.recaller.recall()
     assert scene.seen == [
         ProviderOpened(provider="mail"),
         ProviderProbing(provider="mail"),

@@ -54,6 +54,15 @@ def test_few_messages_come_back_within_seconds() -> None:
     assert max(each.seconds for each in found) <= 5
 
 
+def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() -> None:
+    made = control()
+    made.told_closed(NOW)
+    made.admission.stop()  # the recovery is over
+    made.ended("m", Outcome.RETRYABLE, NOW)
+    assert made.hidden(hidden("m"), NOW)
+    assert made.hand_over(NOW) == []
+
+
 def test_many_messages_are_spread_over_three_minutes() -> None:
     found = nearer((hidden(f"m{i}") for i in range(9000)), NOW, Random(1), is_down=True)
     assert len(found) == 9000
