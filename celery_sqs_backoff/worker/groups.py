@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..sqs.settlement import Want
 from .lease import Lease, State
@@ -25,6 +25,23 @@ _CLOSED = 1_000
 
 #: The message will not be seen again, so the next of its group may run.
 _OVER = {State.DONE, State.DEAD_LETTERED}
+
+
+class _Closed(NamedTuple):
+    """What becomes of messages behind one that comes back.
+
+    Attributes:
+        until: they are hidden until then; ``None``: they are shown again at once.
+        expect: told of each that is hidden.
+    """
+
+    until: float | None = None
+    expect: Callable[[Lease], object] | None = None
+
+    def give_back(self, lease: Lease) -> None:
+        if self.expect is not None:
+            self.expect(lease)
+        lease.give_back_unrun(until=self.until)
 
 
 class MessageGroups:
@@ -50,9 +67,8 @@ class MessageGroups:
         self._soon = soon
         self._lock = threading.Lock()
         self._waiting: dict[Group, list[tuple[Lease, Callable[[], object]]]] = {}
-        #: Groups of which nothing more of their receive may start, and until when it is to be
-        #: hidden (``None``: it is shown again at once). Only the newest matter.
-        self._closed: OrderedDict[Group, float | None] = OrderedDict()
+        #: Groups of which nothing more of their receive may start. Only the newest matter.
+        self._closed: OrderedDict[Group, _Closed] = OrderedDict()
 
     def begin_receive(self, url: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Open the groups of these messages: between two receives, SQS keeps the order itself."""
@@ -67,19 +83,19 @@ class MessageGroups:
         group, goes_on = _group_of(lease), lease.goes_on_with
         if goes_on is None:
             if lease.state not in _OVER:
-                self._close_until(group, _until(lease))
+                self._close_with(group, _closed_by(lease))
         elif goes_on.want is Want.HIDE:
-            self._close_until(group, goes_on.due_at)
+            self._close_with(group, _Closed(goes_on.due_at))
         elif goes_on.want is Want.GIVE_BACK:
-            self._close_until(group, None)
+            self._close_with(group, _Closed())
 
-    def _close_until(self, group: Group, until: float | None) -> None:
+    def _close_with(self, group: Group, closed: _Closed) -> None:
         with self._lock:
-            self._close(group, until)
+            self._close(group, closed)
 
-    def _close(self, group: Group, until: float | None) -> None:
+    def _close(self, group: Group, closed: _Closed) -> None:
         """With the lock held: else a later message of the same receive would pass in between."""
-        self._closed[group] = until
+        self._closed[group] = closed
         self._closed.move_to_end(group)
         if len(self._closed) > _CLOSED:
             self._closed.popitem(last=False)
@@ -107,12 +123,12 @@ class MessageGroups:
         lease.free = settled
         lease.on_end = lambda: self._after(group, lease)
         with self._lock:
-            is_closed, until = group in self._closed, self._closed.get(group)
+            closed = self._closed.get(group)
             is_first = group not in self._waiting
-            if not is_closed:
+            if closed is None:
                 self._waiting.setdefault(group, []).append((lease, start_if_held))
-        if is_closed:
-            lease.give_back_unrun(until=until)
+        if closed is not None:
+            closed.give_back(lease)
         elif lease.state is not State.HELD:
             # Given back, or lost, since its receive: perhaps before there was anybody to tell.
             self._after(group, lease)
@@ -126,7 +142,7 @@ class MessageGroups:
 
     def _after(self, group: Group, lease: Lease) -> None:
         give_back: list[Lease] = []
-        until, start = _until(lease), None
+        closed, start = _closed_by(lease), None
         with self._lock:
             turns = self._waiting.get(group, [])
             place = next((i for i, (other, _) in enumerate(turns) if other is lease), None)
@@ -135,7 +151,7 @@ class MessageGroups:
             if lease.state not in _OVER and not lease.row.is_over:  # it comes back
                 give_back = [later for later, _ in turns[place + 1 :]]
                 del turns[place + 1 :]
-                self._close(group, until)
+                self._close(group, closed)
             if not _goes_on(lease):
                 del turns[place]
             if not turns:
@@ -143,14 +159,16 @@ class MessageGroups:
             elif place == 0 and turns[0][0] is not lease:
                 start = turns[0][1]
         for later in give_back:
-            later.give_back_unrun(until=until)
+            closed.give_back(later)
         if start is not None:
             self._soon(start)
 
 
-def _until(lease: Lease) -> float | None:
-    """When what is behind a message may be seen again; ``None``: at once."""
-    return lease.due_at if lease.state is State.DEFERRED else None
+def _closed_by(lease: Lease) -> _Closed:
+    """What becomes of messages behind this one, if it comes back."""
+    if lease.state is State.DEFERRED:
+        return _Closed(lease.due_at, lease.expect_behind)
+    return _Closed()
 
 
 def _goes_on(lease: Lease) -> bool:

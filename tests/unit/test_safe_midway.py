@@ -284,20 +284,6 @@ def test_while_a_call_hangs_the_store_is_not_asked_again(
     eventually(lambda: shared.in_time(app, hang, otherwise="unknown") == "answer")
 
 
-def test_a_machine_without_a_thread_left_is_not_a_store_that_hangs(
-    app: Celery, store: FickleStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The event loop must neither wait for the store itself nor fail."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", start)
-        assert shared.in_time(app, lambda: "answer", otherwise="unknown") == "unknown"
-    assert shared.in_time(app, lambda: "answer", otherwise="unknown") == "answer"
-
-
 def test_a_store_that_refuses_at_once_is_asked_each_time(app: Celery, store: FickleStore) -> None:
     store.is_away = True
     assert shared.count_crash(app, "m") == 0
