@@ -148,7 +148,7 @@ def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(
     assert bool(meta["result"]) is asked_for
 
 
-@pytest.mark.parametrize("waiting", ["chain", "callbacks"])
+@pytest.mark.parametrize("waiting", ["chain", "callbacks", "chord"])
 def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(
     app: Celery, waiting: str
 ) -> None:
