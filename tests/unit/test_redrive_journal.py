@@ -117,7 +117,7 @@ def test_a_disk_that_locks_nothing_is_not_taken_for_another_run(tmp_path, monkey
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(RedriveRefused, match="Cannot lock journal .*: No locks available"):
+    with pytest.raises(RedriveRefused, match=r"Cannot lock journal .*: No locks available"):
         opened(tmp_path / "j")
 
 
