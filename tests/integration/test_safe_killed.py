@@ -15,7 +15,7 @@ from tests.support.record import Record
 from .safe_killed import ORDERS, STEPS
 from .safe_stores import served
 
-KILLS = 15
+KILLS = 8
 
 
 @pytest.mark.parametrize("name", ["postgresql", "mariadb", "dynamodb", "redis"])
