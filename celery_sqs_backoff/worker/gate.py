@@ -154,10 +154,11 @@ class Gate:
 
         def hide(until: float) -> None:
             now, today = self._owner.clock(), self._owner.today()
-            seconds = min(until - now, max(1.0, _seconds_left(lease, options, today)))
+            seconds = min(until - now, max(1.0, _longest_hold(lease, options, today)))
             lease.give_back_unrun(until=now + visibility_delay(seconds, lease.delivery, now=today))
 
-        longest = self._longest_wait(lease)
+        has_time = _longest_hold(lease, options, self._owner.today()) > 0
+        longest = self._longest_wait(lease) if has_time else math.inf
         lease.keeps_place = self._owner.is_alone(lease, self.provider)
         self._owner.pacer.join(self.pace, Paced(give_slot, hide, lease.is_settled), longest)
         return True
