@@ -94,9 +94,9 @@ class Fault:
 
     def __post_init__(self) -> None:
         if not 200 <= self.status <= 599:
-            raise ValueError(f"status={self.status!r} is not legal: it must be 200 to 599")
+            raise ValueError(f"status must be 200 to 599, not {self.status!r}")
         if self.times is not None and self.times < 1:
-            raise ValueError(f"times={self.times!r} is not legal: it must be from 1 up, or None")
+            raise ValueError(f"times must be from 1 up, or None, not {self.times!r}")
         if self.per is not None and self.times is None:
             raise ValueError("per: say how many times per id, with times=")
 
@@ -296,7 +296,7 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     """
     split = urlsplit(upstream)
     if split.scheme not in ("http", "https") or not split.netloc:
-        raise ValueError(f"upstream={upstream!r} is not legal: it must be an http or https URL")
+        raise ValueError(f"upstream must be an http or https URL, not {upstream!r}")
     server = _Server(("127.0.0.1", 0), _Handler)
     proxy = server.proxy = ProviderProxy(f"http://127.0.0.1:{server.server_address[1]}", split)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -162,13 +162,11 @@ def create_local_queue(
     """
     if not 0 <= visibility_timeout_seconds <= MAX_VISIBILITY_TIMEOUT_SECONDS:
         raise ValueError(
-            f"visibility_timeout_seconds={visibility_timeout_seconds!r} is not legal:"
-            f" it must be 0 to {MAX_VISIBILITY_TIMEOUT_SECONDS}"
+            f"visibility_timeout_seconds must be 0 to {MAX_VISIBILITY_TIMEOUT_SECONDS},"
+            f" not {visibility_timeout_seconds!r}"
         )
     if max_receive_count not in _MAX_RECEIVE_COUNTS:
-        raise ValueError(
-            f"max_receive_count={max_receive_count!r} is not legal: it must be 1 to 1000"
-        )
+        raise ValueError(f"max_receive_count must be 1 to 1000, not {max_receive_count!r}")
     stem = (name or f"test-{uuid4().hex}").removesuffix(".fifo")
     suffix = ".fifo" if fifo else ""
     common = dict(attributes or {})
@@ -296,7 +294,7 @@ def running_worker(
         RuntimeError: a task was still running after ``shutdown_timeout_seconds``.
     """
     if pool not in ("solo", "threads"):
-        raise ValueError(f"pool={pool!r} is not legal: it must be 'solo' or 'threads'")
+        raise ValueError(f"pool must be 'solo' or 'threads', not {pool!r}")
     options.setdefault("queues", list(app.conf.broker_transport_options["predefined_queues"]))
     setup_logging.connect(_leave_logging_alone)
     others = set(threading.enumerate())

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -15,7 +15,9 @@ from typing import Any
 
 import click
 
-__all__ = ["as_typed", "journal_directory", "until_signalled"]
+__all__ = ["as_typed", "interrupted_by_signals", "journal_directory", "until_signalled"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def journal_directory() -> Path | None:
@@ -46,26 +48,39 @@ def until_signalled() -> Iterator[threading.Event]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP. The second one, whichever it is, raises
     KeyboardInterrupt: it does not wait for giving back. What is ignored stays so (``nohup``)."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # Python hands signals to the main thread only
-        return
-    before: dict[int, Any] = {}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
-        for signalled in before:
-            signal.signal(signalled, signal.default_int_handler)
+        for signalled in _SIGNALS:
+            if signal.getsignal(signalled) is on_signal:
+                signal.signal(signalled, signal.default_int_handler)
         with suppress(OSError):  # the terminal has hung up
             click.echo("Finishing what is under way; the rest is given back.", err=True)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, on_signal)
-    try:
+    with _handling(on_signal):
         yield stop
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does. What is ignored stays so."""
+    with _handling(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """In a thread this does nothing: Python hands signals to the main thread only."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
     finally:
-        for signalled, handler in before.items():
-            signal.signal(signalled, handler)
+        for signalled, usual in before.items():
+            signal.signal(signalled, usual)
 
 
 def as_typed(command: str) -> tuple[str, str] | None:

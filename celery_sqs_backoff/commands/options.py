@@ -36,8 +36,8 @@ _SELECTION: tuple[tuple[str, dict[str, Any]], ...] = (
         "--from",
         {
             "metavar": "QUEUE",
-            "help": "Only messages that came from the queue of this name (a shared dead-letter"
-            " queue).",
+            "help": "Only messages that came from this queue (of a shared dead-letter queue); a"
+            " name, URL or ARN.",
         },
     ),
     ("--older", {"metavar": "DURATION", "help": "Only messages first sent longer ago: 36h, 2d."}),

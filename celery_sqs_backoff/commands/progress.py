@@ -89,6 +89,8 @@ def bar(*, show_ids: bool = False) -> Iterator[Callable[[Event], None]]:
 
 def may_change_rate() -> bool:
     """Whether ``+`` and ``-`` can be read: on a terminal, and in its foreground."""
+    if sys.stdin is None or sys.stderr is None:  # closed by whoever has started us
+        return False
     return sys.stdin.isatty() and sys.stderr.isatty() and _is_in_foreground(sys.stdin.fileno())
 
 

@@ -12,7 +12,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE
 
-from .environment import journal_directory
+from .environment import interrupted_by_signals, journal_directory
 from .exit_codes import INTERRUPTED, SOME_FAILED, UNREACHABLE, USAGE, exit_code
 from .options import has_selection, ids_of, option, selection_options
 from .redrive_shell import Shell
@@ -205,16 +205,19 @@ def sqs_redrive(
     """
     shell = Shell(ctx.obj.app, queue, options, as_json=as_json, show_ids=show_ids)
     try:
+        if no_journal and options["journal"] is not None:
+            raise ValueError("--journal and --no-journal: give one of them")
         options["ids"] = ids_of(id, ids)
-        if dry_run:
-            sys.exit(shell.dry_run(sample))
-        if options["journal"] is None and not no_journal and options["engine"] == "client":
-            options["journal"] = journal_directory()
-        if yes:
-            shell.refuse_what_needs_a_yes()
-        elif (code := shell.ask(sample)) is not None:
-            sys.exit(code)
-        report = shell.run()
+        with interrupted_by_signals():
+            if dry_run:
+                sys.exit(shell.dry_run(sample))
+            if options["journal"] is None and not no_journal and options["engine"] == "client":
+                options["journal"] = journal_directory()
+            if yes:
+                shell.refuse_what_needs_a_yes()
+            elif (code := shell.ask(sample)) is not None:
+                sys.exit(code)
+            report = shell.run()
     except (ValueError, TypeError, RedriveRefused) as exc:
         hint = " (--force)" if getattr(exc, "overridable", False) else ""
         shell.end("refused", f"{exc}{hint}")

@@ -26,9 +26,6 @@ from .text import safe
 
 __all__ = ["Shell"]
 
-#: Options that a look does not have.
-_OF_THE_RUN = ("engine", "journal")
-
 
 class Shell:
     """Make one per invocation.
@@ -166,8 +163,12 @@ class Shell:
 
     def _asked(self, question: str) -> bool:
         try:
+            if sys.stdin is None:  # closed by whoever has started us
+                raise click.Abort
             return click.confirm(question, err=True)
-        except click.Abort:
+        except click.Abort as exc:
+            if isinstance(exc.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
             click.echo("No answer. Without a terminal give --yes.", err=True)
             sys.exit(self._declined())
 
@@ -180,9 +181,10 @@ class Shell:
     def _look(self, sample: int | None, copy: Path | None = None) -> Plan:
         if self._queue is None and self._options["load"] is None:
             raise ValueError("QUEUE: name the dead-letter queue, or a queue that has one")
-        options = {n: value for n, value in self._options.items() if n not in _OF_THE_RUN}
         with until_signalled() as stop:
-            plan = peek(self._app, self._queue, sample=sample, copy=copy, stop=stop, **options)
+            plan = peek(
+                self._app, self._queue, sample=sample, copy=copy, stop=stop, **self._options
+            )
         if stop.is_set():
             raise KeyboardInterrupt
         return plan

@@ -218,7 +218,7 @@ def closing(
             f"{'' if journal else ' only with a journal; without one it sends them again'}."
         )
     if report.ended is Ended.INCOMPLETE:
-        found.append(f"Run `{again}` again in some minutes.")
+        found.append(f"Then run `{again}` again.")
     if report.ended in (Ended.INTERRUPTED, Ended.GATE, Ended.UNREACHABLE, Ended.FAILED):
         where = f" It goes on from {journal}." if journal else ""
         place = "queue" if queue else "archive"

@@ -172,6 +172,8 @@ class AppFacts:
     store: str | None = None
     #: Why the store cannot be used; ``None``: it can be, or nobody has tried.
     store_failure: str | None = None
+    #: Why the store may drop records before their end; ``None``: nothing says that it does.
+    store_eviction: str | None = None
     pool: str = "prefork"
     concurrency: int | None = None
     prefetch_multiplier: int = 4

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -91,7 +92,9 @@ def look(app: Any, *, live: bool = True) -> Facts:
     Raises:
         kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
     """
-    facts = facts_of_app(app, store_failure=_store_failure(app) if live else None)
+    facts = facts_of_app(app)
+    if live:
+        facts = replace(facts, **_facts_of_store(app))
     if not live:
         return Facts(app=facts)
     with app.connection_for_read() as connection:
@@ -123,7 +126,7 @@ def ignored_by(app: Any) -> tuple[str, ...]:
     return tuple(str(what) for what, reason in ignored.items() if str(reason or "").strip())
 
 
-def facts_of_app(app: Any, *, store_failure: str | None = None) -> AppFacts:
+def facts_of_app(app: Any) -> AppFacts:
     """Read the settings and the tasks of an app; asks nobody."""
     conf = app.conf
     options = conf.broker_transport_options or {}
@@ -132,7 +135,6 @@ def facts_of_app(app: Any, *, store_failure: str | None = None) -> AppFacts:
     return AppFacts(
         tasks=tuple(_tasks(app)),
         store=None if store is None else _scheme(store),
-        store_failure=store_failure,
         pool=str(conf.worker_pool or "prefork"),
         concurrency=conf.worker_concurrency,
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
@@ -245,19 +247,20 @@ def _scheme(store: object) -> str:
     return store.partition(":")[0] if isinstance(store, str) else type(store).__name__
 
 
-def _store_failure(app: Any) -> str | None:
-    """Open the store and ask for a key that does not exist; return what went wrong."""
+def _facts_of_store(app: Any) -> dict[str, Any]:
+    """Open the store and ask for a key that does not exist, and whether it keeps its records."""
+    from ..safe.check import eviction_of
     from ..safe.stores import has_store, store_of
 
     if not has_store(app):
-        return None
+        return {}
     try:
         store_of(app).get("sqs-backoff-doctor")
     except Exception as exc:  # noqa: BLE001  # whatever it is, it is the finding
         # Not the text: a client's error may quote the URL, with its password.
         cause = exc.__cause__ or exc
-        return type(cause).__name__
-    return None
+        return {"store_failure": type(cause).__name__}
+    return {"store_eviction": eviction_of(app)}
 
 
 def _versions() -> Iterable[tuple[str, str]]:

@@ -160,6 +160,7 @@ class Control:
         ahead: int,
         longest_wait: float,
         recallable: bool = True,
+        is_last: bool = False,
     ) -> Look:
         """Decide about a message that has come due.
 
@@ -172,11 +173,12 @@ class Control:
             ahead: messages that wait for their turn already.
             longest_wait: most seconds that it may wait here while the provider recovers.
             recallable: whether it may be brought forward later; else its policy alone decides.
+            is_last: it must not be hidden any more. It runs, as the probe if one is due.
         """
         self.memory.forget(message_id)
         recallable = recallable and self.memory.has_room
         permission = self.health.allow(message_id, now)
-        if permission is Permission.HIDE:
+        if permission is Permission.HIDE and not is_last:
             if recallable:
                 return Look(self._hold(now, policy, looks, longest))
             to_probe = max(0.0, self.health.next_probe_at - now)
@@ -185,11 +187,13 @@ class Control:
             self._on_event(Notice(Event.PROBING))
         elif self.admission.is_limiting and not self._is_admitted(ahead, now):
             to_turn = self.admission.seconds_to_turn(ahead, now)
-            if to_turn <= (LONGEST_WAIT_SECONDS if looks >= MANY_LOOKS else longest_wait):
+            may_stay = looks >= MANY_LOOKS and not is_last
+            if to_turn <= (LONGEST_WAIT_SECONDS if may_stay else longest_wait):
                 return _WAIT
-            if recallable:
+            if not is_last and recallable:
                 return Look(self._queue(to_turn, longest))
-            return Look(self._by_policy(to_turn, message_id, policy, looks, longest))
+            if not is_last:
+                return Look(self._by_policy(to_turn, message_id, policy, looks, longest))
         _put(self._began, message_id, now)
         return _PROBE if permission is Permission.PROBE else _RUN
 
@@ -289,11 +293,8 @@ class Control:
         return taken
 
     def hand_over(self, now: float) -> list[Nearer]:
-        """Take out what is to come back soon because this worker stops; the furthest due first.
-
-        Nothing while the provider is well: then each message waits for its own delay.
-        """
-        if self.is_quiet:
+        """Take out what is to come back soon because this worker stops; the furthest due first."""
+        if self.is_quiet:  # each message waits for its own delay
             return []
         is_down = self.health.state is not State.CLOSED
         return nearer(self.memory.take_all(now), now, self._rng, is_down=is_down)

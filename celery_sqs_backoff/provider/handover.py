@@ -46,9 +46,12 @@ def nearer(
     """
     movable = [each for each in waiting if not (is_down and each.next_is_last)]
     spread = min(len(movable) / RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS)
-    found = []
+    found, groups = [], dict[str, float]()
     for hidden in movable:
-        seconds = math.ceil(max(rng.uniform(0.0, spread), hidden.not_before - now))
+        drawn = rng.uniform(0.0, spread)
+        if hidden.group is not None:  # together: SQS keeps their order
+            drawn = groups.setdefault(hidden.group, drawn)
+        seconds = math.ceil(max(drawn, hidden.not_before - now))
         if now + seconds + LEAST_GAIN_SECONDS < hidden.until:
             found.append(Nearer(hidden, seconds))
     return found

@@ -8,7 +8,7 @@ What may be recalled:
 * only a message whose ChangeMessageVisibility SQS has confirmed (the caller remembers no other),
 * never within ``MARGIN_SECONDS`` of the end of our hold: another worker may have it by then,
 * never before its ``not_before`` (the provider's Retry-After),
-* on FIFO queues one message per group: its first.
+* on FIFO queues a group by its first message; those that were hidden behind it come with it.
 
 The messages due furthest come first: the others return soon by themselves.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 __all__ = ["DEFAULT_LIMIT", "MARGIN_SECONDS", "Hidden", "Memory"]
 
@@ -40,6 +41,7 @@ class Hidden:
         not_before: it must not run earlier.
         group: of a FIFO queue's message: queue and message group; else ``None``.
         next_is_last: its next receive is the last that its queue allows.
+        is_behind: it was hidden because it stood behind the first of its group.
     """
 
     message_id: str
@@ -49,6 +51,7 @@ class Hidden:
     not_before: float = 0.0
     group: str | None = None
     next_is_last: bool = False
+    is_behind: bool = False
 
 
 class Memory:
@@ -58,15 +61,18 @@ class Memory:
         self._limit = limit
         self._hidden: dict[str, Hidden] = {}
         self._groups: dict[str, str] = {}
+        #: By id, those behind the first of a group; by group, their ids in order.
+        self._behind: dict[str, Hidden] = {}
+        self._followers: dict[str, list[str]] = {}
         #: Sorted (until, id) of those that may be recalled, (not_before, id) of the others.
         self._ready: list[tuple[float, str]] = []
         self._early: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
-        return len(self._hidden)
+        return len(self._hidden) + len(self._behind)
 
     def __iter__(self) -> Iterator[Hidden]:
-        return iter(self._hidden.values())
+        return chain(self._hidden.values(), self._behind.values())
 
     @property
     def has_room(self) -> bool:
@@ -77,6 +83,8 @@ class Memory:
 
         A full memory forgets the message that comes back soonest, which may be this one.
         """
+        if hidden.is_behind and hidden.group is not None:
+            return self._remember_behind(hidden, hidden.group, now)
         self.forget(hidden.message_id)
         if hidden.group is not None and hidden.group in self._groups:
             return False
@@ -100,42 +108,42 @@ class Memory:
         """Drop a message: it was received again, settled, or its hold is in doubt."""
         hidden = self._hidden.pop(message_id, None)
         if hidden is None:
-            return False
+            return self._forget_behind(message_id)
         if hidden.group is not None:
             del self._groups[hidden.group]
+            for follower in self._followers.pop(hidden.group, ()):
+                del self._behind[follower]
         if not _remove(self._ready, (hidden.until, message_id)):
             _remove(self._early, (hidden.not_before, message_id))
         return True
 
     def take(self, most: int, now: float) -> list[Hidden]:
-        """Take out up to ``most`` messages whose hold is certain; the furthest due first."""
+        """Take out up to ``most`` messages whose hold is certain; the furthest due first.
+
+        Those behind the first of a group are taken with it, and not counted: they run after it.
+        """
         self._admit_early(now)
         self._drop_ended(now)
         taken: list[Hidden] = []
-        while self._ready and len(taken) < most:
-            until, message_id = self._ready[-1]
-            if until <= now + MARGIN_SECONDS:
+        for _ in range(most):
+            if not self._ready or self._ready[-1][0] <= now + MARGIN_SECONDS:
                 break
-            taken.append(self._hidden[message_id])
-            self.forget(message_id)
+            taken += self._take_out(self._ready[-1][1], now)
         return taken
 
     def take_next(self, most: int, now: float) -> list[Hidden]:
         """Take out up to ``most`` that would come back first, of those whose hold is certain."""
         self._admit_early(now)
         self._drop_ended(now)
-        taken = [self._hidden[message_id] for _, message_id in self._ready[:most]]
-        for hidden in taken:
-            self.forget(hidden.message_id)
-        return taken
+        ids = [message_id for _, message_id in self._ready[:most]]
+        return [hidden for message_id in ids for hidden in self._take_out(message_id, now)]
 
     def take_all(self, now: float) -> list[Hidden]:
         """Take out all whose hold is certain, also before their time; the furthest due first."""
         self._drop_ended(now)
-        taken = sorted(self._hidden.values(), key=lambda hidden: -hidden.until)
-        for hidden in taken:
-            self.forget(hidden.message_id)
-        return taken
+        ids = [hidden.message_id for hidden in self._hidden.values()]
+        taken = [hidden for message_id in ids for hidden in self._take_out(message_id, now)]
+        return sorted(taken, key=lambda hidden: -hidden.until)
 
     def waiting(self, now: float) -> int:
         """Return how many could be taken now."""
@@ -149,6 +157,35 @@ class Memory:
             self._hidden[message_id].until > not_before + MARGIN_SECONDS
             for not_before, message_id in self._early
         )
+
+    def _remember_behind(self, hidden: Hidden, group: str, now: float) -> bool:
+        """Keep a message until the first of its group is taken, which may be confirmed later."""
+        self._forget_behind(hidden.message_id)
+        if len(self._behind) >= self._limit:
+            for each in [each for each in self._behind.values() if each.until <= now]:
+                self._forget_behind(each.message_id)
+        if len(self._behind) >= self._limit:
+            return False
+        self._behind[hidden.message_id] = hidden
+        self._followers.setdefault(group, []).append(hidden.message_id)
+        return True
+
+    def _forget_behind(self, message_id: str) -> bool:
+        hidden = self._behind.pop(message_id, None)
+        if hidden is None or hidden.group is None:
+            return False
+        followers = self._followers[hidden.group]
+        followers.remove(message_id)
+        if not followers:
+            del self._followers[hidden.group]
+        return True
+
+    def _take_out(self, message_id: str, now: float) -> list[Hidden]:
+        """Take out a message, and those behind it whose hold is certain, in order."""
+        hidden = self._hidden[message_id]
+        behind = [self._behind[each] for each in self._followers.get(hidden.group or "", ())]
+        self.forget(message_id)
+        return [hidden, *(each for each in behind if each.until > now + MARGIN_SECONDS)]
 
     def _admit_early(self, now: float) -> None:
         """Move those whose ``not_before`` has come to those that may be recalled."""

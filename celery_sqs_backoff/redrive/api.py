@@ -7,22 +7,19 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from .archive import Archive, ArchiveRoute, ArchiveSource
-from .errors import RedriveRefused
+from .archive import Archive
 from .events import Event
-from .handling import Destinations
 from .journal import Journal, NoJournal
 from .native import move
+from .opening import Engine, OpenedArchive, OpenedQueue, opened
 from .pace import Pace
-from .queues import Broker, broker_of
 from .report import RedriveReport
-from .route import find_route
 from .run import Run
 from .settings import Settings
-from .source import QueueSource, Source
+from .source import Source
 from .sweep import Holding
 
 if TYPE_CHECKING:
@@ -40,7 +37,7 @@ def redrive(
     *,
     to: str | None = None,
     load: str | Path | None = None,
-    engine: Literal["client", "native"] = "client",
+    engine: Engine = "client",
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
@@ -88,8 +85,8 @@ def redrive(
             ``dump``.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It
             must be yours alone, and not a link; so must the journal.
-        journal: note in this file what is sent, before and after. A killed run goes on with it.
-            A directory: a file in it that is named after the queue.
+        journal: note in this file what is sent, before and after. A killed run goes on with it,
+            within the hour as the same run. A directory: a file in it, named after the queue.
         force: run although messages will expire first, or the source has a dead-letter queue.
         threads: default 16, fewer under a rate that does not need them.
 
@@ -103,17 +100,12 @@ def redrive(
         ValueError, TypeError: an option is invalid.
     """
     settings = Settings(**options)
-    if (source is None) == (load is None):
-        raise ValueError("expected either source or load")
-    with broker_of(app) as broker:
-        if engine == "native":
-            if source is None:
-                raise RedriveRefused("The native engine moves what is in a queue, not an archive.")
-            return move(broker, source, to=to, settings=settings, on_event=on_event, stop=stop)
-        if engine != "client":
-            raise ValueError(f"invalid engine {engine!r}: expected client or native")
+    with opened(app, source, settings, to=to, load=load, engine=engine) as found:
+        if engine == "native" and isinstance(found, OpenedQueue):
+            route = found.route
+            return move(route.source, route.default, settings, on_event=on_event, stop=stop)
         with ExitStack() as stack:
-            run = _prepare(broker, source, to, load, settings, on_event, stop, pace, stack)
+            run = _prepare(found, on_event, stop, pace, stack)
             return run()
 
 
@@ -126,28 +118,13 @@ def journal_path(path: Path, source: Source) -> Path:
 
 
 def _prepare(
-    broker: Broker,
-    source: str | None,
-    to: str | None,
-    load: str | Path | None,
-    settings: Settings,
+    opened: OpenedQueue | OpenedArchive,
     on_event: Callable[[Event], None] | None,
     stop: threading.Event | None,
     pace: Pace | None,
     stack: ExitStack,
 ) -> Run:
-    found: Source
-    route: Destinations
-    if source is None:
-        assert load is not None
-        if settings.delete or settings.dump:
-            raise RedriveRefused("An archive is only sent: delete and dump are for queues.")
-        found, route = ArchiveSource(Path(load)), ArchiveRoute(broker, to)
-    else:
-        route = find_route(broker, source, to=to, force=settings.force)
-        found = QueueSource(route.source)
-        if settings.spread and found.is_fifo:
-            raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
+    found, settings = opened.source, opened.settings
     run_id, journal = uuid4().hex[:12], NoJournal()
     if settings.journal is not None:
         path = journal_path(settings.journal, found)
@@ -158,7 +135,7 @@ def _prepare(
         archive = stack.enter_context(Archive(settings.dump, source=found.key))
     return Run(
         found,
-        route,
+        opened.route,
         settings,
         journal=journal,
         archive=archive,

@@ -98,7 +98,7 @@ class Book:
         self._journal = journal
         self._on_event = on_event
         self._clock = clock
-        self._is_archive = is_archive
+        self.is_archive = is_archive
         self._throughput = Throughput(clock)
 
     # Receiving
@@ -111,10 +111,10 @@ class Book:
             return claim
 
     def room(self, *, places: int, limit: int | None) -> int:
-        """How many messages may be received yet."""
+        """How many messages may be received yet; 0 from the limit of those to be sent on."""
         with self.lock:
-            left = places - self.ledger.places - self.claims
-            return max(0, left if limit is None else min(left, limit - self.admitted))
+            is_reached = limit is not None and self.admitted >= limit
+            return 0 if is_reached else max(0, places - self.ledger.places - self.claims)
 
     def received(
         self, claim: int, messages: Sequence[DeadLetter], until: float
@@ -149,7 +149,7 @@ class Book:
 
     def keep_ours(self, messages: Sequence[DeadLetter], hold_seconds: float) -> list[DeadLetter]:
         """Release those that may be visible by now, or were received again; return the others."""
-        if self._is_archive:
+        if self.is_archive:
             return list(messages)
         margin = min(_MOST_MARGIN_SECONDS, hold_seconds * _MARGIN_SHARE)
         with self.lock:
@@ -218,7 +218,7 @@ class Book:
                 self._count(message)
         self._write(entry)
         self.tell(Sent(ids, destination))
-        if self._is_archive:
+        if self.is_archive:
             with self.lock:
                 self.ledger.finish(ids)
 

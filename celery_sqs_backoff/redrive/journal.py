@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,10 @@ __all__ = ["Journal", "NoJournal"]
 
 #: What is on the disk before the run goes on. The others cost a repeated delete if they are lost.
 _SYNCED = {"sending", "sent", "ended"}
+
+#: After so long a run that was killed or lost SQS is not resumed, but followed by a new one: what
+#: comes back of its messages by then tells of another time. What it had sent is still known.
+_RESUMED_SECONDS = 3600
 
 _KINDS = {"sending", "sent", "unsent", "deleted", "gone", "ended"}
 
@@ -46,14 +52,18 @@ class Journal(NoJournal):
     Arguments:
         path: the file. It stays when the run is over; another run may go on with it.
         source: ARN of the queue (or path of the archive); a journal is about one source.
-        run_id: of this run; a run that was killed keeps its id, so read ``run_id`` afterwards.
+        run_id: of this run; one that was killed within the hour keeps its id, so read ``run_id``
+            afterwards.
+        now: seconds since the epoch.
 
     Raises:
         RedriveRefused: the file is of another source, is in use, is not a journal, is not ours
             alone, or cannot be written.
     """
 
-    def __init__(self, path: Path, *, source: str, run_id: str) -> None:
+    def __init__(
+        self, path: Path, *, source: str, run_id: str, now: Callable[[], float] = time.time
+    ) -> None:
         self.path = self._path = path
         self._lock = threading.Lock()
         self._file = open_lines(path, begins=b'{"source":', what="journal")
@@ -61,7 +71,8 @@ class Journal(NoJournal):
             self.past = self._read(source)
             if self.past.run_id is None and self.past.is_settled:
                 self._file.truncate(0)
-            self.run_id = self.past.run_id or run_id
+            is_old = now() - self.past.last_at > _RESUMED_SECONDS
+            self.run_id = run_id if is_old else self.past.run_id or run_id
             self.past.begin(self.run_id)
             self._append({"source": source, "run": self.run_id}, sync=True)
             _sync_directory(path)

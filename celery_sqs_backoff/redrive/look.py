@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..units import spell_duration
-from .archive import Archive, ArchiveRoute, ArchiveSource
+from .archive import Archive
 from .book import Book
 from .clock import steady_seconds
 from .errors import RedriveUnreachable
@@ -25,12 +25,12 @@ from .handling import Destinations
 from .journal import NoJournal
 from .ledger import Receipt
 from .message import DeadLetter
+from .opening import Engine, opened
 from .pace import seconds_for
-from .queues import Endpoint, broker_of
+from .queues import Endpoint
 from .report import Ended
-from .route import find_route
 from .settings import Settings
-from .source import QueueSource, Source
+from .source import Source
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 
@@ -152,6 +152,7 @@ def peek(
     *,
     to: str | None = None,
     load: str | Path | None = None,
+    engine: Engine = "client",
     sample: int | None = DEFAULT_SAMPLE,
     raw: bool = False,
     copy: str | Path | None = None,
@@ -166,6 +167,7 @@ def peek(
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: the destination that the redrive would have.
         load: look at this archive instead.
+        engine: of the redrive: ``"native"`` would move all messages.
         sample: look at so many messages at the most. Default 1,000; ``None``: at all. Each is a
             receive, which counts towards a redrive policy of the dead-letter queue itself.
         raw: keep the messages with their bodies in ``Plan.raw``.
@@ -174,26 +176,27 @@ def peek(
         options: as for :func:`~celery_sqs_backoff.redrive`.
 
     Raises:
-        RedriveRefused: there is no such queue.
+        RedriveRefused: there is no such queue, or a redrive with these options would be refused.
         RedriveUnreachable: SQS does not answer.
         ValueError: an option is invalid.
     """
     settings = Settings(**options)
-    if (source is None) == (load is None):
-        raise ValueError("expected either source or load")
-    with broker_of(app) as broker, ExitStack() as stack:
-        found: Source
-        route: Destinations
-        if source is None:
-            assert load is not None
-            found, route = ArchiveSource(Path(load)), ArchiveRoute(broker, to)
-        else:
-            route = find_route(broker, source, to=to, force=settings.force)
-            found = QueueSource(route.source)
+    with (
+        opened(app, source, settings, to=to, load=load, engine=engine) as found,
+        ExitStack() as stack,
+    ):
         archive = None
         if copy is not None:
-            archive = stack.enter_context(Archive(Path(copy), source=found.key))
-        look = _Look(found, route, settings, archive, raw=raw, now=now)
+            archive = stack.enter_context(Archive(Path(copy), source=found.source.key))
+        look = _Look(
+            found.source,
+            found.route,
+            found.settings,
+            archive,
+            raw=raw,
+            now=now,
+            moves_all=engine == "native",
+        )
         return look(sample, stop)
 
 
@@ -207,12 +210,14 @@ class _Look:
         *,
         raw: bool,
         now: Callable[[], float],
+        moves_all: bool = False,
         clock: Callable[[], float] = steady_seconds,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock, self._sleep = clock, sleep
         self._source, self._route, self._settings = source, route, settings
         self._archive, self._raw, self._now = archive, raw, now
+        self._moves_all = moves_all
         self._book = Book(NoJournal(), None, clock)
         self._plan = Plan(
             source.name,
@@ -259,7 +264,7 @@ class _Look:
     def _handle(self, found: Mapping[Receipt, Sequence[DeadLetter]]) -> None:
         now = self._now()
         messages = found.get(Receipt.NEW, [])
-        triaged = [(m, triage(m, self._settings, self._route.destination, now)) for m in messages]
+        triaged = [(m, self._triaged(m, now)) for m in messages]
         self._book.leave([(m, Disposition(Action.SKIP, "looked at")) for m in messages])
         selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]
         if self._archive is not None and selected:
@@ -271,6 +276,11 @@ class _Look:
             self._plan.looked_at += len(messages)
             for message, disposition in selected:
                 self._count(message, disposition, now)
+
+    def _triaged(self, message: DeadLetter, now: float) -> Disposition[Endpoint]:
+        if self._moves_all:
+            return Disposition(Action.SEND, destination=self._route.default)
+        return triage(message, self._settings, self._route.destination, now)
 
     def _count(self, message: DeadLetter, disposition: Disposition[Endpoint], now: float) -> None:
         plan, settings = self._plan, self._settings

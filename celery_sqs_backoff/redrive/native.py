@@ -15,9 +15,8 @@ from ..sqs.errors import Failure, Kind, Operation, failure_of
 from .audit import audited
 from .errors import RedriveError, RedriveRefused, RedriveUnreachable, unreachable
 from .events import Event, Finished, Progress, Started
-from .queues import Broker, Endpoint, retried
+from .queues import Endpoint, retried
 from .report import Ended, RedriveReport
-from .route import find_route
 from .settings import Settings
 
 __all__ = ["MAX_PER_SECOND", "move", "why_not"]
@@ -72,11 +71,10 @@ def why_not(settings: Settings, *, is_fifo: bool) -> str | None:
 
 
 def move(
-    broker: Broker,
-    source: str,
-    *,
-    to: str | None,
+    source: Endpoint,
+    to: Endpoint | None,
     settings: Settings,
+    *,
     on_event: Callable[[Event], None] | None,
     stop: threading.Event | None,
     clock: Callable[[], float] = time.monotonic,
@@ -85,30 +83,32 @@ def move(
 
     Poison, expired tasks and replay counts are not looked at. ``stop`` cancels the move.
 
+    Arguments:
+        source: the dead-letter queue.
+        to: where all go; ``None``: SQS decides, by where it has moved each from.
+        settings: of which :func:`why_not` has nothing to say.
+
     Raises:
-        RedriveRefused: the native engine cannot serve, and why.
+        RedriveRefused: SQS refuses it.
         RedriveUnreachable: SQS does not answer.
     """
-    route = find_route(broker, source, to=to, force=settings.force)
-    if why := why_not(settings, is_fifo=route.source.is_fifo):
-        raise RedriveRefused(f"The native engine cannot do this: {why}. Use the client engine.")
     stop = stop or threading.Event()
     tell = on_event or (lambda event: None)
-    started_at, messages = clock(), route.source.depth().total
-    request: dict[str, Any] = {"SourceArn": str(route.source.arn)}
-    if route.default is not None:
+    started_at, messages = clock(), source.depth().total
+    request: dict[str, Any] = {"SourceArn": str(source.arn)}
+    if to is not None:
         # SQS itself only knows where a message came from if it has moved the message here; those
         # that our worker has dead-lettered were sent, and the move would fail at the first.
-        request["DestinationArn"] = str(route.default.arn)
+        request["DestinationArn"] = str(to.arn)
     if settings.rate is not None:
         request["MaxNumberOfMessagesPerSecond"] = int(settings.rate)
-    task = _Task(route.source)
+    task = _Task(source)
     destinations = [str(request.get("DestinationArn", "each message's own queue"))]
     try:
         task.start(request)
-        tell(Started(uuid4().hex[:12], route.source.name, messages, threads=0))
+        tell(Started(uuid4().hex[:12], source.name, messages, threads=0))
         state = _followed(task, messages, started_at, tell, stop, clock)
-        report = _report(route.source, state, task.moved, messages)
+        report = _report(source, state, task.moved, messages)
     except RedriveRefused:  # there is no move
         raise
     except BaseException as exc:  # SQS may have moved some, whatever ends our looking
@@ -120,9 +120,9 @@ def move(
             ended=Ended.UNREACHABLE if is_ours else Ended.INTERRUPTED,
             detail=str(exc) if is_ours else f"{type(exc).__name__}. {task.what_now}",
         )
-        _tell_end(tell, settings, report, route.source, destinations)
+        _tell_end(tell, settings, report, source, destinations)
         raise
-    _tell_end(tell, settings, report, route.source, destinations)
+    _tell_end(tell, settings, report, source, destinations)
     return report
 
 

@@ -203,6 +203,12 @@ class Broker:
             name,
         )
 
+    def name_in_sqs(self, name: str) -> str:
+        """The name in SQS of a queue that Celery calls so. Makes no call."""
+        if (queue := self._channel.predefined_queues.get(name)) is not None:
+            return str(queue["url"].rpartition("/")[2])
+        return str(self._channel.canonical_queue_name(name))
+
     def listed(self, url: str, dead_letter_queue: QueueArn) -> Endpoint:
         """A queue that SQS has listed as a source: in the account and Region of the DLQ."""
         name = url.rpartition("/")[2]

@@ -183,11 +183,10 @@ class Run:
             Started(self._run_id, self._source.name, self._messages, threads, resumed, path)
         )
         keeper = sweep.keep(self._every_second)
-        limit = self._settings.limit
         try:
             if self._settings.canary and self._messages and not self._settings.delete:
                 self._send_canary(sweep, handle)
-            sweep.run(threads, handle, most=self._most_to_ask, limit=limit)
+            self._sweep(sweep, threads, handle, self._settings.limit)
         except Exception as exc:  # noqa: BLE001  # it is raised when all has been given back
             self._halt.fail(exc)
         finally:
@@ -201,8 +200,16 @@ class Run:
         if why := why_incomplete(self._book, self._source, self._messages, limit):
             self._halt(Ended.INCOMPLETE, why)
 
-    def _most_to_ask(self) -> int:
-        return most_to_ask(self._book, self._pace, self._settings, self._clock())
+    def _sweep(self, sweep: Sweep, threads: int, handle: Handling, limit: int | None) -> None:
+        handle.limit = limit
+        sweep.run(
+            threads,
+            handle,
+            most=lambda: most_to_ask(
+                self._book, self._pace, self._settings, self._clock(), limit=limit
+            ),
+            limit=limit,
+        )
 
     def _send_canary(self, sweep: Sweep, handle: Handling) -> None:
         assert self._delivery is not None
@@ -216,7 +223,7 @@ class Run:
         limit = min(self._settings.canary, self._settings.limit or self._settings.canary)
         self._delivery.spread = 0.0  # the canary is waited for
         self._delivery.on_destination = canary.note_usual_depth
-        sweep.run(1, handle, limit=limit)
+        self._sweep(sweep, 1, handle, limit)
         self._delivery.on_destination = lambda to: None
         self._delivery.spread = self._settings.spread
         canary.watch(self._delivery.destinations, messages=self._messages)

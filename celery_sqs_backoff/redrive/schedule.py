@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
-from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
+from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from ..units import spell_duration
 from .book import Book
 from .errors import RedriveError
@@ -46,13 +47,22 @@ def threads_for(
     return max(1, min(wanted, MAX_THREADS, -(-messages // 10)))
 
 
-def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
+def most_to_ask(
+    book: Book, pace: Pace, settings: Settings, now: float, *, limit: int | None
+) -> int:
     """How many messages to ask for now: ten, or as many as will be sent within seconds.
 
-    What is held for longer than its time has to be renewed, and is lost if that fails.
+    What is held for longer than its time has to be renewed, and is lost if that fails. Of what is
+    beyond the ``limit`` nothing is sent, so as many are asked for as bring it about: with a filter
+    ten, until one matches. (An archive takes none back.)
     """
+    most = MAX_BATCH_ENTRIES
+    if limit is not None:
+        with book.lock:
+            share = 1.0 if book.is_archive else max(book.share(), 0.1)
+            most = max(1, min(most, ceil((limit - book.admitted) / share)))
     if (rate := pace.rate_at(now)) is None:
-        return 10
+        return most
     with book.lock:
         share = 1.0 if settings.selection.is_everything else min(1.0, book.share())
         waiting = book.ledger.waiting + book.claims * share
@@ -60,7 +70,7 @@ def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
     if next_at is not None and next_at - now > _AHEAD_SECONDS:
         return 0
     room = max(1.0, rate * _AHEAD_SECONDS) - waiting
-    return 0 if room < 1 else min(10, int(room / max(share, 0.1)))
+    return 0 if room < 1 else min(most, int(room / max(share, 0.1)))
 
 
 def why_too_late(
@@ -118,11 +128,15 @@ def why_incomplete(book: Book, source: Source, messages: int, limit: int | None)
     if book.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:
         return (
             f"{left} messages could not be received: SQS hides at most {MAX_IN_FLIGHT_MESSAGES:,}"
-            " of a queue at a time, and so many are there that are left. Run it with a filter that"
-            " leaves fewer"
+            " of a queue at a time, and so many are there that are left. Use a filter that leaves"
+            " fewer"
+        )
+    if source.is_fifo and any(book.ledger.left.values()):
+        return (
+            f"{left} messages could not be received: on a FIFO queue they wait behind a message of"
+            " their group that was left. Settle that one first"
         )
     return (
         f"{left} messages could not be received: somebody else hides them (a peek, another run, a"
-        " killed one), or on a FIFO queue they wait behind a message that was left. Run it again in"
-        " some minutes"
+        " killed one). Wait some minutes"
     )

@@ -23,7 +23,7 @@ class Selection:
         task: glob on the task's name.
         reason: glob on the reason of the dead-letter record.
         outcome: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or ``"UNKNOWN"``, by the record.
-        origin: name of the queue that the message came from.
+        origin: name (in SQS) or ARN of the queue that the message came from.
         error: glob on ``"type: message"`` of the exception in the record.
         older, newer: seconds, timedelta or text such as ``"36h"``; the age of the message since it
             was first sent.
@@ -85,7 +85,10 @@ class Selection:
                 return False
         if self.outcome is not None and message.outcome != self.outcome:
             return False
-        if self.origin is not None and _queue_name(message.origin) != self.origin:
+        if self.origin is not None and self.origin not in (
+            message.origin,
+            _queue_name(message.origin),
+        ):
             return False
         return (
             _matches(self.task, message.task)
@@ -112,7 +115,7 @@ def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(ids, str):
         raise TypeError(f"invalid ids {ids!r}: expected a list of ids, not a text")
-    found = frozenset(ids)
+    found = frozenset(ids) - {""}
     if not found:  # of a search that found nothing; it never means all messages
         raise ValueError("invalid ids: expected at least one; for all messages leave it out")
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, get_args
@@ -100,6 +101,12 @@ class Settings:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
+
+    def with_origin(self, origin: str) -> Settings:
+        """Return the same with another origin selected."""
+        found = copy(self)
+        object.__setattr__(found, "selection", replace(self.selection, origin=origin))
+        return found
 
     def _check(self) -> None:
         if self.ramp and self.rate is None:

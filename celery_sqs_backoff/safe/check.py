@@ -15,8 +15,9 @@ from .settings import check_settings, is_signed, vault_of
 from .store import key_of
 from .stores import check_store_of, has_store, is_shared, store_of
 from .stores.django import DjangoStore
+from .stores.redis import RedisStore
 
-__all__ = ["StoreStep", "check_by_asking", "check_offline", "warnings_of"]
+__all__ = ["StoreStep", "check_by_asking", "check_offline", "eviction_of", "warnings_of"]
 
 logger = get_logger(__name__)
 
@@ -71,6 +72,18 @@ def warnings_of(app: Any) -> Iterator[str]:
         )
 
 
+def eviction_of(app: Any) -> str | None:
+    """Say why the store may drop records before their end; ``None``: nothing says that it does.
+
+    A guard, a lock or a step whose record is dropped lets a second run do the work again.
+
+    Raises:
+        ImproperlyConfigured: the app's store is invalid.
+    """
+    store = store_of(app) if has_store(app) else None
+    return store.evicts() if isinstance(store, RedisStore) else None
+
+
 class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
     """Stops a worker at its start whose store cannot be used. Runs in the main process."""
 
@@ -79,6 +92,12 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
         check_by_asking(app)
         for warning in warnings_of(app):
             logger.warning("sqs_backoff.not_signed: %s", warning)
+        if (why := eviction_of(app)) is not None:
+            logger.warning(
+                "sqs_backoff.store_evicts: %s: guards, locks and steps whose records it drops let"
+                " work be done twice. Use a server with maxmemory-policy noeviction",
+                why,
+            )
         store = (app.conf.get("sqs_backoff") or {}).get("store")
         pool = getattr(worker.pool_cls, "__module__", str(worker.pool_cls))
         if has_store(app) and not is_shared(store) and "prefork" in pool:

@@ -19,32 +19,40 @@ __all__ = [
 ]
 
 
-def after_commit(send: Callable[[], object]) -> None:
+def after_commit(send: Callable[[], object], *, committed: tuple[str, ...] = ()) -> None:
     """Call ``send`` once no Django transaction is open on any of this thread's connections.
 
-    Runs immediately outside a transaction; never after a rollback.
+    Runs immediately outside a transaction; never after a rollback. In a test, when Django's
+    ``captureOnCommitCallbacks`` runs the hooks: the transaction of its ``TestCase`` never ends.
+
+    Arguments:
+        committed: database aliases whose hooks are being run.
 
     Raises:
         django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``:
             Django runs no hooks then.
     """
     refuse_manual_transaction()
-    for alias in open_transactions():
+    for connection in open_connections():
+        alias = connection.alias
+        is_open = connection.in_atomic_block or not connection.get_autocommit()
+        if alias in committed or not (is_in_transaction(connection) if committed else is_open):
+            continue
         from django.db import transaction  # type: ignore[import-untyped]
 
-        again = partial(after_commit, send)  # another connection may be in one too
+        # Another connection may be in a transaction too.
+        again = partial(after_commit, send, committed=(*committed, alias))
         transaction.on_commit(again, using=alias)
         return
     send()
 
 
 def open_transactions() -> list[str]:
-    """Return the database aliases on which this thread has a transaction open."""
-    return [
-        connection.alias
-        for connection in open_connections()
-        if connection.in_atomic_block or not connection.get_autocommit()
-    ]
+    """Return the database aliases on which this thread has a transaction open.
+
+    The transaction around a test of Django's ``TestCase`` does not count.
+    """
+    return [c.alias for c in open_connections() if is_in_transaction(c)]
 
 
 def refuse_manual_transaction() -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
 
 from ..retry.decision import End, Ended
 from ..retry.options import TYPE_ONLY, Options
@@ -13,19 +14,31 @@ from ..sqs.redact import ErrorText
 from ..task.failed_run import ended_by
 from ..task.handover import report_of
 
-__all__ = ["WITHOUT_THE_TASK", "raised", "read_end"]
+__all__ = ["WITHOUT_THE_TASK", "is_stopping", "raised", "read_end"]
 
 #: Ends in which no code of the task's was left to say what happened.
 WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
 
 
-def read_end(request: Any, exc_info: Any, *, is_stopping: bool) -> tuple[Ended, ErrorText]:
+def is_stopping() -> bool:
+    """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
+    return any(_is_set(code) for code in (state.should_stop, state.should_terminate))
+
+
+def _is_set(code: object) -> bool:
+    return code is not None and code is not False
+
+
+def read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ended, ErrorText]:
     """Return how a run ended, and the parts of its error that may be recorded.
+
+    A process that is lost while the worker stops is no crash: supervisors signal the whole process
+    group (dumb-init), or all processes of a service (systemd).
 
     Arguments:
         request: Celery's, of the run.
         exc_info: what the pool reported.
-        is_stopping: the worker ends runs itself: a cold shutdown, or a lost connection.
+        is_cancelling: the worker ends this run itself: a cold shutdown, or a lost connection.
     """
     exc, report = raised(exc_info), report_of(exc_info)
     if report is not None:
@@ -35,9 +48,11 @@ def read_end(request: Any, exc_info: Any, *, is_stopping: bool) -> tuple[Ended, 
         if isinstance(exc, TaskPredicate):
             ended = ended_by(exc)
         error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
-    was_ended = ended.end in WITHOUT_THE_TASK or isinstance(exc, Terminated)
-    if is_stopping and was_ended and ended.word is None:
-        return Ended(End.CANCELLED), error
+    if ended.word is None:
+        was_ended = ended.end in WITHOUT_THE_TASK or isinstance(exc, Terminated)
+        is_cold = is_cancelling or _is_set(state.should_terminate)
+        if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):
+            return Ended(End.CANCELLED), error
     return ended, error
 
 

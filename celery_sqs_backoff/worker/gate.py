@@ -72,7 +72,8 @@ class Gate:
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
 
-        Not a message that has no time left to wait, see :func:`_longest_hold`: it runs once more.
+        Not on the last receive that the queue allows, because SQS would move the message at the
+        next one, and not one that has no time left, see :func:`_longest_hold`: it runs once more.
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
@@ -83,9 +84,6 @@ class Gate:
                 return False
             today = self._owner.today()
             longest = _longest_hold(lease, options, today)
-            if longest <= 0:
-                self.control.look_quietly(delivery.message_id, now)
-                return False
             look = self.control.look(
                 delivery.message_id,
                 now,
@@ -93,8 +91,9 @@ class Gate:
                 looks=delivery.receive_count,
                 longest=max(1.0, longest),
                 ahead=len(self.turns),
-                longest_wait=self._longest_wait(lease),
+                longest_wait=self._longest_wait(lease) if longest > 0 else 0.0,
                 recallable=self.is_recallable(options),
+                is_last=longest <= 0 or delivery.is_last_before_sqs_moves_it,
             )
             lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
             if look.is_probe:
@@ -107,6 +106,14 @@ class Gate:
         return lease.give_back_unrun(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether the provider is down, and no probe is due."""
+        with self._owner.lock:
+            health = self.control.health
+            is_closed = health.state is State.CLOSED
+            return not is_closed and not health.needs_probe(self._owner.clock())
 
     def _replace_if_not_run(self, probe: Lease) -> None:
         """Look for another probe if this one is settled, or lost, before its task has begun."""
@@ -241,13 +248,12 @@ def _has_slot(lease: Lease, now: float) -> bool:
 def _longest_hold(lease: Lease, options: Options, today: float) -> float:
     """Most seconds that a message may be hidden without running; none are left if 0 or less.
 
-    On the last receive that the queue allows, because SQS would move the message at the next one;
-    when SQS is about to delete it; and at the end of ``retry_for``, so that it runs once more
+    None when SQS is about to delete it; and at the end of ``retry_for``, so that it runs once more
     before it is given up: the provider may be back since the last probe.
     """
     delivery = lease.delivery
     state = standing(delivery, retries=delivery.earlier_runs, now=today)
-    if state.is_last_receive or state.is_expiring:
+    if state.is_expiring:
         return 0.0
     if options.retry_for is None:
         return math.inf

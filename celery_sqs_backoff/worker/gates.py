@@ -54,6 +54,7 @@ class _Expected(NamedTuple):
     not_before: float
     group: str | None
     next_is_last: bool
+    is_behind: bool
 
     def hidden(self, row: Row) -> Hidden:
         return Hidden(
@@ -64,6 +65,7 @@ class _Expected(NamedTuple):
             self.not_before,
             self.group,
             self.next_is_last,
+            self.is_behind,
         )
 
 
@@ -222,15 +224,24 @@ class Gates:
                 found[name, "in line"] += gate.in_line
         return list(found.items())
 
-    def expect(self, lease: Lease, gate: Gate, not_before: float) -> None:
+    def expect(
+        self, lease: Lease, gate: Gate, not_before: float, *, is_behind: bool = False
+    ) -> None:
         """Note a message that is about to be hidden, to be remembered once SQS agrees."""
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
         group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
         delivery = lease.delivery
         self._pending[delivery.message_id] = _Expected(
-            gate, not_before, group, delivery.is_next_the_last
+            gate, not_before, group, delivery.is_next_the_last, is_behind
         )
+        if group is not None:
+            lease.expect_behind = functools.partial(self._expect_behind, gate)
+
+    def _expect_behind(self, gate: Gate, later: Lease) -> None:
+        """Note a message that is about to be hidden behind another one of its group."""
+        with self.lock:
+            self.expect(later, gate, 0.0, is_behind=True)
 
     def confirmed(self, row: Row) -> None:
         """SQS has hidden a message. Called by the keeper's threads."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..sqs.settlement import Want
 from .lease import Lease, State
@@ -25,6 +25,23 @@ _CLOSED = 1_000
 
 #: The message will not be seen again, so the next of its group may run.
 _OVER = {State.DONE, State.DEAD_LETTERED}
+
+
+class _Closed(NamedTuple):
+    """What becomes of messages behind one that comes back.
+
+    Attributes:
+        until: they are hidden until then; ``None``: they are shown again at once.
+        expect: told of each that is hidden.
+    """
+
+    until: float | None = None
+    expect: Callable[[Lease], object] | None = None
+
+    def give_back(self, lease: Lease) -> None:
+        if self.expect is not None:
+            self.expect(lease)
+        lease.give_back_unrun(until=self.until)
 
 
 class MessageGroups:
@@ -50,9 +67,8 @@ class MessageGroups:
         self._soon = soon
         self._lock = threading.Lock()
         self._waiting: dict[Group, list[tuple[Lease, Callable[[], object]]]] = {}
-        #: Groups of which nothing more of their receive may start, and until when it is to be
-        #: hidden (``None``: it is shown again at once). Only the newest matter.
-        self._closed: OrderedDict[Group, float | None] = OrderedDict()
+        #: Groups of which nothing more of their receive may start. Only the newest matter.
+        self._closed: OrderedDict[Group, _Closed] = OrderedDict()
 
     def begin_receive(self, url: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Open the groups of these messages: between two receives, SQS keeps the order itself."""
@@ -69,18 +85,20 @@ class MessageGroups:
             if lease.state not in _OVER:
                 self._close(group, lease)
         elif goes_on.want is Want.HIDE:
-            self._close_until(group, goes_on.due_at)
+            self._close_with(group, _Closed(goes_on.due_at))
         elif goes_on.want is Want.GIVE_BACK:
-            self._close_until(group, None)
+            self._close_with(group, _Closed())
 
-    def _close(self, group: Group, lease: Lease) -> float | None:
-        until = lease.due_at if lease.state is State.DEFERRED else None
-        self._close_until(group, until)
-        return until
+    def _close(self, group: Group, lease: Lease) -> _Closed:
+        closed = _Closed()
+        if lease.state is State.DEFERRED:
+            closed = _Closed(lease.due_at, lease.expect_behind)
+        self._close_with(group, closed)
+        return closed
 
-    def _close_until(self, group: Group, until: float | None) -> None:
+    def _close_with(self, group: Group, closed: _Closed) -> None:
         with self._lock:
-            self._closed[group] = until
+            self._closed[group] = closed
             self._closed.move_to_end(group)
             if len(self._closed) > _CLOSED:
                 self._closed.popitem(last=False)
@@ -94,12 +112,12 @@ class MessageGroups:
         with self._lock:
             turns = self._waiting.get(group)
             has_turn = turns is not None and turns[0][0] is lease
-            is_closed, until = group in self._closed, self._closed.get(group)
+            closed = self._closed.get(group)
         if has_turn:
             start()
             return
-        if is_closed:
-            lease.give_back_unrun(until=until)
+        if closed is not None:
+            closed.give_back(lease)
             return
 
         def start_if_held() -> None:
@@ -142,9 +160,9 @@ class MessageGroups:
             elif place == 0 and turns[0][0] is not lease:
                 start = turns[0][1]
         if comes_back:
-            until = self._close(group, lease)
+            closed = self._close(group, lease)
             for later in give_back:
-                later.give_back_unrun(until=until)
+                closed.give_back(later)
         if start is not None:
             self._soon(start)
 

@@ -97,6 +97,7 @@ class Lease:
         "body",
         "calls",
         "delivery",
+        "expect_behind",
         "free",
         "gives_up_at",
         "goes_on_with",
@@ -149,6 +150,8 @@ class Lease:
         #: When its provider's rate lets it start; ``None`` = nobody has asked.
         self.slot_at: float | None = None
         self.turn = Turn.NONE
+        #: Told of each message of its group that is about to be hidden behind it, if set.
+        self.expect_behind: Callable[[Lease], object] | None = None
         #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
         self.row = Row(

@@ -12,13 +12,19 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from kombu.utils.json import loads
 
-__all__ = ["MAX_DECOMPRESSED_BYTES", "NotUnderstood", "celery_payload", "task_payload"]
+__all__ = [
+    "MAX_DECOMPRESSED_BYTES",
+    "NotUnderstood",
+    "celery_payload",
+    "check_headers",
+    "task_payload",
+]
 
 #: Most bytes of a body after decompression. SQS allows 1 MiB on the wire, in base64.
 MAX_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
@@ -49,9 +55,7 @@ def celery_payload(body: str) -> dict[str, Any] | None:
     properties["delivery_info"] = _dict(properties.get("delivery_info"), "its delivery_info is")
     for name in ("content-type", "content-encoding"):
         _text(found.get(name), f"its {name} is")
-    for name, check in _HEADERS.items():
-        if (value := headers.get(name)) is not None and not check(value):
-            raise NotUnderstood(f"its header {name} is {_kind(value)}, or out of range")
+    check_headers(headers)
     for name in ("exchange", "routing_key"):
         _text(properties["delivery_info"].get(name), f"its {name} is")
     raw = _raw_body(found["body"], properties.get("body_encoding"))
@@ -59,6 +63,17 @@ def celery_payload(body: str) -> dict[str, Any] | None:
         # kombu would decompress it without a bound, in the worker's main process.
         found["body"], properties["body_encoding"] = _decompress(raw, compression), None
     return found
+
+
+def check_headers(headers: Mapping[str, Any]) -> None:
+    """Check what Celery's main process takes for granted in headers, or in a protocol 1 body.
+
+    Raises:
+        NotUnderstood: one of them is of the wrong type.
+    """
+    for name, check in _HEADERS.items():
+        if (value := headers.get(name)) is not None and not check(value):
+            raise NotUnderstood(f"its header {name} is {_kind(value)}, or out of range")
 
 
 def task_payload(

@@ -14,6 +14,7 @@ from ..sqs.clients import Clients
 from ..sqs.limits import MAX_WAIT_TIME_SECONDS
 from . import unreadable, upstream
 from .capacity import Capacity
+from .ends import is_stopping
 from .foreign import Foreign
 from .gates import Gates
 from .inbox import Arrival, Inbox
@@ -72,7 +73,7 @@ class Receive:
         self._inbox = Inbox(
             deliver=self._deliver,
             capacity=self._capacity,
-            is_stopping=_is_stopping,
+            is_stopping=is_stopping,
             soon=_soon(consumer.hub),
             one_at_a_time=_blocks(consumer.pool),
             on_error=self._on_error,
@@ -321,9 +322,3 @@ def _wait_seconds(channel: Any) -> int:
     """The length of a long poll: what the user has set, else SQS's longest."""
     seconds = channel.transport_options.get("wait_time_seconds", MAX_WAIT_TIME_SECONDS)
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))
-
-
-def _is_stopping() -> bool:
-    """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
-    codes = (state.should_stop, state.should_terminate)
-    return any(code is not None and code is not False for code in codes)

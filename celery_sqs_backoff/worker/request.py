@@ -13,7 +13,7 @@ from functools import partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery import signals
+from celery import signals, states
 from celery.exceptions import Retry, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -144,12 +144,20 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Run just before the task where the pool shares this process, else after it was begun.
 
         Raises:
-            SettledBeforeRun: the message has been given back, or lost; the task must not begin.
+            SettledBeforeRun: the message has been given back, or lost, or Celery has failed to
+                begin with it; the task must not begin.
         """
         if self.lease is not None and self.lease.state is not State.HELD and pid == os.getpid():
             self.lease.release()  # if it was lost: the run that was to come has ended
             raise SettledBeforeRun
-        super().on_accepted(pid, time_accepted)
+        try:
+            super().on_accepted(pid, time_accepted)
+        except Exception as exc:
+            if self.lease is None or pid != os.getpid():
+                raise
+            # The pool would drop the run, and tell nobody.
+            self._end(Ended(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
+            raise SettledBeforeRun from exc
 
     def revoked(self) -> bool:
         """Whether not to start the task: also when its message has been given back, or lost."""
@@ -169,6 +177,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             self._cancelling = False
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
+    def cut_short(self) -> None:
+        """Settle a run that ends with the worker: another one may start the message at once."""
+        if self.lease is not None:
+            self._end(Ended(End.CANCELLED), _NO_ERROR, None)
+
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         # Celery 5.5 and 5.6 cancel all requests in one loop, which contains nothing.
         _contained(self, partial(super()._announce_cancelled, *args, **kwargs))
@@ -182,9 +195,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             super().on_failure(exc_info, send_failed_event, return_ok)
             return
-        ended, error = read_end(
-            self, exc_info, is_stopping=bool(self._cancelling or state.should_terminate)
-        )
+        ended, error = read_end(self, exc_info, is_cancelling=self._cancelling)
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -276,6 +287,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             self._report_lost(_exc_info(failure))
         else:
             report()
+            if ended.end is End.TIME_LIMIT:
+                _call_hooks(self, raised(exc_info), exc_info)
 
     def _report_lost(self, exc_info: Any) -> None:
         """Celery would raise a ``MemoryError`` again, and store nothing."""
@@ -296,6 +309,17 @@ def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, 
     finally:
         task.request_stack.pop()
     logger.info("Task %s retry: %s", _named(request), reason)
+
+
+def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
+    """What the task's own process does when a task fails. Celery before 5.7 does not call them."""
+    task, arguments = request.task, (request.id, request.args, request.kwargs, exc_info)
+    task.request_stack.push(request._context)
+    try:
+        task.on_failure(exc, *arguments)
+        task.after_return(states.FAILURE, exc, *arguments)
+    finally:
+        task.request_stack.pop()
 
 
 def _send_retried(request: BackoffRequest, exc: BaseException, traceback: object) -> None:

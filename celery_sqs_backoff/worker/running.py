@@ -8,7 +8,7 @@ from celery.worker import state
 
 from .reports import queue_name
 
-__all__ = ["running"]
+__all__ = ["active_requests", "running"]
 
 #: Celery's loop may change the set while another thread copies it, which takes microseconds.
 _TRIES: Final = 100
@@ -22,10 +22,11 @@ def running(queue: str) -> int:
     Args:
         queue: its name on SQS.
     """
-    return sum(_queue_of(request) == queue for request in _active())
+    return sum(_queue_of(request) == queue for request in active_requests())
 
 
-def _active() -> list[Any]:
+def active_requests() -> list[Any]:
+    """Return Celery's requests that a process, thread or greenlet of the pool has begun."""
     for _ in range(_TRIES):
         try:
             return list(state.active_requests)

@@ -141,10 +141,10 @@ class Settler:
         if isinstance(settle, DeadLetter):
             is_settled = self._dead_letter(settle, error)
         elif isinstance(settle, GiveBack):
-            if settle.started:
-                self._lease.release()
-            else:
+            if not settle.started:
                 self._lease.give_back_unrun()
+            elif self._lease.release():
+                self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
         else:
             self._lease.done()
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
@@ -214,7 +214,7 @@ class Settler:
 
         above = self._options.park_above if hide.parkable else None
         if self._lease.defer(seconds, park_above=above, park=park):
-            self._emit_retry(seconds, hide, ended, error, facts)
+            self._emit_retry(seconds, hide.outcome, ended, error, facts)
         return replace(hide, seconds=seconds)
 
     def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> bool:
@@ -242,14 +242,14 @@ class Settler:
         )
 
     def _emit_retry(
-        self, seconds: int, hide: Hide, ended: Ended, error: ErrorText, facts: Facts
+        self, seconds: int, outcome: Outcome, ended: Ended, error: ErrorText, facts: Facts
     ) -> None:
         retry_for = self._options.retry_for
         self._emit(
             Retried,
             delay=float(seconds),
             attempt=self._retries + 1,
-            outcome=hide.outcome.value,
+            outcome=outcome.value,
             reason=ended.end.value,
             error=error.exception_type,
             budget_left=None

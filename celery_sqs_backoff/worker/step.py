@@ -18,7 +18,8 @@ from .keeper import Keeper
 from .observation import EVENT_LOOP, Observation
 from .providers import introduce
 from .receive import Receive, name_among_workers
-from .running import running
+from .request import BackoffRequest
+from .running import active_requests, running
 from .strategy import takes_leases
 
 __all__ = ["LeaseStep"]
@@ -93,6 +94,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         """Run after the pool has stopped: whatever will be settled has been."""
         atexit.unregister(self.shutdown)
         c.sqs_receiver.gates.stop()
+        for request in active_requests():
+            if isinstance(request, BackoffRequest):
+                request.cut_short()
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
         c.sqs_receiver.gates.hand_over()
         self._observation.stop()

@@ -24,6 +24,7 @@ from .gate import Gate
 from .inbox import Arrival
 from .lease import Lease
 from .messages import Receiver, held_seconds
+from .payload import check_headers
 from .request import SettledBeforeRun
 
 __all__ = ["default", "is_kept_back_at_start", "takes_leases"]
@@ -71,9 +72,10 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
             def start() -> None:
                 receiver.deliver(Arrival("", {}, message.delivery_tag, lease, again))
 
-            bucket = consumer.task_buckets[task.name]
-            message.sqs_waits_in_celery = bucket is not None or _is_early(headers)
-            if message.sqs_waits_in_celery or not _is_kept_back(gate, lease, headers, task, start):
+            waits = consumer.task_buckets[task.name] is not None or _is_early(headers)
+            message.sqs_waits_in_celery = waits
+            asks_now = not waits or (gate is not None and gate.hides_all)
+            if not (asks_now and _is_kept_back(gate, lease, headers, task, start)):
                 _check_arguments(message.payload)
                 with suppress(SettledBeforeRun):
                     handle(message, body, ack, reject, callbacks, **kwargs)
@@ -111,8 +113,8 @@ def _is_kept_back(
 def is_kept_back_at_start(request: Any, start: Callable[[], object]) -> bool:
     """Ask the provider's gate of a task that Celery has made wait, now that it is to start.
 
-    For its ETA, or for its ``rate_limit``. What the gate would have said at its receive is of no
-    use: the provider may be down since, and a slot would have passed.
+    For its ETA, or for its ``rate_limit``. That it may run, as the gate would have said at its
+    receive, is of no use: the provider may be down since, and a slot would have passed.
     """
     message = request.message
     if not getattr(message, "sqs_waits_in_celery", False):
@@ -133,9 +135,11 @@ def _check_arguments(payload: Any) -> None:
 
     Raises:
         InvalidTaskError: these are not the arguments of a task.
+        NotUnderstood: the headers of a task in protocol 1, which are in its body.
     """
     embed: Any = None
     if isinstance(payload, dict):
+        check_headers({**payload, "group": payload.get("taskset", payload.get("group"))})
         args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
     else:
         args, kwargs, embed = payload

@@ -61,6 +61,8 @@ HALF_A_TASK: dict[str, dict[str, object]] = {
     "compression-is-a-list": TASK | {"compression": [1]},
 }
 WHOLE = json.loads(envelope(TASK, NO_ARGS))
+#: The fields of protocol 1 are those of the headers, but in the body.
+PROTOCOL_1 = {"task": "bad_input.works", "id": "i", "args": [], "kwargs": {}}
 POISON = [
     *(envelope(headers, NO_ARGS) for headers in HALF_A_TASK.values()),
     *(
@@ -71,6 +73,10 @@ POISON = [
     *(
         json.dumps(WHOLE | {"properties": WHOLE["properties"] | {"delivery_info": wrong}})
         for wrong in ([1], "abc", 5)
+    ),
+    *(
+        envelope({}, json.dumps(PROTOCOL_1 | wrong))
+        for wrong in ({"shadow": ["a"]}, {"shadow": {}}, {"id": [1]}, {"timelimit": "soon"})
     ),
     json.dumps(WHOLE | {"body": 5}),
     json.dumps(WHOLE | {"body": "abc"}),

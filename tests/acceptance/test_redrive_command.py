@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery.bin.celery import celery
@@ -205,6 +205,9 @@ def test_poison(stage, run):
         ["no-such-queue"],
         ["QUEUE", "--no-such-option"],
         ["QUEUE", "--engine", "native", "--task", "x"],
+        ["QUEUE", "--engine", "native", "--task", "x", "--dry-run"],
+        ["QUEUE", "--journal", "j", "--no-journal"],
+        ["QUEUE", "--id", ""],
         [],
     ],
     ids=lambda arguments: " ".join(arguments) or "nothing",
@@ -278,16 +281,18 @@ def test_json_events_end_with_the_report(stage, run):
     assert events[-1]["report"]["ended"] == "done"
 
 
+def settings_of(stage: RedriveStage) -> str:
+    """Of the stage's app, for one in another process."""
+    names = ("broker_url", "broker_transport_options", "task_default_queue")
+    return json.dumps({name: stage.app.conf[name] for name in names})
+
+
 @pytest.fixture
 def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
     """Run ``sqs-redrive`` in a process that gets signals while it sends; its exit code."""
 
     def signalled(*signals: signal.Signals) -> int:
         output = tmp_path / "out"
-        conf: dict[str, Any] = {
-            name: stage.app.conf[name]
-            for name in ("broker_url", "broker_transport_options", "task_default_queue")
-        }
         with output.open("wb") as file:
             child = subprocess.Popen(
                 [
@@ -295,7 +300,7 @@ def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
                     *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "10/s"),
                 ],
                 env=os.environ
-                | {"TEST_APP_SETTINGS": json.dumps(conf), "XDG_STATE_HOME": str(tmp_path)},
+                | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -338,6 +343,35 @@ def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(
     stem = "ApproximateNumberOfMessages"
     left = sum(int(found["Attributes"][stem + kind]) for kind in ("", "NotVisible"))
     assert left + moved == 100, "what was sent is deleted, the rest is there"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_question_with_a_last_event(stage, tmp_path, number):
+    """SIGTERM killed it, without one; Ctrl-C was answered by: no terminal, give --yes."""
+    stage.fill_numbered(3)
+    with (tmp_path / "out").open("wb") as output, (tmp_path / "err").open("wb") as errors:
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", __name__),
+                *("sqs-redrive", stage.dlq.name, "--json"),
+            ],
+            env=os.environ
+            | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+        )
+    try:
+        said = tmp_path / "err"
+        eventually(lambda: "no undo" in said.read_text(), timeout=60)
+        child.send_signal(number)
+        assert child.wait(60) == exit_codes.INTERRUPTED
+    finally:
+        child.kill()
+        child.wait()
+    assert json.loads((tmp_path / "out").read_text())["ended"] == "interrupted"
+    assert "--yes" not in said.read_text()
+    assert sum(stage.bodies(stage.dlq).values()) == 3
 
 
 def test_ids_come_from_a_file(stage, run, tmp_path):
@@ -412,7 +446,8 @@ def test_messages_that_are_hidden_are_not_done(stage, run):
     stage.sqs.receive_message(QueueUrl=stage.dlq.url, VisibilityTimeout=600)
     result = run("sqs-redrive", stage.dlq.name, "--yes")
     assert result.exit_code == exit_codes.INCOMPLETE
-    assert "again in some minutes" in result.stdout
+    assert "Wait some minutes" in result.stdout
+    assert "Then run " in result.stdout
 
 
 def test_one_message_is_shown_whole(stage, run):
@@ -482,6 +517,15 @@ def test_what_is_printed_of_a_message_does_not_reach_the_terminal(stage, run):
         assert len(result.output) < 20_000
 
 
+def test_what_an_archive_has_not_is_refused_by_a_dry_run_too(stage, run, tmp_path):
+    stage.fill_numbered(2)
+    archive, copy = tmp_path / "a", tmp_path / "b"
+    run("sqs-redrive", stage.dlq.name, "--dry-run", "--dump", str(archive))
+    for dry in ([], ["--dry-run"]):
+        result = run("sqs-redrive", "--load", str(archive), "--dump", str(copy), "--yes", *dry)
+        assert (result.exit_code, copy.exists()) == (exit_codes.USAGE, False)
+
+
 def test_a_dry_run_of_an_archive_shows_its_plan(stage, run, tmp_path):
     stage.fill_numbered(4)
     archive = str(tmp_path / "a.jsonl")
@@ -495,17 +539,19 @@ def test_a_dry_run_of_an_archive_shows_its_plan(stage, run, tmp_path):
     assert "Send 4 messages" in asked.stderr
 
 
-def test_messages_of_one_queue_of_a_shared_dead_letter_queue(stage, run, make_queue):
+@pytest.mark.parametrize("named", ["its name", "its name in Celery", "its URL", "its ARN"])
+def test_messages_of_one_queue_of_a_shared_dead_letter_queue(stage, run, make_queue, named):
     other = make_queue(dead_letter_queue=False)
     policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
     stage.sqs.set_queue_attributes(
         QueueUrl=other.url, Attributes={"RedrivePolicy": json.dumps(policy)}
     )
     options = stage.app.conf.broker_transport_options
-    options["predefined_queues"][other.name] = {"url": other.url}
+    options["predefined_queues"]["sms"] = {"url": other.url}
     stage.fill("mine", MessageAttributes=record(origin=stage.queue.arn))
     stage.fill("other's", MessageAttributes=record(origin=other.arn))
-    run("sqs-redrive", stage.dlq.name, "--yes", "--from", other.name)
+    names = {"its name": other.name, "its URL": other.url, "its ARN": other.arn}
+    run("sqs-redrive", stage.dlq.name, "--yes", "--from", names.get(named, "sms"))
     assert stage.bodies(other) == Counter(["other's"])
     assert not stage.bodies(stage.queue)
 
@@ -515,6 +561,14 @@ def test_native_asks_about_all_it_moves(stage, run):
     stage.fill(task(), *(task(expires="2020-01-01T00:00:00+00:00") for _ in range(2)))
     result = run("sqs-redrive", stage.dlq.name, "--engine", "native", answer="n\n")
     assert "Send 3 messages" in result.stderr
+
+
+def test_a_dry_run_of_a_native_move_says_that_all_are_sent(stage, run):
+    """It said that those which the client engine leaves would be left."""
+    stage.fill(task(), MessageAttributes=UNKNOWN)
+    stage.fill(task(expires="2020-01-01T00:00:00+00:00"))
+    result = run("sqs-redrive", stage.dlq.name, "--engine", "native", "--dry-run", "--json")
+    assert json.loads(result.stdout.splitlines()[0])["by_action"] == {"send": 2}
 
 
 def test_native_does_not_leave_what_may_have_been_done_already(stage, run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -100,6 +101,25 @@ def test_every_message_is_where_it_belongs_after_a_stop(
     # Longer ones than a renewal's are for the message whose delete is refused: it is kept hidden.
     assert stage.delays_asked().count(600) == 1
     assert stage.dead_letters() == []
+    assert worker.log().count("reason=cancelled") == int(not may_end)
+
+
+def test_a_supervisor_that_signals_the_whole_process_group_costs_no_crash_and_no_delay(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """The run is cut short. The log says why there will be another one."""
+    stage = make_stage()
+    with stage.worker(concurrency=1, stop_timeout=1) as worker:
+        task_id = stage.send("shutdown_pools.mail", "runs").id
+        eventually(lambda: stage.record.entries(what="runs"), timeout=20)
+        os.killpg(worker.pid, signal.SIGTERM)
+        worker.stop(sig=signal.SIGCONT, timeout=30)
+        log = worker.log()
+    assert stage.delays_asked()[-1] == 0
+    [line] = [line for line in log.splitlines() if "sqs_backoff.retry" in line]
+    assert f"id={task_id}" in line
+    assert "reason=cancelled" in line
+    assert "delay=0" in line
 
 
 def received(stage: Stage) -> int:

@@ -17,6 +17,7 @@ from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
     CanaryPassed,
+    CanarySent,
     Failed,
     Poison,
     Progress,
@@ -480,6 +481,22 @@ def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path):
     second = stage.redrive(None, load=archive, journal=tmp_path / "j", threads=1)
     assert (first.sent, second.sent, second.skipped) == (10, 20, 10)
     assert set(stage.bodies(stage.queue).values()) == {1}
+
+
+def test_a_load_with_a_canary_and_a_filter_leaves_none_out(stage, tmp_path: Path):
+    """An archive takes no message back that was read and is beyond the canary."""
+    for name, number in (("other", 11), ("wanted", 8)):
+        stage.fill(*(task(name) for _ in range(number)))
+        peek(stage.app, stage.dlq.name, sample=None, copy=tmp_path / "a", task=name)
+
+    def consume(event: object) -> None:
+        if isinstance(event, CanarySent):
+            stage.take(stage.queue)
+
+    report = stage.redrive(
+        None, load=tmp_path / "a", task="wanted", canary=1, threads=1, on_event=consume
+    )
+    assert (report.sent, report.skipped, report.ended) == (8, 11, Ended.DONE)
 
 
 def test_an_archive_that_holds_each_message_twice_is_sent_once(stage, tmp_path: Path):

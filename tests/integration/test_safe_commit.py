@@ -157,3 +157,24 @@ def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(
         assert paid == []
         assert inside.apply((way,)).state == "SUCCESS"
         assert paid.pop() == "inside"
+
+
+def test_a_test_can_run_the_hooks_of_its_transaction(aliases: tuple[str, str]) -> None:
+    """As ``TestCase.captureOnCommitCallbacks(execute=True)``: until no hook has added another."""
+    from django.db import connections, transaction
+    from django.test import TestCase
+
+    sent: list[str] = []
+    arounds = [transaction.atomic(using=alias) for alias in aliases]
+    for around in arounds:
+        around._from_testcase = True
+    with arounds[0], arounds[1]:
+        with TestCase.captureOnCommitCallbacks(using=aliases[0]) as hooks:
+            after_commit(lambda: sent.append("outside a block"))
+            with transaction.atomic(using=aliases[0]):
+                after_commit(lambda: sent.append("in a block"))
+        assert sent == []
+        for hook in hooks:
+            hook()
+        assert sent == ["outside a block", "in a block"]
+        assert len(connections[aliases[0]].run_on_commit) == len(hooks)

@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery, _state
@@ -27,7 +28,7 @@ from celery_sqs_backoff.contrib.django import housekeeping, store_checks  # noqa
 
 @pytest.fixture
 def alias(tmp_path: Path) -> Iterator[str]:
-    name = "checked"
+    name = f"checked_{uuid4().hex[:8]}"  # a connection keeps the settings of its first use
     project.add_database(name, project.sqlite(tmp_path / "records.sqlite3"))
     yield name
     project.close(name)
@@ -108,6 +109,36 @@ def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(
     [error] = store_checks.check_store_answers(None)
     assert error.id == "celery_sqs_backoff.E041"
     assert "hunter2" not in error.msg
+
+
+class RefusesTheStore:
+    """As many a router: all but the default database have no tables of other apps."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool:
+        return db == "default"
+
+
+def test_the_way_to_a_missing_table_leads_past_a_router_that_refuses_it(
+    app: Celery, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``migrate`` then makes nothing, and notes it as done."""
+    from django.core.management import call_command
+    from django.db import router
+
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+
+    def advice() -> list[str]:
+        [error] = store_checks.check_store_answers(None)
+        return str(error.msg).rpartition("is missing: ")[2].split(", then ")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(vars(router), "routers", [RefusesTheStore()])  # read once, from the settings
+        assert ["allow_migrate" in step for step in advice()] == [True, False]
+        project.migrate(alias)
+        assert ["allow_migrate" in step for step in advice()] == [True, False, False]
+    for step in advice():
+        call_command(*step.removeprefix("manage.py ").split(), verbosity=0)
+    assert found(store_checks.check_store_answers) == []
 
 
 def test_a_shared_store_without_signatures_is_warned_of_with_deploy(

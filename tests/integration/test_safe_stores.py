@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import redis
 
 from celery_sqs_backoff.safe.errors import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.guard import Run
@@ -23,7 +21,7 @@ from celery_sqs_backoff.safe.steps import Steps
 from celery_sqs_backoff.safe.store import Store, increment, key_of, number
 from celery_sqs_backoff.safe.stores import open_store
 from celery_sqs_backoff.safe.vault import Vault
-from tests.support.processes import eventually, free_port, stop
+from tests.support.processes import eventually, free_port
 
 from .django_app import project
 from .safe_peer import Peer
@@ -475,37 +473,3 @@ def test_processes_at_a_strict_isolation_level_count_on(tmp_path: Path) -> None:
         for peer in peers:
             peer.kill()
         assert sorted(chain(*counted)) == list(range(1, 101))
-
-
-def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: Path) -> None:
-    """The old server is a replica, keeps its connections, and would refuse all writes for good."""
-    with _redis_server(tmp_path / "old") as old, _redis_server(tmp_path / "new") as new:
-        address = tmp_path / "address"
-        address.symlink_to(old)
-        store = open_store(f"unix://{address}")
-        assert store.add("key", "value", 60) is None
-        redis.Redis(unix_socket_path=str(old)).replicaof("127.0.0.1", str(free_port()))
-        address.unlink()
-        address.symlink_to(new)
-        assert store.add("another", "value", 60) is None
-        assert redis.Redis(unix_socket_path=str(new)).dbsize() == 1
-
-
-@contextmanager
-def _redis_server(directory: Path) -> Iterator[Path]:
-    directory.mkdir()
-    socket = directory / "redis.sock"
-    command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket)]
-    server = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
-    try:
-        eventually(lambda: _answers(socket))
-        yield socket
-    finally:
-        stop(server)
-
-
-def _answers(socket: Path) -> bool:
-    try:
-        return bool(redis.Redis(unix_socket_path=str(socket)).ping())
-    except redis.RedisError:
-        return False

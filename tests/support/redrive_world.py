@@ -272,7 +272,7 @@ class _Journal(Journal):
     def __init__(self, world: World, path: Path, source: str) -> None:
         self._world = world
         run_id = f"run-{world.rng.randrange(10**9)}"
-        super().__init__(path, source=source, run_id=run_id)
+        super().__init__(path, source=source, run_id=run_id, now=world.clock)
 
     def write(self, entry: Entry) -> None:
         super_write = super().write

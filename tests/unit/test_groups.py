@@ -100,6 +100,23 @@ def test_those_behind_a_message_that_backs_off_come_back_with_it(worker):
     assert [worker.keeper.memory.unrun(name) for name in "123"] == [0, 1, 1]
 
 
+def test_who_expects_those_behind_a_hidden_message_is_told_before_they_are_hidden(worker):
+    first, *behind = (worker.receive(name) for name in "123")
+    told = []
+    first.expect_behind = lambda later: told.append((later, later.state))
+    first.defer(5)
+    late = worker.receive("4")
+    assert told == [(later, State.HELD) for later in [*behind, late]]
+
+
+def test_nobody_is_told_of_those_behind_a_message_that_is_given_back(worker):
+    first, *_ = (worker.receive(name) for name in "123")
+    told = []
+    first.expect_behind = told.append
+    first.release()
+    assert told == []
+
+
 def test_a_dead_letter_lets_the_next_go_on(worker):
     first, _ = worker.receive("1"), worker.receive("2")
     first.dead_letter(None)

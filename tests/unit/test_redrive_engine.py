@@ -180,6 +180,8 @@ def test_a_fifo_filter_behind_a_message_that_is_left_is_not_done(tmp_path):
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages if m.body != "3"]
     report = world.redrive(ids=wanted)
     assert (report.ended, report.skipped) == (Ended.INCOMPLETE, 1)
+    assert "behind a message of their group that was left" in report.detail
+    assert "Wait" not in report.detail, "another run would end like this one"
 
 
 def test_a_limit_that_is_reached_is_done(world):
@@ -216,8 +218,9 @@ def test_messages_that_come_back_take_no_others_place(world):
     assert len(ids(world, Poison)) == 9
 
 
-def test_a_resumed_run_compares_with_all_that_it_has_sent(world):
-    """302 were sent before the kill, ten come back after it: that is not ten of none."""
+@pytest.fixture
+def killed(world):
+    """A run was killed after some hundred messages; of these, ten have come back."""
     world.fill(*bodies(400))
     world.dies_at = (5 * 30, False)
     with pytest.raises(Killed):
@@ -233,9 +236,23 @@ def test_a_resumed_run_compares_with_all_that_it_has_sent(world):
             MessageBody=message.body,
             MessageAttributes=message.attributes,
         )
-    world.clock.now += 31
-    report = world.redrive()
+    return world
+
+
+def test_a_resumed_run_compares_with_all_that_it_has_sent(killed):
+    """302 were sent before the kill, ten come back after it: that is not ten of none."""
+    killed.clock.now += 31
+    report = killed.redrive()
     assert (report.ended, report.returned) == (Ended.DONE, 10)
+
+
+def test_what_comes_back_of_a_run_that_was_killed_yesterday_is_sent_again(killed):
+    """It was taken for poison, and for a sign that the provider is down now."""
+    killed.clock.now += 86_400
+    report = killed.redrive()
+    assert (report.ended, report.returned, report.remaining) == (Ended.DONE, 0, 0)
+    assert set(killed.bodies(killed.main)) == set(bodies(400))
+    assert set(killed.bodies(killed.main).values()) == {1}, "its journal still counts"
 
 
 def test_what_a_killed_run_left_in_doubt_is_settled_when_it_is_gone(world):
@@ -308,6 +325,32 @@ def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_
     assert sum(world.calls.values()) <= 0.25 * 3_000
     assert len(ids(world, Skipped)) == 2_970
     assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+
+
+@pytest.mark.parametrize("options", [{"limit": 1}, {"limit": 3}, {"canary": 1}, {"canary": 3}])
+def test_few_are_sent_of_many_by_a_filter_without_receiving_one_by_one(world, options):
+    """One matching message in a queue of 20,000 took 20,000 calls, for a canary one by one."""
+
+    def consume(event):
+        if isinstance(event, CanarySent):
+            world.sqs.queues[world.main.url].messages.clear()
+
+    world.on_event = consume
+    world.fill(*bodies(500))
+    wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-12:]]
+    report = world.redrive(ids=wanted, **options)
+    assert report.sent == options.get("limit", 12)
+    assert [e.messages for e in world.events if isinstance(e, CanarySent)] == [
+        n for name, n in options.items() if name == "canary"
+    ]
+    assert world.calls["receive_message"] <= 60
+    assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+
+
+def test_a_limit_asks_for_no_more_than_it_sends(world):
+    world.fill(*bodies(100))
+    assert world.redrive(limit=3).sent == 3
+    assert world.calls["change_message_visibility_batch"] == 0, "nothing is to be given back"
 
 
 def test_what_is_put_aside_stays_hidden_however_long_it_takes(tmp_path):

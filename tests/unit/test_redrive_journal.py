@@ -14,8 +14,8 @@ from celery_sqs_backoff.redrive.past import Entry
 URL = "http://sqs/1/dlq"
 
 
-def opened(path, run_id="r1", source=URL):
-    return Journal(path, source=source, run_id=run_id)
+def opened(path, run_id="r1", source=URL, now=10.0):
+    return Journal(path, source=source, run_id=run_id, now=lambda: now)
 
 
 def test_a_new_journal_knows_of_nothing(tmp_path):

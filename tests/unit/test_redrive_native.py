@@ -120,11 +120,7 @@ def run(monkeypatch):
             arn="arn:dlq",
             depth=lambda: Depth(10 - sqs.moved, 0, 0),
         )
-        route = SimpleNamespace(source=source, fixed=None, default=None)
-        monkeypatch.setattr(native, "find_route", lambda *a, **k: route)
-        return native.move(
-            None, "dlq", to=None, settings=Settings(**options), on_event=on_event, stop=stop
-        )
+        return native.move(source, None, Settings(**options), on_event=on_event, stop=stop)
 
     return run
 

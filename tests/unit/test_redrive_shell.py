@@ -6,13 +6,14 @@ import os
 import pwd
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery.bin.celery import celery
 from click.testing import CliRunner
 
-from celery_sqs_backoff.commands import exit_codes, redrive_shell
+from celery_sqs_backoff.commands import exit_codes, progress, redrive_shell
 from celery_sqs_backoff.commands import peek as peek_command
 from celery_sqs_backoff.commands.environment import as_typed, journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
@@ -123,6 +124,22 @@ def test_an_error_of_the_engine_after_a_send_is_no_refusal(run, monkeypatch, err
     assert result.exit_code == exit_codes.SOME_FAILED
     assert [(line["event"], line["ended"]) for line in lines(result)] == [("Finished", "failed")]
     assert "sent 7" in run("--yes").stdout
+
+
+def test_a_stdin_that_is_closed_is_no_terminal(run, monkeypatch):
+    """As some supervisors start a process: it ended with a traceback."""
+
+    plan = Plan("dlq", 1, looked_at=1, matching=1)
+    monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
+    monkeypatch.setattr(redrive_shell, "redrive", lambda *args, **options: RedriveReport(sent=7))
+    closed = SimpleNamespace(**vars(sys) | {"stdin": None})
+    monkeypatch.setattr(progress, "sys", closed)
+    monkeypatch.setattr(redrive_shell, "sys", closed)
+    asked = run("--rate", "9/s", "--json")
+    assert asked.exit_code == exit_codes.INTERRUPTED
+    assert lines(asked)[-1]["ended"] == "declined"
+    assert "give --yes" in asked.stderr
+    assert run("--rate", "9/s", "--yes").exit_code == exit_codes.DONE
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from celery.worker import state as worker_state
 from kombu.message import Message
 
 from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
+from celery_sqs_backoff.observe.events import Retried
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
@@ -153,7 +154,7 @@ NOT_RETRYABLE = Report(
 def _no_revoked_or_stopping_worker():
     yield
     worker_state.revoked.clear()
-    worker_state.should_terminate = None
+    worker_state.should_terminate = worker_state.should_stop = None
 
 
 # The ends that the task decides
@@ -314,8 +315,38 @@ def test_a_soft_limit_settles_nothing():
 def test_a_run_that_a_cold_shutdown_ends_is_given_back(exc):
     worker_state.should_terminate = True
     run = Run()
+    told = []
+    run.keeper.events.subscribe(told.append)
     fails(run, exc)
     assert run.ended is State.RELEASED
+    [retried] = told
+    assert isinstance(retried, Retried)
+    assert (retried.reason, retried.delay, retried.outcome) == ("cancelled", 0, "unknown")
+
+
+def test_a_process_that_is_lost_while_the_worker_stops_is_no_crash():
+    """Supervisors signal the whole process group, pool processes included."""
+    worker_state.should_stop = 0  # Celery's exit code
+    run = Run(crash_budget=1)
+    fails(run, WorkerLostError("signal 15 (SIGTERM)"))
+    assert run.ended is State.RELEASED
+    assert run.keeper.memory.crashes("m") == 0
+
+
+def test_a_time_limit_while_the_worker_stops_is_a_crash_as_ever():
+    worker_state.should_stop = 0
+    run = Run(crash_budget=1)
+    fails(run, TimeLimitExceeded(1))
+    assert run.ended is State.DEAD_LETTERED
+
+
+def test_a_run_that_ends_with_its_worker_is_told_of():
+    run = Run()
+    told = []
+    run.keeper.events.subscribe(told.append)
+    run.request.cut_short()
+    assert run.ended is State.RELEASED
+    assert [type(event) for event in told] == [Retried]
 
 
 @pytest.mark.hazard("H8")
@@ -489,6 +520,37 @@ def test_a_greenlet_or_thread_whose_message_was_lost_before_it_began_ends_its_le
     with pytest.raises(SettledBeforeRun):
         run.request.on_accepted(os.getpid(), 0.0)
     assert ended == [run.lease]
+
+
+@pytest.mark.parametrize("crash_budget", [1, 2])
+def test_a_hard_time_limit_that_is_final_calls_the_hooks_of_a_failure_once(crash_budget):
+    """As Celery 5.7 does."""
+    told = []
+    run = Run(
+        crash_budget=crash_budget,
+        on_failure=lambda task, exc, *_: told.append(type(exc)),
+        after_return=lambda task, state, *_: told.append(state),
+    )
+    fails(run, TimeLimitExceeded(1))
+    run.request.on_timeout(False, 1)
+    assert told == ([TimeLimitExceeded, "FAILURE"] if crash_budget == 1 else [])
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), os.getpid() + 1], ids=["greenlet", "process"])
+def test_a_run_that_celery_fails_to_begin_with_is_not_held_for_good(pid, monkeypatch):
+    """A greenlet or thread would end without a word. A pool process runs the task all the same."""
+
+    def fails_to_begin(request, *args):
+        raise NotImplementedError
+
+    monkeypatch.setattr("celery.worker.request.Request.on_accepted", fails_to_begin)
+    run = Run()
+    with pytest.raises((SettledBeforeRun, NotImplementedError)):
+        run.request.on_accepted(pid, 0.0)
+    if pid == os.getpid():
+        assert run.ended is State.DEFERRED
+    else:
+        assert run.lease.state is State.HELD
 
 
 def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypatch):

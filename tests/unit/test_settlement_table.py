@@ -6,12 +6,13 @@ import math
 import random
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.sqs.errors import Failure, Kind
+from celery_sqs_backoff.sqs.errors import Failure, Kind, Operation
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.sqs.settlement import Happening, Row, SettlementTable, Want
+from celery_sqs_backoff.sqs.settlement import Content, Happening, Row, SettlementTable, Want
 from celery_sqs_backoff.sqs.settlement.agenda import Agenda
 from celery_sqs_backoff.sqs.settlement.rows import TRANSITIONS, Meaning, Purpose, meaning_of
 
@@ -129,3 +130,53 @@ def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause
         table.answered(call, [Failure(Kind.TOO_LONG, "InvalidParameterValue")], now)
     assert calls < 20
     assert now < table.next_at() <= row.visible_at
+
+
+VOID = Failure(Kind.STALE_HANDLE, "ReceiptHandleIsInvalid")
+
+
+def calls_due(table, now):
+    return {call.operation: call for call in iter(lambda: table.take(now), None)}
+
+
+@pytest.mark.parametrize("want", [Want.DELETE, Want.DEAD_LETTER])
+def test_a_renewal_that_crosses_the_delete_of_its_message_is_no_news(want) -> None:
+    """SQS deletes the message, then refuses to renew it; the response to the delete is later."""
+    table, row = SettlementTable(linger_seconds=0), Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(want, content=Content("", {}, None))
+    table.settled(row, 1.0)
+    if want is Want.DEAD_LETTER:
+        table.answered(calls_due(table, 1.0)[Operation.SEND], [None], row.renew_at)
+    calls = calls_due(table, row.renew_at)
+    table.drain_events()
+    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], row.renew_at)
+    assert table.drain_events() == []
+    table.answered(calls[Operation.DELETE], [None], row.renew_at)
+    assert [event.what for event in table.drain_events()] == [Happening.DELETED]
+    assert (len(table), table.waiting) == (0, 0)
+
+
+def test_a_renewal_that_is_void_after_the_hold_has_run_out_is_news() -> None:
+    """Another worker may have the message: a standard queue says nothing of it at the delete."""
+    table, row = SettlementTable(linger_seconds=0), Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(Want.DELETE)
+    table.settled(row, row.visible_at)
+    calls = calls_due(table, row.visible_at)
+    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], row.visible_at)
+    assert [event.what for event in table.drain_events()] == [Happening.TOO_LATE]
+
+
+def test_a_renewal_that_is_void_while_a_refused_delete_waits_ends_the_row() -> None:
+    table, row = SettlementTable(linger_seconds=0), Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(Want.DELETE)
+    table.settled(row, 9.0)
+    denied = Failure(Kind.DENIED, "AccessDenied")
+    table.answered(calls_due(table, 9.0)[Operation.DELETE], [denied], 9.9)
+    renewal = calls_due(table, row.renew_at)[Operation.CHANGE_VISIBILITY]
+    table.drain_events()
+    table.answered(renewal, [VOID], row.renew_at)
+    assert [event.what for event in table.drain_events()] == [Happening.TOO_LATE]
+    assert (len(table), table.waiting) == (0, 0)

@@ -106,6 +106,20 @@ def _store_fails(facts: Facts) -> Iterator[Report]:
         )
 
 
+def _store_evicts(facts: Facts) -> Iterator[Report]:
+    if facts.app.store_eviction is not None:
+        yield (
+            "sqs_backoff['store']",
+            facts.app.store_eviction,
+            "When it is full it drops guards, locks and steps of messages under way: work is done"
+            " twice.",
+            Fix(
+                text="Set maxmemory-policy noeviction, or use a server beside the cache's:"
+                " when that is full, tasks back off."
+            ),
+        )
+
+
 def _versions(facts: Facts) -> Iterator[Report]:
     for name, prefix, effect, wanted in _KNOWN_BAD:
         version = facts.app.versions.get(name, "")
@@ -138,6 +152,13 @@ RULES = (
         "The store cannot be used",
         "It was opened and asked for a key that does not exist.",
         _store_fails,
+    ),
+    Rule(
+        "W034",
+        "The store drops records when it is full",
+        "Each record has an end, so volatile-* policies drop them too."
+        " https://redis.io/docs/latest/develop/reference/eviction/",
+        _store_evicts,
     ),
     Rule(
         "E024",

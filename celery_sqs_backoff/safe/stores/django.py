@@ -125,24 +125,34 @@ class DjangoStore:
             raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
         if Record._meta.db_table not in tables:
             raise ValueError(
-                f"the table {Record._meta.db_table!r} is missing:"
-                f" manage.py migrate celery_sqs_backoff --database {self._using}"
+                f"the table {Record._meta.db_table!r} is missing: {self._how_to_make(Record)}"
             )
 
-    def _in_test(self) -> bool:
-        from django.db import connections
+    def _how_to_make(self, record: Any) -> str:
+        """What ``migrate`` needs to make the table: it notes as done what a router has refused."""
+        from django.db import connections, router
+        from django.db.migrations.recorder import (  # type: ignore[import-untyped]
+            MigrationRecorder,
+        )
 
-        blocks = connections[self._using].atomic_blocks
-        return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
+        label = record._meta.app_label
+        steps = [f"manage.py migrate {label} --database {self._using}"]
+        noted = MigrationRecorder(connections[self._using]).applied_migrations()
+        if any(app == label for app, _ in noted):
+            steps.insert(0, f"manage.py migrate {label} zero --fake --database {self._using}")
+        if not router.allow_migrate_model(self._using, record):
+            refused = f"let allow_migrate() of DATABASE_ROUTERS return True for {label!r} on"
+            steps.insert(0, f"{refused} {self._using!r}")
+        return ", then ".join(steps)
 
     def _add(self, at: str, new: dict[str, str], ttl: timedelta, records: Any, now: Any) -> bool:
-        from django.db import IntegrityError, transaction
+        from django.db import IntegrityError, connections, transaction
 
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
         try:
-            if self._in_test():
-                with transaction.atomic(using=self._using):  # keeps the test's usable
+            if connections[self._using].in_atomic_block:  # only a test's: see _records
+                with transaction.atomic(using=self._using):  # keeps it usable
                     records.create(key=at, **new, expires_at=now + ttl)
             else:
                 records.create(key=at, **new, expires_at=now + ttl)

@@ -1,7 +1,8 @@
 """Records in Redis. Its own clock decides when one ends; it also removes what has ended.
 
-The server must keep what it was told: with ``maxmemory-policy`` other than ``noeviction`` (or
-``volatile-*`` with room to spare), or without persistence, a record may be gone before its time.
+The server must keep what it was told: with another ``maxmemory-policy`` than ``noeviction``, or
+without persistence, a record may be gone before its time. (``volatile-*`` is no better: each record
+has an end.)
 A replica that takes over may miss the last records too: Redis replicates asynchronously
 (https://redis.io/docs/latest/operate/oss_and_stack/management/replication/).
 """
@@ -149,6 +150,23 @@ class RedisStore:
         self._replace = self._redis.register_script(_REPLACE)
         self._delete = self._redis.register_script(_DELETE)
         self._take_slots = self._redis.register_script(_TAKE_SLOTS)
+
+    def evicts(self) -> str | None:
+        """Say by which setting the server drops records before their end; ``None``: by none.
+
+        ``None`` too if it does not say: it is away, or the user may not ask. (``CONFIG GET`` would
+        say it too, but managed servers refuse that.)
+        """
+        from redis.exceptions import RedisError
+
+        try:
+            memory = self._redis.info("memory")
+        except RedisError:
+            return None
+        policy, limit = memory.get("maxmemory_policy"), memory.get("maxmemory")
+        if not limit or policy in (None, "noeviction"):
+            return None
+        return f"Redis has maxmemory {limit} bytes, and maxmemory-policy {policy}"
 
     @_boundary
     def add(self, key: str, value: str, ttl: float) -> str | None:

@@ -112,7 +112,7 @@ class Answers:
             book.tell(Happening.SENT, row, purpose)
             book.plan_removal(row, now, now)
         elif step is Step.LOSE:
-            self._lose(row, failure)
+            self._lose(row, failure, now)
         elif step is Step.DROP:
             book.finish(row, Happening.TOO_LATE, purpose, failure)
         elif step is Step.SHORTEN and (entry.seconds > 1 or purpose is Purpose.RENEW):
@@ -136,10 +136,12 @@ class Answers:
         if not row.is_hiding:
             self._book.plan_visibility(row, now, now)
 
-    def _lose(self, row: Row, failure: Failure | None) -> None:
+    def _lose(self, row: Row, failure: Failure | None, now: float) -> None:
+        # Perhaps SQS has just deleted it for us, and the response is on its way.
+        crosses_delete = row.is_being_deleted and not row.may_be_visible(now)
         if row.become(Want.LOST, may_be_lost=True):
             self._book.tell(Happening.LOST, row, Purpose.RENEW, failure)
-        elif row.is_settled and not row.is_hiding:
+        elif row.is_settled and not row.is_hiding and not crosses_delete:
             self._book.finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
 
     def _try_again(self, entry: Entry, step: Step, failure: Failure | None, now: float) -> None:

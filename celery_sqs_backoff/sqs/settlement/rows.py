@@ -267,6 +267,12 @@ class Row:
         return self.is_settled and self.want in (Want.HIDE, Want.GIVE_BACK)
 
     @property
+    def is_being_deleted(self) -> bool:
+        """Whether its delete is under way."""
+        deletes = self.want is Want.DELETE or (self.want is Want.DEAD_LETTER and self.is_sent)
+        return deletes and self.removal_ticket is None
+
+    @property
     def key(self) -> tuple[str, str]:
         return self.queue.url, self.message_id
 

@@ -192,6 +192,7 @@ BROKEN = {
     "W022 no prefetch limit": (with_app(prefetch_multiplier=0), "W022"),
     "W022 much prefetch": (with_app(prefetch_multiplier=128, concurrency=16), "W022"),
     "E023 store fails": (with_app(store_failure="OperationalError"), "E023"),
+    "W034 store evicts": (with_app(store_eviction="maxmemory-policy allkeys-lru"), "W034"),
     "E024 memory under prefork": (with_app(store="memory"), "E024"),
     "E025 guard without a store": (
         with_app(store=None, tasks=(replace(TASK, needs_store=True),)),

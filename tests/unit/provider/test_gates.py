@@ -254,6 +254,27 @@ def test_what_is_in_doubt_is_not_recalled() -> None:
     assert scene.gates.recaller.recall() == 0
 
 
+def test_what_is_hidden_behind_a_message_of_its_group_is_recalled_after_it() -> None:
+    scene = Scene()
+    scene.outage()
+    queue = Queue("http://sqs/1/mail.fifo", is_fifo=True)
+    leases: list[Any] = [Lease(name) for name in ("first", "second", "third")]
+    for lease in leases:
+        lease.queue, lease.group_id = queue, "g"
+    first, *behind = leases
+    assert scene.gate.hides(first, scene.options)
+    for lease in behind:
+        first.expect_behind(lease)
+    for lease in reversed(leases):
+        scene.gates.confirmed(Row(lease.delivery.message_id, first.until, queue=queue))  # type: ignore[arg-type]
+    scene.recover()
+    scene.keeper.now += 10.0
+    assert scene.gates.recaller.recall() == 3
+    handles = [handle for handle, _ in scene.port.batches[0]]
+    assert handles[0] == "handle of first"
+    assert sorted(handles) == sorted(f"handle of {x.delivery.message_id}" for x in leases)
+
+
 def test_what_somebody_else_has_hidden_is_not_remembered() -> None:
     scene = Scene()
     scene.outage()
@@ -319,6 +340,48 @@ def test_the_last_receive_that_the_queue_allows_runs() -> None:
     scene.outage()
     lease: Any = Lease("m", receive_count=5, max_receive_count=5)
     assert not scene.gate.hides(lease, scene.options)
+
+
+def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
+    """Then a task need not wait in Celery, for its ``rate_limit``, to be hidden."""
+    scene = Scene()
+    assert not scene.gate.hides_all
+    scene.outage()
+    assert scene.gate.hides_all
+    scene.keeper.now += 60.0
+    assert not scene.gate.hides_all, "what waits in Celery is no probe"
+
+
+def test_a_message_on_its_last_receive_is_the_probe_if_one_is_due() -> None:
+    """Else the gate stays open for good on a queue with few receives: no other message comes."""
+    scene = Scene()
+    scene.outage()
+    scene.keeper.now += 60.0
+    last: list[Any] = [Lease(f"m{i}", receive_count=3, max_receive_count=3) for i in range(2)]
+    for lease in last:
+        assert not scene.gate.hides(lease, scene.options)
+    assert scene.gate.control.health.state is State.PROBING
+    scene.gate.ended(last[1], Ended(End.RETURNED))
+    assert scene.gate.control.health.state is State.PROBING, "one is the probe"
+    scene.gate.ended(last[0], Ended(End.RETURNED))
+    assert scene.gate.control.health.state is State.CLOSED
+    assert any(isinstance(event, ProviderProbing) for event in scene.seen)
+
+
+def test_a_message_on_its_last_receive_waits_for_its_turn_while_the_provider_recovers() -> None:
+    """A refusal would make it a dead letter."""
+    scene = Scene()
+    scene.outage()
+    scene.recover()
+    for i in range(3):
+        lease: Any = Lease(f"m{i}", receive_count=3, max_receive_count=3)
+        assert not scene.gate.hides(lease, scene.options)
+        assert (lease.turn is Turn.IS_AWAITED) == (i > 0)
+        if i:
+            assert scene.gate.waits(lease, scene.options, lambda: None)
+    late: Any = Lease("its time is short", first_received_at=time.time() - 129_600.0 + 50.0)
+    assert not scene.gate.hides(late, scene.options)
+    assert late.turn is Turn.NONE
 
 
 def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:

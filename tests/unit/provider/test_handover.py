@@ -71,6 +71,13 @@ def test_many_messages_are_spread_over_three_minutes() -> None:
     assert max(map(seconds.count, set(seconds))) < 120, "about 50 in each second"
 
 
+def test_messages_of_one_group_come_back_together() -> None:
+    waiting = [hidden(f"m{i}", group="g") for i in range(9)]
+    waiting += [hidden(f"other {i}") for i in range(200)]
+    found = nearer(waiting, NOW, Random(1), is_down=True)
+    assert len({each.seconds for each in found[:9]}) == 1
+
+
 def test_none_comes_back_before_the_provider_allows() -> None:
     found = control(hidden("m", not_before=NOW + 599.5)).hand_over(NOW)
     assert [each.seconds for each in found] == [600]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
@@ -74,6 +75,51 @@ def test_a_group_is_recalled_by_its_first_message() -> None:
     assert memory.remember(hidden("c", 50.0, group="h"), 0.0)
     assert ids(memory.take(5, 0.0)) == ["a", "c"]
     assert memory.remember(hidden("b", 200.0, group="g"), 0.0)
+
+
+def behind(message_id: str, until: float, group: str = "g") -> Hidden:
+    return replace(hidden(message_id, until, group=group), is_behind=True)
+
+
+def test_those_behind_the_first_of_a_group_are_taken_with_it_in_order() -> None:
+    """Also if SQS has confirmed one of them before the first."""
+    memory = Memory()
+    memory.remember(behind("b", 100.0), 0.0)
+    memory.remember(hidden("a", 100.0, group="g"), 0.0)
+    memory.remember(behind("c", 100.0), 0.0)
+    memory.remember(hidden("other", 90.0), 0.0)
+    assert len(memory) == len(list(memory)) == 4
+    assert memory.waiting(0.0) == 2, "what is behind another one does not wait for a call"
+    assert ids(memory.take(1, 0.0)) == ["a", "b", "c"]
+    assert ids(memory.take(1, 0.0)) == ["other"]
+
+
+def test_those_behind_are_not_taken_without_their_first() -> None:
+    memory = Memory()
+    memory.remember(behind("b", 100.0), 0.0)
+    assert memory.take(5, 0.0) == memory.take_next(5, 0.0) == memory.take_all(0.0) == []
+    memory.remember(hidden("a", 100.0, group="g"), 0.0)
+    memory.forget("a")
+    assert len(memory) == 0, "it has come back by itself, and so do they"
+    memory.remember(behind("b", 100.0), 0.0)
+    memory.remember(hidden("a", 300.0, group="g"), 50.0)
+    assert ids(memory.take(5, 120.0)) == ["a"], "another receive's: its hold has ended"
+
+
+def test_one_of_those_behind_is_forgotten_alone() -> None:
+    memory = Memory()
+    for message in (hidden("a", 100.0, group="g"), behind("b", 100.0), behind("c", 100.0)):
+        memory.remember(message, 0.0)
+    assert memory.forget("b")
+    assert not memory.forget("b")
+    assert ids(memory.take_all(0.0)) == ["a", "c"]
+
+
+def test_those_behind_are_bounded_too() -> None:
+    memory = Memory(2)
+    kept = [memory.remember(behind(name, 100.0, name), 0.0) for name in "abc"]
+    assert kept == [True, True, False]
+    assert memory.remember(behind("d", 200.0, "d"), 150.0), "the holds of the others have ended"
 
 
 def test_a_probe_takes_the_message_that_comes_back_first() -> None:

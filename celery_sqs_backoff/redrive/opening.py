@@ -1,0 +1,100 @@
+"""What a redrive begins with, and a look at one; what cannot be done is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from .archive import ArchiveRoute, ArchiveSource
+from .errors import RedriveRefused
+from .native import why_not
+from .queues import Broker, Endpoint, broker_of
+from .route import Route, find_route
+from .settings import Settings
+from .source import QueueSource
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Engine", "OpenedArchive", "OpenedQueue", "opened"]
+
+Engine = Literal["client", "native"]
+
+
+@dataclass(frozen=True)
+class OpenedQueue:
+    """A dead-letter queue, where its messages go, and the options with its names resolved."""
+
+    source: QueueSource
+    route: Route
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class OpenedArchive:
+    """The same for an archive."""
+
+    source: ArchiveSource
+    route: ArchiveRoute
+    settings: Settings
+
+
+@contextmanager
+def opened(
+    app: Celery,
+    source: str | None,
+    settings: Settings,
+    *,
+    to: str | None,
+    load: str | Path | None,
+    engine: Engine,
+) -> Iterator[OpenedQueue | OpenedArchive]:
+    """Connect, and find what the arguments name. They are those of a redrive.
+
+    Raises:
+        RedriveRefused: there is no such queue or archive, or it cannot be done.
+        RedriveUnreachable: SQS does not answer.
+        ValueError: the arguments do not fit each other.
+    """
+    if (source is None) == (load is None):
+        raise ValueError("expected a dead-letter queue, or an archive to load, and not both")
+    if engine not in get_args(Engine):
+        raise ValueError(f"invalid engine {engine!r}: expected client or native")
+    with broker_of(app) as broker:
+        if source is not None:
+            yield _opened_queue(broker, source, settings, to=to, engine=engine)
+            return
+        assert load is not None
+        if engine == "native":
+            raise RedriveRefused("The native engine moves what is in a queue, not an archive.")
+        if settings.delete or settings.dump:
+            raise RedriveRefused("An archive is only sent: delete and dump are for queues.")
+        yield OpenedArchive(ArchiveSource(Path(load)), ArchiveRoute(broker, to), settings)
+
+
+def _opened_queue(
+    broker: Broker, source: str, settings: Settings, *, to: str | None, engine: Engine
+) -> OpenedQueue:
+    route = find_route(broker, source, to=to, force=settings.force)
+    found = QueueSource(route.source)
+    if engine == "native" and (why := why_not(settings, is_fifo=found.is_fifo)):
+        raise RedriveRefused(f"The native engine cannot do this: {why}. Use the client engine.")
+    if settings.spread and found.is_fifo:
+        raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
+    if (origin := settings.selection.origin) is not None:
+        settings = settings.with_origin(_sqs_name(broker, origin, route.sources))
+    return OpenedQueue(found, route, settings)
+
+
+def _sqs_name(broker: Broker, origin: str, sources: Sequence[Endpoint]) -> str:
+    """The SQS name of a queue that is given as in Celery, or by its URL or ARN."""
+    for queue in sources:
+        is_url = "://" in origin and origin.split("/")[-2:] == queue.url.split("/")[-2:]
+        if is_url or origin == str(queue.arn):
+            return queue.name
+    listed = {queue.name for queue in sources}
+    in_sqs = broker.name_in_sqs(origin)
+    return in_sqs if in_sqs in listed else origin

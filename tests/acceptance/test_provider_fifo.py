@@ -1,0 +1,65 @@
+"""A FIFO queue whose provider is down: whole groups are brought forward, and keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery_sqs_backoff import EqualJitter, Provider, SQSBackoffTask
+from tests.support.processes import eventually
+from tests.support.record import note
+
+from .stage import Stage, app_of_this_module
+
+app = app_of_this_module()
+
+GROUPS, MAILS = 6, 8
+
+
+class Down(Exception):
+    """The provider does not answer."""
+
+
+@app.task(
+    name="fifo.mail",
+    base=SQSBackoffTask,
+    bind=True,
+    retry_on=Down,
+    backoff=EqualJitter(base=600, cap=600),
+    provider=Provider("mail", failures=3, probe_interval=2, longest_probe_interval=2),
+)
+def send(self: Any, group: str, number: int, flag: str) -> None:
+    is_down = Path(flag).exists()
+    note(task=self.name, group=group, number=number, failed=is_down)
+    if is_down:
+        raise Down
+
+
+@app.task(name="fifo.other", base=SQSBackoffTask)
+def other() -> None:
+    """Makes the queue one of several tasks: while the provider is down all is received."""
+
+
+def test_messages_hidden_behind_the_first_of_their_group_come_forward_with_it(
+    make_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    """All are hidden for five minutes and more."""
+    stage = make_stage(queues={"test": {"fifo": True, "max_receive_count": 100}})
+    flag = tmp_path / "down"
+    flag.touch()
+    for group in map(str, range(GROUPS)):
+        for number in range(MAILS):
+            one = f"{group}-{number}"
+            properties = {"MessageGroupId": group, "MessageDeduplicationId": one}
+            stage.send("fifo.mail", group, number, str(flag), **properties)
+    with stage.worker() as worker:
+        eventually(lambda: "provider_down" in worker.log(), timeout=20)
+        # The first of each group, and more behind them.
+        eventually(lambda: sum(d > 200 for d in stage.delays_asked()) > 2 * GROUPS, timeout=20)
+        flag.unlink()
+        stage.wait_until_settled(timeout=60)
+    for group in map(str, range(GROUPS)):
+        runs = [run for run in stage.runs("fifo.mail") if run["group"] == group]
+        sent = [run["number"] for run in runs if not run["failed"]]
+        assert sent == list(range(MAILS)), "each once, in order"

@@ -1,0 +1,101 @@
+"""Redis servers that change roles, drop what they were told, or have no room for more."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_sqs_backoff.doctor import examine
+from celery_sqs_backoff.doctor.look import look
+from celery_sqs_backoff.safe.check import StoreStep
+from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe.stores import open_store
+from tests.support.processes import eventually, free_port, stop
+
+
+def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: Path) -> None:
+    """The old server is a replica, keeps its connections, and would refuse all writes for good."""
+    with _redis_server(tmp_path / "old") as old, _redis_server(tmp_path / "new") as new:
+        address = tmp_path / "address"
+        address.symlink_to(old)
+        store = open_store(f"unix://{address}")
+        assert store.add("key", "value", 60) is None
+        redis.Redis(unix_socket_path=str(old)).replicaof("127.0.0.1", str(free_port()))
+        address.unlink()
+        address.symlink_to(new)
+        assert store.add("another", "value", 60) is None
+        assert redis.Redis(unix_socket_path=str(new)).dbsize() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "is_named"),
+    [
+        (("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru"), True),
+        # The default of managed servers. Each record has an end, so it is volatile.
+        (("--maxmemory", "5mb", "--maxmemory-policy", "volatile-lru"), True),
+        (("--maxmemory", "5mb", "--maxmemory-policy", "noeviction"), False),
+        (("--maxmemory", "0", "--maxmemory-policy", "allkeys-lru"), False),
+    ],
+    ids=lambda value: " ".join(value[1::2]) if isinstance(value, tuple) else "",
+)
+def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: tuple[str, ...], is_named: bool
+) -> None:
+    app = Celery("evicts", broker="memory://", set_as_current=False)
+    with _redis_server(tmp_path / "redis", *options) as socket:
+        app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
+        with caplog.at_level(logging.WARNING):
+            StoreStep(None).create(SimpleNamespace(app=app, pool_cls="solo"))
+        found = [finding for finding in examine(look(app)) if finding.id == "W034"]
+    said = [r.getMessage() for r in caplog.records if "store_evicts" in r.getMessage()]
+    assert (len(said), len(found)) == (is_named, is_named)
+    assert all(options[3] in text for text in (*said, *(finding.evidence for finding in found)))
+
+
+def test_a_server_that_may_not_be_asked_is_not_named(tmp_path: Path) -> None:
+    app = Celery("unknown", broker="memory://", set_as_current=False)
+    options = ("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru")
+    with _redis_server(tmp_path / "redis", *options) as socket:
+        redis.Redis(unix_socket_path=str(socket)).execute_command("ACL SETUSER default -info")
+        app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
+        assert [finding.id for finding in examine(look(app)) if "store" in finding.subject] == []
+
+
+def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> None:
+    with _redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
+        store = open_store(f"unix://{socket}")
+        assert store.add("old", "value", 60) is None
+        with pytest.raises(StoreUnavailable, match="OutOfMemory"):  # noqa: PT012  # some time
+            for number in range(1000):
+                store.add(f"large:{number}", "x" * 10_000, 60)
+        assert store.get("old") == "value"
+        assert store.add("old", "another", 60) == "value"
+        assert store.delete("old", "value")
+
+
+@contextmanager
+def _redis_server(directory: Path, *options: str) -> Iterator[Path]:
+    directory.mkdir()
+    socket = directory / "redis.sock"
+    command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket), *options]
+    server = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: _answers(socket))
+        yield socket
+    finally:
+        stop(server)
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        return bool(redis.Redis(unix_socket_path=str(socket)).ping())
+    except redis.RedisError:
+        return False
