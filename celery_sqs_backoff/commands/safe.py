@@ -71,7 +71,8 @@ def sqs_safe(
     recorded; "free" deletes records, and needs --kind.
 
     A freed lock lets another run in, a freed guard another message, and a freed step is done again.
-    There is no undo.
+    A freed workflow forgets which steps it has to take back; one that was taken back begins anew,
+    with all its steps. There is no undo.
     """
     if action == "free" and kind is None:
         raise click.UsageError("free: say which records, with --kind")

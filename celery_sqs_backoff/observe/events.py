@@ -27,6 +27,7 @@ __all__ = [
     "ProviderOpened",
     "ProviderProbing",
     "ProviderRecovered",
+    "ProviderSlowed",
     "Recalled",
     "ReceiveFailed",
     "Received",
@@ -89,11 +90,7 @@ class ReceiveFailed(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceivingAgain(Event):
-    """A ReceiveMessage was answered after some that were not.
-
-    Attributes:
-        failures: how many in a row had failed.
-    """
+    """A ReceiveMessage was answered after ``failures`` in a row that were not."""
 
     name = "receiving again"
     failures: int
@@ -227,11 +224,7 @@ class BroughtForward(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaveBack(Event):
-    """A message that had not been started was given back.
-
-    Attributes:
-        message_id: SQS's.
-    """
+    """A message that had not been started was given back."""
 
     name = "given back"
     message_id: str
@@ -347,11 +340,17 @@ class OfProvider(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderSlowed(OfProvider):
+    """The provider refuses calls and may be up: a rate limits them, from one a second on."""
+
+    name = "provider slowed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderOpened(OfProvider):
     """The provider is taken to be down: its messages are hidden without running.
 
-    Attributes:
-        is_told: another worker has found out.
+    ``is_told``: another worker has found out.
     """
 
     name = "provider opened"
@@ -396,5 +395,5 @@ ALL: tuple[type[Event], ...] = (
     *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, GaveBack),
     *(LeaseLost, RenewalRefused, HeldTooLong),
     *(Settled, SettlementFailed, SettlementRefused, CountRefused),
-    *(ProviderOpened, ProviderProbing, ProviderClosed, Recalled, ProviderRecovered),
+    *(ProviderSlowed, ProviderOpened, ProviderProbing, ProviderClosed, Recalled, ProviderRecovered),
 )

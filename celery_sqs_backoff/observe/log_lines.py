@@ -25,6 +25,7 @@ from .events import (
     ProviderOpened,
     ProviderProbing,
     ProviderRecovered,
+    ProviderSlowed,
     ReceiveFailed,
     ReceivingAgain,
     RenewalRefused,
@@ -64,6 +65,7 @@ class LogLines:
             CountRefused: self._count_refused,
             ProviderOpened: _provider_opened,
             ProviderProbing: _provider_probing,
+            ProviderSlowed: _provider_slowed,
             ProviderClosed: _provider_closed,
             ProviderRecovered: _provider_recovered,
         }
@@ -201,6 +203,13 @@ def _provider_opened(event: ProviderOpened) -> None:
         " %s",
         _provider(event),
         _found(event),
+    )
+
+
+def _provider_slowed(event: ProviderSlowed) -> None:
+    logger.warning(
+        "sqs_backoff.provider_slowed: %s: it refuses calls; they are limited, from one a second on",
+        _provider(event),
     )
 
 

@@ -25,7 +25,7 @@ from ..retry.outcomes import Outcome
 from ..retry.policies import Policy, RandomSource
 from .admission import Admission
 from .handover import Nearer, nearer
-from .health import Health, Permission, State, Thresholds
+from .health import Change, Health, Permission, State, Thresholds
 from .recall import DEFAULT_LIMIT, Hidden, Memory
 
 __all__ = ["Control", "Event", "Look", "Notice"]
@@ -70,6 +70,7 @@ T = TypeVar("T")
 class Event(Enum):
     """What a worker reports about a provider. The value is the name in logs and signals."""
 
+    SLOWED = "slowed"
     OPENED = "opened"
     PROBING = "probing"
     CLOSED = "closed"
@@ -220,17 +221,17 @@ class Control:
             self.admission.refused(began, now)
             if self.admission.is_limiting:
                 _put(self._failures, message_id, self._failures.get(message_id, 0) + 1)
+        slowed = self.admission.is_limiting if self._recalls else None
         changed = self.health.record(
-            message_id,
-            outcome,
-            now,
-            retry_after=retry_after,
-            is_recovering=self.admission.is_limiting,
+            message_id, outcome, now, retry_after=retry_after, is_slowed=slowed
         )
-        if changed is State.OPEN:
+        if changed is Change.OPENED:
             self._opened()
-        elif changed is State.CLOSED:
+        elif changed is Change.CLOSED:
             self._closed(now)
+        elif changed is Change.SLOWED:
+            self.admission.start(now)
+            self._on_event(Notice(Event.SLOWED))
 
     def delay_after_failure(
         self,
@@ -306,7 +307,7 @@ class Control:
 
     def told_closed(self, now: float) -> None:
         """Take over from another worker that the provider is back."""
-        if self.health.told_closed():
+        if self.health.told_closed(now):
             self._closed(now, is_told=True)
 
     def look_quietly(self, message_id: str, now: float) -> None:

@@ -5,7 +5,7 @@ tenant). States and transitions:
 
 | state | event | next state |
 |---|---|---|
-| closed | enough RETRYABLE failures, of several messages, with too few successes | open |
+| closed | enough RETRYABLE failures, of several messages, few successes | open, or slowed first |
 | open | a message comes due after the next probe's time | probing (that message is the probe) |
 | open | a call that began before the gate opened succeeds | open, with a probe due at once |
 | probing | the probe succeeds | closed |
@@ -15,9 +15,11 @@ tenant). States and transitions:
 | closed | another worker has found the provider down | open |
 | open, probing | another worker has found the provider back | closed |
 
-While the provider recovers, a failure says first that we call too often, and cuts the rate
-(``provider.admission``). Only a provider that answers no call at all is down again: the gate opens
-if, besides, nothing has succeeded for as long as it would wait for its first probe.
+A provider that refuses calls beside others that it takes, or that says in a failure when to come
+back (Retry-After), may be up, and called too often: above all by a worker that has just started
+among others. It is slowed first: a rate limits the calls (``provider.admission``), and each failure
+cuts it. Only a provider that takes no call at all is down: the gate opens if nothing has succeeded
+for as long as it would wait for its first probe. So it is, too, while the provider recovers.
 
 Where workers share what they know, one of them probes for all: see ``needs_permit``.
 """
@@ -32,7 +34,7 @@ from enum import Enum
 from ..retry.outcomes import Outcome
 from ..retry.policies import RandomSource
 
-__all__ = ["Health", "Permission", "State", "Thresholds"]
+__all__ = ["Change", "Health", "Permission", "State", "Thresholds"]
 
 #: A probe whose end nobody reports (its worker process vanished) does not keep the gate open.
 PROBE_EXPIRES_AFTER_SECONDS = 600.0
@@ -55,6 +57,15 @@ class State(Enum):
     CLOSED = "closed"
     OPEN = "open"
     PROBING = "probing"
+
+
+class Change(Enum):
+    """What the end of a run has changed."""
+
+    OPENED = "opened"
+    CLOSED = "closed"
+    #: The gate stays closed; from now on a rate is to limit the calls.
+    SLOWED = "slowed"
 
 
 class Permission(Enum):
@@ -100,7 +111,7 @@ class Health:
         #: Who gives permits was heard of; from this time on none is waited for.
         self.permits_until = math.inf
         self._rng = rng
-        self._succeeded_at = -math.inf
+        self._succeeded_at = self._slowed_at = -math.inf
         self._probe: str | None = None
         self._probe_began = 0.0
         self._window: deque[tuple[float, str | None]] = deque(
@@ -128,26 +139,35 @@ class Health:
         now: float,
         *,
         retry_after: float | None = None,
-        is_recovering: bool = False,
-    ) -> State | None:
-        """Note how a run ended; return the new state if the gate has opened or closed.
+        is_slowed: bool | None = None,
+    ) -> Change | None:
+        """Note how a run ended; return what that has changed.
 
         Args:
             message_id: the message that ran.
             outcome: of its failure; ``None`` = it succeeded.
             now: seconds of any clock, the same for all calls.
             retry_after: seconds that the provider asked to be left alone.
-            is_recovering: a rate limits the calls, and this failure has cut it.
+            is_slowed: a rate limits the calls, and this failure has cut it; ``None`` = none can.
         """
         if outcome is None:
             self._succeeded_at = now
         if self.state is State.PROBING and message_id == self._probe:
             if outcome is None:
                 self._close()
-                return State.CLOSED
+                return Change.CLOSED
             self._open(now, retry_after)
         elif self.state is State.CLOSED:
-            return self._judged(message_id, outcome, now, retry_after, is_recovering)
+            if not self._has_failed(message_id, outcome, now):
+                return None
+            if is_slowed is not None and self._may_be_up(now, retry_after, is_slowed):
+                if is_slowed:
+                    return None
+                self._slowed_at = now
+                return Change.SLOWED
+            self.opened_at = now
+            self._open(now, retry_after)
+            return Change.OPENED
         elif outcome is None:  # begun before the gate opened, and answered since
             self.next_probe_at = min(self.next_probe_at, now)
         return None
@@ -180,9 +200,10 @@ class Health:
             self.next_probe_at = next_probe_at
         return is_new
 
-    def told_closed(self) -> bool:
+    def told_closed(self, now: float) -> bool:
         """Take over from another worker that the provider is back; return whether that is new."""
         is_new = self.state is not State.CLOSED
+        self._slowed_at = now
         self._close()
         return is_new
 
@@ -195,34 +216,29 @@ class Health:
             self.state, self._probe = State.OPEN, None
             self.next_probe_at = now
 
-    def _judged(
-        self,
-        message_id: str,
-        outcome: Outcome | None,
-        now: float,
-        retry_after: float | None,
-        is_recovering: bool,
-    ) -> State | None:
+    def _has_failed(self, message_id: str, outcome: Outcome | None, now: float) -> bool:
+        """Note how a run ended; return whether enough have failed."""
         if outcome is not None and outcome is not Outcome.RETRYABLE:
-            return None
+            return False
         window = self._window
         window.append((now, None if outcome is None else message_id))
         if outcome is None:
-            return None
+            return False
         while window[0][0] < now - WINDOW_SECONDS:
             window.popleft()
         failed = [message for _, message in window if message is not None]
         enough = self.thresholds
-        if (
-            len(failed) < enough.failures
-            or len(failed) < enough.share * len(window)
-            or len(set(failed)) < enough.messages
-            or (is_recovering and now < self._succeeded_at + enough.probe_interval)
-        ):
-            return None
-        self.opened_at = now
-        self._open(now, retry_after)
-        return State.OPEN
+        return (
+            len(failed) >= enough.failures
+            and len(failed) >= enough.share * len(window)
+            and len(set(failed)) >= enough.messages
+        )
+
+    def _may_be_up(self, now: float, retry_after: float | None, is_slowed: bool) -> bool:
+        """Whether it may be up, although enough calls have failed."""
+        last = max(self._succeeded_at, self._slowed_at)
+        is_recent = now < last + self.thresholds.probe_interval
+        return is_recent or (retry_after is not None and not is_slowed)
 
     def _close(self) -> None:
         self.state, self._probe = State.CLOSED, None

@@ -132,11 +132,15 @@ class Memory:
         return taken
 
     def take_next(self, most: int, now: float) -> list[Hidden]:
-        """Take out up to ``most`` that would come back first, of those whose hold is certain."""
+        """Take out up to ``most`` that would come back first, of those whose hold is certain.
+
+        For a probe, which may fail: one whose next receive is its last only if there is no other.
+        """
         self._admit_early(now)
         self._drop_ended(now)
-        ids = [message_id for _, message_id in self._ready[:most]]
-        return [hidden for message_id in ids for hidden in self._take_out(message_id, now)]
+        ids = [message_id for _, message_id in self._ready]
+        ids.sort(key=lambda message_id: self._hidden[message_id].next_is_last)
+        return [hidden for message_id in ids[:most] for hidden in self._take_out(message_id, now)]
 
     def take_all(self, now: float) -> list[Hidden]:
         """Take out all whose hold is certain, also before their time; the furthest due first."""

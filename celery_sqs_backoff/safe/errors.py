@@ -105,7 +105,8 @@ class AlreadyDone(Refused):
     """A run of this very message has ended well; ``result`` is what it returned.
 
     ``has_result`` is false if that could not be kept: JSON could not hold it, or it was too large.
-    If something waits for it, the rest of a chain or a callback, the message is a dead letter.
+    If something waits for it, the rest of a chain, a callback or a chord, the message is a dead
+    letter.
     """
 
     def __init__(self, passage: Any) -> None:

@@ -127,7 +127,8 @@ class Hooks:
         The run that was done may have ended before it handed the result on; nobody can now.
         """
         is_lost = isinstance(refused, AlreadyDone) and not refused.has_result
-        return is_lost and bool(self.request.chain or self.request.callbacks)
+        request = self.request
+        return is_lost and bool(request.chain or request.callbacks or request.chord)
 
     def _end_refused(self, refused: Refused) -> Ignore:
         """Store why the message was refused; return what to raise to end its chain there."""

@@ -6,14 +6,15 @@ Keys are hashed, so nothing is searched for: each record is asked for by what it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kombu.utils.json import loads
 
+from . import keys
 from .errors import RecordRejected
 from .guard import read_record
-from .scope import scope_key
+from .scope import CLOSED, scope_key
 from .steps import step_key
 from .store import key_of
 from .vault import Vault
@@ -28,7 +29,8 @@ class Entry:
     """One record.
 
     ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``; ``state`` is the record's, or
-    ``rejected`` if this project did not write it; ``result`` is JSON, or ``None``.
+    ``rejected`` if this project did not write it; ``result`` is JSON, or ``None``. ``taken_back``:
+    the steps of a workflow that is closed.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class Entry:
     key: str
     text: str | None = None
     result: str | None = None
+    taken_back: tuple[tuple[str, str], ...] = ()
 
 
 def look(vault: Vault, scope: str) -> list[Entry]:
@@ -57,10 +60,14 @@ def free(vault: Vault, entry: Entry) -> bool:
 
     A freed guard lets the next message pass. A freed lock lets a second run in beside one that is
     still going. A freed step is done again. A freed workflow forgets which steps it has to take
-    back, and can be entered again after it was taken back.
+    back. One that was taken back begins anew: its steps are freed too, and the idempotency keys of
+    their names renewed, because the provider still knows what was taken back by the old ones.
     """
     if entry.text is None:
         return vault.discard(entry.key)
+    for scope, name in entry.taken_back:
+        keys.renew(vault, scope, name)
+        vault.discard(step_key(scope, name))
     return vault.delete(entry.key, entry.text)
 
 
@@ -70,8 +77,10 @@ def _entries(vault: Vault, scope: str) -> Iterator[Entry]:
     inner = scope if scope.startswith("task:") else f"scope:{scope}"
     yield from _one(vault, "lock", f"{scope} (of the workflow)", key_of("lock", inner))
     for workflow in _one(vault, "workflow", scope, scope_key(inner)):
-        yield workflow
-        for name in loads(workflow.text)["steps"] if workflow.text else ():
+        names = loads(workflow.text)["steps"] if workflow.text else ()
+        gone = tuple((inner, name) for name in names) if workflow.state == CLOSED else ()
+        yield replace(workflow, taken_back=gone)
+        for name in names:
             yield from _one(vault, "step", name, step_key(inner, name))
 
 

@@ -123,14 +123,14 @@ class Lock:
         """
         text = self._written(self.text.partition(" ")[0], self.token)
         if not settle(self._store, self._key, self.text, text, self._lease):
-            raise LockLost("The lease was over; another run may hold the lock")
+            raise LockLost(f"{self._why_gone()}; another run may hold the lock")
         self.text = text
 
     def release(self) -> None:
         """Free the lock. A failure to free it is logged: the body has ended."""
         try:
             if not self._store.delete(self._key, self.text):
-                logger.warning("sqs_backoff.lock_outlived: the body took longer than its lease")
+                logger.warning("sqs_backoff.lock_outlived: %s", self._why_gone())
         except Exception as exc:  # noqa: BLE001  # the store is away, or a soft time limit has come
             # How the body has ended counts: retried for this, it would be done again.
             logger.warning(
@@ -146,6 +146,11 @@ class Lock:
 
     def _written(self, nonce: str, token: int) -> str:
         return f"{nonce} {token} {self._clock() + self._lease:.3f}"
+
+    def _why_gone(self) -> str:
+        if self._lease_left(self.text) > 0:
+            return "The lock was freed, or the store has lost it, before its lease was over"
+        return "The lease was over"
 
     def _lease_left(self, text: str) -> float:
         """By the holder's clock; from 0 up to a lease of ours."""

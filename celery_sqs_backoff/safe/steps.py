@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from celery import chain
 from celery.canvas import Signature, maybe_signature
@@ -161,6 +161,7 @@ class Steps:
             "message": self._run.message,
             "run": self._run.id,
             "input": given,
+            "id": uuid4().hex,  # of this step: one that a person frees and is done again is another
         }
         if undo is not None:
             note["undo"] = self._hidden(undo)
@@ -220,12 +221,6 @@ class Steps:
         except Exception as exc:  # a soft time limit too: none of the task's rules may repeat it
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
-    def _bound(self, signature: Signature, result: object, key: str, what: str) -> Signature:
-        """Complete a signature as Celery does a callback: the result goes first."""
-        # The same id whenever it is sent: what that task derives from its id stays the same too.
-        task_id = str(uuid5(_NAMESPACE, f"{what} {self._vault.key_in_store(key)}"))
-        return signature.clone(args=(result,), task_id=task_id)
-
     def _dated(self, record: dict[str, Any]) -> str:
         text: str = dumps(record | {"at": int(self._clock())})
         return text
@@ -236,9 +231,10 @@ class Steps:
 
     def _send_confirm(self, key: str, text: str, confirm: Signature | None) -> None:
         if confirm is not None:  # what is sent is what the code names now, not what the record says
-            result = loads(self._vault.reveal(loads(text)["result"]))
+            record = loads(text)
+            result = loads(self._vault.reveal(record["result"]))
             try:
-                self._bound(confirm, result, key, CONFIRM).apply_async()
+                _bound(confirm, result, record["id"], CONFIRM).apply_async()
             except Exception as exc:  # whatever the broker's library raises
                 raise NotDispatched("The step's task to confirm it could not be sent") from exc
         settle(self._vault, key, text, self._dated(loads(text) | {"state": DONE}), KEEP_SECONDS)
@@ -279,7 +275,8 @@ class Steps:
             logger.error("sqs_backoff.step_not_undone: %s: undo it by hand", printable(name))
             return None
         result = self._vault.reveal(record["result"]) if "result" in record else "null"
-        task = self._bound(undo, loads(result) if len(result) <= max_result else None, key, "undo")
+        kept = loads(result) if len(result) <= max_result else None
+        task = _bound(undo, kept, record["id"], "undo")
         task.immutable = True  # in the chain it would get what the one before it returns
         return task
 
@@ -334,6 +331,13 @@ def step_key(scope: str, name: str) -> str:
     if len(text) > _MAX_NAME_CHARACTERS:
         raise ValueError(f"invalid name: expected at most {_MAX_NAME_CHARACTERS} characters")
     return key_of("step", scope, text)
+
+
+def _bound(signature: Signature, result: object, step: str, what: str) -> Signature:
+    """Complete a signature as Celery does a callback: the result goes first."""
+    # The same id whenever it is sent: what that task derives from its id stays the same too.
+    task_id = str(uuid5(_NAMESPACE, f"{what} {step}"))
+    return signature.clone(args=(result,), task_id=task_id)
 
 
 def _check(option: str, signature: object) -> None:

@@ -17,7 +17,7 @@ from celery.canvas import Signature
 from celery.utils.log import get_task_logger
 from kombu.utils.json import dumps, loads
 
-from ..text import BUG_CALLS, error_site
+from ..text import BUG_CALLS, error_site, printable
 from . import keys
 from .errors import Busy, Compensated, NotDispatched, StoreUnavailable
 from .guard import Run
@@ -74,6 +74,7 @@ class Workflow:
         self._lock = Lock(vault, scope, lease=lease)
         self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
         self.used: set[str] = set() if used is None else used
+        self._ended = False
 
     def step(
         self,
@@ -146,6 +147,7 @@ class Workflow:
                 self._steps.scope.update(
                     lambda scope: {"ended": True} if scope.get("owner") in mine else {}
                 )
+                self._ended = True
         finally:
             self._lock.release()
 
@@ -179,6 +181,19 @@ class Workflow:
                 self._steps.compensate()
         finally:
             self._lock.release()
+
+    def log_if_forgotten(self) -> None:
+        """Say which steps of this run nobody takes back, because the store has lost their records.
+
+        Raises:
+            StoreUnavailable: it cannot be asked.
+        """
+        if self.used and not self._ended and "owner" not in self._steps.scope.read():
+            logger.error(
+                "sqs_backoff.undo_by_hand: the store has lost the records of a workflow whose"
+                " steps were done: %s",
+                printable(", ".join(sorted(self.used))),
+            )
 
     def _close_unless_taken_over(self, busy: Busy) -> None:
         """Another message has gone on with the workflow, or was about to: now it will not.
@@ -232,6 +247,8 @@ def compensate_scopes_of(
             return outcome  # nor would it answer for the others, perhaps after a while each
         if outcome is TakenBack.OWED:
             taken_back = outcome
+    for workflow in (opened or {}).values():
+        _outcome(workflow.log_if_forgotten)
     return taken_back
 
 

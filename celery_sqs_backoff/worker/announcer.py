@@ -8,6 +8,7 @@ from ..observe.events import (
     ProviderOpened,
     ProviderProbing,
     ProviderRecovered,
+    ProviderSlowed,
     Recalled,
 )
 from ..observe.stream import Events
@@ -37,6 +38,9 @@ class Announcer:
 
     def _event(self, notice: Notice) -> OfProvider:
         name, tenant, is_told = self._name, self._tenant, notice.is_told
+        if notice.event is Event.SLOWED:
+            self._recalled = 0
+            return ProviderSlowed(provider=name, tenant=tenant)
         if notice.event is Event.OPENED:
             return ProviderOpened(provider=name, tenant=tenant, is_told=is_told)
         if notice.event is Event.PROBING:

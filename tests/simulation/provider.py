@@ -5,7 +5,8 @@ after their worker is gone. Rules, in the order of ``judge``:
 
 7. A message is brought forward by the worker that hid it, while that hold is certain: not after
    its end, not if the call that hid it is in doubt, and never before the provider's Retry-After.
-8. After enough failures of several messages nothing runs but one probe at a time, with pauses.
+8. After enough failures of several messages nothing runs but one probe at a time, with pauses;
+   not before all calls of a while have failed if the provider may be up.
 9. A worker that finds the provider back brings forward all that it remembers.
 10. A worker that stops leaves no message hidden for long that it could have brought nearer.
 """
@@ -200,6 +201,8 @@ class RecallJudge:
         self._failed: deque[tuple[float, str]] = deque(maxlen=4)  # ceil(failures / share)
         self._under_way: list[Lease] = []
         self._last_failure_at = self._paused_since = 0.0
+        self._may_be_up_until = 0.0
+        self._is_found_down = self._is_slowed = False
         self._probe: Lease | None = None
         self._closed_at = 0.0
         #: By handle: from when on a message may run.
@@ -210,9 +213,23 @@ class RecallJudge:
 
     @property
     def _is_down(self) -> bool:
+        return self._is_found_down and self._have_enough_failed()
+
+    def _have_enough_failed(self) -> bool:
         now, failed = self._sim.clock(), self._failed
         is_recent = len(failed) == failed.maxlen and failed[0][0] > now - 290
         return is_recent and len({body for _, body in failed}) > 1
+
+    def _note_failure(self, now: float, retry_after: float | None) -> None:
+        """Find out whether the provider is down; it may be up, and is called slowly then."""
+        was_slowed, is_slowed = self._is_slowed, self._gates.gate.control.admission.is_limiting
+        self._is_slowed = is_slowed
+        if is_slowed and not was_slowed:
+            self._may_be_up_until = now + PROVIDER.thresholds.probe_interval
+        if self._is_found_down or not self._have_enough_failed() or now < self._may_be_up_until:
+            return
+        if is_slowed or retry_after is None:
+            self._is_found_down, self._paused_since = True, now
 
     def let_through(self, lease: Lease) -> None:
         """8: a message was not hidden."""
@@ -234,12 +251,15 @@ class RecallJudge:
         word = ended.word
         if word is None and ended.end.name == "RETURNED":
             self._failed.clear()
+            self._is_found_down = False
+            self._may_be_up_until = now + PROVIDER.thresholds.probe_interval
         elif isinstance(word, RetryIn | GiveUp) and word.outcome is Outcome.RETRYABLE:
             self._failed.append((now, lease.body))
             self._last_failure_at = now
             # A call that began before the gate opened may fail later: that is no reason to wait.
             if len(self._failed) <= PROVIDER.thresholds.failures or lease is self._probe:
                 self._paused_since = now
+            self._note_failure(now, getattr(word, "retry_after", None))
         if isinstance(word, RetryIn) and word.retry_after:
             self._not_before[lease.receipt_handle] = now + word.retry_after
 

@@ -134,7 +134,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "a message is brought forward twice": _taken_twice,
     "a message that came back stays in memory": _old_holds_stay,
     "each message is a probe": _every_message_probes,
-    "the gate never opens": lambda: mock.patch.object(Health, "_judged", return_value=None),
+    "the gate never opens": lambda: mock.patch.object(Health, "_has_failed", return_value=False),
     "the gate never probes": lambda: mock.patch.object(Health, "needs_probe", return_value=False),
     "a stopping worker hands over nothing": lambda: mock.patch.object(
         Control, "hand_over", return_value=[]

@@ -11,9 +11,9 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_sqs_backoff import Guard, SQSBackoffTask
+from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
 from celery_sqs_backoff.commands import safe
-from celery_sqs_backoff.safe import StoreUnavailable
+from celery_sqs_backoff.safe import Compensated, StoreUnavailable
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.safe.scope import scope_key
 from celery_sqs_backoff.safe.settings import vault_of
@@ -150,3 +150,60 @@ def test_a_planted_record_is_shown_as_rejected(app: Celery, planted: str) -> Non
     assert "workflow  rejected" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert run(app, "free", "order:8", "--kind", "workflow", "--yes").exit_code == safe.DONE
+
+
+def test_a_freed_workflow_that_was_taken_back_begins_anew(app: Celery) -> None:
+    """Its steps were recorded as done: the message ended well, and nothing had been done."""
+    app.conf.task_always_eager = True
+    done: list[Any] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+    def take_back(result: object, key: str) -> None:
+        done.append(("taken back", key))
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="post_entry")
+    def post_entry(self: Any, result: object) -> None:
+        self.step("entry", lambda: done.append("entry"))
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="release")
+    def release(self: Any, address: str) -> str:
+        with self.workflow("order:8") as order:
+            key = order.key("release")
+            undo, confirm = take_back.s(key), post_entry.s()
+            order.step("release", lambda key: done.append(key), key, undo=undo, confirm=confirm)
+            if address == "wrong":
+                raise NonRetryable
+        return "released"
+
+    assert release.apply(("wrong",), task_id="message").state == "FAILURE"
+    old = done[0]
+    assert done == [old, "entry", ("taken back", old)]
+    assert isinstance(release.apply(("right",), task_id="message").result, Compensated)
+    assert run(app, "free", "order:8", "--kind", "workflow", "--yes").exit_code == safe.DONE
+    done.clear()
+    assert release.apply(("right",), task_id="message").result == "released"
+    new = done[0]
+    assert done == [new, "entry"]
+    assert new != old, "the provider would answer what it did before, and do nothing"
+    assert release.apply(("right",), task_id="message").result == "released"
+    assert len(done) == 2
+
+
+def test_a_freed_step_that_is_done_again_is_confirmed_again(app: Celery) -> None:
+    """Under another task id: what confirms it may have steps or a guard of its own."""
+    app.conf.task_always_eager = True
+    confirmed: list[str] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="post_entry")
+    def post_entry(self: Any, result: object) -> None:
+        confirmed.append(self.request.id)
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="charge")
+    def charge(self: Any) -> None:
+        self.step("charge", lambda: "charged", confirm=post_entry.s(), scope="order:8")
+
+    charge.apply(task_id="message")
+    run(app, "free", "order:8", "--kind", "step", "--yes")
+    charge.apply(task_id="message")
+    charge.apply(task_id="message")
+    assert len(confirmed) == len(set(confirmed)) == 2

@@ -125,7 +125,7 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
     assert counted == [2]
 
 
-@pytest.mark.parametrize("waiting", ["chain", "callbacks"])
+@pytest.mark.parametrize("waiting", ["chain", "callbacks", "chord"])
 def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(
     app: Celery, waiting: str
 ) -> None:

@@ -469,3 +469,27 @@ def test_a_result_that_json_cannot_give_back_does_not_fail_a_message_that_is_don
         return {"__type__": "card", "__value__": 1}
 
     assert [apply(odd).state for _ in range(2)] == ["SUCCESS", "IGNORED"]
+
+
+@pytest.mark.parametrize("ended_well", [False, True])
+def test_steps_that_the_store_has_forgotten_are_named_for_a_person(
+    app: Celery, bank: Bank, caplog: pytest.LogCaptureFixture, ended_well: bool
+) -> None:
+    """A Redis that does not persist is restarted: nothing says any more what is to be undone."""
+    forget: Any = vault_of(app).store
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="forgotten")
+    def forgotten(self: Any) -> None:
+        with self.workflow("order:9") as order:
+            order.step("account", str, 7, undo=app.tasks["forgotten"].si())
+            if not ended_well:
+                forget._records.clear()
+                order.step("release", str, 8)
+        forget._records.clear()
+        raise NonRetryable("later")
+
+    result = apply(forgotten).result
+    said = [r.getMessage() for r in caplog.records if "undo_by_hand" in r.getMessage()]
+    assert ["account" in text for text in said] == ([] if ended_well else [True])
+    assert isinstance(result, NonRetryable if ended_well else LockLost)
+    assert ended_well or "before its lease was over" in str(result)

@@ -314,10 +314,9 @@ def test_the_state_is_bounded() -> None:
 def test_messages_whose_retry_after_is_over_are_recalled_to_probe_with() -> None:
     """All that has failed is remembered with it; nothing else may come due for half an hour."""
     worker = Worker()
+    worker.outage()
     for i in range(Thresholds().failures):
-        worker.run(f"m{i}", Outcome.RETRYABLE, 0.0, retry_after=30.0)
-        worker.hide(f"m{i}", 0.0, 1800.0, not_before=30.0)
-    assert worker.control.health.state is State.OPEN
+        worker.hide(f"m{i}", 0.0, 1800.0, not_before=4.0)
     due = worker.control.health.next_probe_at + PROBE_GRACE_SECONDS
     assert len(worker.control.recalls(due, room=100)) == 1
 
@@ -338,3 +337,49 @@ def test_the_recovery_goes_on_for_messages_whose_retry_after_is_not_over(
     assert worker.control.is_quiet is is_over
     recalled = worker.control.recalls(301.0, room=100)
     assert [hidden.message_id for hidden in recalled] == ([] if is_over else ["m"])
+
+
+def refuse(worker: Worker, now: float, **facts: Any) -> None:
+    for i in range(Thresholds().failures + 1):
+        worker.control.look_quietly(f"refused {now} {i}", now)
+        worker.control.ended(f"refused {now} {i}", Outcome.RETRYABLE, now, **facts)
+
+
+@pytest.mark.parametrize("has_succeeded", [True, False])
+def test_a_worker_that_starts_too_fast_slows_down_and_leaves_the_gate_closed(
+    has_succeeded: bool,
+) -> None:
+    """Beside others, every call may be refused; Retry-After says that the provider is there."""
+    worker = Worker()
+    if has_succeeded:
+        worker.run("sent", None, 0.0)
+    refuse(worker, 0.5, retry_after=None if has_succeeded else 3600.0)
+    assert worker.control.health.state is State.CLOSED
+    assert worker.control.admission.is_limiting
+    assert [event for event, _ in worker.events] == [Event.SLOWED]
+    assert worker.look("next", 1.5).runs
+    assert not worker.look("after it", 1.5).runs
+
+
+def test_a_provider_that_goes_on_to_refuse_all_of_a_slowed_workers_calls_is_down() -> None:
+    worker = Worker()
+    refuse(worker, 0.0, retry_after=60.0)
+    refuse(worker, Thresholds().probe_interval - 0.1, retry_after=60.0)
+    assert worker.control.health.state is State.CLOSED
+    refuse(worker, Thresholds().probe_interval, retry_after=60.0)
+    assert worker.control.health.state is State.OPEN
+    assert worker.control.health.next_probe_at >= 65.0
+
+
+def test_without_recall_nothing_slows_calls_down_and_the_gate_opens() -> None:
+    worker = Worker(limit=0)
+    refuse(worker, 0.0, retry_after=60.0)
+    assert worker.control.health.state is State.OPEN
+
+
+def test_a_worker_that_is_told_of_the_recovery_does_not_open_by_its_first_refusals() -> None:
+    worker = Worker()
+    worker.control.told_open(0.0, 50.0)
+    worker.control.told_closed(40.0)
+    refuse(worker, 41.0)
+    assert worker.control.health.state is State.CLOSED

@@ -18,6 +18,7 @@ from celery_sqs_backoff.provider.health import (
     PAUSE_SHARE,
     PROBE_EXPIRES_AFTER_SECONDS,
     WINDOW_SECONDS,
+    Change,
     Health,
     Permission,
     State,
@@ -56,7 +57,7 @@ def test_it_opens_at_the_given_number_of_failures_and_not_before() -> None:
     health = Health(T, Middle())
     fail(health, T.failures - 1)
     assert health.state is State.CLOSED
-    assert health.record("last", Outcome.RETRYABLE, 0.0) is State.OPEN
+    assert health.record("last", Outcome.RETRYABLE, 0.0) is Change.OPENED
     assert health.allow("next", 0.0) is Permission.HIDE
 
 
@@ -100,7 +101,7 @@ def test_a_successful_probe_closes_it() -> None:
     health = opened()
     health.allow("probe", 5.0)
     assert health.record("other", None, 5.5) is None, "only the probe's own success closes it"
-    assert health.record("probe", None, 6.0) is State.CLOSED
+    assert health.record("probe", None, 6.0) is Change.CLOSED
     assert health.allow("next", 6.0) is Permission.RUN
 
 
@@ -179,20 +180,21 @@ def test_while_it_recovers_refusals_beside_successes_keep_it_closed() -> None:
     """A provider that takes 60 calls a second refuses the rest of each second in one piece."""
     health = Health(T, Middle())
     for second in range(100):
-        health.record(f"sent {second}", None, float(second), is_recovering=True)
+        health.record(f"sent {second}", None, float(second), is_slowed=True)
         for i in range(20):
             refused = f"refused {second} {i}"
-            health.record(refused, Outcome.RETRYABLE, second + 0.5, is_recovering=True)
+            health.record(refused, Outcome.RETRYABLE, second + 0.5, is_slowed=True)
     assert health.state is State.CLOSED
 
 
 def test_while_it_recovers_a_provider_that_answers_nothing_is_down_again() -> None:
     health = Health(T, Middle())
-    health.record("sent", None, 100.0, is_recovering=True)
+    health.record("sent", None, 100.0, is_slowed=True)
     for i in range(20):
-        health.record(f"refused {i}", Outcome.RETRYABLE, 104.9, is_recovering=True)
+        health.record(f"refused {i}", Outcome.RETRYABLE, 104.9, is_slowed=True)
     assert health.state is State.CLOSED
-    assert health.record("refused", Outcome.RETRYABLE, 105.0, is_recovering=True) is State.OPEN
+    changed = health.record("refused", Outcome.RETRYABLE, 105.0, is_slowed=True)
+    assert changed is Change.OPENED
 
 
 def calls_during(outage: float, gap: float, seed: int) -> int:

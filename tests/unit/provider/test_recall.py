@@ -166,6 +166,16 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
         assert len(groups) == len(set(groups))
 
 
+def test_a_probe_takes_a_message_on_its_last_receive_only_if_there_is_no_other() -> None:
+    """If the provider is still down, that one becomes a dead letter."""
+    memory = Memory()
+    memory.remember(replace(hidden("last", 100.0), next_is_last=True), 0.0)
+    for name, until in (("b", 300.0), ("a", 200.0)):
+        memory.remember(hidden(name, until), 0.0)
+    assert ids(memory.take_next(1, 0.0)) == ["a"]
+    assert ids(memory.take_next(2, 0.0)) == ["b", "last"]
+
+
 def test_what_waited_for_its_time_can_be_probed_with() -> None:
     memory = Memory()
     memory.remember(hidden("a", 1000.0, not_before=30.0), 0.0)

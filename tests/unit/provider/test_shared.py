@@ -153,6 +153,7 @@ def test_a_clock_that_is_a_minute_off_does_not_matter(
         assert fleet.states() == {State.CLOSED}
         for worker in fleet.workers:
             worker.control.admission.stop()  # the recovery is over
+        fleet.tick(60.0)
 
 
 def test_a_permit_ends_with_the_worker_that_had_it(fleet: Fleet) -> None:

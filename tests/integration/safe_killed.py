@@ -1,0 +1,116 @@
+"""Deliver messages to processes that are killed at random moments, until each message is done.
+
+``python -m tests.integration.safe_killed URL DATABASE KILLS SEED FILE``: the store, Django's
+database for it (JSON; ``null`` = none), how often to kill, and the file to which what takes effect
+outside is appended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from celery import Celery
+
+from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
+from celery_sqs_backoff.safe.errors import TryLater
+from tests.support.record import Record
+
+from .django_app import project
+
+ORDERS = range(4)
+STEPS = "abc"
+
+#: A lease must outlive a step, and the wait for a killed holder's is what this test waits for.
+_LEASE_SECONDS = 1.0
+
+#: Of the delivery of all messages, by a process that nobody kills; then it is a hang.
+_TIMEOUT_SECONDS = 60.0
+
+
+def main(url: str, database: str, kills: str, seed: str, path: str) -> None:
+    if (settings := json.loads(database)) is not None:
+        project.add_database("killed", settings)
+        url = "django://killed"
+    record, rng = Record(Path(path)), Random(int(seed))
+    app = _app(url, record)
+    messages = [
+        (f"{name} {order} {number}", name, order)
+        for order in ORDERS
+        for name in ("mail", "fund", "refused")
+        # Two mean the same work; what was taken back is over for the second.
+        for number in range(1 if name == "refused" else 2)
+    ]
+    left = int(kills)
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while messages := [m for m in messages if not record.entries(done=m[0])]:
+        assert time.monotonic() < deadline, messages
+        rng.shuffle(messages)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _deliver(app, messages, record)
+            finally:
+                os._exit(0)
+        if left:
+            time.sleep(rng.uniform(0.0, 0.25))
+            os.kill(pid, signal.SIGKILL)
+            left -= 1
+        os.waitpid(pid, 0)
+
+
+def _deliver(app: Celery, messages: Iterable[tuple[str, str, int]], record: Record) -> None:
+    for message, name, order in messages:
+        ended = app.tasks[name].apply((order,), task_id=message)
+        if not isinstance(ended.result, TryLater):  # such as a killed holder's lock
+            record.append(done=message, state=ended.state, result=repr(ended.result))
+
+
+def _app(url: str, record: Record) -> Celery:
+    app = Celery("killed", broker="memory://")
+    app.conf.update(task_always_eager=True, sqs_backoff={"store": url, "secret": "secret"})
+
+    def effect(what: str, key: str | None = None, message: str | None = None) -> str:
+        record.append(what=what, key=key, message=message)
+        time.sleep(0.01)  # the answer is under way
+        return what
+
+    @app.task(base=SQSBackoffTask, bind=True, name="mail", guard=Guard(key="m:{order}", window=600))
+    def mail(self: Any, order: int) -> None:
+        effect(f"mail {order}", message=self.request.id)
+
+    @app.task(base=SQSBackoffTask, bind=True, name="undo")
+    def undo(self: Any, _: object, order: int, step: str) -> None:
+        record.append(undone=f"refused {order} {step}", id=self.request.id)
+
+    def steps(self: Any, name: str, order: int) -> None:
+        with self.workflow(f"{name}:{order}", lease=_LEASE_SECONDS) as workflow:
+            for step in STEPS:
+                what, key = f"{name} {order} {step}", workflow.key(step)
+                workflow.step(step, effect, what, key, undo=undo.s(order, step))
+            if name == "refused":
+                raise NonRetryable("the last word of the provider")
+
+    @app.task(base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any, order: int) -> None:
+        steps(self, "fund", order)
+
+    @app.task(base=SQSBackoffTask, bind=True, name="refused")
+    def refused(self: Any, order: int) -> None:
+        steps(self, "refused", order)
+
+    app.finalize()
+    return app
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main(*sys.argv[1:])
