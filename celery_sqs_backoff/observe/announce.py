@@ -76,6 +76,8 @@ class _Lane:
             self._waiting.append((sender, facts))
             if not self._is_running:
                 self._is_running = start_daemon("sqs-signal", self._run) is not None
+                if not self._is_running:
+                    logger.warning("sqs_backoff.no_thread_left: a signal waits for the next one")
 
     def _run(self) -> None:
         while True:

@@ -46,8 +46,8 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 WINDOW_SECONDS = 300.0
 
 #: The pause between two probes is this share of the outage so far: so the end of an outage is
-#: noticed within a quarter of its length, and the number of probes grows with its logarithm.
-PAUSE_SHARE = 0.25
+#: noticed within a sixth of its length, and the number of probes grows with its logarithm.
+PAUSE_SHARE = 1 / 6
 
 #: An interval is drawn between these shares of itself, so that the probes of a fleet spread.
 JITTER_FROM, JITTER_TO = 0.75, 1.25

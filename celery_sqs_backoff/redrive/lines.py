@@ -37,8 +37,12 @@ def open_lines(path: Path, *, begins: bytes, what: str) -> BinaryIO:
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
+        except BlockingIOError as exc:
             raise RedriveRefused(f"{what.capitalize()} {path} is in use by another run.") from exc
+        except OSError as exc:  # some network file systems lock nothing
+            raise RedriveRefused(
+                f"Cannot lock {what} {path}: {exc.strerror}. Name one on another disk."
+            ) from exc
         file.seek(0)
         head = file.read(len(begins))
         if head != begins[: len(head)] or (b"\n" in head):

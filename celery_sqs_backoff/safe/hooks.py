@@ -8,6 +8,7 @@ from inspect import getattr_static
 from types import CodeType
 from typing import Any, ClassVar
 
+import celery.app.task as celery_task
 from celery.app.task import Context
 from celery.exceptions import Ignore, ImproperlyConfigured, Retry
 from celery.utils.log import get_task_logger
@@ -23,7 +24,7 @@ from .stores import has_store
 from .vault import Vault
 from .workflow import TakenBack, Workflow, compensate_scopes_of
 
-__all__ = ["Hooks", "asks_the_store", "enters_workflows"]
+__all__ = ["Hooks", "asks_the_store", "enters_workflows", "ignores_result"]
 
 logger = get_task_logger(__name__)
 
@@ -138,7 +139,7 @@ class Hooks:
             *(printable(self.name), printable(request.id), refused),
         )
         if not request.is_eager:
-            is_stored = not (request.ignore_result or self.ignore_result)
+            is_stored = not ignores_result(self, request)
             try:
                 # Not stored, it is still a member of its chord.
                 self.backend.mark_as_done(
@@ -218,6 +219,14 @@ def _chord_members(rest: Any) -> Iterator[Context]:
         body = (follower.kwargs or {}).get("body")
         if getattr(follower, "subtask_type", None) == "chord" and body is not None:
             waiting.append(body)  # what waits for that chord waits for its body
+
+
+def ignores_result(task: Any, request: Any) -> bool:
+    """Whether Celery will store no result."""
+    celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7
+    if celerys_own is not None:
+        return bool(celerys_own(task, request))
+    return bool(task.ignore_result or request.ignore_result)
 
 
 def asks_the_store(function: Any) -> bool:

@@ -129,7 +129,8 @@ class Lock:
     def release(self) -> None:
         """Free the lock. A failure to free it is logged: the body has ended."""
         try:
-            if not self._store.delete(self._key, self.text):
+            # A renewal that the store did not answer may have been written all the same.
+            if not self._store.delete(self._key, self.text) and not self.steal(self.text):
                 logger.warning("sqs_backoff.lock_outlived: %s", self._why_gone())
         except Exception as exc:  # noqa: BLE001  # the store is away, or a soft time limit has come
             # How the body has ended counts: retried for this, it would be done again.
@@ -137,12 +138,12 @@ class Lock:
                 "sqs_backoff.lock_not_released: it ends with its lease; %s", error_site(exc)
             )
 
-    def steal(self, text: str) -> None:
-        """Free the lock of a holder that is known to be gone, by its record."""
+    def steal(self, text: str) -> bool:
+        """Free the lock of a holder that is known to be gone, by its record; whether it was."""
         nonce = text.partition(" ")[0]
         there = self._store.get(self._key)
-        if nonce and there is not None and there.partition(" ")[0] == nonce:
-            self._store.delete(self._key, there)
+        is_theirs = bool(nonce) and there is not None and there.partition(" ")[0] == nonce
+        return is_theirs and there is not None and self._store.delete(self._key, there)
 
     def _written(self, nonce: str, token: int) -> str:
         return f"{nonce} {token} {self._clock() + self._lease:.3f}"

@@ -173,7 +173,13 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
             *(printable(name), printable(task_id), error_site(exc)),
         )
         return exc
-    calls.filter(task_id=task_id, claim=claim)._raw_delete(calls.db)
+    try:
+        calls.filter(task_id=task_id, claim=claim)._raw_delete(calls.db)
+    except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
+        logger.error(
+            "sqs_backoff.outbox_not_deleted: %s[%s]: %s",
+            *(printable(name), printable(task_id), error_site(exc)),
+        )
     return None
 
 

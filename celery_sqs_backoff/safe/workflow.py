@@ -247,8 +247,9 @@ def compensate_scopes_of(
             return outcome  # nor would it answer for the others, perhaps after a while each
         if outcome is TakenBack.OWED:
             taken_back = outcome
-    for workflow in (opened or {}).values():
-        _outcome(workflow.log_if_forgotten)
+    if taken_back is not TakenBack.UNREACHED:
+        for workflow in (opened or {}).values():
+            _outcome(workflow.log_if_forgotten)
     return taken_back
 
 

@@ -60,10 +60,11 @@ class Queue:
     def receive_timeout_seconds(self) -> int | None:
         """The visibility timeout to name at a receive; ``None``: the queue's own.
 
-        Not left to the queue: its own may have been lowered since it was read. Unless it may not be
-        read: then tasks without our base class, which nobody renews, may depend on a longer one.
+        Not left to the queue: its own may have been lowered since it was read. Unless it is not
+        known: then tasks without our base class, which nobody renews, may depend on a longer one.
         """
-        return None if self.is_assumed else self.visibility_timeout_seconds
+        is_known = self.is_read and not self.is_assumed
+        return self.visibility_timeout_seconds if is_known else None
 
     @property
     def is_fifo(self) -> bool:

@@ -276,7 +276,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         conf = self.app.conf
         if not str(conf.broker_write_url or conf.broker_url).startswith("sqs:"):
             return 0
-        route = self.app.amqp.router.route(dict(options), self.name, args or (), kwargs or {})
+        options = {**self._get_exec_options(), **options}
+        route = self.app.amqp.router.route(options, self.name, args or (), kwargs or {})
         queue = route.get("queue")
         if str(getattr(queue, "name", queue)).endswith(".fifo"):
             return 0

@@ -6,12 +6,12 @@ import os
 from functools import wraps
 from typing import Any
 
-import celery.app.task as celery_task
 from celery import Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
 from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
+from ..safe.hooks import ignores_result
 from ..text import error_site, printable
 from .failed_run import FailedRun
 
@@ -72,7 +72,7 @@ def _wrap_before_start(cls: Any) -> None:
 def _store_started(task: Any, task_id: str) -> None:
     """Store it as Celery would; that it cannot be stored is logged, and changes nothing."""
     request = task.request
-    if _ignores_result(task, request):
+    if ignores_result(task, request):
         return
     try:
         meta = {"pid": os.getpid(), "hostname": request.hostname}
@@ -87,11 +87,3 @@ def _store_started(task: Any, task_id: str) -> None:
             error_site(exc),
             extra={"task_name": task.name, "task_id": task_id},
         )
-
-
-def _ignores_result(task: Any, request: Any) -> bool:
-    """Whether Celery will store no result."""
-    celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7
-    if celerys_own is not None:
-        return bool(celerys_own(task, request))
-    return bool(task.ignore_result or request.ignore_result)

@@ -95,7 +95,8 @@ def _wrap_run(cls: Any) -> None:
     @wraps(run)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if (running := RUNNING.get()) is not None:
+        running = None if request is None else run_of(request)
+        if running is not None:
             running.has_begun = True
         if request is not None:
             if request.id is not None and getattr(request, "sqs_is_running", False):
@@ -128,9 +129,9 @@ def _wrap_run(cls: Any) -> None:
         finally:
             if request is not None:
                 request.sqs_is_running = False
-        if running is not None and (current := run_of(self.request)) is not None:
-            current.report = _RETURNED
-            note_end(current, attempt=self.request.retries + 1)
+        if running is not None:
+            running.report = _RETURNED
+            note_end(running, attempt=self.request.retries + 1)
         return result
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]

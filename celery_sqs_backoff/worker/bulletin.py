@@ -15,6 +15,7 @@ from ..observe.events import DeadLettered, Event, Parked
 from ..observe.metrics import GIVING_UP_SECONDS
 from ..observe.waiting import Waiting
 from ..safe.settings import vault_of
+from ..threads import start_daemon
 from .lease import Lease
 
 __all__ = ["Bulletin"]
@@ -80,8 +81,9 @@ class Bulletin:
 
     def start(self) -> None:
         """Write from now on, in a thread."""
-        self._thread = threading.Thread(target=self._run, name="sqs-bulletin", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("sqs-bulletin", self._run)
+        if self._thread is None:
+            logger.warning("sqs_backoff.no_thread_left: this worker is missing in sqs-status")
 
     def stop(self) -> None:
         """Write no more, and take the record down if the store answers soon."""

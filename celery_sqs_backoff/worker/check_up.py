@@ -6,8 +6,8 @@ It runs in a thread of its own, and whatever fails there is logged: it never sto
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, Final
@@ -18,6 +18,7 @@ from ..doctor import Facts, Finding, QueueFacts, Severity, examine
 from ..doctor.look import facts_of_app, ignored_by
 from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
+from ..threads import start_daemon
 
 __all__ = ["check_up", "start_check_up"]
 
@@ -37,9 +38,8 @@ def start_check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> None:
         app: the Celery app.
         queues: those that the worker consumes, with their names in Celery.
     """
-    threading.Thread(
-        target=_run, args=(app, list(queues)), name="sqs-check-up", daemon=True
-    ).start()
+    if start_daemon("sqs-check-up", functools.partial(_run, app, list(queues))) is None:
+        logger.warning("sqs_backoff.no_thread_left: the settings are not checked")
 
 
 def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:

@@ -8,6 +8,7 @@ has hidden. A thread brings messages forward; it sleeps while every provider is 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
 from ..provider.health import State
+from ..provider.rate import Times
 from ..provider.recall import Hidden
 from ..provider.settings import Provider
 from ..provider.tenant import Template, digest_of, parameters_of
@@ -45,6 +47,9 @@ _MOST_PENDING: Final = 50_000
 
 #: Tenants of one provider; those beyond share one gate.
 MOST_TENANTS: Final = 1_000
+
+#: Tenants that were forgotten, and whose rate allows no call yet.
+_MOST_TIMES: Final = 100_000
 
 
 class _Expected(NamedTuple):
@@ -109,6 +114,7 @@ class Gates:
         self._share = share
         self._sharing: Sharing | None = None
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
+        self._times: dict[tuple[str, str], Times] = {}
         self._differing: set[Provider] = set()
         self._pending: dict[str, _Expected] = {}
         self._changed = threading.Condition(self.lock)
@@ -154,7 +160,8 @@ class Gates:
         name = (provider.name, tenant) if tenant else (provider.name,)
         pace = None
         if provider.rate is not None:
-            pace = Pace(provider.name, provider.rate, self._fleet(name, provider.rate))
+            times = self._times.pop((provider.name, tenant), None)
+            pace = Pace(provider.name, provider.rate, self._fleet(name, provider.rate), times)
         stands_for = digest_of(tenant) if tenant else ""
         gate = Gate(provider, self, tenant=stands_for, pace=pace)
         self._gates[provider.name, tenant] = gate
@@ -175,9 +182,19 @@ class Gates:
         if idle is None:
             return False
         forgotten = self._gates.pop(idle)
+        self._keep_times(idle, forgotten)
         if self._sharing is not None:
             self._sharing.discard(forgotten)
         return True
+
+    def _keep_times(self, key: tuple[str, str], gate: Gate) -> None:
+        """Keep when the next slot of a tenant is free: else a rate would begin anew."""
+        now = self.clock()
+        if gate.pace is not None and gate.pace.times.is_ahead(now):
+            self._times[key] = gate.pace.times
+        for old in list(itertools.islice(self._times, 2)):
+            if len(self._times) > _MOST_TIMES or not self._times[old].is_ahead(now):
+                del self._times[old]
 
     def all(self) -> list[Gate]:
         """Return the gates there are. Call it under the lock."""

@@ -83,25 +83,22 @@ class MessageGroups:
         group, goes_on = _group_of(lease), lease.goes_on_with
         if goes_on is None:
             if lease.state not in _OVER:
-                self._close(group, lease)
+                self._close_with(group, _closed_by(lease))
         elif goes_on.want is Want.HIDE:
             self._close_with(group, _Closed(goes_on.due_at))
         elif goes_on.want is Want.GIVE_BACK:
             self._close_with(group, _Closed())
 
-    def _close(self, group: Group, lease: Lease) -> _Closed:
-        closed = _Closed()
-        if lease.state is State.DEFERRED:
-            closed = _Closed(lease.due_at, lease.expect_behind)
-        self._close_with(group, closed)
-        return closed
-
     def _close_with(self, group: Group, closed: _Closed) -> None:
         with self._lock:
-            self._closed[group] = closed
-            self._closed.move_to_end(group)
-            if len(self._closed) > _CLOSED:
-                self._closed.popitem(last=False)
+            self._close(group, closed)
+
+    def _close(self, group: Group, closed: _Closed) -> None:
+        """With the lock held: else a later message of the same receive would pass in between."""
+        self._closed[group] = closed
+        self._closed.move_to_end(group)
+        if len(self._closed) > _CLOSED:
+            self._closed.popitem(last=False)
 
     def take_turn(self, lease: Lease, start: Callable[[], object]) -> None:
         """Call ``start`` now, or when all earlier messages of the lease's group are settled.
@@ -109,15 +106,8 @@ class MessageGroups:
         Not at all if the lease is settled by then. A lease that has its turn keeps it.
         """
         group = _group_of(lease)
-        with self._lock:
-            turns = self._waiting.get(group)
-            has_turn = turns is not None and turns[0][0] is lease
-            closed = self._closed.get(group)
-        if has_turn:
+        if self._has_turn(group, lease):
             start()
-            return
-        if closed is not None:
-            closed.give_back(lease)
             return
 
         def start_if_held() -> None:
@@ -133,38 +123,52 @@ class MessageGroups:
         lease.free = settled
         lease.on_end = lambda: self._after(group, lease)
         with self._lock:
+            closed = self._closed.get(group)
             is_first = group not in self._waiting
-            self._waiting.setdefault(group, []).append((lease, start_if_held))
-        if lease.state is not State.HELD:
+            if closed is None:
+                self._waiting.setdefault(group, []).append((lease, start_if_held))
+        if closed is not None:
+            closed.give_back(lease)
+        elif lease.state is not State.HELD:
             # Given back, or lost, since its receive: perhaps before there was anybody to tell.
             self._after(group, lease)
         elif is_first:
             start_if_held()
 
-    def _after(self, group: tuple[str, str], lease: Lease) -> None:
+    def _has_turn(self, group: Group, lease: Lease) -> bool:
+        with self._lock:
+            turns = self._waiting.get(group)
+            return turns is not None and turns[0][0] is lease
+
+    def _after(self, group: Group, lease: Lease) -> None:
         give_back: list[Lease] = []
-        start = None
+        closed, start = _closed_by(lease), None
         with self._lock:
             turns = self._waiting.get(group, [])
             place = next((i for i, (other, _) in enumerate(turns) if other is lease), None)
             if place is None:
                 return  # given back below, behind an earlier one
-            comes_back = lease.state not in _OVER and not lease.row.is_over
-            if comes_back:
+            if lease.state not in _OVER and not lease.row.is_over:  # it comes back
                 give_back = [later for later, _ in turns[place + 1 :]]
                 del turns[place + 1 :]
+                self._close(group, closed)
             if not _goes_on(lease):
                 del turns[place]
             if not turns:
                 del self._waiting[group]
             elif place == 0 and turns[0][0] is not lease:
                 start = turns[0][1]
-        if comes_back:
-            closed = self._close(group, lease)
-            for later in give_back:
-                closed.give_back(later)
+        for later in give_back:
+            closed.give_back(later)
         if start is not None:
             self._soon(start)
+
+
+def _closed_by(lease: Lease) -> _Closed:
+    """What becomes of messages behind this one, if it comes back."""
+    if lease.state is State.DEFERRED:
+        return _Closed(lease.due_at, lease.expect_behind)
+    return _Closed()
 
 
 def _goes_on(lease: Lease) -> bool:

@@ -163,6 +163,8 @@ class Lease:
             owner=self,
             hidden_seconds=hidden_seconds,
         )
+        if not queue.is_read:  # its visibility timeout may be a short one: renewed at once
+            self.row.renew_at = received_at
 
     @property
     def state(self) -> State:
@@ -290,11 +292,10 @@ class Lease:
         free()
 
     def _settle(self, want: Want, **facts: Any) -> bool:
-        while not self.row.become(want, **facts):
-            if self.row.want is Want.HELD:
-                continue  # it was lost, and has been received again just now
-            if not self.row.end_lost():
-                return False
+        was = self.row.end_run(want, **facts)
+        if was is None:
+            return False
+        if was is Want.LOST:
             if want is Want.DELETE:
                 # Should this worker receive it once more, it need not run again.
                 self.keeper.memory.settled(self.delivery.message_id, None)

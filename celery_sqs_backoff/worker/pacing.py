@@ -70,9 +70,12 @@ class Pace:
         name: of the provider, for the log.
         rate: agreed slots a second.
         fleet: where slots are shared; ``None``: each worker has the rate for itself.
+        times: of the slots that this worker has given before.
     """
 
-    def __init__(self, name: str, rate: float, fleet: Fleet | None) -> None:
+    def __init__(
+        self, name: str, rate: float, fleet: Fleet | None, times: Times | None = None
+    ) -> None:
         self.name = name
         self.rate = rate * HEADROOM
         self.fleet = fleet
@@ -81,13 +84,13 @@ class Pace:
         #: Since when a message is in line that has no place.
         self.waiting_since: float | None = None
         self.away_until: float | None = None
-        self._times = Times()
+        self.times = times or Times()
 
     def give_local(self, now: float, share: float) -> None:
         """Give places of this worker's own, at a share of the rate."""
         self.waiting_since = None
         missing = self.line.missing
-        places, self._times = assign(self._times, now, missing, rate=self.rate * share)
+        places, self.times = assign(self.times, now, missing, rate=self.rate * share)
         self.line.give(places)
 
     def give_shared(self, taken: Taken, asked_at: float, now: float) -> None:

@@ -20,6 +20,7 @@ from ..retry.policies import EqualJitter
 from ..sqs.calls import Calls, Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..text import BUG_CALLS, error_site
+from ..threads import start_daemon
 from .capacity import Capacity
 from .reports import queue_name
 
@@ -97,6 +98,7 @@ class Poller:
         self._events = events or logged_events()
         self._pulse = pulse or Pulse()
         self._name = f"the poller of {url}"
+        self._thread_name = f"sqs-poll-{self.queue}"
         self._calls = calls
         self._capacity = capacity
         self._take = take
@@ -119,7 +121,8 @@ class Poller:
         with self._lock:
             self._stopped.clear()
             if self._main is None or not self._main.is_alive():
-                self._main = self._thread(self._run)
+                self._main = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
+                self._main.start()  # without it, nothing is received: let it raise
         limit = self._wait_seconds + _LONGEST_CALL_SECONDS
         self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
 
@@ -132,11 +135,6 @@ class Poller:
         self._capacity.wake()
 
     # The threads
-
-    def _thread(self, run: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=run, name=f"sqs-poll-{self.queue}", daemon=True)
-        thread.start()
-        return thread
 
     def _run(self) -> None:
         while self._goes_on():
@@ -258,5 +256,8 @@ class Poller:
             if self._stopped.is_set():
                 return
             if not self._helpers or (len(self._helpers) < _MAX_CALLS - 1 and self._more.is_set()):
-                self._helpers.append(self._thread(self._run_helper))
+                helper = start_daemon(self._thread_name, self._run_helper)
+                if helper is None:
+                    return  # the machine has no thread left: the main one goes on by itself
+                self._helpers.append(helper)
         self._more.set()

@@ -55,7 +55,7 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
     ) -> Any:
         lease = receiver.lease(message)
         if lease is None:
-            return handle(message, body, ack, reject, callbacks, **kwargs)
+            return None  # it was lost, or given back, a moment ago: it runs elsewhere
         if (retry_for := task.backoff_options.retry_for) is not None:
             lease.retry_for = retry_for
             lease.gives_up_at = lease.delivery.first_due_at + retry_for

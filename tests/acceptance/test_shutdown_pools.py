@@ -83,16 +83,15 @@ def test_every_message_is_where_it_belongs_after_a_stop(
         for what in ("runs", "waits", "waits"):
             stage.send("shutdown_pools.mail", what)
         eventually(lambda: stage.record.entries(what="runs"), timeout=20)
-        eventually(lambda: received(stage) >= 5, timeout=20)
+        eventually(lambda: received(stage) >= 4, timeout=20)  # or 5: all in one receive
         worker.send(sig)
         at_once = 5.0  # gevent: after the long poll; and to cut tasks short takes its time, too
-        eventually(lambda: stage.delays_asked().count(0) >= 2, timeout=at_once, message="none yet")
+        eventually(lambda: stage.delays_asked().count(0), timeout=at_once, message="none yet")
         stage.proxy.heal()
         assert worker.stop(sig=signal.SIGCONT, timeout=30) == 0
-    given_back = 2 if may_end else 3
-    assert stage.delays_asked().count(0) == given_back
+    assert stage.delays_asked().count(0) == received(stage) - 3 + int(not may_end)
     eventually(
-        lambda: stage.messages() == (given_back, 1),
+        lambda: stage.messages() == (2 + int(not may_end), 1),
         timeout=2,
         message=lambda: str(stage.messages()),
     )

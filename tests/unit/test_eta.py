@@ -116,3 +116,11 @@ def test_an_eta_is_sqs_delay_seconds_as_far_as_that_goes(sent):
 def test_otherwise_nothing_is_asked(sent, broker, options):
     a_task(broker).apply_async(**options)
     assert "DelaySeconds" not in sent[0]
+
+
+def test_nothing_is_asked_for_a_task_that_names_a_fifo_queue_itself(sent):
+    """kombu would warn at each call that it ignores the delay."""
+    mail = a_task()
+    type(mail).queue = "mail.fifo"
+    mail.apply_async(countdown=60)
+    assert "DelaySeconds" not in sent[0]

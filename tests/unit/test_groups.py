@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -248,3 +250,40 @@ def test_what_is_given_back_once_counts_as_one_receive(worker):
     for lease in [worker.receive(name) for name in "123"]:
         lease.give_back_unrun()
     assert [worker.keeper.memory.unrun(name) for name in "123"] == [1, 1, 1]
+
+
+class Switching:
+    """A lock; after its release number ``at`` another thread is faster than the one that had it."""
+
+    def __init__(self, at, other_thread):
+        self._lock, self._left, self._other_thread = threading.Lock(), at, other_thread
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info):
+        self._lock.release()
+        self._left -= 1
+        if self._left == 0:
+            self._other_thread()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_message_that_backs_off_while_the_next_is_received_is_not_overtaken(worker, at):
+    """The poller's thread takes the messages of one receive while the pool runs the first."""
+    first = worker.receive("1")
+    worker.groups._lock = Switching(at, lambda: first.defer(60))
+    second = worker.receive("2")
+    first.defer(60)
+    worker.turn_loop()
+    assert worker.started == ["1"]
+    assert second.due_at == first.due_at
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_what_is_received_while_the_message_before_it_is_hidden_does_not_overtake(worker, at):
+    first = worker.receive("1")
+    worker.groups._lock = Switching(at, lambda: worker.receive("2"))
+    first.defer(60)
+    worker.turn_loop()
+    assert worker.started == ["1"]

@@ -121,14 +121,21 @@ def a_record():
 
 
 def test_a_receive_names_the_visibility_timeout_that_renewals_go_by(bench):
-    """The queue's own may have been lowered since it was read, or may not be read at all."""
+    """The queue's own may have been lowered since it was read."""
     assert bench.keeper.seconds_to_receive_for(Queue(URL, visibility_timeout_seconds=60)) == 60
-    assert bench.keeper.seconds_to_receive_for(Queue(URL, is_read=False)) == 30
 
 
-def test_a_queue_that_may_not_be_read_hides_for_as_long_as_it_says_itself(bench):
+@pytest.mark.parametrize("unknown", [{"is_assumed": True}, {"is_read": False}])
+def test_a_queue_whose_attributes_are_not_known_hides_for_as_long_as_it_says_itself(bench, unknown):
     """Tasks of Celery's own class run again if they are hidden for less."""
-    assert bench.keeper.seconds_to_receive_for(Queue(URL, is_assumed=True)) is None
+    assert bench.keeper.seconds_to_receive_for(Queue(URL, **unknown)) is None
+
+
+def test_a_message_of_a_queue_that_could_not_be_read_yet_is_renewed_at_once(bench):
+    """The queue's own visibility timeout may be a few seconds."""
+    bench.lease(Queue(URL, is_read=False))
+    bench.turn()
+    assert bench.sqs.asked(HIDE) == [[("h0", 30)]]
 
 
 # Settling

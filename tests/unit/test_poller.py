@@ -423,3 +423,23 @@ def test_a_long_poll_that_lasts_is_no_fault(
     pulse[1][0] += 60
     [found] = pulse[0].faults()
     assert found == "the poller of q has not turned for 96 s"
+
+
+def test_a_backlog_is_received_by_one_thread_where_no_other_is_left(
+    monkeypatch: pytest.MonkeyPatch, short_pauses: list[float]
+) -> None:
+    queue = Queue(Capacity(processes=lambda: 100, multiplier=lambda: 4))
+    queue.poller.start()
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        queue.port.respond(messages)
+        queue.port.respond(messages)
+        queue.port.wait_for_calls(3)
+    queue.poller.stop()
+    queue.port.respond([])
+    assert len(queue.held) == 20
+    assert short_pauses == []

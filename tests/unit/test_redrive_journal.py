@@ -112,6 +112,15 @@ def test_a_journal_in_use_is_refused(tmp_path):
         opened(tmp_path / "j")
 
 
+def test_a_disk_that_locks_nothing_is_not_taken_for_another_run(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(RedriveRefused, match=r"Cannot lock journal .*: No locks available"):
+        opened(tmp_path / "j")
+
+
 @pytest.mark.parametrize(
     "text", ["dear diary\n", "dear diary", '{"name":"one line, no line end"}', "\n", "{}\n"]
 )

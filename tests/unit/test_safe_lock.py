@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from typing import Any
 
@@ -190,6 +191,25 @@ def test_a_body_that_is_done_does_not_fail_by_its_release(
 
     with Lock(store, "a"):
         monkeypatch.setattr(store, "delete", cut_short)
+
+
+def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock_from_being_freed(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run of the message would find the lock held for a whole lease."""
+    replace = store.replace
+
+    def lost(*arguments: Any) -> bool:
+        replace(*arguments)
+        raise StoreUnavailable("no answer")
+
+    with Lock(store, "a", clock=itertools.count().__next__) as lock:
+        monkeypatch.setattr(store, "replace", lost)
+        with pytest.raises(StoreUnavailable):
+            lock.extend()
+        monkeypatch.undo()
+    with Lock(store, "a"):
+        pass
 
 
 def test_a_body_that_leaves_a_transaction_open_raises_its_own_error(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import celery.app.task as celery_task
 import pytest
 from celery import Celery, chain, chord
 from celery.contrib.testing.worker import start_worker
@@ -123,6 +124,28 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
     with start_worker(app, pool="solo", perform_ping_check=False):
         chord([member, mark.si()], count.s()).delay().get(timeout=10)
     assert counted == [2]
+
+
+@pytest.mark.skipif(
+    not hasattr(celery_task, "get_actual_ignore_result"), reason="Celery 5.7 heeds the call"
+)
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(
+    app: Celery, asked_for: bool
+) -> None:
+    app.conf.result_backend = "cache+memory://"
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD, ignore_result=asked_for)
+    def mail(customer: int) -> str:
+        return "sent"
+
+    mail.apply((7,))
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        refused = mail.apply_async((7,), ignore_result=not asked_for)
+        mark = mail.apply_async((8,), ignore_result=False)
+        assert mark.get(timeout=10) == "sent"
+    meta = app.backend.get_task_meta(refused.id)
+    assert bool(meta["result"]) is asked_for
 
 
 @pytest.mark.parametrize("waiting", ["chain", "callbacks", "chord"])

@@ -493,3 +493,20 @@ def test_steps_that_the_store_has_forgotten_are_named_for_a_person(
     assert ["account" in text for text in said] == ([] if ended_well else [True])
     assert isinstance(result, NonRetryable if ended_well else LockLost)
     assert ended_well or "before its lease was over" in str(result)
+
+
+def test_a_store_that_is_away_when_a_message_is_given_up_is_asked_once(
+    app: Celery, bank: Bank, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            monkeypatch.setattr(MemoryStore, "get", away)
+            raise NonRetryable("refused")
+
+    assert isinstance(apply(fund).result, NonRetryable)
+    assert sum("not_compensated" in record.getMessage() for record in caplog.records) == 1

@@ -132,7 +132,95 @@ def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause
     assert now < table.next_at() <= row.visible_at
 
 
+# A call of the table that sends becomes two calls to SQS if its bytes are too many for one
+
+
+def a_table_with_dead_letters(count):
+    table = SettlementTable(linger_seconds=0, rng=random.Random(1))
+    rows = [Row(QUEUE, f"m{n}", f"h{n}", 0.0) for n in range(count)]
+    for row in rows:
+        table.received(row, 0.0)
+        row.become(Want.DEAD_LETTER)
+        table.settled(row, 0.0)
+    return table, rows
+
+
+def sends(table, now):
+    """Take the calls that are due; return those that send."""
+    calls = []
+    while (call := table.take(now)) is not None:
+        if call.operation is Operation.SEND:
+            calls.append(call)
+        else:
+            table.answered(call, [None] * len(call.entries), now)
+    return calls
+
+
+REFUSED_FOR_ONE = Failure(Kind.BAD_ENTRY, "InvalidParameterValue", is_of_call=True)
+
+
+@pytest.mark.parametrize("refused", [("m0", "m1"), ("m2", "m3")], ids=["first", "second"])
+def test_of_two_calls_that_send_only_the_refused_one_is_made_again(refused) -> None:
+    """What SQS has taken would be a dead letter twice; what it refused would lose its record."""
+    table, rows = a_table_with_dead_letters(4)
+    sent = []
+    while calls := sends(table, 0.0):
+        [call] = calls
+        ids = [entry.row.message_id for entry in call.entries]
+        is_alone = len(ids) == 1
+        results = [REFUSED_FOR_ONE if id_ in refused and not is_alone else None for id_ in ids]
+        sent += [id_ for id_, result in zip(ids, results, strict=True) if result is None]
+        table.answered(call, results, 0.0)
+    assert sorted(sent) == ["m0", "m1", "m2", "m3"]
+    assert not any(row.without_record for row in rows)
+
+
+def test_the_second_of_two_calls_that_send_waits_when_it_is_throttled() -> None:
+    table, _ = a_table_with_dead_letters(4)
+    [call] = sends(table, 0.0)
+    throttled = Failure(Kind.THROTTLED, "RequestThrottled", is_of_call=True)
+    table.answered(call, [None, None, throttled, throttled], 0.0)
+    assert sends(table, 0.0) == []
+    [call] = sends(table, 10.0)
+    assert [entry.row.message_id for entry in call.entries] == ["m2", "m3"]
+
+
+# A delete whose response was lost
+
 VOID = Failure(Kind.STALE_HANDLE, "ReceiptHandleIsInvalid")
+NO_RESPONSE = Failure(Kind.IN_DOUBT, "ReadTimeoutError", is_of_call=True)
+
+
+def a_table_with_a_delete_in_doubt():
+    table = SettlementTable(linger_seconds=0, rng=random.Random(1))
+    row = Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(Want.DELETE)
+    table.settled(row, 0.0)
+    table.answered(table.take(0.0), [NO_RESPONSE], 0.0)
+    table.drain_events()
+    return table
+
+
+@pytest.mark.parametrize("operation", [Operation.DELETE, Operation.CHANGE_VISIBILITY])
+def test_a_receipt_handle_that_our_own_delete_has_voided_says_that_it_is_done(operation) -> None:
+    """Else whoever is on call is told that the message comes back."""
+    table = a_table_with_a_delete_in_doubt()
+    while (call := table.take(15.0)).operation is not operation:
+        table.answered(call, [NO_RESPONSE], 15.0)
+    table.answered(call, [VOID], 15.0)
+    told = {event.what for event in table.drain_events()}
+    assert Happening.DELETED in told
+    assert Happening.TOO_LATE not in told
+    assert len(table) == 0
+
+
+def test_a_delete_in_doubt_whose_message_somebody_else_may_have_is_too_late() -> None:
+    table = a_table_with_a_delete_in_doubt()
+    while (call := table.take(40.0)).operation is not Operation.DELETE:
+        table.answered(call, [NO_RESPONSE], 40.0)
+    table.answered(call, [VOID], 40.0)
+    assert Happening.TOO_LATE in {event.what for event in table.drain_events()}
 
 
 def calls_due(table, now):

@@ -16,6 +16,7 @@ from celery_sqs_backoff.worker.lease import Lease, State
 from celery_sqs_backoff.worker.messages import Receiver
 from celery_sqs_backoff.worker.payload import NotUnderstood
 
+from .test_receiver import Worker
 from .test_request import URL, FakeKeeper
 
 
@@ -189,3 +190,20 @@ def test_a_task_that_is_due_runs_however_short_the_visibility_timeout(visibility
     lease = a_lease(Queue(URL, visibility_timeout_seconds=visibility_timeout))
     assert not strategy._defer_until_due(lease, {"eta": due_in(seconds)})
     assert lease.state is State.HELD
+
+
+def test_a_message_that_is_lost_on_its_way_to_its_strategy_does_not_run(monkeypatch):
+    """Without its lease it would be run as on another broker: a retry would publish a copy."""
+    ran = []
+    monkeypatch.setattr(
+        strategy, "celery_default", lambda *args, **options: lambda *message: ran.append(message)
+    )
+    worker = Worker()
+    worker.take(worker.message())
+    [arrival] = worker.arrived
+    consumer = SimpleNamespace(sqs_receiver=worker.receiver, hostname="h")
+    handle = strategy.default(None, None, consumer)
+    arrival.lease.lose()
+    handle(SimpleNamespace(delivery_tag=arrival.tag, headers={}), None, None, None, [])
+    assert ran == []
+    assert worker.capacity.held == 0

@@ -21,7 +21,7 @@ from celery.worker.request import create_request_cls
 from celery_sqs_backoff import Outcome, Retryable, Schedule, SQSBackoffTask, Verdict
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.task.handover import DELIVERY_KEY, delivery_of, report_of
+from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
 from celery_sqs_backoff.worker.payload import task_payload
 from celery_sqs_backoff.worker.request import BackoffRequest
@@ -457,6 +457,28 @@ def test_what_before_start_raises_means_what_it_would_mean_in_the_task(case, exc
     run = case(returns, base=Prepared)
     assert run.ends() is state
     assert run.report.ended.word is not None
+
+
+def test_a_task_that_before_start_calls_as_a_function_is_not_the_run(case):
+    has_begun = []
+    app = Celery("other", set_as_current=False)
+
+    @app.task(base=SQSBackoffTask, shared=False)
+    def other():
+        """Do nothing."""
+
+    class Prepared(SQSBackoffTask):
+        abstract = True
+
+        def before_start(self, task_id, args, kwargs):
+            other()
+            has_begun.append(RUNNING.get().has_begun)
+
+    def body(self):
+        has_begun.append(RUNNING.get().has_begun)
+
+    assert case(body, base=Prepared).ends() is State.DONE
+    assert has_begun == [False, True]
 
 
 def test_a_task_that_celery_could_not_begin_comes_back(case, monkeypatch):

@@ -61,31 +61,30 @@ class Answers:
         self._rng = rng
 
     def enter(self, call: Call, results: Sequence[Failure | None], now: float) -> None:
+        """Enter one result per entry. A call that sends may have been divided, by its bytes."""
         lane, first = call.lane, call.entries[0]
-        failure = results[0]
-        if _is_of_lane(failure):
+        failure = next(filter(_is_of_lane, results), None)
+        if failure is not None:
             meaning = meaning_of(failure)
             # Three calls that were throttled do not make the refusal after them the fourth.
             lane.failures = lane.failures + 1 if meaning is lane.meaning else 1
             lane.meaning = meaning
             pause = self._pause(lane.failures, meaning, first.row, first.purpose)
             lane.not_before = now + pause
-        elif failure is not None and failure.is_of_call and len(call.entries) > 1:
-            self._try_each_alone(call.entries, now)
-            return
         elif None in results:
             lane.failures, lane.meaning, lane.not_before = 0, Meaning.DONE, 0.0
         for entry, result in zip(call.entries, results, strict=True):
-            if self._book.is_current(entry.row):
+            if _is_of_a_neighbour(result, results):
+                self._try_alone(entry, now)
+            elif self._book.is_current(entry.row):
                 self._enter_one(entry, result, call.asked_at, now)
             else:
                 self._assert_newer_row(entry, now)
 
-    def _try_each_alone(self, entries: Sequence[Entry], now: float) -> None:
-        for entry in entries:
-            entry.row.goes_alone = True
-            if self._book.is_current(entry.row):
-                self._book.plan_again(entry, now, now)
+    def _try_alone(self, entry: Entry, now: float) -> None:
+        entry.row.goes_alone = True
+        if self._book.is_current(entry.row):
+            self._book.plan_again(entry, now, now)
 
     def _assert_newer_row(self, entry: Entry, now: float) -> None:
         """A change that was meant for an earlier receive may have ended the newer one's hold."""
@@ -111,6 +110,8 @@ class Answers:
             book.drop_content(row)
             book.tell(Happening.SENT, row, purpose)
             book.plan_removal(row, now, now)
+        elif step in (Step.LOSE, Step.DROP) and row.is_surely_deleted(now):
+            book.finish(row, Happening.DELETED, Purpose.DELETE)
         elif step is Step.LOSE:
             self._lose(row, failure, now)
         elif step is Step.DROP:
@@ -209,3 +210,9 @@ class Answers:
 def _is_of_lane(failure: Failure | None) -> bool:
     """Whether the call failed for a reason that none of its entries is."""
     return failure is not None and failure.is_of_call and meaning_of(failure) not in _OF_ONE_ENTRY
+
+
+def _is_of_a_neighbour(failure: Failure | None, results: Sequence[Failure | None]) -> bool:
+    """Whether a whole call failed because of one of its entries, and nobody knows which."""
+    is_of_one = failure is not None and failure.is_of_call and not _is_of_lane(failure)
+    return is_of_one and results.count(failure) > 1

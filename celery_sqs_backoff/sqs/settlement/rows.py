@@ -130,7 +130,6 @@ TRANSITIONS: Mapping[Purpose, Mapping[Meaning, Step]] = {
     Purpose.DELETE: {
         **_CHANGE,
         Meaning.TOO_LONG: Step.DROP,
-        Meaning.IN_DOUBT: Step.RETRY,  # twice deleted is deleted
     },
     Purpose.SEND: {
         **_CHANGE,
@@ -238,7 +237,7 @@ class Row:
     #: Its visibility timeout has run out unrenewed: a standard queue still takes the receipt
     #: handle then, and applies it to whoever has the message by now.
     may_be_lost: bool = False
-    #: HIDE, GIVE_BACK: SQS may have been asked, but its response was lost.
+    #: HIDE, GIVE_BACK, DELETE: SQS may have been asked, but its response was lost.
     in_doubt: bool = False
     #: The run has ended after the message was lost: a new receive is a new row.
     is_over: bool = False
@@ -281,17 +280,30 @@ class Row:
         with self.guard:
             if self.want is not Want.HELD:
                 return False
-            for name, value in facts.items():
-                setattr(self, name, value)
-            self.want = want
+            self._put(want, facts)
         return True
 
-    def end_lost(self) -> bool:
-        """The run of a lost message has ended; return whether it is lost, and had not ended yet."""
+    def end_run(self, want: Want, **facts: Any) -> Want | None:
+        """Settle the row at the end of its run; of a lost one, note that its run is over.
+
+        Returns:
+            What the row was: ``HELD`` = this has settled it; ``LOST`` = its run has ended now;
+            ``None`` = somebody else was first, and nothing has changed.
+        """
         with self.guard:
-            is_lost = self.want is Want.LOST and not self.is_over
-            self.is_over = self.is_over or is_lost
-        return is_lost
+            was = self.want
+            if was is Want.HELD:
+                self._put(want, facts)
+            elif was is Want.LOST and not self.is_over:
+                self.is_over = True
+            else:
+                return None
+        return was
+
+    def _put(self, want: Want, facts: Mapping[str, Any]) -> None:
+        for name, value in facts.items():
+            setattr(self, name, value)
+        self.want = want
 
     def hold_again(self, newer: Row) -> None:
         """Go on with the handle of a newer receive of the same message."""
@@ -315,6 +327,14 @@ class Row:
         past. If that try did nothing, the message comes back when its visibility timeout ends.
         """
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
+
+    def is_surely_deleted(self, now: float) -> bool:
+        """Whether a receipt handle that is void now means that our own delete was carried out.
+
+        Its response was lost, and the hold has never ended, so nobody else has the message.
+        """
+        is_held = now < self.visible_at and not self.may_be_lost
+        return self.in_doubt and self.is_settled and not self.is_hiding and is_held
 
     def seconds_to_hide(self, now: float) -> int:
         """What to ask SQS for at a settlement: at least 1 for a delay, 0 to show it now."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
+
+from ...threads import start_daemon
 
 __all__ = [
     "give_back_before_soft_shutdown",
@@ -84,7 +85,7 @@ def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object
 
     def give_back_and_wait() -> None:
         # In a thread: the code that the signal has interrupted may hold a lease's lock.
-        threading.Thread(target=give_back, daemon=True).start()
+        start_daemon("sqs-give-back", give_back)
         wait()
 
     controller.wait_for_soft_shutdown = give_back_and_wait

@@ -640,6 +640,24 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     assert scene.gates.of(provider, "failing") is failing
 
 
+def test_a_tenant_that_was_forgotten_keeps_to_its_rate() -> None:
+    provider = Provider("mail", key="{account}", rate="1/m")
+    scene = Scene(provider=provider)
+    starts = []
+    for _ in range(2):
+        for i in range(MOST_TENANTS + 10):
+            gate = scene.gates.of(provider, f"tenant {i}")
+            assert gate is not None
+            lease: Any = Lease(f"m{i}")
+            assert gate.waits(lease, scene.options, lambda i=i: starts.append(i))  # type: ignore[misc]
+            step(scene)
+    assert len(starts) == MOST_TENANTS + 10, "one call a minute each"
+    scene.keeper.now += 130.0
+    for i in range(MOST_TENANTS + 10):
+        scene.gates.of(provider, f"tenant {i}")
+    assert not scene.gates._times, "what is over is not kept"
+
+
 def alone(scene: Scene, *, messages: int = LEAST_SEEN) -> None:
     scene.gates.mix._routed = lambda name: ["mail"]
     for _ in range(messages):

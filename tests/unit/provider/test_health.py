@@ -105,9 +105,9 @@ def test_a_successful_probe_closes_it() -> None:
     assert health.allow("next", 6.0) is Permission.RUN
 
 
-def test_the_pause_is_a_quarter_of_the_outage_between_its_bounds() -> None:
+def test_the_pause_is_a_sixth_of_the_outage_between_its_bounds() -> None:
     health, probes = opened(), []
-    for _ in range(20):
+    for _ in range(30):
         now = health.next_probe_at
         health.allow("probe", now)
         health.record("probe", Outcome.RETRYABLE, now)
@@ -115,7 +115,7 @@ def test_the_pause_is_a_quarter_of_the_outage_between_its_bounds() -> None:
     pauses = [later - earlier for earlier, later in pairwise(probes)]
     assert probes[:4] == [5, 10, 15, 20]
     for began, pause in zip(probes, pauses, strict=False):
-        assert pause == pytest.approx(min(60, max(5, began / 4)))
+        assert pause == pytest.approx(min(60, max(5, began / 6)))
     assert pauses[-1] == 60
 
 
