@@ -52,7 +52,7 @@ DONE: Final = 0
 COULD_NOT_READ: Final = 5
 
 _EPILOG = """\b
-Exit codes: 0 all queues were read, 5 at least one was not.
+Exit codes: 0 all queues were read, 5 at least one was not, 2 usage.
 
 \b
 Examples:
@@ -85,7 +85,9 @@ def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) 
     received.
     """
     app = ctx.obj.app
-    if watch and not as_json:
+    if watch:
+        if as_json or not _has_terminal():
+            raise click.UsageError("--watch needs a terminal: without it, each call is one look")
         _watch(app, interval)
         return
     seen = _look(app)
@@ -96,12 +98,16 @@ def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) 
     else:
         from rich.console import Console
 
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+        console = Console(width=None if _has_terminal() else _PIPE_COLUMNS)
         console.print(_shown(seen, console.width))
     for queue in seen.queues:
         if queue.failure:
             click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
     sys.exit(COULD_NOT_READ if any(queue.failure for queue in seen.queues) else DONE)
+
+
+def _has_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _watch(app: Any, interval: float) -> None:
@@ -223,7 +229,8 @@ def _cells(queue: QueueStatus) -> tuple[str, ...]:
         queue.name,
         *map(_number, (queue.ready, queue.waiting, queue.running, queue.in_flight)),
         "?" if share is None else f"{share:.1%}",
-        *map(_number, (queue.delayed, queue.dead_letters)),
+        _number(queue.delayed),
+        _number(queue.dead_letters) if queue.has_dlq else "-",
         _age(queue),
     )
 
@@ -242,6 +249,8 @@ def _notes(seen: _Seen) -> Iterator[Text]:
         yield from (Text(f"{queue.name}: {said}") for said in _outlook(queue, seen.at))
         if queue.failure:
             yield Text(f"{queue.name}: {queue.failure}", style="red")
+        elif queue.has_dlq and queue.dead_letters is None:
+            yield Text(f"{queue.name}: its dead-letter queue cannot be read", style="red")
     if seen.workers is None:
         yield Text(f"? is not known: {seen.why}", style="dim")
         return

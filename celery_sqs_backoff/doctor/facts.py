@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..retry.budget import receives_needed
 from ..retry.policies import Policy
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
+from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from .horizon import receives_within
 
 __all__ = ["NO_SUCH_QUEUE", "AppFacts", "Facts", "QueueFacts", "TaskFacts"]
@@ -154,6 +156,18 @@ class TaskFacts:
     wants_dlq: bool = True
     acks_late: bool = True
     autoretries: bool = False
+
+    @cached_property
+    def about_receives_needed(self) -> int:
+        """Receives that one of its messages makes do with; 0 without the base class."""
+        if self.backoff is None:
+            return 0
+        return receives_needed(
+            self.backoff,
+            retry_for=self.retry_for,
+            max_retries=self.max_retries,
+            at_most=MAX_MAX_RECEIVE_COUNT,
+        )
 
     @cached_property
     def receives_needed(self) -> int | None:

@@ -93,11 +93,12 @@ def look(app: Any, *, live: bool = True) -> Facts:
         kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
     """
     facts = facts_of_app(app)
-    if live:
-        facts = replace(facts, **_facts_of_store(app))
-    if not live or not str(app.conf.broker_read_url or app.conf.broker_url).startswith("sqs"):
+    if not live:
         return Facts(app=facts)
+    facts = replace(facts, **_facts_of_store(app))
     with app.connection_for_read() as connection:
+        if connection.transport.driver_type != "sqs":
+            return Facts(app=facts)
         channel = connection.default_channel
         names = list(app.amqp.queues.consume_from)
         queues = []

@@ -26,7 +26,7 @@ def serve(
     host: str,
     port: int,
     *,
-    metrics: Callable[[], tuple[bytes, str]],
+    metrics: Callable[[], tuple[bytes, str]] | None,
     faults: Callable[[], list[str]],
 ) -> ThreadingHTTPServer:
     """Answer in a thread; ``shutdown()`` and ``server_close()`` of what is returned end it.
@@ -34,7 +34,7 @@ def serve(
     Arguments:
         host: address to listen on.
         port: 0 = one that is free; ``server_port`` tells which.
-        metrics: returns the page and its content type.
+        metrics: returns the page and its content type; ``None``: there is none.
         faults: what does not turn; ``/healthz`` answers 200 if it is empty, else 503.
 
     Raises:
@@ -46,10 +46,11 @@ def serve(
         timeout = _CLIENT_SECONDS  # one that sends nothing must not keep its thread
 
         def do_GET(self) -> None:
-            if self.path.split("?")[0] == "/metrics":
+            path = self.path.split("?")[0]
+            if path == "/metrics" and metrics is not None:
                 body, content_type = metrics()
                 self._respond(200, body, content_type)
-            elif self.path == "/healthz":
+            elif path == "/healthz":
                 found = faults()
                 self._respond(503 if found else 200, ("; ".join(found) or "ok").encode(), _TEXT)
             else:

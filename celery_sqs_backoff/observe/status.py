@@ -59,6 +59,8 @@ class QueueStatus:
     in_flight: int | None = None
     #: How many of those no worker knows, if they are the most: then ``waiting`` is not known.
     unaccounted: int = 0
+    #: Whether it has a dead-letter queue, as far as is known.
+    has_dlq: bool = True
     #: How many workers have written what they know of it.
     workers: int = 0
     #: Seconds until SQS deletes the oldest message, because its retention period is over.
@@ -107,6 +109,7 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
         running=0 if in_flight == 0 else None,
         delayed=_number(found, "Delayed"),
         dead_letters=None if dlq_url is None else _messages(calls_of(dlq_url)),
+        has_dlq=dlq_url is not None,
         in_flight=in_flight,
         in_flight_share=None if in_flight is None else in_flight / MAX_IN_FLIGHT_MESSAGES,
         retention_seconds=_integer(found, "MessageRetentionPeriod"),

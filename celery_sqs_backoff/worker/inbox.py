@@ -47,6 +47,7 @@ class Inbox:
             event loop and calls :meth:`drain_events` instead.
         one_at_a_time: delivering a task may block the loop until it ends (solo, gevent).
         on_error: what to do with a message that Celery fails to take.
+        on_turn: called each time Celery, where it has no event loop, looks for messages.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Inbox:
         soon: Callable[[Callable[[], object]], object] | None,
         one_at_a_time: bool,
         on_error: Callable[[Arrival, BaseException], object],
+        on_turn: Callable[[], object] = lambda: None,
     ) -> None:
         self._deliver = deliver
         self._capacity = capacity
@@ -65,6 +67,7 @@ class Inbox:
         self._soon = soon
         self._one_at_a_time = one_at_a_time
         self._on_error = on_error
+        self._on_turn = on_turn
         self._cond = threading.Condition()
         self._arrivals: deque[Arrival] = deque()
         self._will_drain = False
@@ -103,6 +106,7 @@ class Inbox:
         Raises:
             TimeoutError: no message arrived.
         """
+        self._on_turn()
         with self._cond:
             if not self._can_deliver():
                 self._cond.wait(_WAIT_SECONDS)

@@ -145,22 +145,13 @@ class Observation:
         host = str(self._settings.get("prometheus_host") or _DEFAULT_HOST)
         port = int(self._settings["prometheus_port"])
 
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-
         from ..observe.http import serve
-        from ..observe.prometheus import PrometheusRecorder
 
-        registry = CollectorRegistry()
-        self._count_for(PrometheusRecorder(registry))
+        metrics = self._page()
 
         def try_to_serve() -> bool:
             try:
-                server = serve(
-                    host,
-                    port,
-                    metrics=lambda: (generate_latest(registry), CONTENT_TYPE_LATEST),
-                    faults=self._pulse.faults,
-                )
+                server = serve(host, port, metrics=metrics, faults=self._pulse.faults)
             except OSError as exc:
                 if not tries.has_failed:
                     logger.error(
@@ -175,6 +166,19 @@ class Observation:
         tries = _Tries(try_to_serve)
         self._stops.append(tries.stop)
         tries.start()
+
+    def _page(self) -> Callable[[], tuple[bytes, str]] | None:
+        """What returns the page of metrics; ``None``: the library is missing, health is served."""
+        try:
+            from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+            from ..observe.prometheus import PrometheusRecorder
+        except ImportError as exc:
+            logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
+            return None
+        registry = CollectorRegistry()
+        self._count_for(PrometheusRecorder(registry))
+        return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
 
 
 class _Tries:

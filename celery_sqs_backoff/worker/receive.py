@@ -22,6 +22,7 @@ from .keeper import Keeper
 from .lease import Lease, State
 from .messages import Receiver
 from .mix import QueueMix
+from .observation import EVENT_LOOP
 from .poller import Poller
 from .providers import fleet_of, provider_name_of, providers_routed_to, sharing_of
 from .strategy import is_kept_back_at_start, takes_leases
@@ -76,6 +77,7 @@ class Receive:
             soon=_soon(consumer.hub),
             one_at_a_time=_blocks(consumer.pool),
             on_error=self._on_error,
+            on_turn=lambda: keeper.pulse.turned(EVENT_LOOP),
         )
         self.receiver.deliver = self._inbox.put
         self.receiver.keep = lambda lease, headers, what: unreadable.keep(

@@ -198,6 +198,7 @@ class Aftermath:
             self.chord = chord(header, app=stage.app)(body)
             stage.wait_until_settled()
             eventually(lambda: self.chord.ready(), timeout=30)
+            eventually(lambda: "sqs_backoff.finding: W002" in worker.log(), timeout=30)
             self.log = worker.log()
         self.dead = {d.record["id"]: d for d in stage.dead_letters() if d.record}
         self.dead_of_twice = {d.record["id"]: d for d in stage.dead_letters(self.twice) if d.record}

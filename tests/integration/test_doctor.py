@@ -248,6 +248,17 @@ def test_a_queue_that_cannot_be_read_is_no_good_queue(
     assert "cannot read queue mails: EndpointConnectionError" in result.output
 
 
+def test_a_list_of_brokers_is_looked_at(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
+) -> None:
+    """Celery takes one, for failover; nothing was looked at, and all was well."""
+    queue = broken(DelaySeconds="60")
+    diagnose(queues=(queue,))
+    app.conf.broker_url = [app.conf.broker_url]
+    app.conf.broker_read_url = None
+    assert ids(diagnose("--format", "json")) == ["W015"]
+
+
 def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> None:
     app.conf.update(broker_url="sqs://key:hunter2@127.0.0.1:1//", worker_send_task_events=True)
     result = diagnose("--offline", "--format", "json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -68,6 +69,19 @@ def test_a_store_that_cannot_work_is_an_error_by_name(
     assert why in error.msg
     assert "hunter2" not in error.msg
     assert store_checks.check_store_answers(None) == [], "it is said once"
+
+
+def test_a_store_whose_library_is_missing_here_stops_no_migration(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``migrate`` runs the checks, in an image that has not all that workers have."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
+    [warning] = store_checks.check_store(None)
+    assert (warning.id, warning.is_serious()) == ("celery_sqs_backoff.W043", False)
+    assert "redis is not installed" in warning.msg
+    [error] = store_checks.check_store_answers(None)
+    assert error.id == "celery_sqs_backoff.E041"
 
 
 def test_an_app_that_is_not_installed_is_an_error(

@@ -74,6 +74,14 @@ def test_what_is_in_flight_may_run_or_wait(
     assert queue.name[:20] in shown.replace("\n", "")
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
+def test_watching_needs_a_terminal(run: Callable[..., Result], more: tuple[str, ...]) -> None:
+    """A pipe got nothing, for ever; with --json it was one look."""
+    result = run("--watch", *more)
+    assert result.exit_code == 2
+    assert "--watch needs a terminal" in result.stderr
+
+
 def test_a_queue_that_cannot_be_read_is_named(run: Callable[..., Result], app: Celery) -> None:
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.broker_transport_options = {
@@ -169,6 +177,7 @@ def test_watching_ends_with_ctrl_c(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("celery_sqs_backoff.commands.status.time.sleep", sleep)
+    monkeypatch.setattr("celery_sqs_backoff.commands.status._has_terminal", lambda: True)
     result = run("--watch", "--interval", "3")
     assert result.exit_code == 0, result.output
     assert looks == [3, 3], "two looks after the first"

@@ -23,6 +23,7 @@ class Worker:
         self.errors: list[tuple[str, str]] = []
         self.stopping = False
         self.starts = True
+        self.turns = 0
         self.inbox = Inbox(
             deliver=self._deliver,
             capacity=self.capacity,
@@ -30,6 +31,7 @@ class Worker:
             soon=self.soon.append if has_loop else None,
             one_at_a_time=one_at_a_time,
             on_error=lambda arrival, exc: self.errors.append((arrival.tag, type(exc).__name__)),
+            on_turn=self._note_turn,
         )
 
     def _deliver(self, arrival: Arrival) -> None:
@@ -38,6 +40,9 @@ class Worker:
         self.delivered.append(arrival.tag)
         if self.starts:
             self.capacity.started(arrival.tag)
+
+    def _note_turn(self) -> None:
+        self.turns += 1
 
     def put(self, tag: str, state: State = State.HELD) -> Any:
         lease = SimpleNamespace(state=state, keeps_place=False)
@@ -152,3 +157,12 @@ def test_without_a_loop_celery_waits_for_messages_here(monkeypatch: pytest.Monke
     monkeypatch.setattr("celery_sqs_backoff.worker.inbox._WAIT_SECONDS", 0)
     with pytest.raises(TimeoutError):
         worker.inbox.drain_events()
+
+
+def test_a_loop_without_events_turns_when_it_looks_for_messages() -> None:
+    """gevent's and eventlet's timers run beside Celery's loop, also while that hangs."""
+    worker = Worker(has_loop=False)
+    worker.put("a")
+    assert worker.turns == 0
+    worker.inbox.drain_events()
+    assert worker.turns == 1

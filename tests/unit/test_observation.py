@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from celery import Celery
@@ -86,6 +88,24 @@ def test_a_port_that_is_taken_is_had_when_it_is_free(
     assert caplog.text.count("no_metrics: port") == 1, "said once"
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
     assert b"sqs_backoff_runs_total" in page.read()
+
+
+def test_health_is_served_where_the_library_for_metrics_is_missing(
+    observe: Callable[..., Observation],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a probe that asks for it would restart the worker for ever."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    observe(prometheus_port=port)
+    assert "sqs_backoff.no_metrics: builtins.ModuleNotFoundError" in caplog.text
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz?by=kubelet", timeout=5)
+    assert page.read() == b"ok"
+    with pytest.raises(HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
 
 
 def test_a_worker_that_ends_first_tries_no_more(

@@ -3,12 +3,14 @@
 * ``celery_sqs_backoff.E040``: the store, its database alias or another setting of it is invalid.
 * ``celery_sqs_backoff.E041``: the store does not answer, or its table is missing.
 * ``celery_sqs_backoff.W042``: records on a shared store are not signed.
+* ``celery_sqs_backoff.W043``: the store's library, or the Region, is missing where this runs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from botocore.exceptions import NoRegionError
 from celery import current_app
 from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
@@ -25,10 +27,16 @@ def register() -> None:
 
 
 def check_store(app_configs: Any, **_: Any) -> list[Any]:
-    """Check the settings of the store. Asks nobody."""
+    """Check the settings of the store. Asks nobody.
+
+    What only this image or job lacks is a warning: ``migrate`` runs the checks there too.
+    """
     try:
         check_offline(current_app._get_current_object())
     except ImproperlyConfigured as exc:
+        if isinstance(exc.__cause__, ImportError | NoRegionError):
+            hint = "Where workers run it must not be so; check --deploy makes it an error."
+            return [checks.Warning(str(exc), hint=hint, id="celery_sqs_backoff.W043")]
         return [checks.Error(str(exc), id="celery_sqs_backoff.E040")]
     return []
 
@@ -36,7 +44,7 @@ def check_store(app_configs: Any, **_: Any) -> list[Any]:
 def check_store_answers(app_configs: Any, **_: Any) -> list[Any]:
     """Check that the store answers and is migrated, and that its records are signed."""
     app = current_app._get_current_object()
-    if check_store(app_configs):
+    if any(found.is_serious() for found in check_store(app_configs)):
         return []
     found = [checks.Warning(w, id="celery_sqs_backoff.W042") for w in warnings_of(app)]
     try:

@@ -106,3 +106,8 @@ def test_of_an_empty_queue_nothing_is_unknown() -> None:
     text = said(replace(empty, in_flight_share=0.0), workers=0)
     assert "?" not in text
     assert text.splitlines()[1].endswith("-")
+    assert "?" not in said(
+        replace(empty, in_flight_share=0.0, dead_letters=None, has_dlq=False), workers=0
+    )
+    denied = replace(empty, in_flight_share=0.0, dead_letters=None)
+    assert "mails: its dead-letter queue cannot be read" in said(denied, workers=0)
