@@ -125,6 +125,13 @@ def test_no_message_is_given_up_unseen(strategy: str) -> None:
     assert result.wasted >= sum(result.dead.values()) > 0
 
 
+def test_a_simulation_ends_with_its_last_message() -> None:
+    """Not with the holds that a recall has cut short: idle polls until then cost requests."""
+    measures = simulate(outage(60.0), STRATEGIES["gate+recall"], seed=1)
+    assert measures.drained_at is not None
+    assert measures.ended_at == measures.drained_at
+
+
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
