@@ -132,6 +132,14 @@ def test_a_simulation_ends_with_its_last_message() -> None:
     assert measures.ended_at == measures.drained_at
 
 
+def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
+    """Ten workers probe ten times a minute, and two messages a minute arrive."""
+    quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
+    result = played(quiet)
+    assert not result.dead
+    assert result.receives_max <= played(quiet, "full-jitter").receives_max
+
+
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
