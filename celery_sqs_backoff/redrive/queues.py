@@ -118,11 +118,8 @@ class Endpoint:
     def depth(self) -> Depth:
         """Ask SQS how many messages there are. Raises what :meth:`attributes` does."""
         found = self.attributes()
-        stem = "ApproximateNumberOfMessages"
-        visible, hidden, delayed = (
-            int(found.get(stem + kind, 0)) for kind in ("", "NotVisible", "Delayed")
-        )
-        return Depth(visible, hidden, delayed)
+        stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
+        return Depth(*(int(found.get(stem + kind, 0)) for kind in kinds))
 
     def sources(self) -> list[Endpoint]:
         """Return the queues that have this one as their dead-letter queue, as SQS lists them.
@@ -247,10 +244,11 @@ class Broker:
         return found
 
     def _named(self, name: str, shown: str, arn: QueueArn | None = None) -> Endpoint:
+        in_sqs = name != shown  # of a URL or an ARN: whatever else Celery calls so
         if not is_queue_name(name):
             raise _no_such_queue(shown)
         unread: dict[str, RedriveUnreachable] = {}
-        predefined = self._predefined(name) or self._beside_predefined(name, unread)
+        predefined = self._predefined(name, in_sqs) or self._beside_predefined(name, unread)
         if arn is not None and arn in predefined:
             return predefined[arn]
         if len(predefined) > 1:
@@ -259,17 +257,18 @@ class Broker:
             )
         if predefined:
             return _certain(next(iter(predefined.values())), arn, unread)
-        for candidate in dict.fromkeys((self._channel.canonical_queue_name(name), name)):
+        in_celery = name if in_sqs else self._channel.canonical_queue_name(name)
+        for candidate in dict.fromkeys((in_celery, name)):
             if (candidate_url := self._url(candidate)) is not None:
                 found = self._existing(candidate_url, None)
                 if found is not None:
                     return _certain(found[0], arn, unread)
         raise next(iter(unread.values()), _no_such_queue(shown))
 
-    def _predefined(self, name: str) -> dict[QueueArn, Endpoint]:
+    def _predefined(self, name: str, in_sqs: bool) -> dict[QueueArn, Endpoint]:
         """By the key, or else by the name in the URL, which several Regions can have."""
         queues: dict[str, Any] = self._channel.predefined_queues
-        keys = [key for key in queues if key == name] or [
+        keys = [key for key in queues if key == name and not in_sqs] or [
             key for key, queue in queues.items() if queue["url"].rpartition("/")[2] == name
         ]
         existing = (self._existing(queues[key]["url"], key) for key in keys)
@@ -297,7 +296,7 @@ class Broker:
         return siblings
 
     def _same(self, found: Endpoint, wanted: QueueArn, shown: str) -> Endpoint:
-        if found.arn.sibling(wanted.name) != wanted:
+        if found.arn != wanted:
             raise RedriveRefused(
                 f"Queue {shown!r} is not in the account and Region of the app's broker: there,"
                 f" {found.name} is {found.arn}."

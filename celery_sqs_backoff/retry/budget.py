@@ -6,6 +6,7 @@ Plain numbers only: what SQS has to say about a message, ``sqs.visibility`` turn
 from __future__ import annotations
 
 import logging
+import math
 import random
 from dataclasses import dataclass
 from enum import Enum
@@ -20,11 +21,16 @@ __all__ = [
     "draw_delay",
     "exhausted",
     "exhausted_before_run",
+    "longest_hold",
     "receives_needed",
     "tolerant",
 ]
 
 logger = logging.getLogger(__name__)
+
+#: A message that is hidden comes due again so long before the end of ``retry_for``, or this share
+#: of it if that is less, and runs: SQS shows it a little late, and the worker may be busy.
+LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 #: Instead of a policy of the user's that fails.
 _FALLBACK = FullJitter()
@@ -115,6 +121,20 @@ def exhausted_before_run(
     if crashes > 0 and standing.is_overdue:
         return GiveUpReason.MAX_RECEIVE_COUNT
     return None
+
+
+def longest_hold(standing: Standing, *, retry_for: float | None) -> float:
+    """Most seconds that a message may be hidden without running; none are left if 0 or less.
+
+    None when SQS is about to delete it; and at the end of ``retry_for``, so that it runs once more
+    before it is given up: its provider may be back.
+    """
+    if standing.is_expiring:
+        return 0.0
+    if retry_for is None:
+        return math.inf
+    last_run = min(LAST_RUN_SECONDS, LAST_RUN_SHARE * retry_for)
+    return retry_for - last_run - standing.elapsed
 
 
 def receives_needed(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ..retry import budget
 from ..sqs.delivery import Delivery
 from ..sqs.visibility import standing
@@ -63,7 +61,5 @@ def visibility_delay(scenario: Scenario, message: Message, now: float, delay: fl
 
 
 def longest_hold(scenario: Scenario, message: Message, now: float) -> float:
-    """Most seconds that the gate may hide a message: until its budget ends."""
-    if scenario.task.retry_for is None or message.first_received_at is None:
-        return math.inf
-    return max(1.0, message.first_received_at + scenario.task.retry_for - now)
+    """Most seconds that the gate may hide a message; none are left if 0 or less."""
+    return budget.longest_hold(_standing(scenario, message, now), retry_for=scenario.task.retry_for)

@@ -135,21 +135,25 @@ class Gate(Strategy):
                 return Told(dead=reason)
         control = self.control
         self._retry_after, self._keeps_its_delay = None, False
-        # At the receive after the last one the queue would move it.
-        if control.is_quiet or message.receives == self.scenario.max_receive_count:
+        if control.is_quiet:
             control.look_quietly(message.id, now)
             return RUN
+        # At the receive after the last one the queue would move it.
+        must_stay = message.receives == self.scenario.max_receive_count
+        longest = budgets.longest_hold(self.scenario, message, now)
+        longest_here = longest_wait(
+            is_returned=message.receives > 1, is_alone=False, must_stay=must_stay
+        )
         look = control.look(
             message.id,
             now,
             policy=self.task.backoff,
             looks=message.receives,
-            longest=budgets.longest_hold(self.scenario, message, now),
+            longest=max(1.0, longest),
             ahead=waiting,
-            longest_wait=longest_wait(
-                is_returned=message.receives > 1, is_alone=False, must_stay=False
-            ),
+            longest_wait=longest_here if longest > 0 else 0.0,
             recallable=self._is_recallable,
+            is_last=longest <= 0 or must_stay,
         )
         if look.hide_seconds is None:
             return WAIT if look.waits else RUN
@@ -192,13 +196,12 @@ class Recall(Gate):
                 self._hidden = {k: v for k, v in self._hidden.items() if k in kept}
 
     def delayed(self, message: Message, delay: float, now: float) -> float:
-        longest = budgets.longest_hold(self.scenario, message, now)
         return self.control.delay_after_failure(
             delay,
             now,
             policy=self.task.backoff,
             looks=message.receives,
-            longest=max(1.0, longest - 1),
+            longest=max(delay, budgets.longest_hold(self.scenario, message, now)),
             recallable=self._is_recallable,
         )
 

@@ -201,6 +201,8 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
     def send_in_time(request: Any) -> Any:
         longest = seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND
         sent = call_in_time(partial(send, request), seconds=longest)
+        if sent is None:  # no thread is left: botocore's own timeouts must do
+            return send(request)
         if not sent.done():
             raise ReadTimeoutError(endpoint_url=request.url)
         return sent.result()

@@ -12,7 +12,7 @@ from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
-from ..retry.budget import tolerant
+from ..retry.budget import Standing, longest_hold, tolerant
 from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import Options
 from ..retry.outcomes import Outcome
@@ -23,10 +23,6 @@ from .lease import Lease, Turn
 from .pacing import Pace, Paced, Pacer, Turns
 
 __all__ = ["Gate", "Owner"]
-
-#: A message that is hidden comes due again so long before the end of ``retry_for``, or this share
-#: of it if that is less, and runs: SQS shows it a little late, and the worker may be busy.
-LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 
 class Owner(Protocol):
@@ -73,7 +69,7 @@ class Gate:
         """Hide a message that has come due without running it, if the provider says so.
 
         Not on the last receive that the queue allows, because SQS would move the message at the
-        next one, and not one that has no time left, see :func:`_longest_hold`: it runs once more.
+        next one, and not one that has no time left, see ``retry.budget``: it runs once more.
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
@@ -247,24 +243,16 @@ def _has_slot(lease: Lease, now: float) -> bool:
 
 
 def _longest_hold(lease: Lease, options: Options, today: float) -> float:
-    """Most seconds that a message may be hidden without running; none are left if 0 or less.
-
-    None when SQS is about to delete it; and at the end of ``retry_for``, so that it runs once more
-    before it is given up: the provider may be back since the last probe.
-    """
-    delivery = lease.delivery
-    state = standing(delivery, retries=delivery.earlier_runs, now=today)
-    if state.is_expiring:
-        return 0.0
-    if options.retry_for is None:
-        return math.inf
-    last_run = min(LAST_RUN_SECONDS, LAST_RUN_SHARE * options.retry_for)
-    return options.retry_for - last_run - state.elapsed
+    return longest_hold(_standing(lease, today), retry_for=options.retry_for)
 
 
 def _seconds_left(lease: Lease, options: Options, today: float) -> float:
     """Seconds of ``retry_for`` that a message has left."""
     if options.retry_for is None:
         return math.inf
+    return options.retry_for - _standing(lease, today).elapsed
+
+
+def _standing(lease: Lease, today: float) -> Standing:
     delivery = lease.delivery
-    return options.retry_for - standing(delivery, retries=delivery.earlier_runs, now=today).elapsed
+    return standing(delivery, retries=delivery.earlier_runs, now=today)

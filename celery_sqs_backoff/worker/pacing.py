@@ -9,6 +9,7 @@ messages in line. A store that is away, or slow, costs a share of the rate, neve
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,8 +27,11 @@ __all__ = ["Pace", "Paced", "Pacer", "Turns"]
 
 logger = get_logger(__name__)
 
-#: A store that has not answered by then is taken to be away.
+#: A store that has answered nobody for so long is taken to be away.
 _PATIENCE_SECONDS: Final = 1.0
+
+#: One that answers others, too slowly for so many lines, is away for those that wait for longer.
+_LONGEST_PATIENCE_SECONDS: Final = 10.0
 
 #: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 10.0
@@ -146,6 +150,7 @@ class Pacer:
         self._turns: dict[Turns, None] = {}
         self._to_ask: dict[Pace, None] = {}
         self._threads: list[threading.Thread] = []
+        self._answered_at = -math.inf
         self._is_stopping = False
 
     def join(self, pace: Pace, paced: Paced, longest: float) -> None:
@@ -230,7 +235,7 @@ class Pacer:
             return
         if pace.waiting_since is None:
             pace.waiting_since = now
-        elif now - pace.waiting_since >= _PATIENCE_SECONDS:
+        elif now >= self._patience_ends(pace.waiting_since):
             self._note_away(pace, now, "no answer")
         if pace.away_until is not None:
             pace.give_local(now, 1 / pace.workers)
@@ -238,13 +243,18 @@ class Pacer:
             self._to_ask[pace] = None
             self._wanted.notify()
 
+    def _patience_ends(self, waiting_since: float) -> float:
+        """When the store is away for a line. Lines are asked for in turn: an answer is progress."""
+        silent_since = max(waiting_since, self._answered_at)
+        return min(silent_since + _PATIENCE_SECONDS, waiting_since + _LONGEST_PATIENCE_SECONDS)
+
     def _pause(self) -> float | None:
         """Seconds until a message may start, or a store's answer is overdue."""
         now = self._clock()
         times = [at for pace in self._busy if (at := pace.line.next_at()) is not None]
         times += [turns.next_at(now) for turns in self._turns]
         times += [
-            pace.waiting_since + _PATIENCE_SECONDS
+            self._patience_ends(pace.waiting_since)
             for pace in self._busy
             if pace.waiting_since is not None
         ]
@@ -285,6 +295,7 @@ class Pacer:
                 self._changed.notify()
             return
         with self._lock:
+            self._answered_at = self._clock()
             pace.workers = max(1, taken.workers)
             if pace.away_until is None:
                 pace.give_shared(taken, asked_at, self._clock())

@@ -461,6 +461,51 @@ def test_a_canary_of_a_shared_dead_letter_queue_knows_what_is_usual_in_each_main
     assert world.bodies(other)["usual"] == 1
 
 
+def count_late(world, endpoint, seconds):
+    """Let SQS's count of a queue be that of some seconds ago."""
+    queue, wait = world.sqs.queues[endpoint.url], world.turns.wait
+    exact, known = queue.counts, [(float("-inf"), queue.counts())]
+
+    def note_and_wait(time_):
+        known.append((world.clock(), exact()))
+        wait(time_)
+
+    world.turns.wait = note_and_wait
+    queue.counts = lambda: next(
+        counts for at, counts in reversed(known) if at <= world.clock() - seconds
+    )
+
+
+def test_a_canary_is_not_gone_because_sqs_has_not_counted_it_yet(world):
+    """After two seconds it had passed, with no worker there, and all the others followed."""
+    world.fill(*bodies(20))
+    count_late(world, world.main, 55)
+    report = world.redrive(canary=5, canary_timeout=300)
+    assert (report.ended, report.sent) == (Ended.GATE, 5)
+    assert "has not left" in report.detail
+
+
+def test_a_canary_is_not_back_because_sqs_still_counts_what_was_deleted(world):
+    """It was stopped by "5 of the 5 canary messages came back"."""
+    world.fill(*bodies(20))
+    count_late(world, world.source, 55)
+
+    def consume(event):
+        if isinstance(event, CanarySent):
+            world.sqs.queues[world.main.url].messages.clear()
+
+    world.on_event = consume
+    report = world.redrive(canary=5)
+    assert (report.ended, report.sent) == (Ended.DONE, 20), report.detail
+
+
+def test_a_canary_with_a_short_timeout_is_judged_by_then(world):
+    world.fill(*bodies(20))
+    began = world.clock()
+    assert world.redrive(canary=5, canary_timeout=10).ended is Ended.GATE
+    assert world.clock() - began < 15
+
+
 def test_a_read_that_fails_once_does_not_end_a_canary(world):
     world.fill(*bodies(20))
 

@@ -239,6 +239,52 @@ def test_a_queue_is_the_one_that_celery_calls_so(broker):
     assert found.find("mail").name == "prod-mail"
 
 
+BOTH = {
+    "mail": "mail-dlq", "mail-dlq": None,
+    "staging-mail": "staging-mail-dlq", "staging-mail-dlq": None,
+}  # fmt: skip
+
+
+def staging(broker, sqs):
+    """Of an app whose ``queue_name_prefix`` is ``staging-``."""
+    found = broker(sqs)
+    found._channel.canonical_queue_name = lambda name: f"staging-{name}"
+    return found
+
+
+@pytest.mark.parametrize("base", [ARN, BASE])
+def test_an_arn_or_url_is_no_name_in_celery(broker, base):
+    """That of ``mail`` was taken for ``staging-mail``: other messages went, or elsewhere."""
+    assert staging(broker, Sqs(**BOTH)).find("mail").name == "staging-mail"
+    route = find_route(staging(broker, Sqs(**BOTH)), f"{base}mail-dlq", to=None, force=False)
+    assert (route.source.name, route.default.name) == ("mail-dlq", "mail")
+    assert staging(broker, Sqs(**BOTH)).find(f"{base}mail").name == "mail"
+    found = broker(Sqs(**BOTH))
+    found._channel.predefined_queues = {"mail": {"url": f"{BASE}staging-mail"}}
+    assert found.find(f"{base}mail").name == "mail"
+
+
+def test_a_dead_letter_queue_without_the_prefix_is_not_its_namesake_with_it(broker):
+    queues = {**BOTH, "staging-mail": "mail-dlq", "staging-bulk": "staging-mail-dlq"}
+    route = find_route(staging(broker, Sqs(**queues)), "mail", to=None, force=False)
+    assert route.source.name == "mail-dlq"
+
+
+def test_the_dead_letter_queue_of_a_queue_is_not_looked_for_under_another_name(broker):
+    """Asked for ``staging-staging-mail-dlq``, SQS denies it: no policy names it."""
+    sqs = Sqs(**BOTH)
+    exists = sqs.get_queue_url
+
+    def get_queue_url(*, QueueName):  # noqa: N803
+        if QueueName not in BOTH:
+            raise error("AccessDenied", 403)
+        return exists(QueueName=QueueName)
+
+    sqs.get_queue_url = get_queue_url
+    route = find_route(staging(broker, sqs), "mail", to=None, force=False)
+    assert route.source.name == "staging-mail-dlq"
+
+
 def forbid(sqs, *names, code="AccessDenied"):
     read = sqs.get_queue_attributes
 

@@ -103,6 +103,38 @@ def test_a_slow_store_is_not_waited_for() -> None:
     assert scene.started == ["a"]
 
 
+def test_a_store_that_answers_one_tenant_after_another_is_not_away() -> None:
+    scene = Scene(Fleet())
+    tenants = [Pace(f"mail[{i}]", 10.0, scene.fleet) for i in range(300)]
+    waiting = Paced(lambda slot: None, lambda until: None, lambda: False)
+    for pace in tenants:
+        scene.pacer.join(pace, waiting, 9.0)
+    scene.step()
+    for pace in tenants:
+        scene.now += 0.01
+        scene.step()
+        assert pace.away_until is None
+        scene.pacer.ask(pace, pace.line.missing)
+
+
+def test_a_store_that_answers_too_slowly_for_all_tenants_is_away_for_the_last() -> None:
+    scene = Scene(Fleet())
+    tenants = [Pace(f"mail[{i}]", 10.0, scene.fleet) for i in range(30)]
+    waiting = Paced(lambda slot: None, lambda until: None, lambda: False)
+    for pace in tenants:
+        scene.pacer.join(pace, waiting, 9.0)
+    scene.step()
+    for pace in tenants:
+        scene.now += 0.9 * pacing._PATIENCE_SECONDS
+        scene.step()
+        if pace.away_until is None:
+            scene.pacer.ask(pace, pace.line.missing)
+            scene.step()
+    assert tenants[0].away_until is None
+    assert tenants[-1].away_until is not None
+    assert all(not len(pace.line) for pace in tenants), "nobody waits for longer"
+
+
 def test_a_store_that_is_back_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet()
     fleet.error = StoreUnavailable("away")

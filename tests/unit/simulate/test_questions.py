@@ -193,7 +193,7 @@ def test_jitter_alone_is_suggested_where_it_is_enough() -> None:
 
 def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
     found = suggest(
-        Scenario(arrivals=Arrivals(rate=0.5)), Goals(survive=3600.0, drain=240.0, calls=10.0)
+        Scenario(arrivals=Arrivals(rate=0.5)), Goals(survive=3600.0, drain=280.0, calls=10.0)
     )
     assert found is not None
     assert found.provider

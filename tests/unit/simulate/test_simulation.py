@@ -118,6 +118,13 @@ def test_a_budget_that_ends_during_the_outage_gives_up_by_name() -> None:
         assert measures.first_dead_at <= 700
 
 
+@pytest.mark.parametrize("strategy", ["gate", "gate+recall"])
+def test_no_message_is_given_up_unseen(strategy: str) -> None:
+    """As in a worker, which lets it run once more before its ``retry_for`` is over."""
+    result = played(outage(3600.0, rate=0.3).with_task(retry_for=600.0), strategy)
+    assert result.wasted >= sum(result.dead.values()) > 0
+
+
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
