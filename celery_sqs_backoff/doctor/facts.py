@@ -166,7 +166,7 @@ class TaskFacts:
             self.backoff,
             retry_for=self.retry_for,
             max_retries=self.max_retries,
-            at_most=MAX_MAX_RECEIVE_COUNT,
+            at_most=MAX_MAX_RECEIVE_COUNT + 1,
         )
 
     @cached_property
