@@ -31,12 +31,12 @@ def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | Non
     return thread
 
 
-def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T]:
+def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
     """Call in another thread, and wait for the end of it no longer than ``seconds``.
 
     Returns:
-        The call. It has ended, or goes on for as long as it takes: ``done()`` says which. If the
-        machine has no thread left, it has been waited for here.
+        The call. It has ended, or goes on for as long as it takes: ``done()`` says which. ``None``
+        if the machine has no thread left: nothing has been called.
     """
     future: Future[T] = Future()
     try:
@@ -44,8 +44,7 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T]:
     except IndexError:
         caller = _Caller()
         if start_daemon("sqs-call", caller.run) is None:
-            _carry_out(future, call)
-            return future
+            return None
     caller.begin(future, call)
     with suppress(NotInTime):
         future.exception(seconds)
@@ -80,14 +79,13 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)
 
 
-def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller | None = None) -> None:
+def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller) -> None:
     try:
         settle = partial(future.set_result, call())
     except BaseException as exc:  # noqa: BLE001  # raised again where the result is asked for
         settle = partial(future.set_exception, exc)
     try:
-        if caller is not None:  # idle before it is known: else who asks next makes one more
-            _idle.append(caller)
+        _idle.append(caller)  # before its end is known: else who asks next makes one more
         settle()
     finally:
         del future, settle  # an exception's traceback has this frame

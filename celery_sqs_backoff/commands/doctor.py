@@ -15,7 +15,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, examine
 from celery_sqs_backoff.version import __version__
 
-from .options import option
+from .options import option, queues_option, select_queues
 
 __all__ = ["COULD_NOT_LOOK", "ERRORS", "HEALTHY", "WARNINGS", "sqs_doctor"]
 
@@ -28,12 +28,16 @@ ERRORS: Final = 2
 #: SQS could not be reached, so the live half was not looked at.
 COULD_NOT_LOOK: Final = 3
 
+#: Queues that the last line names.
+_MOST_NAMES: Final = 5
+
 _EPILOG = """\b
 Exit codes: 0 nothing above info, 1 warnings, 2 errors, 3 could not look.
 
 \b
 Examples:
   celery -A proj sqs-doctor
+  celery -A proj sqs-doctor -Q mails,bulk
   celery -A proj sqs-doctor --explain W010
   celery -A proj sqs-doctor --ignore 'I014=our bodies are small' --format json
   celery -A proj sqs-doctor --offline
@@ -41,6 +45,7 @@ Examples:
 
 
 @click.command("sqs-doctor", cls=CeleryCommand, epilog=_EPILOG)
+@queues_option
 @option("What to look at", "--offline", is_flag=True, help="Ask neither SQS nor the store.")
 @option(
     "What to look at",
@@ -62,7 +67,12 @@ Examples:
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_doctor(
-    ctx: click.Context, offline: bool, ignore: tuple[str, ...], explain: str | None, form: str
+    ctx: click.Context,
+    queues: list[str] | None,
+    offline: bool,
+    ignore: tuple[str, ...],
+    explain: str | None,
+    form: str,
 ) -> None:
     """Check queues, dead-letter queues, tasks and settings; nothing is changed.
 
@@ -82,6 +92,7 @@ def sqs_doctor(
     except (Exception, SystemExit) as exc:  # noqa: BLE001  # of a task, its options or a setting
         click.echo(f"Error: cannot load the app: {why_not_loaded(exc)}", err=True)
         sys.exit(COULD_NOT_LOOK)
+    select_queues(app, queues)
     try:
         facts = facts if offline else look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
@@ -90,7 +101,7 @@ def sqs_doctor(
     findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
     for queue in facts.unread:
         click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
-    subjects = len(facts.queues) - len(facts.unread)
+    subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
     click.echo({"text": _text, "json": _json, "sarif": _sarif}[form](findings, subjects))
     sys.exit(_exit_code(findings, could_look=not facts.unread))
 
@@ -129,7 +140,7 @@ def _explanation(rule: Rule) -> str:
     return f"{rule.id} ({rule.severity.value}): {rule.title}\n\n{rule.why}"
 
 
-def _text(findings: Sequence[Finding], subjects: int) -> str:
+def _text(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
     lines = []
     for finding in findings:
         lines += [
@@ -141,11 +152,19 @@ def _text(findings: Sequence[Finding], subjects: int) -> str:
         lines.append("")
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
     told = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
-    asked = f"{len(RULES)} rules, {subjects} queue{'s' if subjects != 1 else ''}"
+    asked = f"{len(RULES)} rules, {_named(subjects)}"
     return "\n".join([*lines, f"{asked}: {told or 'all well'}"])
 
 
-def _json(findings: Sequence[Finding], subjects: int) -> str:
+def _named(queues: Sequence[str]) -> str:
+    """Which queues were looked at: they need not be those that workers consume."""
+    more = len(queues) - _MOST_NAMES
+    names = ", ".join(queues[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    count = f"{len(queues)} queue{'s' if len(queues) != 1 else ''}"
+    return f"{count} ({names})" if queues else count
+
+
+def _json(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
     return json.dumps({"findings": [finding.as_dict() for finding in findings]}, indent=2)
 
 
@@ -166,7 +185,7 @@ def _fingerprint(finding: Finding) -> str:
 _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def _sarif(findings: Sequence[Finding], subjects: int) -> str:
+def _sarif(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
     """SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html"""
     rules = [
         {

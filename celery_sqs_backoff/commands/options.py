@@ -1,4 +1,4 @@
-"""Options that ``sqs-redrive`` and ``sqs-peek`` share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from celery.bin.base import CeleryOption
+from celery.bin.base import COMMA_SEPARATED_LIST, CeleryOption
 
 from celery_sqs_backoff.redrive.select import OUTCOMES
 
-__all__ = ["has_selection", "ids_of", "option", "selection_options"]
+__all__ = [
+    "has_selection",
+    "ids_of",
+    "option",
+    "queues_option",
+    "select_queues",
+    "selection_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +26,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     """A click option in a section of the help."""
     return click.option(*names, cls=CeleryOption, help_group=group, **settings)
+
+
+#: Which queues a worker consumes is known to its command line alone, without ``task_queues``.
+queues_option = option(
+    "What to look at",
+    *("-Q", "--queues"),
+    type=COMMA_SEPARATED_LIST,
+    metavar="QUEUES",
+    help="Comma-separated queues, as for the worker. Default: task_queues or the default queue.",
+)
+
+
+def select_queues(app: Any, names: Sequence[str] | None) -> None:
+    """Look at the queues that ``-Q`` names, as a worker consumes them; ``None``: the app's own.
+
+    Raises:
+        click.BadParameter: the app has no such queue, and does not create missing ones.
+    """
+    try:
+        app.amqp.queues.select(names)
+    except KeyError as exc:
+        raise click.BadParameter(
+            f"{exc.args[0]!r} is not in task_queues, and task_create_missing_queues is off",
+            param_hint="--queues",
+        ) from None
 
 
 _SELECTION: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -168,7 +168,8 @@ def _line(event: Event, *, show_ids: bool) -> str | None:
         case RateChanged(factor, reason):
             return f"slowed down to {factor:.0%} of the rate: {safe(reason)}"
         case CanarySent(messages):
-            return f"canary of {messages} sent; waiting for it to leave the main queue"
+            waiting = "waiting for it to leave the main queue, which SQS counts a minute late"
+            return f"canary of {messages} sent; {waiting}"
         case CanaryPassed(messages):
             return f"canary of {messages} has passed"
         case Poison(ids, reason) if show_ids:

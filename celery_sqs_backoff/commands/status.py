@@ -26,7 +26,7 @@ from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import find_queue
 from celery_sqs_backoff.units import in_words
 
-from .options import option
+from .options import option, queues_option, select_queues
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -57,12 +57,13 @@ Exit codes: 0 all queues were read, 5 at least one was not, 2 usage.
 \b
 Examples:
   celery -A proj sqs-status
-  celery -A proj sqs-status --watch
+  celery -A proj sqs-status -Q mails,bulk --watch
   celery -A proj sqs-status --json | jq '.queues[] | select(.dead_letters > 0)'
 """
 
 
 @click.command("sqs-status", cls=CeleryCommand, epilog=_EPILOG)
+@queues_option
 @option("Output", "--json", "as_json", is_flag=True, help="One JSON object; null is not known.")
 @option("Output", "--watch", is_flag=True, help="Go on until Ctrl-C, on a terminal.")
 @option(
@@ -76,7 +77,9 @@ Examples:
 )
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
-def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) -> None:
+def sqs_status(
+    ctx: click.Context, queues: list[str] | None, as_json: bool, watch: bool, interval: float
+) -> None:
     """Show the numbers of each queue that the app's workers consume.
 
     SQS counts messages in flight: those that run, wait in a worker, or wait for a retry. Which is
@@ -85,6 +88,7 @@ def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) 
     received.
     """
     app = ctx.obj.app
+    select_queues(app, queues)
     if watch:
         if as_json or not _has_terminal():
             raise click.UsageError("--watch needs a terminal: without it, each call is one look")
@@ -95,6 +99,8 @@ def sqs_status(ctx: click.Context, as_json: bool, watch: bool, interval: float) 
         click.echo(json.dumps(_as_dict(seen)))
         if seen.is_store_away:
             click.echo(f"Error: {seen.why}", err=True)
+        if seen.others and not queues:
+            click.echo(f"Warning: {_not_shown(seen)}", err=True)
     else:
         from rich.console import Console
 
@@ -132,6 +138,8 @@ class _Seen:
     at: float
     workers: int | None
     why: str = ""
+    #: Queues that workers receive from, by their names on SQS, and that nobody has looked at.
+    others: tuple[str, ...] = ()
     #: There is a store, and it could not be read; else nobody has set one, or it was read.
     is_store_away: bool = False
 
@@ -142,7 +150,8 @@ def _look(app: Any) -> _Seen:
     if workers is None:
         return _Seen(queues, [], now, None, why, is_store_away=why != _NO_STORE)
     queues = [with_workers(queue, workers, now=now) for queue in queues]
-    return _Seen(queues, provider_status(workers), now, len(workers))
+    others = {name for worker in workers for name in worker.queues} - {q.sqs_name for q in queues}
+    return _Seen(queues, provider_status(workers), now, len(workers), others=tuple(sorted(others)))
 
 
 def _read(app: Any) -> list[QueueStatus]:
@@ -254,11 +263,17 @@ def _notes(seen: _Seen) -> Iterator[Text]:
     if seen.workers is None:
         yield Text(f"? is not known: {seen.why}", style="dim")
         return
+    if seen.others:
+        yield Text(_not_shown(seen), style="yellow")
     unknown = [q.name for q in seen.queues if not (q.workers or q.is_empty or q.failure)]
     if unknown:
         of = f" of {', '.join(unknown)}" if seen.workers else ""
         why = f"no worker{of} has written within the last minute"
         yield Text(f"? is not known: {why}", style="dim")
+
+
+def _not_shown(seen: _Seen) -> str:
+    return f"not shown: workers also receive from {', '.join(seen.others)}; name queues with -Q"
 
 
 def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:

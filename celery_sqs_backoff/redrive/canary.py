@@ -18,6 +18,10 @@ __all__ = ["Canary"]
 _LOST_SHARE = 0.05
 _POLL_SECONDS = 1.0
 
+#: So late SQS's counts can be.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_GetQueueAttributes.html
+_COUNTED_SECONDS = 60.0
+
 
 class Canary:
     """The first few messages of a run. Make one, send them between the two calls.
@@ -42,6 +46,8 @@ class Canary:
     def watch(self, destinations: Sequence[Endpoint], *, messages: int) -> None:
         """Wait until it has left the main queue; end the run if it does not, or comes back.
 
+        Before SQS has counted it, it has neither left nor come back.
+
         Arguments:
             messages: in the source at the start.
         """
@@ -51,6 +57,10 @@ class Canary:
             return
         book.tell(CanarySent(sent))
         deadline = clock() + self._timeout
+        counted_at = clock() + min(_COUNTED_SECONDS, self._timeout)
+        while (left := counted_at - clock()) > 0:
+            if halt.wait(min(left, _POLL_SECONDS)):
+                return
         quiet = 0
         while quiet < 2:  # twice: SQS's counts are approximate
             if halt.wait(_POLL_SECONDS):

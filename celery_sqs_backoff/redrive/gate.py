@@ -7,8 +7,10 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
+from ..threads import call_in_time
 from .pace import Pace
 
 __all__ = ["Gate", "Probe", "parse_probe"]
@@ -114,18 +116,12 @@ class Gate:
         """Ask the provider; ``None`` if it is well (or nobody is to be asked)."""
         if self._probe is None:
             return None
-        answers: list[str | None] = []
-        thread = threading.Thread(
-            target=lambda probe: answers.append(_why_not(probe)),
-            args=(self._probe,),
-            name="redrive-probe",
-            daemon=True,  # if it hangs, it does so alone
-        )
-        thread.start()
-        thread.join(_PROBE_TIMEOUT_SECONDS)
-        if not answers:
+        asked = call_in_time(partial(_why_not, self._probe), seconds=_PROBE_TIMEOUT_SECONDS)
+        if asked is None:
+            return "the probe was not asked: no thread is left"
+        if not asked.done():  # if it hangs, it does so alone
             return f"the probe has not answered within {_PROBE_TIMEOUT_SECONDS:g} s"
-        return answers[0]
+        return asked.result()
 
     def watch(self, now: float, sent_per_second: float) -> None:
         """Ask the provider if it is time to. Called about once a second, by one thread."""
@@ -142,10 +138,21 @@ class Gate:
     def returned(self, messages: int, *, sent: int, now: float, sent_per_second: float) -> None:
         """Messages sent in this run are back in the source."""
         with self._lock:
-            self._returned += messages
-            why = f"{self._returned} of {sent} messages came back"
-            if self._returned >= max(_RETURNED, _RETURNED_SHARE * sent):
-                self._stop(why)
-            elif now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
+            why = self._note_returned(messages, sent)
+            if why and now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
                 self._halved_at = now
                 self._changed(self._pace.slow_down(now, sent_per_second=sent_per_second), why)
+
+    def returned_at_end(self, messages: int, *, sent: int) -> None:
+        """The same when all is sent: there is no rate to slow down any more."""
+        with self._lock:
+            self._note_returned(messages, sent)
+
+    def _note_returned(self, messages: int, sent: int) -> str | None:
+        """Stop if these are too many; else say how many they are."""
+        self._returned += messages
+        why = f"{self._returned} of {sent} messages came back"
+        if self._returned < max(_RETURNED, _RETURNED_SHARE * sent):
+            return why
+        self._stop(why)
+        return None

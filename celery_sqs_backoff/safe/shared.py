@@ -50,7 +50,8 @@ def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
     """Return what ``ask`` returns, or ``otherwise`` if that takes too long. Raises what it raises.
 
     It is called in another thread, because no client library can be relied on for its
-    timeouts. What takes too long goes on there; until it ends, the store is left alone.
+    timeouts. What takes too long goes on there; until it ends, the store is left alone. If the
+    machine has no thread left, it is not asked at all.
     """
     if not has_store(app):
         return ask()
@@ -58,6 +59,9 @@ def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
         return otherwise
     began = time.monotonic()
     asked = call_in_time(partial(_ask_here, ask), seconds=_WAIT_SECONDS)
+    if asked is None:
+        logger.warning("sqs_backoff.no_thread_left: the store is not asked")
+        return otherwise
     if asked.done():
         return asked.result()
     setattr(app, _HANGING, asked)

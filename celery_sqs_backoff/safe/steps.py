@@ -233,10 +233,8 @@ class Steps:
         if confirm is not None:  # what is sent is what the code names now, not what the record says
             record = loads(text)
             result = loads(self._vault.reveal(record["result"]))
-            try:
-                _bound(confirm, result, record["id"], CONFIRM).apply_async()
-            except Exception as exc:  # whatever the broker's library raises
-                raise NotDispatched("The step's task to confirm it could not be sent") from exc
+            task = _bound(confirm, result, record["id"], CONFIRM)
+            _send(task, "The step's task to confirm it")
         settle(self._vault, key, text, self._dated(loads(text) | {"state": DONE}), KEEP_SECONDS)
 
     # Undoing
@@ -250,10 +248,8 @@ class Steps:
         if sum(len(dumps(task)) for task in undoing) > _MAX_UNDO_CHARACTERS:
             undoing = self._all_undoing(scope["steps"], _RESULT_CHARACTERS)
         if undoing:
-            try:
-                (undoing[0] if len(undoing) == 1 else chain(*undoing, app=self._app)).apply_async()
-            except Exception as exc:  # whatever the broker's library raises
-                raise NotDispatched("The tasks that undo the steps could not be sent") from exc
+            task = undoing[0] if len(undoing) == 1 else chain(*undoing, app=self._app)
+            _send(task, "What undoes the steps")
         self.scope.change(state=CLOSED)
 
     def _all_undoing(self, names: list[str], max_result: int) -> list[Signature]:
@@ -338,6 +334,13 @@ def _bound(signature: Signature, result: object, step: str, what: str) -> Signat
     # The same id whenever it is sent: what that task derives from its id stays the same too.
     task_id = str(uuid5(_NAMESPACE, f"{what} {step}"))
     return signature.clone(args=(result,), task_id=task_id)
+
+
+def _send(task: Signature, what: str) -> None:
+    try:
+        task.apply_async()
+    except Exception as exc:  # whatever the broker's library raises
+        raise NotDispatched(f"{what} could not be sent: {error_site(exc)}") from exc
 
 
 def _check(option: str, signature: object) -> None:

@@ -282,17 +282,19 @@ def _scopes_at(message: str) -> str:
 
 def _scopes_of(vault: Vault, run: Run) -> list[str]:
     texts = (vault.get(_scopes_at(message)) for message in run.messages)
-    listed = (scope for text in texts if text is not None for scope in loads(text))
+    listed = (scope for text in texts if text is not None for scope in loads(vault.reveal(text)))
     return list(dict.fromkeys(listed))
 
 
 def _note_scope(vault: Vault, message: str, scope: str) -> None:
     """List the scope as one that the message works on, for whoever gives the message up."""
-    at, first = _scopes_at(message), dumps([scope])
+    # By its name, by which all of its records are found, and which may be private: hidden.
+    at, first = _scopes_at(message), vault.hide(dumps([scope]))
     there = vault.add(at, first, KEEP_SECONDS)
     while there is not None:
-        listed = loads(there)
+        listed = loads(vault.reveal(there))
         listed += [scope] if scope not in listed else []
-        if settle(vault, at, there, dumps(listed), KEEP_SECONDS):  # kept anew in either case
+        new = vault.hide(dumps(listed))
+        if settle(vault, at, there, new, KEEP_SECONDS):  # kept anew in either case
             return
         there = vault.add(at, first, KEEP_SECONDS)

@@ -19,6 +19,7 @@ from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
 from ..retry.outcomes import Outcome, Verdict, judge, known_verdict
 from ..safe.errors import Busy
+from ..safe.identity import acts_of
 from ..safe.lock import busy_delay
 from ..safe.shared import busy_receives, count_busy
 from ..sqs.visibility import standing, visibility_delay
@@ -150,7 +151,7 @@ class FailedRun:
         final = Final.of(self._request, exc)
         if self._run is None:
             retry = None if final else self._on_another_broker(exc, verdict)
-            if retry is None:
+            if retry is None and not self._is_called_again(exc):
                 self._task._compensate_given_up(may_run_again=False)
             return retry
         word: Word
@@ -208,6 +209,14 @@ class FailedRun:
         ):
             return None
         return _celerys_retry(self._task, exc=exc, countdown=delay, headers=headers)
+
+    def _is_called_again(self, exc: Exception) -> bool:
+        """Whether an eager run has found a lock held before it did anything.
+
+        It has nothing to take back, the holder may go on, and its caller may call it again.
+        """
+        is_idle_eager = self._request.is_eager and not acts_of(self._task)
+        return is_idle_eager and isinstance(exc, Busy)
 
     def _publish_busy(self, exc: Busy) -> Retry | None:
         request = self._request

@@ -163,7 +163,7 @@ class Lease:
             owner=self,
             hidden_seconds=hidden_seconds,
         )
-        if not queue.is_read:  # its visibility timeout may be a short one: renewed at once
+        if queue.receive_timeout_seconds is None:  # its own may be a short one: renewed at once
             self.row.renew_at = received_at
 
     @property

@@ -87,9 +87,32 @@ def ids(result: Result) -> list[str]:
 def test_a_good_queue_is_one_line(
     diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
 ) -> None:
-    result = diagnose(queues=(broken(),))
+    queue = broken()
+    result = diagnose(queues=(queue,))
     assert result.exit_code == doctor.HEALTHY, result.output
-    assert result.stdout == f"{len(RULES)} rules, 1 queue: all well\n"
+    assert result.stdout == f"{len(RULES)} rules, 1 queue ({queue.name}): all well\n"
+
+
+def test_the_queues_that_workers_name_on_their_command_line_are_looked_at(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
+) -> None:
+    """Without task_queues an app knows its default queue alone, which nobody may consume."""
+    unused, bulk, mails = broken(), broken(DelaySeconds="60"), broken()
+    names = f"{bulk.name},{mails.name}"
+    result = diagnose("-Q", names, "--format", "json", queues=(unused, bulk, mails))
+    assert [(f["id"], f["subject"]) for f in json.loads(result.stdout)["findings"]] == [
+        ("W015", bulk.name)
+    ]
+    assert f"2 queues ({bulk.name}, {mails.name}): 1 warning" in diagnose("-Q", names).stdout
+
+
+def test_a_queue_that_the_app_does_not_have_is_refused(
+    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
+) -> None:
+    app.conf.task_create_missing_queues = False
+    result = diagnose("-Q", "absent", queues=(broken(),))
+    assert result.exit_code == 2
+    assert "'absent' is not in task_queues" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ def test_a_canary_that_leaves_the_main_queue_lets_the_others_follow(stage):
         if isinstance(event, Sent):
             stage.take(stage.queue)
 
-    report = stage.redrive(canary=5, on_event=consume)
+    report = stage.redrive(canary=5, canary_timeout=3, on_event=consume)
     assert report.sent == 40
     passed = [i for i, event in enumerate(stage.events) if isinstance(event, CanaryPassed)]
     assert len(passed) == 1
@@ -356,7 +356,7 @@ def test_a_canary_that_comes_back_stops_the_redrive(stage):
         if isinstance(event, Sent):
             stage.fill(*(message["Body"] for message in stage.take(stage.queue)))
 
-    report = stage.redrive(canary=5, on_event=bounce)
+    report = stage.redrive(canary=5, canary_timeout=3, on_event=bounce)
     assert (report.sent, report.ended, report.returned) == (5, Ended.GATE, 5)
 
 
@@ -494,7 +494,13 @@ def test_a_load_with_a_canary_and_a_filter_leaves_none_out(stage, tmp_path: Path
             stage.take(stage.queue)
 
     report = stage.redrive(
-        None, load=tmp_path / "a", task="wanted", canary=1, threads=1, on_event=consume
+        None,
+        load=tmp_path / "a",
+        task="wanted",
+        canary=1,
+        canary_timeout=3,
+        threads=1,
+        on_event=consume,
     )
     assert (report.sent, report.skipped, report.ended) == (8, 11, Ended.DONE)
 

@@ -315,6 +315,28 @@ def test_the_command_sends_what_is_left(mail: Any, broker: Broker, tmp_path: Pat
     assert out.read_text() == "1 sent\n"
 
 
+def test_without_the_projects_app_nothing_is_sent_to_the_broker_of_another(
+    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery makes an app up where the project has imported none: another broker, or queue."""
+    from django.core.management import CommandError, call_command
+    from django.db import transaction
+
+    from celery_sqs_backoff.contrib.django.checks import check_app
+
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    monkeypatch.setattr(_state, "default_app", None)
+    monkeypatch.setenv("CELERY_BROKER_URL", "memory://")
+    broker.is_down = True
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    let_claims_end()
+    with pytest.raises(CommandError, match="__init__"):
+        call_command("sqs_backoff_outbox", stdout=StringIO())
+    assert left() == 1
+    assert [message.id for message in check_app(None)] == ["celery_sqs_backoff.W035"]
+
+
 def test_inside_a_transaction_nothing_is_sent_that_a_rollback_would_bring_back(
     mail: Any, broker: Broker
 ) -> None:

@@ -14,6 +14,7 @@ from kombu import Queue
 from kombu.transport.SQS import Channel
 
 from celery_sqs_backoff.commands import status
+from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 
 if TYPE_CHECKING:
@@ -112,6 +113,23 @@ def test_a_queue_that_does_not_exist_hides_no_other(
     assert result.exit_code == status.COULD_NOT_READ
     assert [found["ready"] for found in json.loads(result.stdout)["queues"]] == [0, None]
     assert "cannot read queue absent: QueueDoesNotExist" in result.stderr
+
+
+def test_the_queues_that_workers_name_on_their_command_line_are_shown(
+    run: Callable[..., Result], app: Celery, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without task_queues an app knows its default queue alone, which nobody may consume."""
+    app.conf.task_default_queue = "unused"
+    told = WorkerNow(queues={queue.name: QueueNow(running=1)})
+    monkeypatch.setattr(status, "_workers", lambda app: ([told], ""))
+    result = run("--json")
+    assert [found["name"] for found in json.loads(result.stdout)["queues"]] == ["unused"]
+    assert f"workers also receive from {queue.name}; name queues with -Q" in result.stderr
+    assert "not shown: workers also receive from" in run().stdout
+    result = run("--json", "-Q", queue.name)
+    assert result.exit_code == status.DONE
+    assert [found["name"] for found in json.loads(result.stdout)["queues"]] == [queue.name]
+    assert "not shown" not in result.stderr + run("-Q", queue.name).stdout
 
 
 def test_queues_of_the_same_credentials_share_a_client(

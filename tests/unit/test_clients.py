@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -95,6 +96,14 @@ def test_a_response_that_drips_does_not_keep_a_call_for_ever(
     client = getattr(attached(channel)._pair(url), kind)
     with pytest.raises(ReadTimeoutError):
         client.receive_message(QueueUrl=url)
+
+
+def test_without_a_thread_left_a_call_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would be renewed or settled any more. botocore's own timeouts end it."""
+    monkeypatch.setattr(clients_module, "call_in_time", lambda call, seconds: None)
+    session = SimpleNamespace(send=lambda request: f"response to {request.body}")
+    clients_module._end_in_time(session, 1.0)
+    assert session.send(SimpleNamespace(body="request")) == "response to request"
 
 
 def test_a_call_has_its_end_within_half_of_the_usual_visibility_timeout() -> None:

@@ -131,9 +131,10 @@ def test_a_queue_whose_attributes_are_not_known_hides_for_as_long_as_it_says_its
     assert bench.keeper.seconds_to_receive_for(Queue(URL, **unknown)) is None
 
 
-def test_a_message_of_a_queue_that_could_not_be_read_yet_is_renewed_at_once(bench):
+@pytest.mark.parametrize("unknown", [{"is_assumed": True}, {"is_read": False}])
+def test_a_message_of_a_queue_that_is_not_known_is_renewed_at_once(bench, unknown):
     """The queue's own visibility timeout may be a few seconds."""
-    bench.lease(Queue(URL, is_read=False))
+    bench.lease(Queue(URL, **unknown))
     bench.turn()
     assert bench.sqs.asked(HIDE) == [[("h0", 30)]]
 

@@ -1,5 +1,6 @@
 """What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
 
+import gc
 import json
 import random
 import threading
@@ -31,6 +32,7 @@ from celery_sqs_backoff.redrive.events import (
     Started,
 )
 from celery_sqs_backoff.redrive.halt import Halt
+from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.redrive.pace import Pace
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
@@ -216,6 +218,57 @@ def test_messages_that_come_back_take_no_others_place(world):
     assert (report.sent, report.returned, report.poison) == (100, 9, 9)
     assert set(world.bodies(world.source)) == set(world.bodies(world.source))
     assert len(ids(world, Poison)) == 9
+
+
+@pytest.mark.parametrize(
+    ("back", "ended"),
+    [
+        pytest.param(0, Ended.DONE, id="none"),
+        pytest.param(5, Ended.DONE, id="a few"),
+        pytest.param(100, Ended.GATE, id="all"),
+    ],
+)
+def test_what_came_back_behind_all_others_is_seen_at_the_end(world, back, ended):
+    """SQS hands out in about the order of sending. The run had sent all, and said that all was
+    well. Another's dead letters, which came in meanwhile, stay, and are visible at once."""
+    world.fill(*bodies(100))
+    left = back
+
+    def bounce(event):
+        nonlocal left
+        if not isinstance(event, Sent):
+            return
+        world.fill(f"new {len(world.events)}")
+        queue = world.sqs.queues[world.main.url]
+        for message in list(queue.messages)[:left]:
+            queue.messages.remove(message)
+            world.fill(message.body, MessageAttributes=message.attributes)
+            left -= 1
+
+    world.on_event = bounce
+    report = world.redrive()
+    assert (report.sent, report.returned, report.poison) == (100, back, back)
+    assert (report.ended, len(ids(world, Poison))) == (ended, back)
+    assert report.looked_at == 100 + back
+    assert report.remaining == back + 10
+    answer = world.sqs.receive_message(QueueUrl=world.source.url, MaxNumberOfMessages=10)
+    assert len(answer["Messages"]) == 10
+
+
+def test_what_others_have_brought_is_not_kept_in_memory(world, monkeypatch):
+    """A backlog that had grown while the run went on was held whole, bodies and all."""
+    world.fill(*bodies(10))
+    at_once, give_back = [], Sweep.give_back
+
+    def count(sweep, handles):
+        at_once.append(sum(isinstance(found, DeadLetter) for found in gc.get_objects()))
+        give_back(sweep, handles)
+
+    monkeypatch.setattr(Sweep, "give_back", count)
+    world.on_event = lambda event: isinstance(event, Sent) and world.fill(*bodies(500, 10))
+    assert world.redrive().remaining == 500
+    assert max(at_once) < 100
+    assert len(world.sqs.queues[world.source.url].in_flight()) == 0
 
 
 @pytest.fixture
@@ -459,6 +512,51 @@ def test_a_canary_of_a_shared_dead_letter_queue_knows_what_is_usual_in_each_main
     report = world.redrive(canary=8)
     assert (report.ended, report.sent) == (Ended.DONE, 10), report.detail
     assert world.bodies(other)["usual"] == 1
+
+
+def count_late(world, endpoint, seconds):
+    """Let SQS's count of a queue be that of some seconds ago."""
+    queue, wait = world.sqs.queues[endpoint.url], world.turns.wait
+    exact, known = queue.counts, [(float("-inf"), queue.counts())]
+
+    def note_and_wait(time_):
+        known.append((world.clock(), exact()))
+        wait(time_)
+
+    world.turns.wait = note_and_wait
+    queue.counts = lambda: next(
+        counts for at, counts in reversed(known) if at <= world.clock() - seconds
+    )
+
+
+def test_a_canary_is_not_gone_because_sqs_has_not_counted_it_yet(world):
+    """After two seconds it had passed, with no worker there, and all the others followed."""
+    world.fill(*bodies(20))
+    count_late(world, world.main, 55)
+    report = world.redrive(canary=5, canary_timeout=300)
+    assert (report.ended, report.sent) == (Ended.GATE, 5)
+    assert "has not left" in report.detail
+
+
+def test_a_canary_is_not_back_because_sqs_still_counts_what_was_deleted(world):
+    """It was stopped by "5 of the 5 canary messages came back"."""
+    world.fill(*bodies(20))
+    count_late(world, world.source, 55)
+
+    def consume(event):
+        if isinstance(event, CanarySent):
+            world.sqs.queues[world.main.url].messages.clear()
+
+    world.on_event = consume
+    report = world.redrive(canary=5)
+    assert (report.ended, report.sent) == (Ended.DONE, 20), report.detail
+
+
+def test_a_canary_with_a_short_timeout_is_judged_by_then(world):
+    world.fill(*bodies(20))
+    began = world.clock()
+    assert world.redrive(canary=5, canary_timeout=10).ended is Ended.GATE
+    assert world.clock() - began < 15
 
 
 def test_a_read_that_fails_once_does_not_end_a_canary(world):

@@ -127,6 +127,12 @@ def test_a_probe_that_hangs_says_no(monkeypatch):
         let_go.set()
 
 
+def test_a_probe_without_a_thread_left_says_no(monkeypatch):
+    """Asked here, it could hold the redrive up for good."""
+    monkeypatch.setattr(gate, "call_in_time", lambda call, seconds: None)
+    assert Bench(lambda: True).gate.why_closed() == "the probe was not asked: no thread is left"
+
+
 def test_a_callable_is_found_by_its_name():
     assert parse_probe("tests.unit.test_redrive_gate:failing").__name__ == "failing"
 

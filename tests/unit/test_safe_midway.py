@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -282,6 +283,18 @@ def test_while_a_call_hangs_the_store_is_not_asked_again(
     assert asked == ["once"]
     goes_on.set()
     eventually(lambda: shared.in_time(app, hang, otherwise="unknown") == "answer")
+
+
+def test_without_a_thread_left_the_event_loop_does_not_ask_the_store(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would wait for a store that hangs as long as that takes."""
+    asked: list[str] = []
+    monkeypatch.setattr(shared, "call_in_time", lambda call, seconds: None)
+    ask = partial(asked.append, "here")
+    assert shared.in_time(app, ask, otherwise=None) is None
+    assert not asked
+    assert "sqs_backoff.no_thread_left" in caplog.text
 
 
 def test_a_store_that_refuses_at_once_is_asked_each_time(app: Celery, store: FickleStore) -> None:

@@ -276,6 +276,27 @@ def test_encryption_can_be_switched_on_while_workflows_are_under_way(
     assert do(steps(app, "rerun"), app, "account", "another") == "DE89"
 
 
+def test_an_encrypted_store_does_not_show_whose_workflow_it_is(
+    app: Celery, undone: list[Any], store: Shared
+) -> None:
+    """Its scope is a name such as a customer's; also where it was listed before encryption."""
+    settings = dict(app.conf.sqs_backoff)
+    run = Run.of(vault_of(app), "fund", "message 1", "run")
+
+    def fail_in(scope: str) -> None:
+        workflow = Workflow(vault_of(app), scope, app, run, lease=60, namespace="")
+        with suppress(OSError), workflow:
+            workflow.step("pay", str, 1, undo=app.tasks["take_back"].s(scope))
+            raise OSError
+
+    fail_in("scope:customer:7")
+    app.conf.sqs_backoff = settings | {"encrypt": Fernet(Fernet.generate_key())}
+    fail_in("scope:joe@shop.example")
+    assert not [value for value, _ in store.records.values() if "joe@" in value]
+    assert compensate_given_up(app, "fund", "message 1")
+    assert undone == [("scope:customer:7", "1"), ("scope:joe@shop.example", "1")]
+
+
 def test_a_run_that_ends_late_does_not_end_the_next_ones_workflow(
     app: Celery, undone: list[Any], now: list[float]
 ) -> None:

@@ -10,7 +10,7 @@ from celery import Celery, Task
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import Busy, Compensated, LockLost, StepNotRecorded, StoreUnavailable
-from celery_sqs_backoff.safe.lock import Lock, busy_delay
+from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -136,6 +136,20 @@ def test_the_main_process_takes_it_back_for_a_run_that_was_lost(
         assert compensate_given_up(app, "fund", "message 1")
     assert bank.log[-2:] == [("undo", "b", None), ("undo", "a", "a done")]
     assert vault.get("lock:nothing") is None
+
+
+def test_an_eager_run_that_finds_a_killed_runs_lock_takes_nothing_back(
+    fund: Any, bank: Bank, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with monkeypatch.context() as patch:
+        patch.setattr(Lock, "release", lambda self: None)
+        with pytest.raises(KeyboardInterrupt):
+            apply(fund, ["a", "b"])
+    assert isinstance(apply(fund, ["a", "b"]).result, Busy)
+    now[0] += DEFAULT_LEASE_SECONDS
+    assert apply(fund, ["a", "b"]).get() == ["a done", "b done"]
+    assert not [entry for entry in bank.log if entry[0] == "undo"]
 
 
 def test_what_another_message_goes_on_with_is_not_taken_back(

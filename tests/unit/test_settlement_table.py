@@ -15,6 +15,7 @@ from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.sqs.settlement import Content, Happening, Row, SettlementTable, Want
 from celery_sqs_backoff.sqs.settlement.agenda import Agenda
 from celery_sqs_backoff.sqs.settlement.rows import TRANSITIONS, Meaning, Purpose, meaning_of
+from tests.support.leases import some_record
 
 QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
 
@@ -213,6 +214,24 @@ def test_a_receipt_handle_that_our_own_delete_has_voided_says_that_it_is_done(op
     assert Happening.DELETED in told
     assert Happening.TOO_LATE not in told
     assert len(table) == 0
+
+
+def test_a_void_handle_does_not_say_that_what_is_not_sent_yet_is_deleted() -> None:
+    """What is in doubt is its backoff, before the queue had no room for it any more."""
+    table = SettlementTable(linger_seconds=0, rng=random.Random(1), in_flight_quota=10)
+    row = Row(Queue(QUEUE.url, visibility_timeout_seconds=120), "m", "h", 0.0)
+    table.received(row, 0.0)
+    content = Content("body", {}, None)
+    row.become(Want.HIDE, due_at=600.0, park_above=0.8, park=some_record, content=content)
+    table.settled(row, 0.0)
+    table.counted(table.take(0.0), 0, 0.0)
+    table.answered(table.take(0.0), [NO_RESPONSE], 0.0)
+    table.counted(table.take(61.0), 10, 61.0)
+    calls = calls_due(table, 61.0)
+    table.drain_events()
+    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], 61.0)
+    told = {event.what for event in table.drain_events()}
+    assert told == {Happening.TOO_LATE}
 
 
 def test_a_delete_in_doubt_whose_message_somebody_else_may_have_is_too_late() -> None:

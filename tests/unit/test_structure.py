@@ -36,7 +36,7 @@ MAY_IMPORT = {
         *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),
         *("doctor", "threads"),
     },
-    "redrive": {"retry", "sqs", "safe", "signals", "text", "units"},
+    "redrive": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
     "doctor": {"retry", "sqs", "safe", "task", "simulate", "units"},
     "commands": {

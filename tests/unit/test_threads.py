@@ -60,11 +60,14 @@ def test_a_thread_keeps_no_answer_alive() -> None:
     assert answer() is None
 
 
-def test_without_a_thread_left_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_left_nothing_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could block for good who has asked for so many seconds at the most."""
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(threads, "_idle", type(threads._idle)())
     assert start_daemon("sqs-test", lambda: None) is None
-    assert call_in_time(threading.get_ident, seconds=0).result() == threading.get_ident()
+    called: list[int] = []
+    assert call_in_time(partial(called.append, 1), seconds=10) is None
+    assert not called
 
 
 def test_a_fork_does_not_wait_for_the_threads_of_its_parent() -> None:

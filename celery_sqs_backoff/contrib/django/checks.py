@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import current_app
+from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.doctor import Finding, Severity, examine
@@ -18,6 +19,8 @@ from celery_sqs_backoff.doctor.look import (
     look,
     why_not_loaded,
 )
+
+from .project import project_app
 
 __all__ = ["check_app", "check_deployment", "register"]
 
@@ -40,7 +43,16 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
     A module that cannot be imported is a warning: ``migrate`` runs the checks too, often without
     the workers' libraries and variables, or because it is what the module waits for.
     """
-    app = current_app._get_current_object()
+    try:
+        app = project_app()
+    except ImproperlyConfigured as exc:
+        return [
+            checks.Warning(
+                f"no task and no setting of Celery's is checked: {exc}",
+                hint="manage.py's commands of this package need it too.",
+                id="celery_sqs_backoff.W035",  # no rule of the doctor's has this number
+            )
+        ]
     try:
         load_tasks(app)
         facts = look(app, live=False)

@@ -21,7 +21,10 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
                 queue.name,
                 "the app consumes the queue, and predefined_queues does not name it",
                 "Workers that consume it do not start, and nothing can be sent to it.",
-                Fix(text="Add it to predefined_queues, or take it out of task_queues."),
+                Fix(
+                    text="Add it to predefined_queues, or take it out of task_queues. If workers"
+                    " consume others (-Q), name those: sqs-doctor -Q, or task_queues."
+                ),
             )
             continue
         yield (
@@ -33,6 +36,7 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
             else "Workers that consume it receive nothing; what is sent to it is refused.",
             Fix(
                 aws=f"aws sqs create-queue --queue-name {queue.url.rpartition('/')[2]}",
+                text="If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
             ),
         )
 

@@ -268,8 +268,11 @@ class Row:
     @property
     def is_being_deleted(self) -> bool:
         """Whether its delete is under way."""
-        deletes = self.want is Want.DELETE or (self.want is Want.DEAD_LETTER and self.is_sent)
-        return deletes and self.removal_ticket is None
+        return self._is_to_be_deleted and self.removal_ticket is None
+
+    @property
+    def _is_to_be_deleted(self) -> bool:
+        return self.want is Want.DELETE or (self.want is Want.DEAD_LETTER and self.is_sent)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -334,7 +337,7 @@ class Row:
         Its response was lost, and the hold has never ended, so nobody else has the message.
         """
         is_held = now < self.visible_at and not self.may_be_lost
-        return self.in_doubt and self.is_settled and not self.is_hiding and is_held
+        return self.in_doubt and self.is_settled and self._is_to_be_deleted and is_held
 
     def seconds_to_hide(self, now: float) -> int:
         """What to ask SQS for at a settlement: at least 1 for a delay, 0 to show it now."""
