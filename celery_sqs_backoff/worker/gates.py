@@ -250,7 +250,6 @@ class Gates:
         lease: Lease,
         gate: Gate,
         not_before: float,
-        *,
         probe_from: float = 0.0,
         is_behind: bool = False,
     ) -> None:
