@@ -58,7 +58,7 @@ def _observed(*, opentelemetry: bool) -> Events:
     events.subscribe(waiting)
     events.subscribe(Metrics(PrometheusRecorder(CollectorRegistry()), waiting))
     bulletin = Bulletin(
-        None, "worker", waiting=waiting, running=lambda queue: 0, held=list, providers=list
+        None, "worker", waiting=waiting, running=lambda queue: 0, consumed=tuple, held=list
     )
     events.subscribe(bulletin)
     if opentelemetry:

@@ -166,7 +166,7 @@ class TaskFacts:
             self.backoff,
             retry_for=self.retry_for,
             max_retries=self.max_retries,
-            at_most=MAX_MAX_RECEIVE_COUNT,
+            at_most=MAX_MAX_RECEIVE_COUNT + 1,
         )
 
     @cached_property
@@ -189,6 +189,8 @@ class AppFacts:
     #: Why the store may drop records before their end; ``None``: nothing says that it does.
     store_eviction: str | None = None
     pool: str = "prefork"
+    #: Whether tasks run where they are sent, as in tests: eagerly, or from a broker in memory.
+    runs_here: bool = False
     concurrency: int | None = None
     prefetch_multiplier: int = 4
     remote_control: bool = False

@@ -135,6 +135,7 @@ def facts_of_app(app: Any) -> AppFacts:
         tasks=tuple(_tasks(app)),
         store=None if store is None else _scheme(store),
         pool=str(conf.worker_pool or "prefork"),
+        runs_here=bool(conf.task_always_eager) or _scheme(conf.broker_url or "") == "memory",
         concurrency=conf.worker_concurrency,
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         remote_control=bool(conf.worker_enable_remote_control),

@@ -59,6 +59,18 @@ ALERTS: Final = (
         ),
     ),
     Alert(
+        name="SqsBackoffWorkersFull",
+        expr="min by (queue) (sqs_backoff_poll_age_seconds) > 6 * 3600",
+        lasts="5m",
+        severity="warning",
+        summary="Nothing was received from {{ $labels.queue }} for {{ $value | humanizeDuration }}",
+        description=(
+            "Its workers are alive, and full: do their tasks hang? A long task is no fault, so"
+            " celery sqs-health says nothing of it. Set time limits, and timeouts in the tasks'"
+            " clients."
+        ),
+    ),
+    Alert(
         name="SqsBackoffWorkersGone",
         expr=(
             "count by (queue) (last_over_time(sqs_backoff_poll_age_seconds[1h]))"

@@ -26,7 +26,7 @@ from tests.support.record import Record
 
 from .django_app import project
 
-ORDERS = range(3)
+ORDERS = range(2)
 STEPS = "abc"
 
 #: A lease must outlive a step, and the wait for a killed holder's is what this test waits for.

@@ -218,6 +218,41 @@ def test_messages_that_come_back_take_no_others_place(world):
     assert len(ids(world, Poison)) == 9
 
 
+@pytest.mark.parametrize(
+    ("back", "ended"),
+    [
+        pytest.param(0, Ended.DONE, id="none"),
+        pytest.param(5, Ended.DONE, id="a few"),
+        pytest.param(100, Ended.GATE, id="all"),
+    ],
+)
+def test_what_came_back_behind_all_others_is_seen_at_the_end(world, back, ended):
+    """SQS hands out in about the order of sending. The run had sent all, and said that all was
+    well. Another's dead letters, which came in meanwhile, stay, and are visible at once."""
+    world.fill(*bodies(100))
+    left = back
+
+    def bounce(event):
+        nonlocal left
+        if not isinstance(event, Sent):
+            return
+        world.fill(f"new {len(world.events)}")
+        queue = world.sqs.queues[world.main.url]
+        for message in list(queue.messages)[:left]:
+            queue.messages.remove(message)
+            world.fill(message.body, MessageAttributes=message.attributes)
+            left -= 1
+
+    world.on_event = bounce
+    report = world.redrive()
+    assert (report.sent, report.returned, report.poison) == (100, back, back)
+    assert (report.ended, len(ids(world, Poison))) == (ended, back)
+    assert report.looked_at == 100 + back
+    assert report.remaining == back + 10
+    answer = world.sqs.receive_message(QueueUrl=world.source.url, MaxNumberOfMessages=10)
+    assert len(answer["Messages"]) == 10
+
+
 @pytest.fixture
 def killed(world):
     """A run was killed after some hundred messages; of these, ten have come back."""

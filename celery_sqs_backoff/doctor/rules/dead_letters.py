@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...sqs.limits import MAX_MAX_RECEIVE_COUNT
 from ...units import in_words
@@ -198,13 +199,29 @@ def _few_receives(facts: Facts) -> Iterator[Report]:
             continue
         yield (
             queue.name,
-            f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need up to {needed}"
-            " receives until its budgets end (drawn 200 times from its delays)",
+            f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
+            f" {_in_receives(needed)} receives until its budgets end (drawn 200 times from its"
+            " delays)",
             _in_an_outage(queue, task, allowed)
             if facts.simulates
             else "In an outage they become dead letters before retry_for or max_retries say so.",
-            _raise_receives(queue),
+            _more_receives(queue, task, allowed, needed),
         )
+
+
+def _in_receives(needed: int) -> str:
+    most = MAX_MAX_RECEIVE_COUNT
+    return f"more than {most}" if needed > most else f"up to {needed}"
+
+
+def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int) -> Fix:
+    if needed <= MAX_MAX_RECEIVE_COUNT:
+        return _raise_receives(queue)
+    text = (
+        f"SQS allows {MAX_MAX_RECEIVE_COUNT} at the most: raise the cap of the delays of"
+        f" {task.name}, or lower its retry_for."
+    )
+    return replace(_raise_receives(queue) if allowed < MAX_MAX_RECEIVE_COUNT else Fix(), text=text)
 
 
 def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:

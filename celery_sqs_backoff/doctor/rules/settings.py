@@ -74,7 +74,8 @@ def _prefetch(facts: Facts) -> Iterator[Report]:
 
 
 def _memory_store(facts: Facts) -> Iterator[Report]:
-    if facts.app.store == "memory" and facts.app.pool == "prefork":
+    app = facts.app
+    if app.store == "memory" and app.pool == "prefork" and not app.runs_here:
         yield (
             "sqs_backoff['store']",
             "the store is memory:// and the pool is prefork",

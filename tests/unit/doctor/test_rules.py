@@ -159,6 +159,7 @@ BROKEN = {
     ),
     "W009 retention": (with_queue(MessageRetentionPeriod="86400"), "W009"),
     "W010 maxReceiveCount": (with_queue(RedrivePolicy=redrive("mails-dlq", 7)), "W010"),
+    "W010 delays too short for any number": (with_task(backoff=FullJitter(base=2, cap=60)), "W010"),
     "W010 numbers that are none": (
         with_queue(
             RedrivePolicy=redrive("mails-dlq", 7),
@@ -321,6 +322,17 @@ def test_the_receives_that_a_budget_needs() -> None:
     assert 85 < needed < 110
     assert receives_within(policy, retry_for=None, max_retries=4) == 5
     assert receives_within(policy, retry_for=None, max_retries=None) == 1000
+
+
+def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_changed() -> None:
+    """SQS allows 1,000 receives, which last 8 of the 36 hours."""
+    [found] = examine(with_task(backoff=FullJitter(base=2, cap=60)))
+    assert "need more than 1000 receives" in found.evidence
+    assert "into an outage" in found.consequence
+    assert found.fix.aws == ""
+    assert "raise the cap of the delays of shop.send_mail" in found.fix.text
+    endless = {"retry_for": None, "max_retries": None}
+    assert examine(with_task(backoff=FullJitter(base=2, cap=60), **endless)) == []
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
         10,
         {"queue": "mails"},
     ),
+    "SqsBackoffWorkersFull": (
+        {
+            f"sqs_backoff_poll_age_seconds{{{Q}}}": "0+600x60",
+            f"sqs_backoff_messages_running{{{Q}}}": "8x60",  # they hang
+        },
+        50,
+        {"queue": "mails"},
+    ),
     "SqsBackoffWorkersGone": (
         {
             f"sqs_backoff_poll_age_seconds{{{Q}}}": "7x10 _x60",
