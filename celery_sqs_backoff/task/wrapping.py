@@ -203,8 +203,9 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
+            is_over = run.report is not None  # and the time limit has come too late to say more
             limits = request.get("timelimit")
-            if ends_the_process(exc) or is_pools_time_limit(exc, task, limits):
+            if ends_the_process(exc) or (not is_over and is_pools_time_limit(exc, task, limits)):
                 raise
             return _result_of_escaped(task, run, request, exc)
         finally:

@@ -18,7 +18,14 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
-from celery_sqs_backoff import Outcome, Retryable, Schedule, SQSBackoffTask, Verdict
+from celery_sqs_backoff import (
+    NonRetryable,
+    Outcome,
+    Retryable,
+    Schedule,
+    SQSBackoffTask,
+    Verdict,
+)
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
@@ -224,12 +231,39 @@ class TestARunThatIsAborted:
         assert run.result == "FAILURE"
 
 
-def test_gevents_time_limit_reaches_its_pool(case, monkeypatch):
-    class GeventTimeout(BaseException):
-        def __init__(self, seconds):
-            self.seconds = seconds
+class GeventTimeout(BaseException):
+    def __init__(self, seconds):
+        self.seconds = seconds
 
+
+@pytest.fixture
+def gevent(monkeypatch):
     monkeypatch.setitem(sys.modules, "gevent", types.SimpleNamespace(Timeout=GeventTimeout))
+
+
+@pytest.mark.usefixtures("gevent")
+@pytest.mark.parametrize(
+    ("body", "method", "settled"),
+    [
+        (returns, "mark_as_done", State.DONE),
+        (raises(Retryable("down")), "mark_as_retry", State.DEFERRED),
+        (raises(NonRetryable("no")), "mark_as_failure", State.DEAD_LETTERED),
+    ],
+)
+def test_gevents_time_limit_does_not_overrule_a_run_that_has_ended(case, body, method, settled):
+    """A result backend that hangs would have what is done repeated until the crash budget ends."""
+    run = case(body, time_limit=5, crash_budget=5)
+
+    def hang(*args, **kwargs):
+        raise GeventTimeout(5)
+
+    setattr(run.app.backend, method, hang)
+    assert run.ends() is settled
+    assert run.report is None or run.report.ended.end is not End.TIME_LIMIT
+
+
+@pytest.mark.usefixtures("gevent")
+def test_gevents_time_limit_reaches_its_pool(case):
     run = case(raises(GeventTimeout(5)), time_limit=5)
     with pytest.raises(GeventTimeout):
         run.ends()
