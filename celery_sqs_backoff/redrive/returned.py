@@ -34,7 +34,7 @@ def look_for_returned(delivery: Delivery, *, run_id: str) -> int:
     if more <= 0:
         return 0
     returned = 0
-    others: list[DeadLetter] = []
+    others: list[tuple[str, str]] = []  # ids and receipt handles, not the bodies
     back: Disposition[Endpoint] = Disposition(Action.CAME_BACK, CAME_BACK)
 
     def handle(found: dict[Receipt, list[DeadLetter]]) -> None:
@@ -43,12 +43,14 @@ def look_for_returned(delivery: Delivery, *, run_id: str) -> int:
         new = found.get(Receipt.NEW, [])
         with book.lock:
             returned += book.leave([(m, back) for m in new if m.run_id == run_id])
-            others.extend(m for m in new if m.run_id != run_id)
+            others.extend((m.id, m.handle) for m in new if m.run_id != run_id)
 
     sweep.places += more
     try:
         sweep.run(1 if source.is_fifo else min(MAX_THREADS, -(-more // 10)), handle)
     finally:
         sweep.places -= more
-        sweep.give_back(book.release(others, admitted=False))
+        with book.lock:
+            released = [handle for id_, handle in others if book.ledger.release(id_, handle)]
+        sweep.give_back(released)
     return returned

@@ -127,5 +127,5 @@ def why_incomplete(book: Book, source: Source, messages: int, limit: int | None)
         )
     return (
         f"{left} messages could not be received: somebody else hides them (a peek, another run, a"
-        " killed one). Wait some minutes"
+        " killed one), or SQS still counts what is gone. Wait some minutes"
     )

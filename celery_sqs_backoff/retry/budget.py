@@ -105,7 +105,9 @@ def exhausted_before_run(
     """Say which budget was used up before this receive, so that the task must not even start.
 
     A receive is not a run: a message may have been given back unstarted by a worker that stopped.
-    So counts of receives end nothing here, unless a run is known to have been started.
+    So counts of receives end nothing here, unless a run is known to have been started; and when the
+    time is over, a message that may never have run runs once more. Of one that was received as
+    often as runs may be lost, it is taken that it did.
 
     Arguments:
         standing: of the message that was just received.
@@ -116,7 +118,8 @@ def exhausted_before_run(
         return GiveUpReason.WORKER_LOST
     if max_retries is not None and crashes > max_retries:
         return GiveUpReason.MAX_RETRIES
-    if retry_for is not None and standing.retries > 0 and standing.elapsed >= retry_for:
+    has_run = crashes > 0 or standing.retries >= crash_budget
+    if retry_for is not None and has_run and standing.elapsed >= retry_for:
         return GiveUpReason.RETRY_FOR
     if crashes > 0 and standing.is_overdue:
         return GiveUpReason.MAX_RECEIVE_COUNT

@@ -23,6 +23,7 @@ from botocore.session import Session, get_session
 
 from ..threads import call_in_time, start_daemon
 from .calls import Calls
+from .handshakes import announce_handshakes, handshakes
 from .limits import MAX_WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class Clients:
             making = self._making.setdefault(key, threading.Lock())
         with making:  # the others need not wait: a role's token comes from STS
             if (pair := self._pairs.get(key)) is None:
-                pair = self._pairs[key] = self._make(key)
+                with handshakes.one():
+                    pair = self._pairs[key] = self._make(key)
             return pair
 
     def _make(self, key: tuple[Any, ...]) -> _Pair:
@@ -190,6 +192,7 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
             )
         finally:
             session._credentials = None  # type: ignore[attr-defined]
+    announce_handshakes(copy._endpoint.http_session)
     _end_in_time(copy._endpoint.http_session, seconds)
     return copy  # type: ignore[no-any-return]
 
@@ -346,7 +349,8 @@ class _Renewal:
         return credentials._frozen_credentials  # the old ones, if there are no newer ones yet
 
     def _run(self) -> None:
-        with suppress(Exception):  # botocore has logged it; a call that needs newer ones raises it
+        # botocore has logged what it raises; a call that needs newer ones raises it, too.
+        with suppress(Exception), handshakes.one():
             self._renew()
 
 

@@ -76,9 +76,18 @@ def _end_by(request: Any, exc: BaseException) -> End:
 
 
 def _success_is_stored(request: Any) -> bool:
-    """Whether the process was lost only after its task had succeeded (Celery 5.7 can tell)."""
+    """Whether the process was lost only after its task had succeeded (Celery 5.7 can tell).
+
+    Of a part of a chord that is not enough: it is counted after its result is stored, and without
+    it the chord would never end.
+    """
     check = getattr(request, "_success_was_stored", None)
-    return check is not None and bool(check())
+    return check is not None and not _is_in_chord(request) and bool(check())
+
+
+def _is_in_chord(request: Any) -> bool:
+    _, _, embed = request._payload
+    return bool(embed and embed.get("chord"))
 
 
 def _error_of(exc: BaseException, traceback: str | None, options: Options) -> ErrorText:

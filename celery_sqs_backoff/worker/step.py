@@ -11,6 +11,7 @@ from celery.concurrency import solo
 from celery.utils.log import get_logger
 from celery.worker.consumer.tasks import Tasks
 
+from ..sqs.handshakes import guard_forks
 from ..sqs.queues import Queue
 from . import upstream
 from .check_up import start_check_up
@@ -21,6 +22,7 @@ from .receive import Receive, name_among_workers
 from .request import BackoffRequest
 from .running import active_requests, running
 from .strategy import takes_leases
+from .upstream.pools import is_pool_of
 
 __all__ = ["LeaseStep"]
 
@@ -50,6 +52,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._keeper = Keeper()
         self._receive = Receive(c, self._keeper)
         c.sqs_receiver = self._receive.receiver
+        self._keeper.pulse.check("the gates", c.sqs_receiver.gates.fault)
         self._has_introduced_itself = False
         self._observation = Observation(
             c.app,
@@ -62,6 +65,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             providers=lambda: c.sqs_receiver.gates.now(),
             waiting_for=lambda: c.sqs_receiver.gates.waiting(),
         )
+        if is_pool_of(c.pool, "prefork"):
+            guard_forks()
         upstream.declare_without_asking(c)
         upstream.give_back_before_soft_shutdown(c, self._receive.pause)
         upstream.remember_running_tasks(c)

@@ -184,10 +184,26 @@ TOO_MANY_RECEIVES = {"receive_count": 4, "max_receive_count": 3}
         ),
         pytest.param({}, {"crashes": 1, "max_retries": 1}, None, id="one retry is left"),
         pytest.param(
-            {"first_received_at": NOW - 36 * HOUR}, {}, GiveUpReason.RETRY_FOR, id="time is over"
+            {"first_received_at": NOW - 36 * HOUR},
+            {"retries": 3},
+            GiveUpReason.RETRY_FOR,
+            id="time is over",
         ),
         pytest.param(
             {"first_received_at": NOW - 36 * HOUR}, {"retries": 0}, None, id="but it never ran"
+        ),
+        pytest.param(
+            {"first_received_at": NOW - 36 * HOUR},
+            {"retries": 2},
+            None,
+            id="nobody knows that it ran",
+        ),
+        pytest.param({}, {"retries": 1, "retry_for": 0}, None, id="given back by a deploy"),
+        pytest.param(
+            {"first_received_at": NOW - 36 * HOUR},
+            {"crashes": 1},
+            GiveUpReason.RETRY_FOR,
+            id="it is known to have run",
         ),
         pytest.param(
             {"first_received_at": NOW - 50 * HOUR, "due_at": NOW - HOUR},

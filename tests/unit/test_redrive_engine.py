@@ -1,5 +1,6 @@
 """What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
 
+import gc
 import json
 import random
 import threading
@@ -30,6 +31,7 @@ from celery_sqs_backoff.redrive.events import (
     Skipped,
 )
 from celery_sqs_backoff.redrive.halt import Halt
+from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.redrive.pace import Pace
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
@@ -250,6 +252,22 @@ def test_what_came_back_behind_all_others_is_seen_at_the_end(world, back, ended)
     assert report.remaining == back + 10
     answer = world.sqs.receive_message(QueueUrl=world.source.url, MaxNumberOfMessages=10)
     assert len(answer["Messages"]) == 10
+
+
+def test_what_others_have_brought_is_not_kept_in_memory(world, monkeypatch):
+    """A backlog that had grown while the run went on was held whole, bodies and all."""
+    world.fill(*bodies(10))
+    at_once, give_back = [], Sweep.give_back
+
+    def count(sweep, handles):
+        at_once.append(sum(isinstance(found, DeadLetter) for found in gc.get_objects()))
+        give_back(sweep, handles)
+
+    monkeypatch.setattr(Sweep, "give_back", count)
+    world.on_event = lambda event: isinstance(event, Sent) and world.fill(*bodies(500, 10))
+    assert world.redrive().remaining == 500
+    assert max(at_once) < 100
+    assert len(world.sqs.queues[world.source.url].in_flight()) == 0
 
 
 @pytest.fixture

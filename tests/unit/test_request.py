@@ -1,5 +1,6 @@
 """Each way a run can end settles its lease exactly once and frees its place."""
 
+import json
 import os
 import signal as signals
 import threading
@@ -61,7 +62,9 @@ class FakeKeeper:
 class Run:
     """A message received by a worker, as a request, and what became of both."""
 
-    def __init__(self, *, queue=WITH_DLQ, keeper=None, headers=None, facts=None, **options):
+    def __init__(
+        self, *, queue=WITH_DLQ, keeper=None, headers=None, facts=None, embed=None, **options
+    ):
         self.app = Celery(
             "request", broker="memory://", backend="cache+memory://", set_as_current=False
         )
@@ -78,15 +81,19 @@ class Run:
 
         self.keeper = keeper or FakeKeeper()
         self.freed = 0
-        message = self._message(queue, facts or {}, headers or {})
+        message = self._message(queue, facts or {}, headers or {}, json.dumps(embed))
         self.lease = message.sqs_lease
         self.request = BackoffRequest(
             message, app=self.app, task=mail, hostname="test@here", eventer=None
         )
 
-    def _message(self, queue, facts, headers):
+    def _message(self, queue, facts, headers, embed):
         sent = self.app.amqp.as_task_v2("task-id", "mail", (), {})
-        body, content_type, encoding = (b"[[], {}, {}]", "application/json", "utf-8")
+        body, content_type, encoding = (
+            f"[[], {{}}, {embed}]".encode(),
+            "application/json",
+            "utf-8",
+        )
         message = Message(
             body=body,
             delivery_tag="tag",
@@ -331,6 +338,22 @@ def test_a_process_that_is_lost_while_the_worker_stops_is_no_crash():
     fails(run, WorkerLostError("signal 15 (SIGTERM)"))
     assert run.ended is State.RELEASED
     assert run.keeper.memory.crashes("m") == 0
+
+
+@pytest.mark.parametrize(
+    ("embed", "state"),
+    [
+        pytest.param(None, State.DONE, id="alone"),
+        pytest.param({"chord": None}, State.DONE, id="in no chord"),
+        pytest.param({"chord": {"task": "body"}}, State.DEFERRED, id="part of a chord"),
+    ],
+)
+def test_a_process_that_is_lost_after_the_result_was_stored(embed, state):
+    """Celery stores a result first, and counts the part of a chord then."""
+    run = Run(embed=embed)
+    run.request._success_was_stored = lambda: {"result": 1}
+    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
+    assert run.keeper.settlements == [state]
 
 
 def test_a_time_limit_while_the_worker_stops_is_a_crash_as_ever():

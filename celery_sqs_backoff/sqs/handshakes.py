@@ -1,0 +1,111 @@
+"""No fork while another thread sets up a TLS connection.
+
+OpenSSL's locks do not survive a fork. A pool process that is forked while a thread of the worker
+loads certificates, or shakes hands, finds such a lock taken for good: it hangs in its first own TLS
+connection, and with it its task, whose message stays held. Celery alone forks in the one thread
+that speaks to SQS.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
+
+__all__ = ["Handshakes", "announce_handshakes", "guard_forks", "handshakes"]
+
+#: A fork is in the event loop's way, and a server may be silent: it waits no longer than this.
+_LONGEST_WAIT_SECONDS = 1.0
+
+
+class Handshakes:
+    """Those under way. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.after_in_child()
+
+    def begin(self) -> None:
+        """Note that one begins; waits for a fork that waits, and until it is over."""
+        with self._cond:
+            self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
+            self._under_way += 1
+
+    def end(self) -> None:
+        with self._cond:
+            self._under_way -= 1
+            self._cond.notify_all()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Note what may make a TLS connection, for as long as the block takes."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def before_fork(self) -> None:
+        """Wait until none is under way, for a second at most; let none begin."""
+        self._cond.acquire()
+        self._fork_waits = True
+        self._cond.wait_for(lambda: self._under_way == 0, _LONGEST_WAIT_SECONDS)
+
+    def after_fork(self) -> None:
+        self._fork_waits = False
+        self._cond.notify_all()
+        self._cond.release()
+
+    def after_in_child(self) -> None:
+        """Forget them: the threads that make them are not in this process."""
+        self._cond = threading.Condition(threading.Lock())
+        self._under_way = 0
+        self._fork_waits = False
+
+
+#: Of this process.
+handshakes = Handshakes()
+
+
+@cache
+def guard_forks() -> None:
+    """Let all forks of this process wait for handshakes from now on."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(
+            before=handshakes.before_fork,
+            after_in_parent=handshakes.after_fork,
+            after_in_child=handshakes.after_in_child,
+        )
+
+
+def announce_handshakes(http_session: Any) -> None:
+    """Let the connections that a client of botocore makes be noted."""
+    http_session._pool_classes_by_scheme["https"] = _Pool  # the connection managers share the dict
+
+
+class _Connection(AWSHTTPSConnection):
+    """The wait for the server's address and for TCP is not in the way of a fork."""
+
+    _is_noted = False
+
+    def _new_conn(self) -> Any:
+        sock = super()._new_conn()
+        handshakes.begin()
+        self._is_noted = True
+        return sock
+
+    def connect(self) -> None:
+        try:
+            super().connect()
+        finally:
+            if self._is_noted:
+                self._is_noted = False
+                handshakes.end()
+
+
+class _Pool(AWSHTTPSConnectionPool):
+    ConnectionCls = _Connection

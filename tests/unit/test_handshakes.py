@@ -1,0 +1,106 @@
+"""A fork waits for TLS connections that other threads are setting up, but not for long."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.sqs import handshakes as module
+from celery_sqs_backoff.sqs.clients import settling_client
+from celery_sqs_backoff.sqs.handshakes import Handshakes
+from tests.support.servers import sqs_client
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def in_thread(call: Any) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile() -> None:
+    handshakes, order = Handshakes(), []
+    handshakes.begin()
+
+    def fork() -> None:
+        handshakes.before_fork()
+        order.append("fork")
+        handshakes.after_fork()
+
+    def second() -> None:
+        with handshakes.one():
+            order.append("second handshake")
+
+    forking = in_thread(fork)
+    while not handshakes._fork_waits:
+        time.sleep(0.001)
+    shaking = in_thread(second)
+    time.sleep(0.05)
+    assert order == []
+    handshakes.end()
+    forking.join(5)
+    shaking.join(5)
+    assert order == ["fork", "second handshake"]
+
+
+def test_a_handshake_that_hangs_does_not_hold_up_a_fork_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.05)
+    handshakes = Handshakes()
+    handshakes.begin()
+    began = time.monotonic()
+    handshakes.before_fork()
+    handshakes.after_fork()
+    assert 0.05 <= time.monotonic() - began < 2
+
+
+def test_a_child_has_no_handshakes_of_its_parent() -> None:
+    handshakes = Handshakes()
+    handshakes.begin()
+    handshakes.before_fork()
+    handshakes.after_in_child()
+    began = time.monotonic()
+    handshakes.before_fork()
+    handshakes.after_fork()
+    assert time.monotonic() - began < module._LONGEST_WAIT_SECONDS
+
+
+def test_a_clients_connections_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From TCP to the end of the handshake, which fails here: nobody speaks TLS."""
+    seen: list[str] = []
+    monkeypatch.setattr(module.handshakes, "begin", lambda: seen.append("begin"))
+    monkeypatch.setattr(module.handshakes, "end", lambda: seen.append("end"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        in_thread(lambda: server.accept()[0].close())
+        client = settling_client(sqs_client(f"https://127.0.0.1:{server.getsockname()[1]}"))
+        with pytest.raises(Exception, match=r"SSL|reset|closed|Could not connect"):
+            client.receive_message(QueueUrl="https://127.0.0.1/1/q")
+    assert seen == ["begin", "end"]
+
+
+def test_forks_of_a_process_are_guarded_once() -> None:
+    code = (
+        "import os, time, threading\n"
+        "from celery_sqs_backoff.sqs.handshakes import guard_forks, handshakes\n"
+        "guard_forks(); guard_forks()\n"
+        "handshakes.begin()\n"
+        "threading.Timer(0.2, handshakes.end).start()\n"
+        "began = time.monotonic()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    handshakes.begin()\n"
+        "    os._exit(7)\n"
+        "assert time.monotonic() - began >= 0.2\n"
+        "handshakes.begin()\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
