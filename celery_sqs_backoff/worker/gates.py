@@ -281,6 +281,13 @@ class Gates:
                 return
         self._changed.notify_all()
 
+    def fault(self) -> str | None:
+        """Say which thread has died, for the heartbeat; ``None``: none has."""
+        thread = self._thread
+        if thread is not None and not thread.is_alive() and not self._is_stopping:
+            return f"the thread {thread.name} has died"
+        return self.pacer.fault()
+
     def stop(self) -> None:
         """Bring nothing forward any more."""
         with self.lock:

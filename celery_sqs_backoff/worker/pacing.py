@@ -176,6 +176,14 @@ class Pacer:
             self._changed.notify_all()
             self._wanted.notify_all()
 
+    def fault(self) -> str | None:
+        """Say which thread has died; ``None``: none has. Without the first, nothing in line starts.
+
+        For the heartbeat: does not wait for the lock.
+        """
+        dead = [thread.name for thread in tuple(self._threads) if not thread.is_alive()]
+        return f"the thread {dead[0]} has died" if dead and not self._is_stopping else None
+
     def _start_threads(self) -> None:
         if self._is_stopping:
             return

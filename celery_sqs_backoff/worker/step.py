@@ -52,6 +52,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._keeper = Keeper()
         self._receive = Receive(c, self._keeper)
         c.sqs_receiver = self._receive.receiver
+        self._keeper.pulse.check("the gates", c.sqs_receiver.gates.fault)
         self._has_introduced_itself = False
         self._observation = Observation(
             c.app,

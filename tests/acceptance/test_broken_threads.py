@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery.signals import worker_ready
 
-from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff import Provider, SQSBackoffTask
 from celery_sqs_backoff.observe.health import diagnosis
 from tests.support.processes import eventually
 from tests.support.record import note
@@ -28,6 +28,11 @@ _TRIGGER = "TEST_BREAK_THREADS"
 @app.task(base=SQSBackoffTask, name="broken_threads.run")
 def run() -> None:
     note(task="broken_threads.run")
+
+
+@app.task(base=SQSBackoffTask, name="broken_threads.rated", provider=Provider("mail", rate="20/s"))
+def rated() -> None:
+    note(task="broken_threads.rated")
 
 
 @worker_ready.connect(weak=False)
@@ -66,4 +71,23 @@ def test_a_dead_thread_makes_the_worker_unhealthy_within_30_seconds(
         trigger.write_text(threads)
         found = eventually(lambda: diagnosis(heartbeat, now=time.time()), timeout=30)
         assert said in found
+        worker.kill()
+
+
+@pytest.mark.redis
+def test_a_dead_thread_that_lets_messages_start_makes_the_worker_unhealthy(
+    make_stage: Callable[..., Stage], tmp_path: Path, redis_vhost: str
+) -> None:
+    """Messages that wait for their slots were held for ever, and the worker was well."""
+    heartbeat, trigger = tmp_path / "heartbeat", tmp_path / "trigger"
+    store = {"store": redis_vhost, "namespace": "threads", "secret": "s" * 32}
+    stage = make_stage(conf={"sqs_backoff": {"heartbeat": str(heartbeat), **store}})
+    with stage.worker(env={_TRIGGER: str(trigger)}, concurrency=1) as worker:
+        stage.send("broken_threads.rated")
+        eventually(lambda: stage.runs("broken_threads.rated"), timeout=30)
+        trigger.write_text("sqs-pace")
+        time.sleep(1)  # until it is to end
+        stage.send("broken_threads.rated")  # it wakes up
+        found = eventually(lambda: diagnosis(heartbeat, now=time.time()), timeout=30)
+        assert "the thread sqs-pace has died" in found
         worker.kill()

@@ -15,6 +15,7 @@ from celery_sqs_backoff.provider.rate import HEADROOM, Place
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
+from tests.support.processes import eventually
 
 
 class Fleet:
@@ -228,3 +229,18 @@ def test_a_late_answer_gives_no_places_to_messages_it_was_not_asked_for() -> Non
     scene.answer()
     scene.step()
     assert not hidden
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_is_a_fault_until_the_worker_stops() -> None:
+    """What is in line would be held for ever, by a worker that looks alive."""
+    pacer, pace = Pacer(time.monotonic), Pace("mail", 1e6, None)
+    assert pacer.fault() is None
+
+    def ends() -> None:
+        raise SystemExit
+
+    pacer.join(pace, Paced(lambda slot: ends(), lambda until: None, lambda: False), 100.0)
+    eventually(lambda: pacer.fault() == "the thread sqs-pace has died")
+    pacer.stop()
+    assert pacer.fault() is None
