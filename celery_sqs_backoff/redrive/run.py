@@ -79,7 +79,6 @@ class Run:
         self._halt = Halt(stop)
         self._book = Book(journal, on_event, clock, is_archive=source.is_archive)
         self._pace = pace or Pace(settings.rate, ramp=settings.ramp)
-        self._may_change = pace is not None
         self._gate = Gate(
             self._pace,
             probe=settings.probe,
@@ -177,7 +176,6 @@ class Run:
             self._settings,
             self._messages,
             is_fifo=self._source.is_fifo or bool(default and default.is_fifo),
-            may_change=self._may_change,
         )
         path = str(self._journal_path) if self._journal_path else None
         self._book.tell(

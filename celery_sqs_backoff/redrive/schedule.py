@@ -16,9 +16,6 @@ from .sweep import MAX_THREADS
 
 __all__ = ["most_to_ask", "threads_for", "why_incomplete", "why_too_late"]
 
-#: A thread sends about so many messages per second, one at a time; with room to spare.
-_PER_THREAD = 12
-
 #: Of a throttled rate, so many seconds' worth is held at a time.
 _AHEAD_SECONDS = 5.0
 
@@ -29,22 +26,14 @@ _SAMPLE = 100
 _QUOTA_SHARE = 0.95
 
 
-def threads_for(
-    settings: Settings, messages: int, *, is_fifo: bool, may_change: bool = False
-) -> int:
-    """FIFO: one, or the order would be lost. Throttled: as many as hold the rate, and one.
-
-    ``may_change``: the rate may be raised meanwhile, so the threads are not fewer because of it.
-    """
+def threads_for(settings: Settings, messages: int, *, is_fifo: bool) -> int:
+    """FIFO: one, or the order would be lost. Else all that have messages, whatever the rate: how
+    many it needs depends on how long SQS takes, which nobody knows before."""
     if is_fifo:
         return 1
-    rate, everything = settings.rate, settings.selection.is_everything
-    wanted = settings.threads or MAX_THREADS
-    if everything and rate and settings.threads is None and not may_change:
-        wanted = min(wanted, int(rate / _PER_THREAD) + 2 if rate >= 1 else 1)
-    if everything and settings.limit:
+    if settings.selection.is_everything and settings.limit:
         messages = min(messages, settings.limit)
-    return max(1, min(wanted, MAX_THREADS, -(-messages // 10)))
+    return max(1, min(settings.threads or MAX_THREADS, MAX_THREADS, -(-messages // 10)))
 
 
 def most_to_ask(
