@@ -357,6 +357,6 @@ def _print_suggestion(found: Suggestion, *, goals_calls: float) -> None:
     click.echo(f"MessageRetentionPeriod of the queue: {found.retention:g} or more")
     drain, limit = _duration(result.drain), _duration(result.drain_limit)
     click.echo(
-        f"simulated: drained in {drain} (at best {limit}), {result.wasted:,} calls wasted,"
-        f" at most {result.receives_max} receives"
+        f"simulated with {result.messages:,} messages: drained in {drain} (at best {limit}),"
+        f" {result.wasted:,} calls wasted, at most {result.receives_max} receives"
     )
