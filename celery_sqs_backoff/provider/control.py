@@ -348,7 +348,7 @@ class Control:
         is_again = self.health.needs_permit and self._recalled_probe_at > due_at
         self._probes_recalled = min(2 * self._probes_recalled, MOST_PROBES) if is_again else 1
         self._recalled_probe_at = now
-        return self.memory.take_next(self._probes_recalled, now)  # they were to come back soonest
+        return self.memory.take_next(self._probes_recalled, now)
 
     def _is_admitted(self, ahead: int, now: float) -> bool:
         return not ahead and self.admission.admit(1, now) == 1

@@ -42,6 +42,8 @@ class Hidden:
         group: of a FIFO queue's message: queue and message group; else ``None``.
         next_is_last: its next receive is the last that its queue allows.
         is_behind: it was hidden because it stood behind the first of its group.
+        receives: SQS's count of them, so far.
+        probe_from: when it may be brought forward to probe with.
     """
 
     message_id: str
@@ -52,6 +54,8 @@ class Hidden:
     group: str | None = None
     next_is_last: bool = False
     is_behind: bool = False
+    receives: int = 0
+    probe_from: float = 0.0
 
 
 class Memory:
@@ -132,14 +136,17 @@ class Memory:
         return taken
 
     def take_next(self, most: int, now: float) -> list[Hidden]:
-        """Take out up to ``most`` that would come back first, of those whose hold is certain.
+        """Take out up to ``most`` to probe with, whose hold is certain; the least received first.
 
-        For a probe, which may fail: one whose next receive is its last only if there is no other.
+        A probe may fail, and costs a receive: few messages must not use up what their queue allows
+        because many workers probe: see ``Hidden.probe_from``. One whose next receive is its last
+        serves only if there is no other.
         """
         self._admit_early(now)
         self._drop_ended(now)
-        ids = [message_id for _, message_id in self._ready]
-        ids.sort(key=lambda message_id: self._hidden[message_id].next_is_last)
+        hidden = self._hidden
+        ids = [each for _, each in self._ready if hidden[each].probe_from <= now]
+        ids.sort(key=lambda each: (hidden[each].next_is_last, hidden[each].receives))
         return [hidden for message_id in ids[:most] for hidden in self._take_out(message_id, now)]
 
     def take_all(self, now: float) -> list[Hidden]:

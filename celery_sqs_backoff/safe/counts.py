@@ -1,4 +1,4 @@
-"""What is counted per message across all workers: runs lost with their process, and busy locks.
+"""What is counted per message across all workers: runs lost, in doubt, or that found a lock held.
 
 By SQS message id, not by task id: a message that a person has redriven gets its budget anew.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .store import Store, increment, key_of, number
 
-__all__ = ["busy", "count_busy", "count_crash"]
+__all__ = ["busy", "count_busy", "count_crash", "count_doubt", "is_in_doubt"]
 
 
 def count_crash(store: Store, message_id: str) -> int:
@@ -17,6 +17,26 @@ def count_crash(store: Store, message_id: str) -> int:
         StoreUnavailable: it may have been counted.
     """
     return increment(store, key_of("crashes", message_id))
+
+
+def count_doubt(store: Store, message_id: str) -> int:
+    """Count a run that may have done the work, and return how many there have been.
+
+    Raises:
+        StoreUnavailable: it may have been counted.
+    """
+    return increment(store, key_of("doubts", message_id))
+
+
+def is_in_doubt(store: Store, message_id: str) -> int:
+    """Return above 0 if an earlier run may have done the work: one in doubt, or lost.
+
+    Raises:
+        StoreUnavailable: nobody knows.
+    """
+    return number(store, key_of("doubts", message_id)) or number(
+        store, key_of("crashes", message_id)
+    )
 
 
 def count_busy(store: Store, message_id: str) -> int:

@@ -26,7 +26,15 @@ from .store import Store
 from .stores import has_store
 from .workflow import TakenBack, compensate_scopes_of
 
-__all__ = ["busy_receives", "compensate_given_up", "count_busy", "count_crash", "in_time"]
+__all__ = [
+    "busy_receives",
+    "compensate_given_up",
+    "count_busy",
+    "count_crash",
+    "count_doubt",
+    "in_time",
+    "is_in_doubt",
+]
 
 logger = get_task_logger(__name__)
 
@@ -85,6 +93,16 @@ def count_crash(app: Any, message_id: str) -> int:
 def count_busy(app: Any, message_id: str) -> int:
     """Count a run of the message that found a lock held; return how many did anywhere."""
     return _ask(app, counts.count_busy, message_id)
+
+
+def count_doubt(app: Any, message_id: str) -> int:
+    """Count a run of the message that may have done the work; return how many did anywhere."""
+    return _ask(app, counts.count_doubt, message_id)
+
+
+def is_in_doubt(app: Any, message_id: str) -> bool:
+    """Whether an earlier run of the message was lost, or may have done the work."""
+    return _ask(app, counts.is_in_doubt, message_id) > 0
 
 
 def busy_receives(app: Any, message_id: str) -> int:

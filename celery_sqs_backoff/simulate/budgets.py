@@ -9,15 +9,16 @@ from ..sqs.visibility import visibility_delay as sqs_delay
 from .message import Message
 from .scenario import Scenario
 
-__all__ = ["exhausted", "exhausted_before_run", "longest_hold", "visibility_delay"]
+__all__ = ["delivery", "exhausted", "exhausted_before_run", "longest_hold", "visibility_delay"]
 
 
 def _standing(scenario: Scenario, message: Message, now: float) -> budget.Standing:
     # SQS counts receives, and a worker does not know what another has hidden without running.
-    return standing(_delivery(scenario, message, now), retries=message.receives - 1, now=now)
+    return standing(delivery(scenario, message, now), retries=message.receives - 1, now=now)
 
 
-def _delivery(scenario: Scenario, message: Message, now: float) -> Delivery:
+def delivery(scenario: Scenario, message: Message, now: float) -> Delivery:
+    """Return a message's receive as a worker sees it."""
     return Delivery(
         message_id=message.id,
         queue_url="",
@@ -57,7 +58,7 @@ def exhausted_before_run(scenario: Scenario, message: Message, now: float) -> st
 
 def visibility_delay(scenario: Scenario, message: Message, now: float, delay: float) -> int:
     """Return the whole seconds that SQS is asked for."""
-    return sqs_delay(delay, _delivery(scenario, message, now), now=now)
+    return sqs_delay(delay, delivery(scenario, message, now), now=now)
 
 
 def longest_hold(scenario: Scenario, message: Message, now: float) -> float:

@@ -80,6 +80,7 @@ class _Simulation:
         self._max_messages = max_messages
         self._in_flight = 0
         self._alive = 0
+        self._is_arriving = True
         self._older = 0
         self._recovered_at = scenario.script.recovered_at
         self._recovery_is_counted = False
@@ -98,6 +99,8 @@ class _Simulation:
                 break
             self.now = at
             handle(a, b)
+            if not self._alive and not self._is_arriving:
+                break  # what is left are ends of holds that a recall has ended before
         if not self._recovery_is_counted:
             self._count_recovery()
         self.measures.ended_at = self.now
@@ -109,12 +112,14 @@ class _Simulation:
 
     def _schedule_arrival(self) -> None:
         arrivals = self.scenario.arrivals
+        self._is_arriving = False
         if arrivals.rate <= 0:
             return
         if self._max_messages is not None and self.measures.messages >= self._max_messages:
             return
         at = self.now + self._arrivals_rng.expovariate(arrivals.rate)
         if at < arrivals.lasts:
+            self._is_arriving = True
             self._push(at, self._on_arrival, None, None)
 
     def _on_arrival(self, a: None, b: None) -> None:

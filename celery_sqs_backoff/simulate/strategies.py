@@ -125,6 +125,7 @@ class Gate(Strategy):
         self._is_recallable = not isinstance(self.task.backoff, Schedule)
         self._retry_after: float | None = None
         self._keeps_its_delay = False
+        self._own_delay = 0.0
 
     def received(self, message: Message, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
@@ -157,6 +158,7 @@ class Gate(Strategy):
         )
         if look.hide_seconds is None:
             return WAIT if look.waits else RUN
+        self._own_delay = self.task.backoff.delay_for(message.id, message.receives, self.rng)
         return Told(hide=budgets.visibility_delay(self.scenario, message, now, look.hide_seconds))
 
     def turns(self, waiting: int, now: float) -> int:
@@ -188,7 +190,17 @@ class Recall(Gate):
             return
         not_before = until if self._keeps_its_delay else now + (self._retry_after or 0.0)
         self._retry_after, self._keeps_its_delay = None, False
-        hidden = Hidden(message.id, "", "", until, not_before)
+        delivery = budgets.delivery(self.scenario, message, now)
+        hidden = Hidden(
+            message.id,
+            handle="",
+            queue="",
+            until=until,
+            not_before=not_before,
+            next_is_last=delivery.is_next_the_last,
+            receives=message.receives,
+            probe_from=0.0 if delivery.has_receives_to_spare else now + self._own_delay,
+        )
         if self.control.hidden(hidden, now):
             self._hidden[message.id] = message
             if len(self._hidden) > 2 * self.task.remember:
@@ -196,6 +208,7 @@ class Recall(Gate):
                 self._hidden = {k: v for k, v in self._hidden.items() if k in kept}
 
     def delayed(self, message: Message, delay: float, now: float) -> float:
+        self._own_delay = delay
         return self.control.delay_after_failure(
             delay,
             now,

@@ -125,6 +125,12 @@ class Delivery:
         return most is not None and self.receive_count + 1 >= most
 
     @property
+    def has_receives_to_spare(self) -> bool:
+        """Whether more than half of the receives that the queue allows are left."""
+        most = self.max_receive_count
+        return most is None or 2 * self.receive_count < most
+
+    @property
     def is_overdue_for_dead_letter_queue(self) -> bool:
         """Whether SQS should have moved the message already: its redrive policy was tightened."""
         return self.max_receive_count is not None and self.receive_count > self.max_receive_count

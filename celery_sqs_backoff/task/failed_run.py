@@ -18,10 +18,10 @@ from celery.utils.log import get_task_logger
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
 from ..retry.outcomes import Outcome, Verdict, judge, known_verdict
-from ..safe.errors import Busy
+from ..safe.errors import Busy, SafeError
 from ..safe.identity import acts_of
 from ..safe.lock import busy_delay
-from ..safe.shared import busy_receives, count_busy
+from ..safe.shared import busy_receives, count_busy, count_doubt, is_in_doubt
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, NamedRetry, Report, delivery_of, describe, run_of
@@ -120,8 +120,10 @@ class FailedRun:
         cause = exc
         if isinstance(exc, Retry):
             cause = exc.exc or exc
-            if self._task._is_certainly_not_processed(exc):
-                undo(self._task, cause, *self._arguments)
+            reason = exc.exc or exc.__context__  # in an except block it is for the error caught
+            verdict = judge_retry(self._task, reason)
+            self._undo(cause, verdict)
+            self._note_doubt(reason, verdict.outcome)
         self._note(ended_by(exc), cause)
 
     def _aborted(self, exc: BaseException) -> BaseException | None:
@@ -146,8 +148,7 @@ class FailedRun:
         self, exc: Exception, verdict: Verdict, *, cause: BaseException | None = None
     ) -> Retry | None:
         """Return the retry, or ``None`` if the task has failed."""
-        if verdict.nothing_was_processed:
-            undo(self._task, exc, *self._arguments)
+        self._undo(exc, verdict)
         final = Final.of(self._request, exc)
         if self._run is None:
             retry = None if final else self._on_another_broker(exc, verdict)
@@ -156,6 +157,8 @@ class FailedRun:
             return retry
         word: Word
         word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
+        if isinstance(word, GiveUp) and self._leaves_in_doubt(verdict):
+            word = replace(word, outcome=Outcome.UNKNOWN)
         if isinstance(word, GiveUp) and not self._task._compensate_given_up(
             may_run_again=verdict.wants_retry or verdict.nothing_was_processed
         ):
@@ -163,8 +166,33 @@ class FailedRun:
             word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         self._note(Ended(End.RAISED, word), cause or exc)
         if isinstance(word, RetryIn):
+            self._note_doubt(exc, word.outcome)
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
+
+    def _undo(self, exc: BaseException, verdict: Verdict) -> None:
+        """Undo if nothing can have been processed, by this run or by one before it."""
+        if verdict.nothing_was_processed and not self._leaves_in_doubt(verdict):
+            undo(self._task, exc, *self._arguments)
+
+    def _note_doubt(self, exc: BaseException | None, outcome: Outcome) -> None:
+        """Let later runs know that this one, which is retried, may have done the work."""
+        # Our own errors say that the run was cut short, not that a call of it is in doubt.
+        if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, SafeError):
+            count_doubt(self._task.app, self._run.delivery.message_id)
+
+    def _leaves_in_doubt(self, verdict: Verdict) -> bool:
+        """Whether an earlier run may have done the work, and this failure does not say.
+
+        A provider that is down says nothing of the call before it. One that refuses for good does.
+        """
+        return verdict.outcome is Outcome.RETRYABLE and self._was_in_doubt
+
+    @cached_property
+    def _was_in_doubt(self) -> bool:
+        if self._run is None or not self._request.retries:
+            return False
+        return is_in_doubt(self._task.app, self._run.delivery.message_id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
         assert self._run is not None

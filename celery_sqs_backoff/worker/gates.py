@@ -25,6 +25,7 @@ from ..provider.recall import Hidden
 from ..provider.settings import Provider
 from ..provider.tenant import Template, digest_of, parameters_of
 from ..sqs.calls import Calls
+from ..sqs.delivery import Delivery
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.settlement import Row
 from ..text import BUG_CALLS, error_site, printable
@@ -56,10 +57,11 @@ class _Expected(NamedTuple):
     """What is known of a message that is about to be hidden; see :class:`Hidden`."""
 
     gate: Gate
+    delivery: Delivery
     not_before: float
     group: str | None
-    next_is_last: bool
     is_behind: bool
+    probe_from: float
 
     def hidden(self, row: Row) -> Hidden:
         return Hidden(
@@ -69,8 +71,10 @@ class _Expected(NamedTuple):
             row.due_at,
             self.not_before,
             self.group,
-            self.next_is_last,
+            self.delivery.is_next_the_last,
             self.is_behind,
+            self.delivery.receive_count,
+            0.0 if self.delivery.has_receives_to_spare else self.probe_from,
         )
 
 
@@ -242,16 +246,19 @@ class Gates:
         return list(found.items())
 
     def expect(
-        self, lease: Lease, gate: Gate, not_before: float, *, is_behind: bool = False
+        self,
+        lease: Lease,
+        gate: Gate,
+        not_before: float,
+        probe_from: float = 0.0,
+        is_behind: bool = False,
     ) -> None:
         """Note a message that is about to be hidden, to be remembered once SQS agrees."""
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
         group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
-        delivery = lease.delivery
-        self._pending[delivery.message_id] = _Expected(
-            gate, not_before, group, delivery.is_next_the_last, is_behind
-        )
+        expected = _Expected(gate, lease.delivery, not_before, group, is_behind, probe_from)
+        self._pending[lease.delivery.message_id] = expected
         if group is not None:
             lease.expect_behind = functools.partial(self._expect_behind, gate)
 

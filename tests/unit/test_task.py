@@ -19,6 +19,9 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import GiveUp
+from celery_sqs_backoff.safe import Busy
+from celery_sqs_backoff.safe.shared import count_crash
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
@@ -165,6 +168,55 @@ def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown(failing, undone):
     _, give_up = raised_by(task, ValueError("timed out"))
     assert (give_up.reason, give_up.outcome) == (GiveUpReason.MAX_RETRIES, Outcome.UNKNOWN)
     assert undone == []
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "outcome"),
+    [
+        ("in doubt", ProviderDown("x"), Outcome.UNKNOWN),
+        ("in doubt, by hand", ProviderDown("x"), Outcome.UNKNOWN),
+        ("lost", ProviderDown("x"), Outcome.UNKNOWN),
+        # It has answered the same call: nothing was done, then or now.
+        ("in doubt", NonRetryable("declined", safe_to_undo=True), Outcome.NOT_PROCESSED),
+        ("busy", ProviderDown("x"), Outcome.RETRYABLE),
+        ("down", ProviderDown("x"), Outcome.RETRYABLE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
+    app, undone, earlier, later, outcome
+):
+    """An outage begins with an answer that is lost, and goes on with refused connections."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    failures = {"busy": Busy("held"), "down": ProviderDown("x")}
+
+    def in_doubt(exc):
+        is_timeout = isinstance(exc, TimeoutError)
+        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True) if is_timeout else None
+
+    @app.task(
+        base=SQSBackoffTask,
+        bind=True,
+        lazy=False,
+        shared=False,
+        retry_on=ProviderDown,
+        classify=in_doubt,
+        max_retries=1,
+        undo=lambda task, exc, args, kwargs: undone.append(type(exc).__name__),
+    )
+    def charge(self, failure, by_hand):
+        if by_hand:
+            raise self.retry(exc=failure)
+        raise failure
+
+    if earlier == "lost":
+        count_crash(app, "m")
+    else:
+        raised_by(charge, failures.get(earlier, TimeoutError()), earlier.endswith("by hand"))
+    undone.clear()
+    _, give_up = raised_by(charge, later, False, retries=2)
+    assert give_up.outcome is outcome
+    assert undone == ([] if outcome is Outcome.UNKNOWN else [type(later).__name__])
 
 
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):

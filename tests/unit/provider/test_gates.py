@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import FullJitter, Outcome, Policy, Provider, Schedule
+from celery_sqs_backoff import Exponential, FullJitter, Outcome, Policy, Provider, Schedule
 from celery_sqs_backoff.observe.events import (
     BroughtForward,
     Event,
@@ -123,8 +123,8 @@ class Scene:
             self.run(f"first {i}", Ended(End.RAISED, RetryIn(3.0)))
         assert self.gate.control.health.state is State.OPEN
 
-    def hide(self, name: str, *, in_doubt: bool = False) -> float:
-        lease: Any = Lease(name)
+    def hide(self, name: str, *, in_doubt: bool = False, **facts: Any) -> float:
+        lease: Any = Lease(name, **facts)
         assert self.gate.hides(lease, self.options)
         assert lease.until is not None
         self.gates.confirmed(Row(name, lease.until, in_doubt))  # type: ignore[arg-type]
@@ -152,6 +152,19 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
     assert {seconds for batch in scene.port.batches for _, seconds in batch} == {0}
     assert max(map(len, scene.port.batches)) <= 10
+
+
+@pytest.mark.parametrize(("most", "recalled"), [(None, 1), (8, 1), (4, 0)])
+def test_probes_spare_a_message_that_has_used_up_half_of_its_receives(
+    most: int | None, recalled: int
+) -> None:
+    scene = Scene(backoff=Exponential(base=18, cap=3600))
+    scene.outage()
+    assert scene.hide("m", receive_count=2, max_receive_count=most) > 100.0
+    scene.keeper.now += 30.0
+    assert scene.gates.recaller.recall() == recalled, "its own delay is 36 s"
+    scene.keeper.now += 10.0
+    assert scene.gates.recaller.recall() == 1 - recalled
 
 
 def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:

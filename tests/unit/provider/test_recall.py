@@ -181,3 +181,20 @@ def test_what_waited_for_its_time_can_be_probed_with() -> None:
     memory.remember(hidden("a", 1000.0, not_before=30.0), 0.0)
     assert memory.take_next(1, 29.0) == []
     assert ids(memory.take_next(1, 30.0)) == ["a"]
+
+
+def test_probes_do_not_use_up_the_receives_of_one_message() -> None:
+    memory = Memory()
+    memory.remember(replace(hidden("often", 100.0), receives=7), 0.0)
+    memory.remember(replace(hidden("once", 300.0), receives=1), 0.0)
+    memory.remember(replace(hidden("twice", 200.0), receives=2), 0.0)
+    assert ids(memory.take_next(2, 0.0)) == ["once", "twice"]
+
+
+def test_a_message_serves_as_a_probe_only_when_its_own_delay_is_over() -> None:
+    memory = Memory()
+    memory.remember(replace(hidden("a", 100.0), probe_from=30.0), 0.0)
+    assert memory.take_next(1, 29.0) == []
+    assert ids(memory.take_next(1, 30.0)) == ["a"]
+    memory.remember(replace(hidden("a", 100.0), probe_from=30.0), 0.0)
+    assert ids(memory.take(1, 0.0)) == ["a"], "once the provider is back it need not wait"

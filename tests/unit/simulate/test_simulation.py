@@ -64,8 +64,8 @@ def test_every_strategy_gets_the_same_messages() -> None:
 def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit() -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
-    13 seeds gave 1,230 to 1,262 wasted calls, 7.2 to 9.1 % turned away, 1.09 to 1.30 times the
-    shortest time (median 1.17), at most 9 to 11 receives of one message.
+    13 seeds gave 1,245 to 1,260 wasted calls, 7.1 to 9.4 % turned away, 1.09 to 1.37 times the
+    shortest time (median 1.19), at most 11 receives of one message.
     """
     ratios = []
     for seed in (1, 2, 3):
@@ -123,6 +123,21 @@ def test_no_message_is_given_up_unseen(strategy: str) -> None:
     """As in a worker, which lets it run once more before its ``retry_for`` is over."""
     result = played(outage(3600.0, rate=0.3).with_task(retry_for=600.0), strategy)
     assert result.wasted >= sum(result.dead.values()) > 0
+
+
+def test_a_simulation_ends_with_its_last_message() -> None:
+    """Not with the holds that a recall has cut short: idle polls until then cost requests."""
+    measures = simulate(outage(60.0), STRATEGIES["gate+recall"], seed=1)
+    assert measures.drained_at is not None
+    assert measures.ended_at == measures.drained_at
+
+
+def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
+    """Ten workers probe ten times a minute, and two messages a minute arrive."""
+    quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
+    result = played(quiet)
+    assert not result.dead
+    assert result.receives_max <= played(quiet, "full-jitter").receives_max
 
 
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
