@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive import Ended, RedriveRefused, api, run
+from celery_sqs_backoff.redrive import Ended, RedriveRefused, api, schedule
 from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
 from celery_sqs_backoff.redrive.journal import Journal
 from celery_sqs_backoff.redrive.sweep import Holding
@@ -38,7 +38,7 @@ SEND, DELETE, RECEIVE = "SendMessageBatch", "DeleteMessageBatch", "ReceiveMessag
 @pytest.fixture(autouse=True)
 def as_many_threads_as_the_server_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     if differs(RACES_WITH_ITSELF):
-        monkeypatch.setattr(run, "MAX_THREADS", 1)
+        monkeypatch.setattr(schedule, "MAX_THREADS", 1)
 
 
 @pytest.fixture
