@@ -35,6 +35,7 @@ from ..safe.identity import begin_call
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from ..text import error_site, printable
+from .chords import count_parts_whole
 from .failed_run import Aborted, FailedRun, ended_by
 from .handover import (
     DELIVERY_KEY,
@@ -193,6 +194,7 @@ def _contained(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function by which Celery runs a task, stores its result and calls its hooks."""
+    count_parts_whole(task.backend)
 
     def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         delivery = request.pop(DELIVERY_KEY, None) if request else None

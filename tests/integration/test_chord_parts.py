@@ -1,0 +1,73 @@
+"""A process of the pool that is told to end sends the body of a complete chord before it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from billiard import common
+from celery import Celery
+from celery.canvas import Signature
+
+from celery_sqs_backoff.task.chords import count_parts_whole
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def pool_process() -> Iterator[None]:
+    """This process, with the signal's handler of one of the pool's."""
+    before = signal.signal(common.TERM_SIGNAL, common._shutdown_cleanup)
+    yield
+    signal.signal(common.TERM_SIGNAL, before)
+    common._should_have_exited[0] = False
+
+
+@pytest.fixture
+def backend() -> Any:
+    app = Celery("chord_parts", backend="redis://127.0.0.1:6379/9", set_as_current=False)
+    return app.backend
+
+
+def complete(backend: Any) -> None:
+    """Count the only part of a chord."""
+    group = f"group-{uuid4()}"
+    body = {"task": "body", "args": (), "kwargs": {}, "options": {}}
+    backend.set_chord_size(group, 1)
+    request = SimpleNamespace(id=f"part-{uuid4()}", group=group, group_index=0, chord=body)
+    backend.on_chord_part_return(request, "SUCCESS", 1)
+
+
+@pytest.mark.usefixtures("pool_process")
+def test_a_process_that_is_told_to_end_sends_the_body_of_a_chord_first(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    def delay(body: Signature, results: Any) -> None:
+        os.kill(os.getpid(), common.TERM_SIGNAL)
+        sent.append(results)
+
+    monkeypatch.setattr(Signature, "delay", delay)
+    count_parts_whole(backend)
+    count_parts_whole(backend)
+    with pytest.raises(SystemExit):
+        complete(backend)
+    assert sent == [[1]]
+
+
+def test_what_is_no_process_of_the_pool_keeps_its_handler(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: list[Any] = []
+    monkeypatch.setattr(
+        Signature, "delay", lambda *_: handlers.append(signal.getsignal(common.TERM_SIGNAL))
+    )
+    count_parts_whole(backend)
+    complete(backend)
+    assert handlers == [signal.getsignal(common.TERM_SIGNAL)]
