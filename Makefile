@@ -41,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/python -m example_project.demo
 
 test: lint types
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.worker

@@ -35,10 +35,11 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 CELERY_TASK_DEFAULT_QUEUE = "mails"
 
 # The package: what holds for every task that does not say otherwise. The delays are those of a
-# demo, seconds instead of the hour that a real provider's outage asks for.
+# demo, seconds instead of the hour that a real provider's outage asks for; so short a delay for a
+# day would be more receives than SQS counts.
 CELERY_SQS_BACKOFF = {
     "backoff": FullJitter(base=4, cap=12),
-    "retry_for": timedelta(hours=24),
+    "retry_for": timedelta(hours=1),
     "store": "django",  # where guards, steps, locks and renewed keys are recorded
 }
 

@@ -222,7 +222,7 @@ print(sorted(celery_app.conf.sqs_backoff), send_mail.backoff_options.retry_for)
 print(send_mail.backoff_options.backoff is django.conf.settings.CELERY_SQS_BACKOFF["backoff"])
 """)
     assert done.stdout.splitlines() == [
-        "['backoff', 'retry_for', 'store'] 86400.0",
+        "['backoff', 'retry_for', 'store'] 3600.0",
         "True",
     ], done.stderr
 

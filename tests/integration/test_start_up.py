@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 import pytest
@@ -25,6 +26,12 @@ def no_tasks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = _state._on_app_finalizers
     builtin = {define for define in theirs if define.__module__ == "celery.app.builtins"}
     monkeypatch.setattr(_state, "_on_app_finalizers", builtin)
+
+
+@pytest.fixture(autouse=True)
+def no_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has imported it is told of its hidden retries; other tests have imported it."""
+    monkeypatch.delitem(sys.modules, "stripe", raising=False)
 
 
 @pytest.fixture

@@ -260,7 +260,7 @@ def test_what_others_have_brought_is_not_kept_in_memory(world, monkeypatch):
     at_once, give_back = [], Sweep.give_back
 
     def count(sweep, handles):
-        at_once.append(sum(isinstance(found, DeadLetter) for found in gc.get_objects()))
+        at_once.append(sum(type(found) is DeadLetter for found in gc.get_objects()))
         give_back(sweep, handles)
 
     monkeypatch.setattr(Sweep, "give_back", count)
