@@ -191,9 +191,9 @@ class Control:
             may_stay = looks >= MANY_LOOKS and not is_last
             if to_turn <= (LONGEST_WAIT_SECONDS if may_stay else longest_wait):
                 return _WAIT
-            if not is_last and recallable:
-                return Look(self._queue(to_turn, longest))
             if not is_last:
+                if recallable:
+                    return Look(self._queue(to_turn, longest))
                 return Look(self._by_policy(to_turn, message_id, policy, looks, longest))
         _put(self._began, message_id, now)
         return _PROBE if permission is Permission.PROBE else _RUN

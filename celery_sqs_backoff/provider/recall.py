@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-__all__ = ["DEFAULT_LIMIT", "MARGIN_SECONDS", "Hidden", "Memory"]
+from ..sqs.delivery import Delivery
+
+__all__ = ["DEFAULT_LIMIT", "MARGIN_SECONDS", "Hidden", "Memory", "probe_from"]
 
 #: Our clock, SQS's clock and a call under way can differ by this much.
 MARGIN_SECONDS = 5.0
@@ -56,6 +58,14 @@ class Hidden:
     is_behind: bool = False
     receives: int = 0
     probe_from: float = 0.0
+
+
+def probe_from(delivery: Delivery, own_delay_ends: float) -> float:
+    """From when a hidden message may be brought forward to probe with.
+
+    A probe costs a receive: with few left, not before the message's own delay ends.
+    """
+    return 0.0 if delivery.has_receives_to_spare else own_delay_ends
 
 
 class Memory:
@@ -139,7 +149,7 @@ class Memory:
         """Take out up to ``most`` to probe with, whose hold is certain; the least received first.
 
         A probe may fail, and costs a receive: few messages must not use up what their queue allows
-        because many workers probe: see ``Hidden.probe_from``. One whose next receive is its last
+        because many workers probe: see ``probe_from``. One whose next receive is its last
         serves only if there is no other.
         """
         self._admit_early(now)

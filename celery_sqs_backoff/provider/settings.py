@@ -104,7 +104,7 @@ class Provider:
             raise TypeError(f"invalid key {key!r}: expected text such as '{{account_id}}', or None")
         if key is not None:
             Template(key)
-        first = to_seconds("probe_interval", probe_interval, zero_is_legal=False)
+        first = to_seconds("probe_interval", probe_interval, may_be_zero=False)
         longest = to_seconds("longest_probe_interval", longest_probe_interval)
         if longest < first:
             raise ValueError(

@@ -164,7 +164,7 @@ class NonRetryable(ExplicitOutcome):
     def __init__(self, msg: str = "", safe_to_undo: bool = False) -> None:
         super().__init__(msg)
         if not isinstance(safe_to_undo, bool):
-            raise TypeError(f"safe_to_undo={safe_to_undo!r} is not legal: it must be a bool")
+            raise TypeError(f"invalid safe_to_undo {safe_to_undo!r}: expected a bool")
         self.safe_to_undo = safe_to_undo
 
     @property

@@ -65,10 +65,10 @@ class _Growing(Policy):
     cap: float
 
     def __init__(self, base: float | timedelta = 2, cap: float | timedelta = 3600) -> None:
-        base_seconds = to_seconds("base", base, zero_is_legal=False)
-        cap_seconds = to_seconds("cap", cap, zero_is_legal=False)
+        base_seconds = to_seconds("base", base, may_be_zero=False)
+        cap_seconds = to_seconds("cap", cap, may_be_zero=False)
         if cap_seconds < base_seconds:
-            raise ValueError(f"cap={cap!r} is not legal: it must be at least base={base!r}")
+            raise ValueError(f"invalid cap {cap!r}: expected at least the base, {base!r}")
         object.__setattr__(self, "base", base_seconds)  # the way to fill a frozen dataclass
         object.__setattr__(self, "cap", cap_seconds)
 
@@ -209,25 +209,25 @@ class Schedule(Policy):
 
     def __init__(self, delays: Iterable[float | timedelta]) -> None:
         if not isinstance(delays, Iterable):
-            raise TypeError(f"delays={delays!r} is not legal: it must be a list of delays")
+            raise TypeError(f"invalid delays {delays!r}: expected a list of delays")
         seconds = tuple(to_seconds(f"delays[{i}]", delay) for i, delay in enumerate(delays))
         if not seconds:
-            raise ValueError("delays is empty: it must hold at least one delay")
+            raise ValueError("invalid delays: expected at least one")
         object.__setattr__(self, "delays", seconds)
 
     def ceiling(self, attempt: int) -> float:
         return self.delays[min(_checked(attempt), len(self.delays)) - 1]
 
 
-def to_seconds(name: str, value: object, *, zero_is_legal: bool = True) -> float:
+def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
     """Turn seconds or a timedelta into float seconds, or refuse it as argument ``name``.
 
     Raises:
         TypeError: ``value`` is neither a number nor a timedelta; a bool is not a number here.
-        ValueError: ``value`` is negative, infinite or NaN, or 0 where that is not legal.
+        ValueError: ``value`` is negative, infinite or NaN, or 0 where it may not be.
     """
-    legal = f"seconds or a timedelta, {'from 0 up' if zero_is_legal else 'above 0'}, finite"
-    refusal = f"{name}={value!r} is not legal: it must be {legal}"
+    expected = f"seconds or a timedelta, {'from 0 up' if may_be_zero else 'above 0'}, finite"
+    refusal = f"invalid {name} {value!r}: expected {expected}"
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(refusal)
@@ -235,14 +235,14 @@ def to_seconds(name: str, value: object, *, zero_is_legal: bool = True) -> float
         seconds = float(number)
     except OverflowError:  # an int that no float can hold
         seconds = math.inf
-    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero_is_legal):
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not may_be_zero):
         raise ValueError(refusal)
     return seconds
 
 
 def _checked(attempt: int) -> int:
     if isinstance(attempt, bool) or not isinstance(attempt, int):
-        raise TypeError(f"attempt={attempt!r} is not legal: it must be an int from 1 up")
+        raise TypeError(f"invalid attempt {attempt!r}: expected an int from 1 up")
     if attempt < 1:
-        raise ValueError(f"attempt={attempt!r} is not legal: it must be from 1 up")
+        raise ValueError(f"invalid attempt {attempt!r}: expected an int from 1 up")
     return attempt

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .store import Store, increment, key_of, number
 
-__all__ = ["busy", "count_busy", "count_crash", "count_doubt", "is_in_doubt"]
+__all__ = ["busy", "count_busy", "count_crash", "count_doubt", "doubts"]
 
 
 def count_crash(store: Store, message_id: str) -> int:
@@ -28,8 +28,8 @@ def count_doubt(store: Store, message_id: str) -> int:
     return increment(store, key_of("doubts", message_id))
 
 
-def is_in_doubt(store: Store, message_id: str) -> int:
-    """Return above 0 if an earlier run may have done the work: one in doubt, or lost.
+def doubts(store: Store, message_id: str) -> int:
+    """Return how many runs were in doubt, or else how many were lost: they may have done the work.
 
     Raises:
         StoreUnavailable: nobody knows.

@@ -142,8 +142,9 @@ class Lock:
         """Free the lock of a holder that is known to be gone, by its record; whether it was."""
         nonce = text.partition(" ")[0]
         there = self._store.get(self._key)
-        is_theirs = bool(nonce) and there is not None and there.partition(" ")[0] == nonce
-        return is_theirs and there is not None and self._store.delete(self._key, there)
+        if not nonce or there is None or there.partition(" ")[0] != nonce:
+            return False
+        return self._store.delete(self._key, there)
 
     def _written(self, nonce: str, token: int) -> str:
         return f"{nonce} {token} {self._clock() + self._lease:.3f}"

@@ -81,7 +81,7 @@ def _ask_here(ask: Callable[[], T]) -> T:
     try:
         return ask()
     finally:
-        for connection in open_connections():  # of this thread: who uses it next is another app
+        for connection in open_connections():  # of this thread: its next call may be to SQS
             connection.close()
 
 
@@ -102,7 +102,7 @@ def count_doubt(app: Any, message_id: str) -> int:
 
 def is_in_doubt(app: Any, message_id: str) -> bool:
     """Whether an earlier run of the message was lost, or may have done the work."""
-    return _ask(app, counts.is_in_doubt, message_id) > 0
+    return _ask(app, counts.doubts, message_id) > 0
 
 
 def busy_receives(app: Any, message_id: str) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import longest_wait
-from ..provider.recall import Hidden
+from ..provider.recall import Hidden, probe_from
 from ..retry.outcomes import Outcome
 from ..retry.policies import Schedule
 from . import budgets
@@ -199,7 +199,7 @@ class Recall(Gate):
             not_before=not_before,
             next_is_last=delivery.is_next_the_last,
             receives=message.receives,
-            probe_from=0.0 if delivery.has_receives_to_spare else now + self._own_delay,
+            probe_from=probe_from(delivery, now + self._own_delay),
         )
         if self.control.hidden(hidden, now):
             self._hidden[message.id] = message

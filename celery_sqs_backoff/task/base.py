@@ -88,8 +88,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
     delay; an eager task needs ``max_retries``. Called as a function, it raises what it raises.
 
     Raises:
-        ImproperlyConfigured: when the task is bound to an app with options that are not legal,
-            or with ``acks_late=False``.
+        ImproperlyConfigured: when the task is bound to an app with invalid options, or with
+            ``acks_late=False``.
     """
 
     abstract = True

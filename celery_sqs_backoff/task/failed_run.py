@@ -172,6 +172,9 @@ class FailedRun:
 
     def _undo(self, exc: BaseException, verdict: Verdict) -> None:
         """Undo if nothing can have been processed, by this run or by one before it."""
+        is_guarded = getattr(self._request, "sqs_passage", None) is not None
+        if self._task.backoff_options.undo is None and not is_guarded:
+            return
         if verdict.nothing_was_processed and not self._leaves_in_doubt(verdict):
             undo(self._task, exc, *self._arguments)
 

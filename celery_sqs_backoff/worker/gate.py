@@ -36,7 +36,9 @@ class Owner(Protocol):
     pacer: Pacer
 
     def look_again(self, gate: Gate) -> None: ...
-    def expect(self, lease: Lease, gate: Gate, not_before: float, *, probe_from: float) -> None: ...
+    def expect(
+        self, lease: Lease, gate: Gate, not_before: float, *, own_delay_ends: float
+    ) -> None: ...
     def is_alone(self, lease: Lease, provider: Provider) -> bool: ...
 
 
@@ -101,7 +103,7 @@ class Gate:
                 own = tolerant(options.backoff).delay_for(
                     delivery.message_id, delivery.receive_count, self._owner.rng
                 )
-                self._owner.expect(lease, self, 0.0, probe_from=now + own)
+                self._owner.expect(lease, self, 0.0, own_delay_ends=now + own)
         return lease.give_back_unrun(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
@@ -213,7 +215,7 @@ class Gate:
             if is_recallable:
                 keeps = self.control.keeps_its_delay(lease.delivery.message_id)
                 floor = seconds if ended.word.is_named or keeps else ended.word.retry_after or 0.0
-                self._owner.expect(lease, self, now + floor, probe_from=now + seconds)
+                self._owner.expect(lease, self, now + floor, own_delay_ends=now + seconds)
             return self.control.delay_after_failure(
                 seconds,
                 now,

@@ -21,7 +21,7 @@ from celery.utils.log import get_logger
 from ..observe.board import ProviderNow
 from ..provider.health import State
 from ..provider.rate import Times
-from ..provider.recall import Hidden
+from ..provider.recall import Hidden, probe_from
 from ..provider.settings import Provider
 from ..provider.tenant import Template, digest_of, parameters_of
 from ..sqs.calls import Calls
@@ -61,7 +61,7 @@ class _Expected(NamedTuple):
     not_before: float
     group: str | None
     is_behind: bool
-    probe_from: float
+    own_delay_ends: float
 
     def hidden(self, row: Row) -> Hidden:
         return Hidden(
@@ -74,7 +74,7 @@ class _Expected(NamedTuple):
             self.delivery.is_next_the_last,
             self.is_behind,
             self.delivery.receive_count,
-            0.0 if self.delivery.has_receives_to_spare else self.probe_from,
+            probe_from(self.delivery, self.own_delay_ends),
         )
 
 
@@ -250,14 +250,14 @@ class Gates:
         lease: Lease,
         gate: Gate,
         not_before: float,
-        probe_from: float = 0.0,
+        own_delay_ends: float = 0.0,
         is_behind: bool = False,
     ) -> None:
         """Note a message that is about to be hidden, to be remembered once SQS agrees."""
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
         group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
-        expected = _Expected(gate, lease.delivery, not_before, group, is_behind, probe_from)
+        expected = _Expected(gate, lease.delivery, not_before, group, is_behind, own_delay_ends)
         self._pending[lease.delivery.message_id] = expected
         if group is not None:
             lease.expect_behind = functools.partial(self._expect_behind, gate)

@@ -366,7 +366,7 @@ def test_the_message_is_what_the_log_shows() -> None:
 @pytest.mark.parametrize("value", [0, 1, "no", None])
 def test_safe_to_undo_must_be_said_clearly(value: Any) -> None:
     """A text such as "no" is true to Python, and would undo what may have been processed."""
-    with pytest.raises(TypeError, match=r"^safe_to_undo=.* it must be a bool$"):
+    with pytest.raises(TypeError, match=r"^invalid safe_to_undo .*: expected a bool$"):
         NonRetryable("never", safe_to_undo=value)
 
 
@@ -386,7 +386,7 @@ def test_safe_to_undo_must_be_said_clearly(value: Any) -> None:
     ids=repr,
 )
 def test_retry_after_must_be_a_time(value: Any, error: type[Exception]) -> None:
-    legal = r"^retry_after=.* it must be seconds or a timedelta, from 0 up, finite$"
+    legal = r"^invalid retry_after .*: expected seconds or a timedelta, from 0 up, finite$"
     with pytest.raises(error, match=legal):
         Verdict(Outcome.RETRYABLE, retry_after=value)
     with pytest.raises(error, match=legal):

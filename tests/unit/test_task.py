@@ -24,6 +24,7 @@ from celery_sqs_backoff.safe.shared import count_crash
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
+from celery_sqs_backoff.task import failed_run
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
 
 URL = "https://sqs.example/1/q"
@@ -217,6 +218,26 @@ def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
     _, give_up = raised_by(charge, later, False, retries=2)
     assert give_up.outcome is outcome
     assert undone == ([] if outcome is Outcome.UNKNOWN else [type(later).__name__])
+
+
+def test_a_retry_that_has_nothing_to_undo_does_not_ask_the_store(app, monkeypatch):
+    asked = []
+    monkeypatch.setattr(failed_run, "is_in_doubt", lambda *each: asked.append(each) or False)
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    options = {"base": SQSBackoffTask, "lazy": False, "shared": False, "retry_on": ProviderDown}
+
+    @app.task(**options)
+    def plain():
+        raise ProviderDown("x")
+
+    @app.task(**options, undo=lambda *each: None)
+    def undone():
+        raise ProviderDown("x")
+
+    raised_by(plain, retries=1)
+    assert asked == []
+    raised_by(undone, retries=1)
+    assert len(asked) == 1
 
 
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
