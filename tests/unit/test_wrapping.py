@@ -36,6 +36,9 @@ from celery_sqs_backoff.worker.request import BackoffRequest
 from .test_request import URL
 from .test_request import Run as Received
 
+# Celery warns of each failure outside of a task's body: of those that are made here, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+
 
 class Down(Exception):
     """A result backend, or a hook, that does not work."""
