@@ -17,7 +17,6 @@ from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, shared
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from tests.support.processes import eventually
 
-
 #: SQS's id of a message, its task's name and task id.
 MESSAGE = ("m", "mail", "task-id")
 
