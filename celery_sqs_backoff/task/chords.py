@@ -1,103 +1,64 @@
-"""A chord's part is counted once, and the last one sends the body, although its process is to end.
-
-Timeline of a run that is part of a chord, on prefork::
-
-    run  |  result stored  |  part counted; the last one sends the body  |  reported  |  idle
-         TERM: runs again  |            TERM: not before the report      |  TERM: ends
-"""
+"""A chord's last part sends its body, also when its process is told to end; or it fails."""
 
 from __future__ import annotations
 
-import math
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Final
 
-from billiard.common import TERM_SIGNAL
+from celery.exceptions import ChordError
 
-from ..threads import start_daemon
+from .late_end import report_before_the_end
 
 __all__ = ["count_parts_whole"]
 
-#: Time to report to the main process that a run is over; it takes milliseconds.
-_REPORT_SECONDS: Final = 0.5
+#: How Celery's backends begin the error of a chord whose parts are done, and whose body they could
+#: not send. That of a part that failed begins otherwise.
+_BODY_NOT_SENT: Final = "Callback error"
 
-#: A count that takes longer hangs, and is no reason to go on.
-_LONGEST_COUNT_SECONDS: Final = 10.0
+#: Errors of the part that is being counted.
+_UNSENT: ContextVar[list[ChordError] | None] = ContextVar("sqs_unsent_bodies", default=None)
 
 
 def count_parts_whole(backend: Any) -> None:
-    """Let no SIGTERM end a pool process from its count of a chord's part to its report of the run.
+    """Send the body of a complete chord, or raise. Does nothing twice.
 
-    All versions: billiard makes a SystemExit of the signal. The Redis backend, which sends the body
-    of a complete chord, notes in a ``finally`` that it is sent: such a chord never ends. And a part
-    that is counted, but not reported, runs again: backends that count by a number, and Redis before
-    Celery 5.7, count it twice, so the chord fails, or its body misses the result of another part.
-    Seen where a supervisor signals the whole process group. Does nothing twice.
+    All versions: the Redis backend sends the body, and notes in a ``finally`` that it is sent.
+    billiard makes a SystemExit of a SIGTERM, so such a chord never ends: seen where a supervisor
+    signals the whole process group. The process counts the part, and reports it, first. Where SQS
+    refuses the body, the backend stores a FAILURE for it, and lets the part succeed.
 
     Arguments:
         backend: the result backend of this thread.
     """
-    count = backend.on_chord_part_return
+    count, fail_chord = backend.on_chord_part_return, backend.chord_error_from_stack
     if getattr(count, "_is_wrapped", False):
         return
 
     @wraps(count)
     def whole(*args: Any, **kwargs: Any) -> Any:
-        late_end = _late_end()
-        if late_end is None:
-            return count(*args, **kwargs)
-        late_end.may_end_at = time.monotonic() + _LONGEST_COUNT_SECONDS
+        unsent: list[ChordError] = []
+        token = _UNSENT.set(unsent)
         try:
-            return count(*args, **kwargs)
+            with report_before_the_end():
+                result = count(*args, **kwargs)
         finally:
-            late_end.may_end_at = time.monotonic() + _REPORT_SECONDS
+            _UNSENT.reset(token)
+        if unsent:
+            raise unsent[0]
+        return result
+
+    @wraps(fail_chord)
+    def note_unsent(callback: Any, exc: Any = None) -> Any:
+        unsent = _UNSENT.get()
+        if unsent is not None and isinstance(exc, ChordError) and _is_unsent(exc):
+            unsent.append(exc)
+        return fail_chord(callback, exc)
 
     whole._is_wrapped = True  # type: ignore[attr-defined]
     backend.on_chord_part_return = whole
+    backend.chord_error_from_stack = note_unsent
 
 
-class _LateEnd:
-    """A handler of the signal that calls billiard's once the process may end.
-
-    Arguments:
-        end: billiard's.
-    """
-
-    def __init__(self, end: Callable[[int, Any], object]) -> None:
-        self._end = end
-        self._is_waiting = False
-        #: By the monotonic clock.
-        self.may_end_at = -math.inf
-
-    def __call__(self, number: int, frame: Any) -> None:
-        if time.monotonic() >= self.may_end_at:
-            self._end(number, frame)
-        elif not self._is_waiting:
-            self._is_waiting = True
-            if start_daemon("sqs-end", self._signal_again) is None:
-                self._end(number, frame)
-
-    def _signal_again(self) -> None:
-        while (seconds := self.may_end_at - time.monotonic()) > 0:
-            time.sleep(min(seconds, _REPORT_SECONDS))
-        self._is_waiting = False
-        os.kill(os.getpid(), TERM_SIGNAL)
-
-
-def _late_end() -> _LateEnd | None:
-    """This process's handler; ``None`` where it is not one of the prefork pool's."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    handler = signal.getsignal(TERM_SIGNAL)
-    if isinstance(handler, _LateEnd):
-        return handler
-    if getattr(handler, "__module__", None) != "billiard.common" or not callable(handler):
-        return None
-    late_end = _LateEnd(handler)
-    signal.signal(TERM_SIGNAL, late_end)
-    return late_end
+def _is_unsent(error: ChordError) -> bool:
+    return str(error).startswith(_BODY_NOT_SENT)
