@@ -106,7 +106,7 @@ def _wrap_run(cls: Any) -> None:
         try:
             if self.guard is not None:
                 self._pass_guard(args, kwargs)
-            elif self.asks_in_its_body:
+            if self.asks_in_its_body:
                 self._ask_at_the_door()
             result = run(self, *args, **kwargs) if takes_self else run(*args, **kwargs)
             if self.guard is not None:
