@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from ..sqs.redact import ErrorText
 from ..task.failed_run import ended_by
 from ..task.handover import report_of
 
-__all__ = ["WITHOUT_THE_TASK", "is_stopping", "is_success_of", "raised", "read_end"]
+__all__ = ["WITHOUT_THE_TASK", "is_stopping", "own_success", "raised", "read_end"]
 
 #: Ends in which no code of the task's was left to say what happened.
 WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
@@ -81,17 +81,23 @@ def _end_by(request: Any, exc: BaseException) -> End:
     return End.ABORTED
 
 
-def is_success_of(request: Any, stored: Mapping[str, Any]) -> bool:
-    """Whether a stored success is that of the request's message, and all there is to know of it.
+def own_success(request: Any, find: Callable[[], Any] | None) -> Any:
+    """Return what is stored of the success of a run whose process was lost; else ``False``.
 
     An older message may have had the same task id: tasks that are sent again under an id of their
     own. And a part of a chord is counted after its result is stored; without it the chord would
     never end.
+
+    Arguments:
+        find: Celery's own look at the result backend; ``None``: it has none.
     """
+    stored: Any = False if find is None else find()
+    if not stored or request.lease is None:
+        return stored
     ended_at, sent_at = _seconds(stored.get("date_done")), request.lease.delivery.sent_at
-    if ended_at is None or sent_at is None:
+    if ended_at is None or sent_at is None or _is_in_chord(request):
         return False
-    return ended_at > sent_at - _CLOCKS_DIFFER_SECONDS and not _is_in_chord(request)
+    return stored if ended_at > sent_at - _CLOCKS_DIFFER_SECONDS else False
 
 
 def _seconds(date_done: object) -> float | None:

@@ -27,7 +27,7 @@ from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from ..task.handover import DELIVERY_KEY
 from ..text import error_site, printable
-from .ends import WITHOUT_THE_TASK, is_success_of, raised, read_end
+from .ends import WITHOUT_THE_TASK, own_success, raised, read_end
 from .lease import Lease, State
 from .lost import LostFlags
 from .settler import Settler
@@ -199,15 +199,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def _success_was_stored(self) -> Any:
-        """What is stored, if this message's task succeeded before its process was lost.
-
-        Celery asks it too, from 5.7 on, and before that nobody can tell.
-        """
-        ask = getattr(super(), "_success_was_stored", None)
-        stored: Any = False if ask is None else ask()
-        if not stored or self.lease is None:
-            return stored
-        return stored if is_success_of(self, stored) else False
+        """Celery asks it too, and cannot tell before 5.7."""
+        return own_success(self, getattr(super(), "_success_was_stored", None))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if self.lease is None or soft:
