@@ -158,6 +158,8 @@ def _read(app: Any) -> list[QueueStatus]:
     names = list(app.amqp.queues.consume_from)
     try:
         with app.connection_for_read() as connection:
+            if (broker := connection.transport.driver_type) != "sqs":
+                return [QueueStatus(name=name, failure=f"the broker is {broker}") for name in names]
             channel = connection.default_channel
             return [_read_one(channel, name) for name in names]
     except Exception as exc:  # noqa: BLE001  # whatever keeps us from SQS, of no queue we know more

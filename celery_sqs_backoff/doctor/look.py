@@ -97,8 +97,8 @@ def look(app: Any, *, live: bool = True) -> Facts:
         return Facts(app=facts)
     facts = replace(facts, **_facts_of_store(app))
     with app.connection_for_read() as connection:
-        if connection.transport.driver_type != "sqs":
-            return Facts(app=facts)
+        if (broker := connection.transport.driver_type) != "sqs":
+            return Facts(app=facts, other_broker=broker)
         channel = connection.default_channel
         names = list(app.amqp.queues.consume_from)
         queues = []
