@@ -1,4 +1,4 @@
-"""A process of the pool that is told to end sends the body of a complete chord before it does."""
+"""The process that counts the last part of a chord sends its body, or says that it could not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from billiard import common
 from celery import Celery
 from celery.canvas import Signature
+from celery.exceptions import ChordError
 
 from celery_sqs_backoff.task.chords import count_parts_whole
 
@@ -34,13 +35,13 @@ def backend() -> Any:
     return app.backend
 
 
-def complete(backend: Any) -> None:
+def complete(backend: Any, state: str = "SUCCESS", result: Any = 1) -> None:
     """Count the only part of a chord."""
     group = f"group-{uuid4()}"
     body = {"task": "body", "args": (), "kwargs": {}, "options": {}}
     backend.set_chord_size(group, 1)
     request = SimpleNamespace(id=f"part-{uuid4()}", group=group, group_index=0, chord=body)
-    backend.on_chord_part_return(request, "SUCCESS", 1)
+    backend.on_chord_part_return(request, state, result)
 
 
 @pytest.mark.usefixtures("pool_process")
@@ -59,6 +60,23 @@ def test_a_process_that_is_told_to_end_sends_the_body_of_a_chord_first(
     with pytest.raises(SystemExit):
         complete(backend)
     assert sent == [[1]]
+
+
+def test_a_body_that_cannot_be_sent_is_raised(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delay(body: Signature, results: Any) -> None:
+        raise ConnectionError("SQS is away")
+
+    monkeypatch.setattr(Signature, "delay", delay)
+    count_parts_whole(backend)
+    with pytest.raises(ChordError, match="SQS is away"):
+        complete(backend)
+
+
+def test_a_part_that_failed_ends_its_chord_and_is_not_raised(backend: Any) -> None:
+    count_parts_whole(backend)
+    complete(backend, "FAILURE", ValueError("bad"))
 
 
 def test_what_is_no_process_of_the_pool_keeps_its_handler(

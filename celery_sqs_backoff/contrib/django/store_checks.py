@@ -1,7 +1,7 @@
 """The store's settings as Django system checks: offline always, its table with ``--deploy``.
 
 * ``celery_sqs_backoff.E040``: the store, its database alias or another setting of it is invalid.
-* ``celery_sqs_backoff.E041``: the store does not answer, or its table is missing.
+* ``celery_sqs_backoff.E041``: the store does not answer, takes no changes, or has no table.
 * ``celery_sqs_backoff.W042``: records on a shared store are not signed.
 * ``celery_sqs_backoff.W043``: the store's library, or the Region, is missing where this runs.
 """
