@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +17,13 @@ from typing import Any
 
 import click
 
-__all__ = ["as_typed", "interrupted_by_signals", "journal_directory", "until_signalled"]
+__all__ = [
+    "as_typed",
+    "django_options",
+    "interrupted_by_signals",
+    "journal_directory",
+    "until_signalled",
+]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -90,13 +98,30 @@ def as_typed(command: str) -> tuple[str, str] | None:
     called from a command line.
     """
     program = Path(sys.argv[0])
-    first = [program.name]
+    first = [_findable(sys.argv[0])]
     if program.name == "__main__.py":
-        first = ["python", "-m", program.parent.name]
+        first = [_findable(sys.executable), "-m", program.parent.name]
     elif program.suffix == ".py":  # manage.py
-        first = ["python", sys.argv[0]]
+        first = [_findable(sys.executable), sys.argv[0]]
     words = [*first, *sys.argv[1:]]
     for name in (command, command.replace("-", "_")):
         if name in words:
             return shlex.join(words[: words.index(name)]) + " ", shlex.join(words)
     return None
+
+
+def django_options() -> str:
+    """The options of ``manage.py`` by which it was called with other settings than usual."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--settings", "--pythonpath"):
+        parser.add_argument(name)
+    found = vars(parser.parse_known_args(sys.argv[1:])[0])
+    return "".join(f" --{name}={shlex.quote(value)}" for name, value in found.items() if value)
+
+
+def _findable(program: str) -> str:
+    """The name of a program if the shell finds it by that, and no other one; else its path."""
+    name = Path(program).name
+    found = shutil.which(name)
+    is_found = found is not None and os.path.abspath(found) == os.path.abspath(program)
+    return name if is_found else program
