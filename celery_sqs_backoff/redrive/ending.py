@@ -85,9 +85,12 @@ def tell_end(
     book.name_undeleted("SQS has not confirmed the delete")
     with book.lock:
         numbers = numbers_of(book.ledger)
+        counted = max(0, book.back - numbers["returned"])  # and not received
+        numbers["returned"] += counted
+        numbers["poison"] += counted
         report = RedriveReport(
-            **{**numbers, "returned": max(book.back, numbers["returned"])},
-            looked_at=book.ledger.looked_at,
+            **numbers,
+            looked_at=book.ledger.looked_at + counted,
             unknown=book.unknown,
             remaining=remaining,
             ended=ended,

@@ -49,7 +49,8 @@ class RedriveReport:
             in the source: the response to the send was lost. Their ids were in events. What an
             earlier run left in doubt and is no longer in the source does not count any more.
         remaining: in the source at the end, as SQS counts (approximately).
-        returned: sent in this run and back in the source. They are in ``poison`` too.
+        returned: sent in this run and back in the source (of a canary, as SQS counts). They are in
+            ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.
         not_deleted: sent, and SQS has not confirmed their delete. Those that are still in the
             source another run sends again, unless it has this one's journal.

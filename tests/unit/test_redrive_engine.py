@@ -17,6 +17,7 @@ from botocore.exceptions import (
 )
 
 from benchmarks.redrive import _move_endless
+from celery_sqs_backoff.commands.show import closing
 from celery_sqs_backoff.redrive import schedule
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
@@ -554,6 +555,22 @@ def test_a_canary_is_not_back_because_sqs_still_counts_what_was_deleted(world):
     world.on_event = consume
     report = world.redrive(canary=5)
     assert (report.ended, report.sent) == (Ended.DONE, 20), report.detail
+
+
+def test_a_canary_that_came_back_is_in_every_number_of_the_report(world):
+    """The end said "5 of 0 sent"."""
+    world.fill(*bodies(20))
+
+    def bounce(event):
+        if isinstance(event, CanarySent):
+            world.sqs.queues[world.main.url].messages.clear()
+            world.fill(*bodies(5))
+
+    world.on_event = bounce
+    report = world.redrive(canary=5)
+    assert (report.ended, report.sent, report.returned) == (Ended.GATE, 5, 5)
+    assert (report.poison, report.looked_at) == (5, 10)
+    assert closing(report, queue="q", options={}, journal=None)[0] == "5 of 5 sent."
 
 
 def test_a_canary_with_a_short_timeout_is_judged_by_then(world):
