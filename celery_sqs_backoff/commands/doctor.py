@@ -25,7 +25,7 @@ HEALTHY: Final = 0
 WARNINGS: Final = 1
 #: At least one error.
 ERRORS: Final = 2
-#: SQS could not be reached, so the live half was not looked at.
+#: SQS could not be reached, or is not the broker, so the live half was not looked at.
 COULD_NOT_LOOK: Final = 3
 
 #: Queues that the last line names.
@@ -101,9 +101,11 @@ def sqs_doctor(
     findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
     for queue in facts.unread:
         click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
+    if facts.other_broker is not None:
+        click.echo(f"Error: no queue was looked at: the broker is {facts.other_broker}", err=True)
     subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
     click.echo({"text": _text, "json": _json, "sarif": _sarif}[form](findings, subjects))
-    sys.exit(_exit_code(findings, could_look=not facts.unread))
+    sys.exit(_exit_code(findings, could_look=not facts.unread and facts.other_broker is None))
 
 
 def _exit_code(findings: Sequence[Finding], *, could_look: bool) -> int:

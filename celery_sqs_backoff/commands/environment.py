@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +20,13 @@ import click
 
 from celery_sqs_backoff.sqs.redact import mask
 
-__all__ = ["as_typed", "interrupted_by_signals", "journal_directory", "until_signalled"]
+__all__ = [
+    "as_typed",
+    "django_options",
+    "interrupted_by_signals",
+    "journal_directory",
+    "until_signalled",
+]
 
 #: A URL as a word of a command line, alone or behind its option.
 _URL = re.compile(r"(--[\w-]+=|-\w)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -97,13 +105,30 @@ def as_typed(command: str) -> tuple[str, str] | None:
     ends in logs. Nothing else is: a glob that was masked would select other messages.
     """
     program = Path(sys.argv[0])
-    first = [program.name]
+    first = [_findable(sys.argv[0])]
     if program.name == "__main__.py":
-        first = ["python", "-m", program.parent.name]
+        first = [_findable(sys.executable), "-m", program.parent.name]
     elif program.suffix == ".py":  # manage.py
-        first = ["python", sys.argv[0]]
+        first = [_findable(sys.executable), sys.argv[0]]
     words = [*first, *(mask(word) if _URL.match(word) else word for word in sys.argv[1:])]
     for name in (command, command.replace("-", "_")):
         if name in words:
             return shlex.join(words[: words.index(name)]) + " ", shlex.join(words)
     return None
+
+
+def django_options() -> str:
+    """The options of ``manage.py`` by which it was called with other settings than usual."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--settings", "--pythonpath"):
+        parser.add_argument(name)
+    found = vars(parser.parse_known_args(sys.argv[1:])[0])
+    return "".join(f" --{name}={shlex.quote(value)}" for name, value in found.items() if value)
+
+
+def _findable(program: str) -> str:
+    """The name of a program if the shell finds it by that, and no other one; else its path."""
+    name = Path(program).name
+    found = shutil.which(name)
+    is_found = found is not None and os.path.abspath(found) == os.path.abspath(program)
+    return name if is_found else program

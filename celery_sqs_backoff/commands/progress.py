@@ -160,7 +160,7 @@ def _line(event: Event, *, show_ids: bool) -> str | None:
     match event:
         case InDoubt(ids, resend):
             done = "sent again" if resend else "held"
-            return f"in doubt, {done}: {_ids(ids)}"
+            return f"in doubt, {done}: {safe(' '.join(ids), 100_000)}"
         case Failed(ids, reason):
             return f"failed ({safe(reason)}): {_ids(ids)}"
         case NotDeleted(ids, reason):

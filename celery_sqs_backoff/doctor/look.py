@@ -17,7 +17,7 @@ from typing import Any
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
-from ..sqs.find_queue import find_queue
+from ..sqs.find_queue import connection_to_look, find_queue
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
 __all__ = [
@@ -96,9 +96,9 @@ def look(app: Any, *, live: bool = True) -> Facts:
     if not live:
         return Facts(app=facts)
     facts = replace(facts, **_facts_of_store(app))
-    with app.connection_for_read() as connection:
-        if connection.transport.driver_type != "sqs":
-            return Facts(app=facts)
+    with connection_to_look(app) as connection:
+        if (broker := connection.transport.driver_type) != "sqs":
+            return Facts(app=facts, other_broker=broker)
         channel = connection.default_channel
         names = list(app.amqp.queues.consume_from)
         queues = []

@@ -177,7 +177,7 @@ class Control:
             is_last: it must not be hidden any more. It runs, as the probe if one is due.
         """
         self.memory.forget(message_id)
-        recallable = recallable and self.memory.has_room
+        recallable = recallable and self.memory.has_room(now)
         permission = self.health.allow(message_id, now)
         if permission is Permission.HIDE and not is_last:
             if recallable:
@@ -248,7 +248,8 @@ class Control:
         Ask after ``ended``. Returns ``delay`` itself while the gate is closed, or if the message
         cannot be recalled.
         """
-        if self.health.state is State.CLOSED or not recallable or not self.memory.has_room:
+        is_open = self.health.state is not State.CLOSED
+        if not (is_open and recallable and self.memory.has_room(now)):
             return delay
         return max(delay, self._hold(now, policy, looks, longest))
 
@@ -338,7 +339,7 @@ class Control:
         self._failures.clear()
         if self._recalls:
             self.admission.start(now)
-        self._on_event(Notice(Event.CLOSED, len(self.memory), is_told))
+        self._on_event(Notice(Event.CLOSED, self.memory.count(now), is_told))
 
     def _probe_recall(self, now: float) -> list[Hidden]:
         due_at = self.health.next_probe_at

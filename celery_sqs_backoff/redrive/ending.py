@@ -84,13 +84,8 @@ def tell_end(
     """Name what may be sent again; tell the audit line, and the end."""
     book.name_undeleted("SQS has not confirmed the delete")
     with book.lock:
-        numbers = numbers_of(book.ledger)
-        counted = max(0, book.back - numbers["returned"])  # and not received
-        numbers["returned"] += counted
-        numbers["poison"] += counted
         report = RedriveReport(
-            **numbers,
-            looked_at=book.ledger.looked_at + counted,
+            **numbers_of(book.ledger, book.back),
             unknown=book.unknown,
             remaining=remaining,
             ended=ended,

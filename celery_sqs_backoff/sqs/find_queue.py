@@ -1,4 +1,4 @@
-"""Find a queue as kombu does: from its name in Celery to its URL, and a client for it."""
+"""Find a queue as kombu does, for who only looks: from its name in Celery to its URL and client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any, Final
 from .calls import Calls
 from .errors import Failure, Kind
 
-__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "find_queue"]
+__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue"]
+
+#: botocore waits 60 s, and tries again, by default. Somebody waits for what the look shows, and
+#: an SQS that does not answer is what it has to show.
+_SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
 #: No queue on SQS has the name; kombu creates it when somebody declares it.
 NOT_CREATED: Final = "QueueDoesNotExist"
@@ -21,6 +25,16 @@ _CODES: Final = {
     "DoesNotExistQueueException": NOT_CREATED,
     "UndefinedQueueException": NOT_PREDEFINED,
 }
+
+
+def connection_to_look(app: Any) -> Any:
+    """Return a connection as the app's for reading, whose calls to SQS end soon.
+
+    The user's own ``client-config`` has precedence.
+    """
+    options = app.conf.broker_transport_options or {}
+    config = {**_SOON, **(options.get("client-config") or {})}
+    return app.connection_for_read(transport_options={"client-config": config})
 
 
 def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | Failure:

@@ -106,7 +106,7 @@ def _wrap_run(cls: Any) -> None:
         try:
             if self.guard is not None:
                 self._pass_guard(args, kwargs)
-            elif self.asks_in_its_body:
+            if self.asks_in_its_body:
                 self._ask_at_the_door()
             result = run(self, *args, **kwargs) if takes_self else run(*args, **kwargs)
             if self.guard is not None:
@@ -194,7 +194,6 @@ def _contained(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function by which Celery runs a task, stores its result and calls its hooks."""
-    count_parts_whole(task.backend)
 
     def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
@@ -203,6 +202,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         run = Run(task_id, delivery)
         token = RUNNING.set(run)
         try:
+            count_parts_whole(task.backend)  # each thread has its own
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
             is_over = run.report is not None  # and the time limit has come too late to say more

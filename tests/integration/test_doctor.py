@@ -282,6 +282,18 @@ def test_a_list_of_brokers_is_looked_at(
     assert ids(diagnose("--format", "json")) == ["W015"]
 
 
+@pytest.mark.parametrize("broker", ["redis://127.0.0.1:1", "amqp://127.0.0.1:1"])
+def test_a_broker_that_is_not_sqs_is_no_broker_that_is_well(
+    diagnose: Callable[..., Result], app: Celery, broker: str
+) -> None:
+    """As where a pipeline lacks the variable with the broker's URL."""
+    app.conf.broker_url = broker
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert f"no queue was looked at: the broker is {broker.partition(':')[0]}" in result.stderr
+    assert diagnose("--offline").exit_code == doctor.HEALTHY
+
+
 def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> None:
     app.conf.update(broker_url="sqs://key:hunter2@127.0.0.1:1//", worker_send_task_events=True)
     result = diagnose("--offline", "--format", "json")

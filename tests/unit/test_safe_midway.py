@@ -17,6 +17,9 @@ from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, shared
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from tests.support.processes import eventually
 
+#: SQS's id of a message, its task's name and task id.
+MESSAGE = ("m", "mail", "task-id")
+
 
 class FickleStore(MemoryStore):
     """Answers until ``is_away``; then each method raises."""
@@ -195,7 +198,7 @@ def test_no_log_line_holds_the_text_of_an_exception(
         for customer in (7, 8):
             store.is_away = False
             mail.apply((customer,))
-        shared.count_crash(app, "m")
+        shared.count_crash(app, *MESSAGE)
         shared.compensate_given_up(app, "mail", "m")
     ours = [r for r in caplog.records if r.name.startswith("celery_sqs_backoff")]
     events = {r.getMessage().partition(":")[0] for r in ours}
@@ -220,11 +223,11 @@ def test_a_planted_counter_or_lock_stops_no_worker(
     from celery_sqs_backoff.safe.settings import vault_of
 
     monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: ())
-    assert shared.count_crash(app, "m") == 1
+    assert shared.count_crash(app, *MESSAGE) == 1
     Lock(vault_of(app), "account").acquire()
     for key, (_, end) in list(store._records.items()):
         store._records[key] = (f"s0::{planted}", end)
-    assert shared.count_crash(app, "m") in (0, 8)
+    assert shared.count_crash(app, *MESSAGE) in (0, 8)
     with pytest.raises(Busy):
         Lock(vault_of(app), "account").acquire()
 
@@ -251,17 +254,17 @@ def test_a_store_that_hangs_is_left_alone_for_a_while(
     clock = Clock()
     monkeypatch.setattr(shared, "time", clock)
     store.is_away, store.on_failure = True, lambda: clock.sleep(5.0)
-    assert shared.count_crash(app, "m") == 0
-    assert shared.busy_receives(app, "m") == 0
+    assert shared.count_crash(app, *MESSAGE) == 0
+    assert shared.busy_receives(app, "m") is None
     assert not shared.compensate_given_up(app, "mail", "m"), "the message comes back"
     assert clock.now == 5.0, "one call"
     clock.sleep(30.0)
     assert not shared.compensate_given_up(app, "mail", "m")
-    assert shared.count_crash(app, "m") == 0
+    assert shared.count_crash(app, *MESSAGE) == 0
     assert clock.now == 40.0, "one more"
     store.is_away = False
     clock.sleep(30.0)
-    assert shared.count_crash(app, "m") == 1
+    assert shared.count_crash(app, *MESSAGE) == 1
 
 
 def test_while_a_call_hangs_the_store_is_not_asked_again(
@@ -299,9 +302,9 @@ def test_without_a_thread_left_the_event_loop_does_not_ask_the_store(
 
 def test_a_store_that_refuses_at_once_is_asked_each_time(app: Celery, store: FickleStore) -> None:
     store.is_away = True
-    assert shared.count_crash(app, "m") == 0
+    assert shared.count_crash(app, *MESSAGE) == 0
     store.is_away = False
-    assert shared.count_crash(app, "m") == 1
+    assert shared.count_crash(app, *MESSAGE) == 1
 
 
 class Clock:

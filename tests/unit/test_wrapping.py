@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import ChordError, Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
 from celery_sqs_backoff import (
@@ -35,6 +35,9 @@ from celery_sqs_backoff.worker.request import BackoffRequest
 
 from .test_request import URL
 from .test_request import Run as Received
+
+# Celery warns of each failure outside of a task's body: of those that are made here, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 
 
 class Down(Exception):
@@ -177,6 +180,25 @@ def test_a_success_whose_chord_was_not_told_is_a_dead_letter(case):
     break_backend(run, "mark_as_done", "mark_as_failure")
     assert run.ends() is State.DEAD_LETTERED
     assert run.lease.record.reason == "the rest of its workflow could not be sent"
+
+
+def test_a_success_that_completed_a_chord_whose_body_was_not_sent_is_a_dead_letter(
+    case, monkeypatch
+):
+    run = case(returns, embed={"chord": {"task": "sum"}})
+    backend = run.app.backend
+    failed = []
+
+    def count(request, state, result, **kwargs):
+        """Count as Celery's backends do, which contain the error."""
+        backend.chord_error_from_stack("body", ChordError("Callback error: Down()"))
+
+    monkeypatch.setattr(backend, "on_chord_part_return", count)
+    monkeypatch.setattr(backend, "chord_error_from_stack", lambda *error: failed.append(error))
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.reason == "the rest of its workflow could not be sent"
+    assert run.lease.record.exception_message == "Callback error: Down()"
+    assert failed  # the chord itself ends all the same
 
 
 def test_a_failure_whose_result_cannot_be_stored_keeps_its_reason(case):
