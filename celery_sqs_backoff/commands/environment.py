@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 
 import click
 
+from celery_sqs_backoff.sqs.redact import mask
+
 __all__ = [
     "as_typed",
     "django_options",
@@ -24,6 +27,9 @@ __all__ = [
     "journal_directory",
     "until_signalled",
 ]
+
+#: A URL as a word of a command line, alone or behind its option.
+_URL = re.compile(r"(--[\w-]+=|-\w)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -95,7 +101,8 @@ def as_typed(command: str) -> tuple[str, str] | None:
     """Return the words before the command, and all of them, to be pasted into a shell.
 
     ``("celery -A shop ", "celery -A shop sqs-redrive mail-dlq --yes")``; ``None``: it was not
-    called from a command line.
+    called from a command line. Credentials in a URL (broker, probe) are masked: what is printed
+    ends in logs. Nothing else is: a glob that was masked would select other messages.
     """
     program = Path(sys.argv[0])
     first = [_findable(sys.argv[0])]
@@ -103,7 +110,7 @@ def as_typed(command: str) -> tuple[str, str] | None:
         first = [_findable(sys.executable), "-m", program.parent.name]
     elif program.suffix == ".py":  # manage.py
         first = [_findable(sys.executable), sys.argv[0]]
-    words = [*first, *sys.argv[1:]]
+    words = [*first, *(mask(word) if _URL.match(word) else word for word in sys.argv[1:])]
     for name in (command, command.replace("-", "_")):
         if name in words:
             return shlex.join(words[: words.index(name)]) + " ", shlex.join(words)

@@ -23,7 +23,7 @@ from celery_sqs_backoff.observe.status import (
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.stores import is_shared
 from celery_sqs_backoff.sqs.errors import Failure
-from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue
+from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.units import in_words
 
 from .options import option, queues_option, select_queues
@@ -168,7 +168,7 @@ def _read(app: Any) -> list[QueueStatus]:
             channel = connection.default_channel
             return [_read_one(channel, name) for name in names]
     except Exception as exc:  # noqa: BLE001  # whatever keeps us from SQS, of no queue we know more
-        failure = type(exc.__cause__ or exc).__name__
+        failure = why_not(exc)
         return [QueueStatus(name=name, failure=failure) for name in names]
 
 

@@ -161,14 +161,17 @@ def facts_of_queue(
     calls = calls_of(url)
     answer = calls.attributes()
     if isinstance(answer, Failure):
-        # Whoever sends dead letters need not read the queue that they go to.
-        needs_it = is_consumed and answer.kind is Kind.DENIED
+        denied: list[str] = []
+        if answer.kind is Kind.DENIED:
+            # Whoever sends dead letters need not read the queue that they go to.
+            denied = ["sqs:GetQueueAttributes"] if is_consumed else []
+            denied += _denied(calls, is_consumed)
         return QueueFacts(
             name=name,
             url=url,
             attributes=None,
             failure=answer.code,
-            denied=("sqs:GetQueueAttributes",) if needs_it else tuple(_denied(calls, is_consumed)),
+            denied=tuple(denied),
             is_consumed=is_consumed,
         )
     queue = QueueFacts(

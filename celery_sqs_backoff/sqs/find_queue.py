@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Final
 
 from .calls import Calls
-from .errors import Failure, Kind
+from .errors import Failure, Kind, Operation, failure_of
 
-__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue"]
+__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue", "why_not"]
 
 #: botocore waits 60 s, and tries again, by default. Somebody waits for what the look shows, and
 #: an SQS that does not answer is what it has to show.
@@ -53,6 +53,17 @@ def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | 
             return Failure(Kind.NO_QUEUE, code)
         return Failure(Kind.LOCAL, type(exc.__cause__ or exc).__name__)
     return url, partial(Calls, client)
+
+
+def why_not(exc: BaseException) -> str:
+    """Say why nothing can be looked at, from what kombu raises: a code, and SQS's action.
+
+    Never the exception's text, which may quote a URL with its password.
+    """
+    cause = exc.__cause__ or exc
+    action = getattr(cause, "operation_name", None)
+    code = failure_of(cause, Operation.GET_URL).code
+    return f"{code} ({action})" if action else code
 
 
 def _client(channel: Any, name: str) -> Any:

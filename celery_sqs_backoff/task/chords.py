@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Final
 
-from billiard.common import TERM_SIGNAL
 from celery.exceptions import ChordError
 
 from .handover import RUNNING
+from .late_end import report_before_the_end
 
 __all__ = ["count_parts_whole"]
 
@@ -37,8 +32,8 @@ def count_parts_whole(backend: Any) -> None:
 
     All versions: the Redis backend sends the body, and notes in a ``finally`` that it is sent.
     billiard makes a SystemExit of a SIGTERM, so such a chord never ends: seen where a supervisor
-    signals the whole process group. The process ends once the part is counted. Where SQS refuses
-    the body, the backend stores a FAILURE for it, and lets the part succeed.
+    signals the whole process group. The process counts the part, and reports it, first. Where SQS
+    refuses the body, the backend stores a FAILURE for it, and lets the part succeed.
 
     Celery 5.7: whoever sends the body claims the chord for a while. A process that was killed in
     that time still has the claim when its message comes back: without another count, later, nobody
@@ -56,10 +51,10 @@ def count_parts_whole(backend: Any) -> None:
         unsent: list[ChordError] = []
         token = _UNSENT.set(unsent)
         try:
-            with _termination_put_off():
+            with report_before_the_end():
                 result = count(request, *args, **kwargs)
             if _waits_for_a_claim(backend, request.group):
-                with _termination_put_off():
+                with report_before_the_end():
                     result = count(request, *args, **kwargs)
         finally:
             _UNSENT.reset(token)
@@ -97,20 +92,3 @@ def _waits_for_a_claim(backend: Any, group: str | None) -> bool:
 
 def _is_unsent(error: ChordError) -> bool:
     return str(error).startswith(_BODY_NOT_SENT)
-
-
-@contextmanager
-def _termination_put_off() -> Iterator[None]:
-    handler = signal.getsignal(TERM_SIGNAL)
-    is_pools = getattr(handler, "__module__", None) == "billiard.common"
-    if not is_pools or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    signal.signal(TERM_SIGNAL, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(TERM_SIGNAL, handler)
-        if came:
-            os.kill(os.getpid(), TERM_SIGNAL)

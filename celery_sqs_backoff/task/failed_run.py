@@ -18,7 +18,7 @@ from celery.utils.log import get_task_logger
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
 from ..retry.outcomes import Outcome, Verdict, judge, known_verdict
-from ..safe.errors import Busy, SafeError
+from ..safe.errors import Busy, TryLater
 from ..safe.identity import acts_of
 from ..safe.lock import busy_delay
 from ..safe.shared import busy_receives, count_busy, count_doubt, is_in_doubt
@@ -166,8 +166,9 @@ class FailedRun:
             # What is owed is sent by the next run: until then the message must not be gone.
             word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         self._note(Ended(End.RAISED, word), cause or exc)
+        if isinstance(word, RetryIn) or self._task.backoff_options.undo is not None:
+            self._note_doubt(exc, verdict.outcome)
         if isinstance(word, RetryIn):
-            self._note_doubt(exc, word.outcome)
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
 
@@ -188,9 +189,9 @@ class FailedRun:
             undo(self._task, exc, *self._arguments)
 
     def _note_doubt(self, exc: BaseException | None, outcome: Outcome) -> None:
-        """Let later runs know that this one, which is retried, may have done the work."""
-        # Our own errors say that the run was cut short, not that a call of it is in doubt.
-        if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, SafeError):
+        """Let later runs know that this one, retried or redriven, may have done the work."""
+        # A run that was cut short leaves no call of it in doubt.
+        if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, TryLater):
             count_doubt(self._task.app, self._task.name, self._request.id)
 
     def _leaves_in_doubt(self, verdict: Verdict) -> bool:

@@ -17,6 +17,7 @@ from botocore.exceptions import (
 )
 
 from benchmarks.redrive import _move_endless
+from celery_sqs_backoff.commands import progress
 from celery_sqs_backoff.commands.show import closing
 from celery_sqs_backoff.redrive import schedule
 from celery_sqs_backoff.redrive.errors import RedriveRefused
@@ -28,6 +29,7 @@ from celery_sqs_backoff.redrive.events import (
     InDoubt,
     NotDeleted,
     Poison,
+    Progress,
     Sent,
     Skipped,
 )
@@ -748,6 +750,19 @@ def test_an_error_ends_it_with_an_event_that_says_so(world):
     assert world.events[-1].ended == "refused"
     assert world.events[-2].ended == "refused", "the audit line, too"
     assert world.events[-1].report.remaining == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "sent", "dropped"), [({"delete": True}, 0, 30), ({"expired": "drop"}, 20, 10)]
+)
+def test_the_progress_counts_what_is_deleted_unsent(world, options, sent, dropped):
+    """The bar of ``--delete`` stood at "0/30 ... 0 s left" to its end."""
+    expired = [task(expires=iso_time(world.clock() - 1)) for _ in range(10)]
+    world.fill(*expired, *bodies(20))
+    world.redrive(**options, dump="d")
+    last = [event for event in world.events if isinstance(event, Progress)][-1]
+    assert (last.sent, last.dropped, last.to_send) == (sent, dropped, 30)
+    assert progress._facts(last).startswith("30/30 ")
 
 
 @pytest.mark.parametrize("options", [{"limit": 1}, {}], ids=["limit", "all"])

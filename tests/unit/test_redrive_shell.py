@@ -178,6 +178,27 @@ def test_the_next_command_is_not_refused_where_this_one_was_forced():
     assert "--force" not in peek_of()
 
 
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("sqs://AKIAX:secret@", "'sqs://***@'"),
+        ("-bsqs://AKIAX:secret@localhost:4566", "'-bsqs://***@localhost:4566'"),
+        ("--broker=sqs://AKIAX:secret@", "'--broker=sqs://***@'"),
+        ("https://mail.example/health?token=secret", "'https://mail.example/health?token=***'"),
+        ("https://sqs.us-east-1.amazonaws.com/1/q", "https://sqs.us-east-1.amazonaws.com/1/q"),
+    ],
+)
+def test_a_command_to_be_pasted_masks_credentials_in_urls(monkeypatch, word, shown):
+    monkeypatch.setattr(sys, "argv", ["celery", word, "sqs-redrive", "q"])
+    before = f"celery {shown} "
+    assert as_typed("sqs-redrive") == (before, f"{before}sqs-redrive q")
+
+
+def test_a_command_to_be_pasted_selects_the_same_messages(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["celery", "sqs-redrive", "q", "--error", "*token: old*"])
+    assert as_typed("sqs-redrive") == ("celery ", "celery sqs-redrive q --error '*token: old*'")
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""

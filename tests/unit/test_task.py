@@ -19,7 +19,7 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import GiveUp
-from celery_sqs_backoff.safe import Busy
+from celery_sqs_backoff.safe import Busy, StepNotRecorded
 from celery_sqs_backoff.safe.shared import count_crash
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -223,6 +223,17 @@ def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
     undone.clear()
     raised_by(charge, later, False, message_id="redriven")
     assert undone == ([] if outcome is Outcome.UNKNOWN else [type(later).__name__])
+
+
+@pytest.mark.parametrize("failure", [TimeoutError(), StepNotRecorded("done")], ids=repr)
+def test_what_a_redriven_message_has_left_in_doubt_is_not_undone(app, failing, undone, failure):
+    """It was given up at once, because nobody has said that it is safe to repeat."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    mail = failing()
+    _, give_up = raised_by(mail, failure)
+    assert give_up.outcome is Outcome.UNKNOWN
+    raised_by(mail, ProviderDown("x"), message_id="redriven")
+    assert undone == []
 
 
 def test_while_the_store_does_not_say_whether_a_run_is_in_doubt_nothing_is_undone(

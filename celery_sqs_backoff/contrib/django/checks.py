@@ -18,6 +18,7 @@ from celery_sqs_backoff.doctor.look import (
     look,
     why_not_loaded,
 )
+from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .project import project_app
 
@@ -87,7 +88,7 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     try:
         facts = look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
-        return [_could_not_look(type(exc.__cause__ or exc).__name__)]
+        return [_could_not_look(why_not(exc))]
     if facts.other_broker is not None:
         return [_could_not_look(f"the broker is {facts.other_broker}")]
     return [

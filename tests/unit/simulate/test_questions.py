@@ -108,6 +108,11 @@ def test_every_key_of_a_scenario(tmp_path: Path) -> None:
         ({"fleet": {"workers": True}}, "expected a number"),
         ({"fleet": {"workers": 1.5}}, "expected a whole number"),
         ({"messages": {"backlog": 1.5}}, "expected a whole number"),
+        ({"provider": {"phases": [{"kind": "outage"}]}}, "expected start and lasts"),
+        ({"provider": {"burst": -1}}, "provider.burst=-1"),
+        ({"queue": {"max_receive_count": 0}}, "queue.max_receive_count"),
+        ({"queue": {"retention": 0}}, "queue.retention"),
+        ({"task": {"max_retries": -1}}, "task.max_retries=-1"),
     ],
     ids=str,
 )
@@ -148,6 +153,17 @@ def test_messages_that_have_waited_give_up_earlier() -> None:
     first = forecast(begun).first
     assert first is not None
     assert first <= 3600
+
+
+def test_a_forecast_behind_a_gate_knows_how_the_messages_have_waited() -> None:
+    """The gate has looked at each a few times. Without one their ten receives are used up."""
+    begun = scenario_of_queue(Scenario(), DEPTH, max_receive_count=10, oldest=3 * 3600.0)
+    bare, gated = forecast(begun), forecast(begun, strategy="gate+recall")
+    assert bare.first is not None
+    assert gated.first is not None
+    assert bare.first < 60
+    assert gated.first > 1800
+    assert "the queue's maxReceiveCount was passed" not in {**bare.reasons, **gated.reasons}
 
 
 def test_a_small_max_receive_count_gives_up_first() -> None:
