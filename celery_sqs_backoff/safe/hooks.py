@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping
 from inspect import getattr_static
 from types import CodeType
@@ -27,6 +28,10 @@ from .workflow import TakenBack, Workflow, compensate_scopes_of
 __all__ = ["Hooks", "asks_the_store", "enters_workflows", "ignores_result"]
 
 logger = get_task_logger(__name__)
+
+#: Seconds before each further attempt to take back the workflows of a message that goes whatever
+#: comes of it.
+_PAUSES = (1.0, 4.0)
 
 _ASKING = {"exclusive", "guarded"}
 
@@ -170,6 +175,12 @@ class Hooks:
         if not opened and not request.retries and not self.enters_workflows:
             return True  # no run of this message has entered one
         taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+        if taken is TakenBack.UNREACHED and opened and not may_run_again:
+            for seconds in _PAUSES:
+                time.sleep(seconds)
+                taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+                if taken is not TakenBack.UNREACHED:
+                    break
         if taken is TakenBack.UNREACHED:
             return not (opened and may_run_again)
         return taken is TakenBack.DONE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Final
 
 from celery.exceptions import ChordError
 
+from .handover import RUNNING
 from .late_end import report_before_the_end
 
 __all__ = ["count_parts_whole"]
@@ -15,6 +17,11 @@ __all__ = ["count_parts_whole"]
 #: How Celery's backends begin the error of a chord whose parts are done, and whose body they could
 #: not send. That of a part that failed begins otherwise.
 _BODY_NOT_SENT: Final = "Callback error"
+
+#: What Redis says of a chord that nobody is sending the body of.
+_UNCLAIMED: Final = (None, b"done", "done")
+
+_LOOK_SECONDS: Final = 0.5
 
 #: Errors of the part that is being counted.
 _UNSENT: ContextVar[list[ChordError] | None] = ContextVar("sqs_unsent_bodies", default=None)
@@ -28,6 +35,10 @@ def count_parts_whole(backend: Any) -> None:
     signals the whole process group. The process counts the part, and reports it, first. Where SQS
     refuses the body, the backend stores a FAILURE for it, and lets the part succeed.
 
+    Celery 5.7: whoever sends the body claims the chord for a while. A process that was killed in
+    that time still has the claim when its message comes back: without another count, later, nobody
+    sends the body.
+
     Arguments:
         backend: the result backend of this thread.
     """
@@ -36,12 +47,15 @@ def count_parts_whole(backend: Any) -> None:
         return
 
     @wraps(count)
-    def whole(*args: Any, **kwargs: Any) -> Any:
+    def whole(request: Any, *args: Any, **kwargs: Any) -> Any:
         unsent: list[ChordError] = []
         token = _UNSENT.set(unsent)
         try:
             with report_before_the_end():
-                result = count(*args, **kwargs)
+                result = count(request, *args, **kwargs)
+            if _waits_for_a_claim(backend, request.group):
+                with report_before_the_end():
+                    result = count(request, *args, **kwargs)
         finally:
             _UNSENT.reset(token)
         if unsent:
@@ -58,6 +72,22 @@ def count_parts_whole(backend: Any) -> None:
     whole._is_wrapped = True  # type: ignore[attr-defined]
     backend.on_chord_part_return = whole
     backend.chord_error_from_stack = note_unsent
+
+
+def _waits_for_a_claim(backend: Any, group: str | None) -> bool:
+    """Wait while the body of a chord is claimed, if this run is a repeated one; say whether it was.
+
+    Only such a run may have lost the claim with its process. The claim ends by itself.
+    """
+    run = RUNNING.get()
+    has_claims = getattr(backend, "_chord_claim_extend_script", None) is not None
+    if run is None or not run.delivery.earlier_runs or not group or not has_claims:
+        return False
+    key, was_claimed = backend.get_key_for_group(group, ".c"), False
+    while backend.client.get(key) not in _UNCLAIMED:
+        was_claimed = True
+        time.sleep(_LOOK_SECONDS)
+    return was_claimed
 
 
 def _is_unsent(error: ChordError) -> bool:

@@ -16,8 +16,10 @@ from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import ChordError
 
+from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task import late_end
 from celery_sqs_backoff.task.chords import count_parts_whole
+from celery_sqs_backoff.task.handover import RUNNING, Run
 
 pytestmark = pytest.mark.redis
 
@@ -37,11 +39,15 @@ def backend() -> Any:
     return app.backend
 
 
-def complete(backend: Any, state: str = "SUCCESS", result: Any = 1) -> None:
-    """Count the only part of a chord."""
+def complete(
+    backend: Any, state: str = "SUCCESS", result: Any = 1, *, claimed_for: int | None = None
+) -> None:
+    """Count the only part of a chord, which another process may have claimed for some seconds."""
     group = f"group-{uuid4()}"
     body = {"task": "body", "args": (), "kwargs": {}, "options": {}}
     backend.set_chord_size(group, 1)
+    if claimed_for is not None:
+        backend.client.set(backend.get_key_for_group(group, ".c"), "another's", ex=claimed_for)
     request = SimpleNamespace(id=f"part-{uuid4()}", group=group, group_index=0, chord=body)
     backend.on_chord_part_return(request, state, result)
 
@@ -137,6 +143,28 @@ def test_a_body_that_cannot_be_sent_is_raised(
     count_parts_whole(backend)
     with pytest.raises(ChordError, match="SQS is away"):
         complete(backend)
+
+
+@pytest.fixture
+def run_again() -> Iterator[None]:
+    """As in a run of a message that has been received before."""
+    delivery = Delivery(message_id="m", queue_url="q", received_at=0.0, receive_count=2)
+    token = RUNNING.set(Run("part", delivery))
+    yield
+    RUNNING.reset(token)
+
+
+@pytest.mark.usefixtures("run_again")
+def test_a_part_whose_process_was_killed_while_it_sent_the_body_sends_it_when_it_runs_again(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(backend, "_chord_claim_extend_script"):
+        pytest.skip("Celery before 5.7 claims nothing")
+    sent: list[Any] = []
+    monkeypatch.setattr(Signature, "delay", lambda body, results: sent.append(results))
+    count_parts_whole(backend)
+    complete(backend, claimed_for=1)
+    assert sent == [[1]]
 
 
 def test_a_part_that_failed_ends_its_chord_and_is_not_raised(backend: Any) -> None:

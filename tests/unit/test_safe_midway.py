@@ -13,7 +13,7 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_sqs_backoff import Guard, NonRetryable, Outcome, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, shared
+from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, hooks, shared
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from tests.support.processes import eventually
 
@@ -166,8 +166,14 @@ def test_a_task_without_a_workflow_is_given_up_although_the_store_is_away(
     ids=lambda value: type(value).__name__,
 )
 def test_a_workflow_whose_store_is_away_runs_again_only_if_that_repeats_nothing(
-    app: Celery, store: FickleStore, charged: list[int], error: Exception, goes: bool
+    app: Celery,
+    store: FickleStore,
+    error: Exception,
+    goes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(hooks, "_PAUSES", (0.0,))
+
     @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay", max_retries=0)
     def pay(self: Any) -> None:
         with self.workflow("order:7"):
@@ -180,6 +186,30 @@ def test_a_workflow_whose_store_is_away_runs_again_only_if_that_repeats_nothing(
     may_run_again = verdict.wants_retry or verdict.nothing_was_processed
     assert verdict.outcome is Outcome.UNKNOWN or may_run_again
     assert task._compensate_given_up(may_run_again=may_run_again) is goes
+
+
+def test_a_workflow_that_goes_for_good_is_taken_back_after_the_stores_hiccup(
+    app: Celery, store: FickleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message may not run again, so no later run would find it."""
+    undone: list[object] = []
+    app.conf.task_always_eager = True
+
+    @app.task(shared=False, name="undo")
+    def undo(result: object) -> None:
+        undone.append(result)
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("charge", lambda: "charged", undo=undo.s())
+            store.is_away = True
+            raise TimeoutError
+
+    monkeypatch.setattr(hooks, "time", Clock(on_sleep=lambda: setattr(store, "is_away", False)))
+    with pytest.raises(TimeoutError):
+        delivered(pay).run()
+    assert undone == ["charged"]
 
 
 def test_no_log_line_holds_the_text_of_an_exception(
@@ -295,7 +325,8 @@ def test_without_a_thread_left_the_event_loop_does_not_ask_the_store(
     asked: list[str] = []
     monkeypatch.setattr(shared, "call_in_time", lambda call, seconds: None)
     ask = partial(asked.append, "here")
-    assert shared.in_time(app, ask, otherwise=None) is None
+    with caplog.at_level(logging.WARNING, shared.logger.name):  # a worker may have been started
+        assert shared.in_time(app, ask, otherwise=None) is None
     assert not asked
     assert "sqs_backoff.no_thread_left" in caplog.text
 
@@ -312,8 +343,12 @@ class Clock:
 
     now = 0.0
 
+    def __init__(self, on_sleep: Callable[[], object] = lambda: None) -> None:
+        self.on_sleep = on_sleep
+
     def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        self.on_sleep()
