@@ -239,6 +239,39 @@ def test_what_a_redriven_message_has_left_in_doubt_is_not_undone(app, failing, u
     assert undone == []
 
 
+@pytest.mark.parametrize(
+    ("earlier", "outcome"),
+    [
+        (KeyboardInterrupt(), Outcome.UNKNOWN),  # as SIGKILL would
+        (Busy("held"), Outcome.RETRYABLE),
+        (ProviderDown("x"), Outcome.RETRYABLE),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_guard_tells_of_a_run_that_was_lost_with_its_whole_worker(app, undone, earlier, outcome):
+    """The container was killed: its main process, which would have counted the loss, as well."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    failures = [earlier, ProviderDown("x")]
+
+    @app.task(
+        base=SQSBackoffTask,
+        lazy=False,
+        shared=False,
+        retry_on=ProviderDown,
+        max_retries=1,
+        guard=Guard(key="mail", window=3600),
+        undo=lambda *each: undone.append(each),
+    )
+    def mail():
+        raise failures.pop(0)
+
+    raised_by(mail)
+    undone.clear()
+    _, give_up = raised_by(mail, retries=1)
+    assert give_up is None or give_up.outcome is outcome
+    assert bool(undone) is (outcome is Outcome.RETRYABLE)
+
+
 def test_while_the_store_does_not_say_whether_a_run_is_in_doubt_nothing_is_undone(
     app, failing, undone, caplog
 ):
