@@ -549,3 +549,73 @@ def test_a_task_that_celery_could_not_begin_comes_back(case, monkeypatch):
     break_backend(run, "store_result")
     assert run.ends() is State.DEFERRED
     assert (run.delay, ran) == (7, [])
+
+
+class InTransaction(SQSBackoffTask):
+    """A base class as Django projects have them: ``run`` in a transaction; commits may fail."""
+
+    abstract = True
+    begins = commits = staticmethod(lambda: None)
+
+    def __call__(self, *args, **kwargs):
+        self.begins()
+        result = super().__call__(*args, **kwargs)
+        self.commits()
+        return result
+
+
+def fails_by(exc):
+    def fail():
+        raise exc
+
+    return staticmethod(fail)
+
+
+@pytest.mark.parametrize("where", ["begins", "commits"])
+@pytest.mark.parametrize(
+    ("retry_on", "state"), [((), State.DEAD_LETTERED), ((Down,), State.DEFERRED)]
+)
+def test_what_a_task_raises_around_its_run_is_judged_as_what_its_run_raises(
+    case, where, retry_on, state
+):
+    options = {where: fails_by(Down("the database is away")), "retry_on": retry_on}
+    run = case(lambda self: "done", base=InTransaction, **options)
+    run.ends()
+    assert run.lease.state is state
+
+
+def test_a_task_with_a_call_of_its_own_runs_once_and_is_done(case):
+    runs = []
+    run = case(lambda self: runs.append(self.request.id), base=InTransaction)
+    run.ends()
+    assert run.lease.state is State.DONE
+    assert runs == ["task-id"]
+
+
+def test_a_call_of_its_own_sees_what_the_run_raises_and_may_say_it_in_other_words(case):
+    class Translates(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            try:
+                return super().__call__(*args, **kwargs)
+            except Down as exc:
+                raise Retryable("later") from exc
+
+    run = case(raises(Down("x")), base=Translates)
+    run.ends()
+    assert run.lease.state is State.DEFERRED
+
+
+def test_retry_in_a_task_with_a_call_of_its_own_keeps_the_message(case):
+    run = case(lambda self: self.retry(countdown=7), base=InTransaction)
+    run.ends()
+    assert run.lease.state is State.DEFERRED
+
+
+def test_a_task_with_a_call_of_its_own_called_as_a_function_raises_what_it_raises(case):
+    run = case(raises(Down("x")), base=InTransaction, retry_on=(Down,))
+    with pytest.raises(Down):
+        run.request.task()
+    with pytest.raises(Down):
+        run.request.task.run()
