@@ -206,20 +206,11 @@ class FailedRun:
         """Also of a message that is new: it may be a redriven one, or a copy."""
         if self._run is None:
             return False
-        if self._has_guard_of_another_run:
-            return True
-        return is_in_doubt(self._task.app, self._task.name, self._request.id)
-
-    @property
-    def _has_guard_of_another_run(self) -> bool:
-        """Whether another run has passed the guard and not given it back.
-
-        Where a whole worker was lost, nothing else tells of that run. Runs that have only waited
-        for a lock leave it too.
-        """
-        passage = getattr(self._request, "sqs_passage", None)
+        # A run that has waited for a lock leaves the guard's record too.
         has_waited = self._request.retries > 0 and self._retries == 0
-        return passage is not None and not passage.is_ours and not has_waited
+        if self._task._joins_another_run() and not has_waited:
+            return True  # one of a worker that was lost as a whole, perhaps: nothing else tells
+        return is_in_doubt(self._task.app, self._task.name, self._request.id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
         assert self._run is not None
