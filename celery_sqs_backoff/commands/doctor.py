@@ -13,6 +13,7 @@ import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, examine
+from celery_sqs_backoff.sqs.find_queue import why_not
 from celery_sqs_backoff.version import __version__
 
 from .options import option, queues_option, select_queues
@@ -25,7 +26,7 @@ HEALTHY: Final = 0
 WARNINGS: Final = 1
 #: At least one error.
 ERRORS: Final = 2
-#: SQS could not be reached, so the live half was not looked at.
+#: SQS could not be reached, or is not the broker, so the live half was not looked at.
 COULD_NOT_LOOK: Final = 3
 
 #: Queues that the last line names.
@@ -96,14 +97,20 @@ def sqs_doctor(
     try:
         facts = facts if offline else look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
-        click.echo(f"Error: cannot look at SQS: {type(exc.__cause__ or exc).__name__}", err=True)
+        click.echo(f"Error: cannot look at SQS: {why_not(exc)}", err=True)
         sys.exit(COULD_NOT_LOOK)
     findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
     for queue in facts.unread:
         click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
+    if facts.other_broker is not None:
+        click.echo(f"Error: no queue was looked at: the broker is {facts.other_broker}", err=True)
     subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
-    click.echo({"text": _text, "json": _json, "sarif": _sarif}[form](findings, subjects))
-    sys.exit(_exit_code(findings, could_look=not facts.unread))
+    could_look = not facts.unread and facts.other_broker is None
+    if form == "text":
+        click.echo(_text(findings, subjects, could_look=could_look))
+    else:
+        click.echo({"json": _json, "sarif": _sarif}[form](findings))
+    sys.exit(_exit_code(findings, could_look=could_look))
 
 
 def _exit_code(findings: Sequence[Finding], *, could_look: bool) -> int:
@@ -140,7 +147,7 @@ def _explanation(rule: Rule) -> str:
     return f"{rule.id} ({rule.severity.value}): {rule.title}\n\n{rule.why}"
 
 
-def _text(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
+def _text(findings: Sequence[Finding], subjects: Sequence[str], *, could_look: bool) -> str:
     lines = []
     for finding in findings:
         lines += [
@@ -153,7 +160,8 @@ def _text(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
     told = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
     asked = f"{len(RULES)} rules, {_named(subjects)}"
-    return "\n".join([*lines, f"{asked}: {told or 'all well'}"])
+    nothing = "all well" if could_look else "nothing found, and not all could be read"
+    return "\n".join([*lines, f"{asked}: {told or nothing}"])
 
 
 def _named(queues: Sequence[str]) -> str:
@@ -164,7 +172,7 @@ def _named(queues: Sequence[str]) -> str:
     return f"{count} ({names})" if queues else count
 
 
-def _json(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
+def _json(findings: Sequence[Finding]) -> str:
     return json.dumps({"findings": [finding.as_dict() for finding in findings]}, indent=2)
 
 
@@ -185,7 +193,7 @@ def _fingerprint(finding: Finding) -> str:
 _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def _sarif(findings: Sequence[Finding], subjects: Sequence[str]) -> str:
+def _sarif(findings: Sequence[Finding]) -> str:
     """SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html"""
     rules = [
         {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import signal
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +18,18 @@ from typing import Any
 
 import click
 
-__all__ = ["as_typed", "interrupted_by_signals", "journal_directory", "until_signalled"]
+from celery_sqs_backoff.sqs.redact import mask
+
+__all__ = [
+    "as_typed",
+    "django_options",
+    "interrupted_by_signals",
+    "journal_directory",
+    "until_signalled",
+]
+
+#: A URL as a word of a command line, alone or behind its option.
+_URL = re.compile(r"(--[\w-]+=|-\w)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -87,16 +101,34 @@ def as_typed(command: str) -> tuple[str, str] | None:
     """Return the words before the command, and all of them, to be pasted into a shell.
 
     ``("celery -A shop ", "celery -A shop sqs-redrive mail-dlq --yes")``; ``None``: it was not
-    called from a command line.
+    called from a command line. Credentials in a URL (broker, probe) are masked: what is printed
+    ends in logs. Nothing else is: a glob that was masked would select other messages.
     """
     program = Path(sys.argv[0])
-    first = [program.name]
+    first = [_findable(sys.argv[0])]
     if program.name == "__main__.py":
-        first = ["python", "-m", program.parent.name]
+        first = [_findable(sys.executable), "-m", program.parent.name]
     elif program.suffix == ".py":  # manage.py
-        first = ["python", sys.argv[0]]
-    words = [*first, *sys.argv[1:]]
+        first = [_findable(sys.executable), sys.argv[0]]
+    words = [*first, *(mask(word) if _URL.match(word) else word for word in sys.argv[1:])]
     for name in (command, command.replace("-", "_")):
         if name in words:
             return shlex.join(words[: words.index(name)]) + " ", shlex.join(words)
     return None
+
+
+def django_options() -> str:
+    """The options of ``manage.py`` by which it was called with other settings than usual."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--settings", "--pythonpath"):
+        parser.add_argument(name)
+    found = vars(parser.parse_known_args(sys.argv[1:])[0])
+    return "".join(f" --{name}={shlex.quote(value)}" for name, value in found.items() if value)
+
+
+def _findable(program: str) -> str:
+    """The name of a program if the shell finds it by that, and no other one; else its path."""
+    name = Path(program).name
+    found = shutil.which(name)
+    is_found = found is not None and os.path.abspath(found) == os.path.abspath(program)
+    return name if is_found else program

@@ -79,7 +79,8 @@ def bar(*, show_ids: bool = False) -> Iterator[Callable[[Event], None]]:
                 if event.journal:
                     shown.console.print(f"journal: {event.journal}", markup=False)
             elif isinstance(event, Progress):
-                shown.update(task, completed=event.sent, total=event.to_send)
+                done = event.sent + event.dropped
+                shown.update(task, completed=done, total=event.to_send)
                 shown.update(task, facts=_facts(event))
             elif line := _line(event, show_ids=show_ids):
                 shown.console.print(line, markup=False, highlight=False)
@@ -151,7 +152,7 @@ def _facts(event: Progress) -> str:
     """At most 50 columns, the counts first."""
     eta = "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left"
     return (
-        f"{event.sent}/{event.to_send} {event.rate:.1f}/s"
+        f"{event.sent + event.dropped}/{event.to_send} {event.rate:.1f}/s"
         f" failed {event.failed} back {event.returned}{eta}"
     )
 
@@ -160,7 +161,7 @@ def _line(event: Event, *, show_ids: bool) -> str | None:
     match event:
         case InDoubt(ids, resend):
             done = "sent again" if resend else "held"
-            return f"in doubt, {done}: {_ids(ids)}"
+            return f"in doubt, {done}: {safe(' '.join(ids), 100_000)}"
         case Failed(ids, reason):
             return f"failed ({safe(reason)}): {_ids(ids)}"
         case NotDeleted(ids, reason):

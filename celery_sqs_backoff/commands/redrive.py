@@ -23,9 +23,10 @@ __all__ = ["sqs_redrive"]
 _EPILOG = """\b
 Exit codes:
   0    done
-  1    some messages could not be sent or deleted, or a file could not be written
+  1    some messages could not be sent or deleted, or are held in doubt; or a file could not
+       be written
   2    wrong options, or refused: nothing was sent
-  3    stopped by the gate: probe, canary, or messages coming back
+  3    stopped by the gate: probe, canary, messages coming back, or SQS's retention
   4    poison was found and left
   5    SQS is unreachable, or does not let us
   6    not complete: messages are left that could not be received
@@ -63,7 +64,9 @@ Examples:
     help="Also messages that may have been done already (outcome UNKNOWN). Otherwise they are left,"
     " or you are asked.",
 )
-@option("Which messages", "--limit", type=click.IntRange(1), help="Send at most N messages.")
+@option(
+    "Which messages", "--limit", type=click.IntRange(1), help="Send at most N messages, each time."
+)
 @option(
     "Which messages",
     "--max-replays",

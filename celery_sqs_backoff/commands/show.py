@@ -16,7 +16,7 @@ from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
-from .environment import as_typed
+from .environment import as_typed, django_options
 from .options import has_selection
 from .text import safe
 
@@ -171,15 +171,23 @@ def closing(
     typed = as_typed("sqs-redrive")
     before, again = typed or ("", f"sqs-redrive {name} ..." if queue else "the same command")
     peek_name = "sqs_peek" if "sqs_redrive" in again else "sqs-peek"
-    peek = f"{before}{peek_name} {name} --messages"
+    also = f"{' --force' if options.get('force') else ''}{django_options()}"
+    peek = f"{before}{peek_name} {name} --messages{also}"
     # An archive is its own list.
     shows, shown = (f": `{peek}` shows why", f": `{peek}`") if queue else ("", "")
     looked_at = report.looked_at - report.returned
     done = report.sent + report.dropped
-    verb = "deleted unsent" if report.dropped and not report.sent else "sent"
-    found = [f"{done} of {looked_at} {verb}."]
     if options.get("engine") == "native":  # which looks at none
         found = [f"{done} moved by SQS."]
+    elif options.get("delete"):
+        found = [f"{report.dropped} of {looked_at} deleted unsent."]
+    else:
+        found = [f"{report.sent} of {looked_at} sent."]
+        if report.dropped:
+            found.append(f"{report.dropped} had expired, and were deleted unsent.")
+    if report.sent_before:
+        found.append(f"{report.sent_before} had been sent by an earlier run: only to be deleted.")
+        done += report.sent_before
     if has_selection(options) and not done and looked_at and not report.failed:
         found.append("No message matched, or none that may be sent.")
     if not looked_at and not done and report.ended is Ended.DONE:
@@ -192,7 +200,8 @@ def closing(
             " after a correction --max-replays N sends them."
         )
     if report.failed:
-        found.append(f"{report.failed} could not be sent and stay{shows}.")
+        undone = "deleted" if options.get("delete") else "sent"
+        found.append(f"{report.failed} could not be {undone} and stay{shows}.")
     if report.unknown:
         found.append(
             f"{report.unknown} may have been done already and stay"
@@ -208,8 +217,9 @@ def closing(
             f"{report.skipped - report.unknown} are left out: not selected, expired, or sent by an"
             " earlier load, which --no-journal sends again."
         )
-    if report.in_doubt and options.get("in_doubt") == "hold":
-        found.append(f"{report.in_doubt} may have been sent; their ids are above.")
+    if report.in_doubt:
+        twice = "" if options.get("in_doubt") == "hold" else " twice"
+        found.append(f"{report.in_doubt} may have been sent{twice}; their ids are above.")
     if report.not_deleted:
         where = f"with --journal {shlex.quote(journal)} " if journal else ""
         found.append(

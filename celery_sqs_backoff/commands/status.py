@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,7 @@ from celery_sqs_backoff.observe.status import (
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.stores import is_shared
 from celery_sqs_backoff.sqs.errors import Failure
-from celery_sqs_backoff.sqs.find_queue import find_queue
+from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.units import in_words
 
 from .options import option, queues_option, select_queues
@@ -40,6 +40,9 @@ _PIPE_COLUMNS: Final = 160
 
 #: A longer name of a queue may be folded to so many columns, where the terminal is narrow.
 _LEAST_NAME_COLUMNS: Final = 12
+
+#: Queues that a line names; a full screen has room for few lines beside the numbers.
+_MOST_NAMES: Final = 5
 
 _NO_STORE: Final = "sqs_backoff['store'] is not set"
 
@@ -92,14 +95,14 @@ def sqs_status(
     if watch:
         if as_json or not _has_terminal():
             raise click.UsageError("--watch needs a terminal: without it, each call is one look")
-        _watch(app, interval)
+        _watch(app, interval, are_named=bool(queues))
         return
-    seen = _look(app)
+    seen = _look(app, are_named=bool(queues))
     if as_json:
         click.echo(json.dumps(_as_dict(seen)))
         if seen.is_store_away:
             click.echo(f"Error: {seen.why}", err=True)
-        if seen.others and not queues:
+        if seen.others:
             click.echo(f"Warning: {_not_shown(seen)}", err=True)
     else:
         from rich.console import Console
@@ -116,14 +119,14 @@ def _has_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _watch(app: Any, interval: float) -> None:
+def _watch(app: Any, interval: float, *, are_named: bool) -> None:
     from rich.live import Live
 
     try:
         with Live(auto_refresh=False, screen=True) as live:
             while True:
-                shown = _shown(_look(app), live.console.width, notes_first=True)
-                live.update(shown, refresh=True)
+                seen = _look(app, are_named=are_named)
+                live.update(_screen(seen, live.console.width), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -138,30 +141,34 @@ class _Seen:
     at: float
     workers: int | None
     why: str = ""
-    #: Queues that workers receive from, by their names on SQS, and that nobody has looked at.
+    #: Queues that workers receive from, by their names on SQS, and that are not shown, though
+    #: nobody has said which to show.
     others: tuple[str, ...] = ()
     #: There is a store, and it could not be read; else nobody has set one, or it was read.
     is_store_away: bool = False
 
 
-def _look(app: Any) -> _Seen:
+def _look(app: Any, *, are_named: bool) -> _Seen:
     queues, now = _read(app), time.time()
     workers, why = _workers(app)
     if workers is None:
         return _Seen(queues, [], now, None, why, is_store_away=why != _NO_STORE)
     queues = [with_workers(queue, workers, now=now) for queue in queues]
-    others = {name for worker in workers for name in worker.queues} - {q.sqs_name for q in queues}
+    theirs = {name for worker in workers for name in worker.queues}
+    others = set() if are_named else theirs - {q.sqs_name for q in queues}
     return _Seen(queues, provider_status(workers), now, len(workers), others=tuple(sorted(others)))
 
 
 def _read(app: Any) -> list[QueueStatus]:
     names = list(app.amqp.queues.consume_from)
     try:
-        with app.connection_for_read() as connection:
+        with connection_to_look(app) as connection:
+            if (broker := connection.transport.driver_type) != "sqs":
+                return [QueueStatus(name=name, failure=f"the broker is {broker}") for name in names]
             channel = connection.default_channel
             return [_read_one(channel, name) for name in names]
     except Exception as exc:  # noqa: BLE001  # whatever keeps us from SQS, of no queue we know more
-        failure = type(exc.__cause__ or exc).__name__
+        failure = why_not(exc)
         return [QueueStatus(name=name, failure=failure) for name in names]
 
 
@@ -195,16 +202,29 @@ _COLUMNS = (
 )
 
 
-def _shown(seen: _Seen, width: int, *, notes_first: bool = False) -> Group:
-    """The table and what there is to say; a full screen shows the first lines alone."""
+def _shown(seen: _Seen, width: int) -> Group:
     from rich.console import Group
 
+    return Group(*_numbers(seen, width), *_notes(seen))
+
+
+def _screen(seen: _Seen, width: int) -> Group:
+    """The time of the look, for the next may take a while; what there is to say; the table.
+
+    A full screen shows the first lines alone.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    at = time.strftime("%H:%M:%S %Z", time.localtime(seen.at))
+    return Group(Text(f"seen at {at}", style="dim"), *_notes(seen), *_numbers(seen, width))
+
+
+def _numbers(seen: _Seen, width: int) -> list[Table] | list[Text]:
     rows = [_COLUMNS, *map(_cells, seen.queues)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     least = min(widths[0], _LEAST_NAME_COLUMNS) + sum(widths[1:]) + 2 * (len(widths) - 1)
-    numbers = list(_lines(seen)) if least > width else [_table(seen)]
-    notes = list(_notes(seen))
-    return Group(*notes, *numbers) if notes_first else Group(*numbers, *notes)
+    return list(_lines(seen)) if least > width else [_table(seen)]
 
 
 def _table(seen: _Seen) -> Table:
@@ -256,10 +276,8 @@ def _notes(seen: _Seen) -> Iterator[Text]:
             )
     for queue in seen.queues:
         yield from (Text(f"{queue.name}: {said}") for said in _outlook(queue, seen.at))
-        if queue.failure:
-            yield Text(f"{queue.name}: {queue.failure}", style="red")
-        elif queue.has_dlq and queue.dead_letters is None:
-            yield Text(f"{queue.name}: its dead-letter queue cannot be read", style="red")
+    for fault, names in _unread(seen.queues).items():
+        yield Text(f"{_named(names)}: {fault}", style="red")
     if seen.workers is None:
         yield Text(f"? is not known: {seen.why}", style="dim")
         return
@@ -267,13 +285,29 @@ def _notes(seen: _Seen) -> Iterator[Text]:
         yield Text(_not_shown(seen), style="yellow")
     unknown = [q.name for q in seen.queues if not (q.workers or q.is_empty or q.failure)]
     if unknown:
-        of = f" of {', '.join(unknown)}" if seen.workers else ""
+        of = f" of {_named(unknown)}" if seen.workers else ""
         why = f"no worker{of} has written within the last minute"
         yield Text(f"? is not known: {why}", style="dim")
 
 
+def _unread(queues: Iterable[QueueStatus]) -> dict[str, list[str]]:
+    """What could not be read, and of which queues: mostly the same of many, as a role is wrong."""
+    found: dict[str, list[str]] = {}
+    for queue in queues:
+        if queue.failure:
+            found.setdefault(queue.failure, []).append(queue.name)
+        elif queue.has_dlq and queue.dead_letters is None:
+            found.setdefault("dead-letter queue cannot be read", []).append(queue.name)
+    return found
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 def _not_shown(seen: _Seen) -> str:
-    return f"not shown: workers also receive from {', '.join(seen.others)}; name queues with -Q"
+    return f"not shown: workers also receive from {_named(seen.others)}; name queues with -Q"
 
 
 def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:

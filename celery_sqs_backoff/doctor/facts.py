@@ -212,6 +212,8 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     #: Names of queues beside those consumed, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
+    #: The broker, if it is not SQS: then no queue was looked at.
+    other_broker: str | None = None
     #: Whether consequences may be simulated, which takes up to a second of CPU per queue.
     simulates: bool = True
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
-from ..sqs.find_queue import find_queue
+from ..sqs.find_queue import connection_to_look, find_queue
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
 __all__ = [
@@ -96,9 +96,9 @@ def look(app: Any, *, live: bool = True) -> Facts:
     if not live:
         return Facts(app=facts)
     facts = replace(facts, **_facts_of_store(app))
-    with app.connection_for_read() as connection:
-        if connection.transport.driver_type != "sqs":
-            return Facts(app=facts)
+    with connection_to_look(app) as connection:
+        if (broker := connection.transport.driver_type) != "sqs":
+            return Facts(app=facts, other_broker=broker)
         channel = connection.default_channel
         names = list(app.amqp.queues.consume_from)
         queues = []
@@ -161,14 +161,17 @@ def facts_of_queue(
     calls = calls_of(url)
     answer = calls.attributes()
     if isinstance(answer, Failure):
-        # Whoever sends dead letters need not read the queue that they go to.
-        needs_it = is_consumed and answer.kind is Kind.DENIED
+        denied: list[str] = []
+        if answer.kind is Kind.DENIED:
+            # Whoever sends dead letters need not read the queue that they go to.
+            denied = ["sqs:GetQueueAttributes"] if is_consumed else []
+            denied += _denied(calls, is_consumed)
         return QueueFacts(
             name=name,
             url=url,
             attributes=None,
             failure=answer.code,
-            denied=("sqs:GetQueueAttributes",) if needs_it else tuple(_denied(calls, is_consumed)),
+            denied=tuple(denied),
             is_consumed=is_consumed,
         )
     queue = QueueFacts(

@@ -185,7 +185,7 @@ class Control:
             is_last: it must not be hidden any more. It runs, as the probe if one is due.
         """
         self.memory.forget(message_id)
-        recallable = recallable and self.memory.has_room
+        recallable = recallable and self.memory.has_room(now)
         permission = self.health.allow(message_id, now)
         if permission is Permission.HIDE and not is_last:
             if recallable:
@@ -261,7 +261,7 @@ class Control:
         if not recallable:
             return delay
         if self.health.state is not State.CLOSED:
-            has_room = self.memory.has_room
+            has_room = self.memory.has_room(now)
             return max(delay, self._hold(now, policy, looks, longest)) if has_room else delay
         comes_soon = self.admission.is_limiting and not self.keeps_its_delay(message_id)
         return min(delay, max(floor, SOON_SECONDS * looks)) if comes_soon else delay
@@ -352,7 +352,7 @@ class Control:
         self._failures.clear()
         if self._recalls:
             self.admission.start(now)
-        self._on_event(Notice(Event.CLOSED, len(self.memory), is_told))
+        self._on_event(Notice(Event.CLOSED, self.memory.count(now), is_told))
 
     def _probe_recall(self, now: float) -> list[Hidden]:
         due_at = self.health.next_probe_at

@@ -83,13 +83,22 @@ class Memory:
         self._early: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
+        """How many are kept, also of those whose holds have ended."""
         return len(self._hidden) + len(self._behind)
+
+    def count(self, now: float) -> int:
+        """Return how many are hidden. Another worker has had those whose holds have ended."""
+        self._drop_ended(now)
+        self._drop_ended_behind(now)
+        return len(self)
 
     def __iter__(self) -> Iterator[Hidden]:
         return chain(self._hidden.values(), self._behind.values())
 
-    @property
-    def has_room(self) -> bool:
+    def has_room(self, now: float) -> bool:
+        """Return whether one more can be kept and none forgotten for it."""
+        if len(self._hidden) >= self._limit:
+            self._drop_ended(now)
         return len(self._hidden) < self._limit
 
     def remember(self, hidden: Hidden, now: float) -> bool:
@@ -102,9 +111,7 @@ class Memory:
         self.forget(hidden.message_id)
         if hidden.group is not None and hidden.group in self._groups:
             return False
-        if not self.has_room:
-            self._drop_ended(now)
-        if not self.has_room:
+        if not self.has_room(now):
             soonest = self._soonest()
             if soonest is None or soonest.until >= hidden.until:
                 return False
@@ -136,7 +143,6 @@ class Memory:
 
         Those behind the first of a group are taken with it, and not counted: they run after it.
         """
-        self._admit_early(now)
         self._drop_ended(now)
         taken: list[Hidden] = []
         for _ in range(most):
@@ -145,6 +151,11 @@ class Memory:
             taken += self._take_out(self._ready[-1][1], now)
         return taken
 
+    def has_next(self, now: float) -> bool:
+        """Return whether ``take_next`` would find a message."""
+        self._drop_ended(now)
+        return any(self._hidden[each].probe_from <= now for _, each in self._ready)
+
     def take_next(self, most: int, now: float) -> list[Hidden]:
         """Take out up to ``most`` to probe with, whose hold is certain; the least received first.
 
@@ -152,7 +163,6 @@ class Memory:
         because many workers probe: see ``probe_from``. One whose next receive is its last
         serves only if there is no other.
         """
-        self._admit_early(now)
         self._drop_ended(now)
         hidden = self._hidden
         ids = [each for _, each in self._ready if hidden[each].probe_from <= now]
@@ -183,8 +193,7 @@ class Memory:
         """Keep a message until the first of its group is taken, which may be confirmed later."""
         self._forget_behind(hidden.message_id)
         if len(self._behind) >= self._limit:
-            for each in [each for each in self._behind.values() if each.until <= now]:
-                self._forget_behind(each.message_id)
+            self._drop_ended_behind(now)
         if len(self._behind) >= self._limit:
             return False
         self._behind[hidden.message_id] = hidden
@@ -215,6 +224,7 @@ class Memory:
             insort(self._ready, (self._hidden[message_id].until, message_id))
 
     def _drop_ended(self, now: float) -> None:
+        self._admit_early(now)
         while self._ready and self._ready[0][0] <= now + MARGIN_SECONDS:
             self.forget(self._ready[0][1])
         while self._early:
@@ -222,6 +232,10 @@ class Memory:
             if hidden.until > now + MARGIN_SECONDS:
                 break
             self.forget(hidden.message_id)
+
+    def _drop_ended_behind(self, now: float) -> None:
+        for each in [each for each in self._behind.values() if each.until <= now]:
+            self._forget_behind(each.message_id)
 
     def _soonest(self) -> Hidden | None:
         if self._ready:

@@ -30,6 +30,9 @@ __all__ = ["PERMIT_SECONDS", "RECORD_SECONDS", "SharedHealth", "Word"]
 #: A permit to probe ends by itself: its worker may have been killed, or receives nothing.
 PERMIT_SECONDS = 60.0
 
+#: A worker that has no message to probe with leaves the permit for so long to those that have one.
+OTHERS_FIRST_SECONDS = 5.0
+
 #: A record that nobody has renewed for so long says nothing.
 RECORD_SECONDS = 600.0
 
@@ -71,6 +74,7 @@ class SharedHealth:
         self._heard_back_at = 0.0
         self._ahead = -math.inf
         self.has_permit = False
+        self._permitted_at = self._returned_at = 0.0
 
     def look(self, word: Word | None, now: float, today: float) -> Word | None:
         """Take over what the record says; return what to write instead, ``None`` = nothing.
@@ -110,9 +114,33 @@ class SharedHealth:
         if not word.is_open:
             self._heard_back_at = word.at
 
-    def gives_permit_back(self) -> bool:
-        """Return whether this worker's permit has served."""
-        return self.has_permit and self.health.permit_until == -math.inf
+    def wants_permit(self, now: float) -> bool:
+        """Return whether this worker is to ask for the permit to probe."""
+        health = self.health
+        return health.wants_permit(now) and (
+            self._control.memory.has_next(now)
+            or now >= max(health.next_probe_at, self._returned_at) + OTHERS_FIRST_SECONDS
+        )
+
+    def permitted(self, asked_at: float) -> None:
+        """Note that this worker has the permit."""
+        self.has_permit, self._permitted_at = True, asked_at
+        self.health.permit_until = asked_at + PERMIT_SECONDS
+
+    def gives_permit_back(self, now: float) -> bool:
+        """Return whether this worker's permit has served, or cannot: it has nothing to probe with.
+
+        It is not this worker's any more then.
+        """
+        if not self.has_permit:
+            return False
+        health = self.health
+        is_of_use = health.state is State.PROBING or self._control.memory.has_next(now)
+        if not is_of_use and now >= self._permitted_at + OTHERS_FIRST_SECONDS:
+            health.permit_until = -math.inf
+            self._returned_at = now
+        self.has_permit = health.permit_until != -math.inf
+        return not self.has_permit
 
     def _snapshot(self) -> tuple[bool, float, float]:
         health = self.health

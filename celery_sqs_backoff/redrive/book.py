@@ -337,4 +337,5 @@ def _progress(book: Book, places: int, limit: int | None, rate: float) -> Progre
         to_send=to_send,
         rate=rate,
         eta_seconds=(to_send - done) / rate if rate else None,
+        dropped=ledger.dropped,
     )

@@ -72,7 +72,7 @@ class Canary:
                 back, gone = 0, False
             if back > _LOST_SHARE * sent:
                 book.back = back
-                halt(Ended.GATE, f"{back} of the {sent} canary messages came back")
+                halt(Ended.GATE, f"{back} of the {sent} canary messages came back, as SQS counts")
                 return
             quiet = quiet + 1 if gone else 0
             if not quiet and clock() >= deadline:

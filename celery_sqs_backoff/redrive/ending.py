@@ -84,10 +84,8 @@ def tell_end(
     """Name what may be sent again; tell the audit line, and the end."""
     book.name_undeleted("SQS has not confirmed the delete")
     with book.lock:
-        numbers = numbers_of(book.ledger)
         report = RedriveReport(
-            **{**numbers, "returned": max(book.back, numbers["returned"])},
-            looked_at=book.ledger.looked_at,
+            **numbers_of(book.ledger, book.back),
             unknown=book.unknown,
             remaining=remaining,
             ended=ended,

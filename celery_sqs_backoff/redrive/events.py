@@ -134,6 +134,7 @@ class Progress:
     to_send: int
     rate: float
     eta_seconds: float | None
+    dropped: int = 0
 
 
 @dataclass(frozen=True)

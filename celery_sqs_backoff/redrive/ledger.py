@@ -335,9 +335,13 @@ class Ledger:
                 self._done.discard(self._order.popleft())
 
 
-def numbers_of(ledger: Ledger) -> dict[str, Any]:
-    """The fields of a report that are folds over a ledger."""
-    returned = ledger.counts[State.CAME_BACK]
+def numbers_of(ledger: Ledger, back: int = 0) -> dict[str, Any]:
+    """The fields of a report that are folds over a ledger.
+
+    Arguments:
+        back: how many came back by SQS's count, received or not.
+    """
+    returned = max(back, ledger.counts[State.CAME_BACK])
     return {
         "sent": ledger.sent,
         "deleted": ledger.deleted,
@@ -348,4 +352,5 @@ def numbers_of(ledger: Ledger) -> dict[str, Any]:
         "returned": returned,
         "in_doubt": ledger.in_doubt,
         "not_deleted": ledger.counts[State.SENT],
+        "looked_at": ledger.places + returned,
     }

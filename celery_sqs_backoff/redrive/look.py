@@ -320,12 +320,13 @@ def _facts(
     message: DeadLetter, disposition: Disposition[Endpoint], route: Destinations, now: float
 ) -> MessageFacts:
     destination = disposition.destination or route.destination(message)
+    first_sent_at = message.first_sent_at
     return MessageFacts(
         id=message.id,
         task=message.task,
         task_id=message.task_id,
         content_type=message.content_type,
-        age_seconds=None if message.sent_at is None else max(0.0, now - message.sent_at),
+        age_seconds=None if first_sent_at is None else max(0.0, now - first_sent_at),
         reason=message.reason,
         outcome=message.outcome,
         error=message.error,

@@ -44,8 +44,9 @@ class DeadLetter:
 
     Attributes:
         unreadable: what of it cannot be read, as a constant text; ``None`` = all of it can.
-        sent_at: when SQS got the message, seconds since the epoch (a move to the dead-letter queue
-            keeps it); ``None`` = SQS did not say.
+        sent_at: from when on SQS counts its retention, seconds since the epoch: when it got the
+            message (a move by SQS keeps that), or when a worker gave it up and sent it here.
+            ``None`` = SQS did not say.
         source_arn: the queue that SQS itself moved the message from, if it did. Then the
             dead-letter record is not ours, and is ignored.
         replays, run_id: how often it was replayed, and by which run last.
@@ -146,6 +147,14 @@ class DeadLetter:
         return found or None
 
     @property
+    def first_sent_at(self) -> float | None:
+        """When it was sent first, as far as is known: if a worker has sent it here, its record says
+        when it had first received it, which may have been days before."""
+        received_at: float | None = getattr(self.record, "first_received_at", None)
+        known = [at for at in (self.sent_at, received_at) if at is not None]
+        return min(known, default=None)
+
+    @property
     def chord(self) -> bool:
         """Whether the task is part of a chord or a group, by Celery's own header."""
         return bool(self.envelope and self.envelope.headers.get("group"))
@@ -204,7 +213,7 @@ class DeadLetter:
     def _lifetime(self) -> float:
         assert self.envelope is not None
         expires = self.envelope.expires or 0.0
-        first = expires - (self.sent_at or expires)
+        first = expires - (self.first_sent_at or expires)
         return max(_LEAST_LIFETIME_SECONDS, first)
 
 

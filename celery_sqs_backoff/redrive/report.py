@@ -49,11 +49,12 @@ class RedriveReport:
             in the source: the response to the send was lost. Their ids were in events. What an
             earlier run left in doubt and is no longer in the source does not count any more.
         remaining: in the source at the end, as SQS counts (approximately).
-        returned: sent in this run and back in the source. They are in ``poison`` too.
+        returned: sent in this run and back in the source, as was received or (a canary) as SQS
+            counts. They are in ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.
         not_deleted: sent, and SQS has not confirmed their delete. Those that are still in the
             source another run sends again, unless it has this one's journal.
-        looked_at: distinct messages that were received, those that came back included.
+        looked_at: distinct messages that were received, and those that came back.
         unknown: of those skipped: their record says that they may have been done already.
         ended: why the run ended.
         detail: more about ``ended``, for a person.
@@ -73,3 +74,8 @@ class RedriveReport:
     unknown: int = 0
     ended: Ended = Ended.DONE
     detail: str = ""
+
+    @property
+    def sent_before(self) -> int:
+        """Messages of a queue that an earlier run had sent: this one only had to delete them."""
+        return max(0, self.deleted + self.not_deleted - self.sent - self.dropped)

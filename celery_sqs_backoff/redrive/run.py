@@ -220,15 +220,24 @@ class Run:
             timeout=self._settings.canary_timeout,
             clock=self._clock,
         )
-        limit = min(self._settings.canary, self._settings.limit or self._settings.canary)
         self._delivery.spread = 0.0  # the canary is waited for
         self._delivery.on_destination = canary.note_usual_depth
-        self._sweep(sweep, 1, handle, limit)
+        self._sweep_until_sent(sweep, handle, self._settings.canary)
         self._delivery.on_destination = lambda to: None
         self._delivery.spread = self._settings.spread
         canary.watch(self._delivery.destinations, messages=self._messages)
         if not self._halt.is_set:
             self._pace.restart(self._clock())
+
+    def _sweep_until_sent(self, sweep: Sweep, handle: Handling, wanted: int) -> None:
+        """Send so many, if there are as many. Those that are dropped or fail are none of them."""
+        book, admitted = self._book, -1
+        while (missing := wanted - book.ledger.sent) > 0 and book.admitted > admitted:
+            if self._halt.is_set:
+                return
+            admitted = book.admitted
+            limit = min(admitted + missing, self._settings.limit or admitted + missing)
+            self._sweep(sweep, 1, handle, limit)
 
     def _look_for_returned(self) -> None:
         assert self._delivery is not None

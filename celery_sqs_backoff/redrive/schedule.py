@@ -75,7 +75,7 @@ def why_too_late(
     """Say why SQS would delete messages before their turn; ``None``: there is time.
 
     Arguments:
-        sent_at: when the messages to be sent next were first sent, seconds since the epoch.
+        sent_at: when SQS got the messages to be sent next, seconds since the epoch.
         rate: messages per second that are asked for by now; ``None``: no limit.
         messages: in the source at the start.
         retention: seconds for which the source keeps a message; ``None`` = not known.

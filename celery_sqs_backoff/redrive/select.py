@@ -76,9 +76,9 @@ class Selection:
         if self.ids is not None and not self.ids & {message.id, message.task_id}:
             return False
         if self.older is not None or self.newer is not None:
-            if message.sent_at is None:
+            if (first_sent_at := message.first_sent_at) is None:
                 return False
-            age = now - message.sent_at
+            age = now - first_sent_at
             if self.older is not None and age <= self.older:
                 return False
             if self.newer is not None and age >= self.newer:

@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from ..text import type_name
 from .errors import SafeError
 from .settings import check_settings, is_signed, vault_of
-from .store import key_of
+from .store import ask_to_write
 from .stores import check_store_of, has_store, is_shared, store_of
 from .stores.django import DjangoStore
 from .stores.redis import RedisStore
@@ -37,7 +37,7 @@ def check_offline(app: Any) -> None:
 
 
 def check_by_asking(app: Any) -> None:
-    """Refuse a store that does not answer, or has no table.
+    """Refuse a store that does not answer, takes no changes, or has no table.
 
     Raises:
         ImproperlyConfigured: names the store's kind and what to do; never its URL.
@@ -49,11 +49,11 @@ def check_by_asking(app: Any) -> None:
     try:
         if isinstance(store, DjangoStore):
             _named(store.check_table)
-        vault_of(app).get(key_of("check", "at start"))
+        ask_to_write(vault_of(app).store)
     except SafeError as exc:
         raise ImproperlyConfigured(
-            f"sqs_backoff['store']: it does not answer ({exc}); start it, or correct its address"
-            " and credentials"
+            f"sqs_backoff['store']: it does not answer, or takes no changes ({exc}); start it, or"
+            " correct its address and credentials"
         ) from exc
     except (ValueError, TypeError, AttributeError) as exc:  # the library's, of an option
         raise ImproperlyConfigured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping
 from inspect import getattr_static
 from types import CodeType
@@ -19,7 +20,7 @@ from .guard import Guard, Passage, Run, enter, finish, unset
 from .identity import acts_of, message_of, run_id_of
 from .names import input_of
 from .settings import vault_of
-from .store import key_of
+from .store import ask_to_write
 from .stores import has_store
 from .vault import Vault
 from .workflow import TakenBack, Workflow, compensate_scopes_of
@@ -27,6 +28,10 @@ from .workflow import TakenBack, Workflow, compensate_scopes_of
 __all__ = ["Hooks", "asks_the_store", "enters_workflows", "ignores_result"]
 
 logger = get_task_logger(__name__)
+
+#: Seconds before each further attempt to take back the workflows of a message that goes whatever
+#: comes of it.
+_PAUSES = (1.0, 4.0)
 
 _ASKING = {"exclusive", "guarded"}
 
@@ -64,16 +69,19 @@ class Hooks:
         guard.check(_signature_of(cls))
 
     def _ask_at_the_door(self) -> None:
-        """Before a run whose body will ask the store: is it there?
+        """Before a run whose body will ask the store: is it there, and does it take changes?
 
         Nothing has been done yet, so the run can be retried. In the middle of it that is not
-        known, and a :class:`StoreLost` is not. A task with a guard has asked by that.
+        known, and a :class:`StoreLost` is not. A run that has made its guard's record has asked by
+        that.
 
         Raises:
-            StoreUnavailable: it is not.
+            StoreUnavailable: it is not, or does not.
         """
-        if has_store(self.app) and not self.request.called_directly:
-            self._vault.get(key_of("check", "at the door"))
+        passage: Passage | None = getattr(self.request, "sqs_passage", None)
+        has_asked = passage is not None and passage.is_ours
+        if has_store(self.app) and not self.request.called_directly and not has_asked:
+            ask_to_write(self._vault.store)
 
     def _pass_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Before the run.
@@ -167,6 +175,12 @@ class Hooks:
         if not opened and not request.retries and not self.enters_workflows:
             return True  # no run of this message has entered one
         taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+        if taken is TakenBack.UNREACHED and opened and not may_run_again:
+            for seconds in _PAUSES:
+                time.sleep(seconds)
+                taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+                if taken is not TakenBack.UNREACHED:
+                    break
         if taken is TakenBack.UNREACHED:
             return not (opened and may_run_again)
         return taken is TakenBack.DONE

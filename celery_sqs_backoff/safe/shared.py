@@ -1,6 +1,7 @@
 """The counts that all workers share, where the app names a store; 0 where it does not.
 
-A store that does not answer is no reason to lose a message: it is logged, and nothing is counted.
+A store that does not answer is no reason to lose a message: it is logged, nothing is counted, and
+what is asked for is ``None``: not known.
 Nor may it stop a worker: Celery's event loop makes these calls by :func:`in_time`. A store that
 hangs is left alone for a while.
 """
@@ -22,7 +23,6 @@ from . import counts
 from .commit import open_connections
 from .guard import Run
 from .settings import vault_of
-from .store import Store
 from .stores import has_store
 from .workflow import TakenBack, compensate_scopes_of
 
@@ -85,27 +85,28 @@ def _ask_here(ask: Callable[[], T]) -> T:
             connection.close()
 
 
-def count_crash(app: Any, message_id: str) -> int:
+def count_crash(app: Any, message_id: str, task_name: str, task_id: str) -> int:
     """Count a run of the message that ended with its process; return how many did anywhere."""
-    return _ask(app, counts.count_crash, message_id)
+    return _ask(app, counts.count_crash, message_id, task_name, task_id) or 0
 
 
 def count_busy(app: Any, message_id: str) -> int:
     """Count a run of the message that found a lock held; return how many did anywhere."""
-    return _ask(app, counts.count_busy, message_id)
+    return _ask(app, counts.count_busy, message_id) or 0
 
 
-def count_doubt(app: Any, message_id: str) -> int:
-    """Count a run of the message that may have done the work; return how many did anywhere."""
-    return _ask(app, counts.count_doubt, message_id)
+def count_doubt(app: Any, task_name: str, task_id: str) -> None:
+    """Count a run of the message that may have done the work."""
+    _ask(app, counts.count_doubt, task_name, task_id)
 
 
-def is_in_doubt(app: Any, message_id: str) -> bool:
+def is_in_doubt(app: Any, task_name: str, task_id: str) -> bool | None:
     """Whether an earlier run of the message was lost, or may have done the work."""
-    return _ask(app, counts.doubts, message_id) > 0
+    doubts = _ask(app, counts.doubts, task_name, task_id)
+    return None if doubts is None else doubts > 0
 
 
-def busy_receives(app: Any, message_id: str) -> int:
+def busy_receives(app: Any, message_id: str) -> int | None:
     """Return how many receives of the message led to a run that found a lock held: no retries."""
     return _ask(app, counts.busy, message_id)
 
@@ -132,17 +133,19 @@ def compensate_given_up(app: Any, task_name: str, task_id: str) -> bool:
     return taken_back is TakenBack.DONE
 
 
-def _ask(app: Any, count: Callable[[Store, str], int], message_id: str) -> int:
-    if not has_store(app) or _is_left_alone(app):
+def _ask(app: Any, count: Callable[..., int], *message: str) -> int | None:
+    if not has_store(app):
         return 0
+    if _is_left_alone(app):
+        return None
     began = time.monotonic()
     try:
-        return count(vault_of(app), message_id)
+        return count(vault_of(app), *message)
     except Exception as exc:  # noqa: BLE001  # away, planted, or whatever a user's store raises
         # The message's end is being decided, in the worker's main process too: it goes on.
         logger.error("sqs_backoff.not_counted: %s", error_site(exc.__cause__ or exc))
         _note_failure(app, began)
-        return 0
+        return None
 
 
 def _is_left_alone(app: Any) -> bool:

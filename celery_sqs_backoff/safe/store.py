@@ -17,6 +17,7 @@ __all__ = [
     "MARK",
     "Store",
     "add_or_mark",
+    "ask_to_write",
     "increment",
     "key_of",
     "number",
@@ -66,6 +67,22 @@ def key_of(kind: str, *parts: object) -> str:
     # As JSON, so that ("a:b", "c") and ("a", "b:c") differ.
     text = json.dumps([str(part) for part in parts], ensure_ascii=True)
     return f"{kind}:{sha256(text.encode()).hexdigest()}"
+
+
+def ask_to_write(store: Store) -> None:
+    """Find out whether the store takes changes. It makes none that lasts.
+
+    A replica, or a full server, answers reads and refuses writes. To delete what is not there is a
+    write for most stores; one for which it is not may have a method of this name.
+
+    Raises:
+        StoreUnavailable: it does not.
+    """
+    own = getattr(store, "ask_to_write", None)
+    if own is not None:
+        own()
+    else:
+        store.delete(key_of("check", "to write"), "")
 
 
 def settle(store: Store, key: str, old: str, new: str, ttl: float | None) -> bool:

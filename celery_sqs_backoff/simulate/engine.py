@@ -30,13 +30,14 @@ _Handler: TypeAlias = Callable[[Any, Any], None]
 
 
 class _Worker:
-    __slots__ = ("held", "number", "paced", "running", "strategy", "ticks_at", "waiting")
+    __slots__ = ("held", "is_free", "number", "paced", "running", "strategy", "ticks_at", "waiting")
 
     def __init__(self, number: int, strategy: Strategy) -> None:
         self.number = number
         self.strategy = strategy
         self.running = 0
         self.held = 0
+        self.is_free = True
         self.waiting: deque[Message] = deque()  # for a process
         self.paced: deque[Message] = deque()  # for their turn
         self.ticks_at = math.inf
@@ -87,6 +88,9 @@ class _Simulation:
 
     def run(self) -> Measures:
         arrivals, horizon = self.scenario.arrivals, self.scenario.horizon
+        if arrivals.backlog and arrivals.oldest:
+            for worker in self._workers:
+                worker.strategy.down_since(-arrivals.oldest)
         for number in range(arrivals.backlog):
             self._arrive_from_before(arrivals.oldest * (1 - number / arrivals.backlog))
         self._schedule_arrival()
@@ -140,13 +144,10 @@ class _Simulation:
         self._alive += 1
         self._in_flight += 1
         message = Message(self.measures.messages, -age)
-        message.first_received_at = -age
-        backoff, elapsed = self.scenario.task.backoff, 0.0
-        while elapsed < age:
-            message.receives += 1
-            elapsed += max(1.0, backoff.delay_for(message.id, message.receives, self.rng))
-        message.runs = message.receives
-        self.hide(message, elapsed - age)
+        strategy = self.rng.choice(self._workers).strategy
+        seconds = strategy.has_retried(message)
+        self.hide(message, seconds)
+        strategy.hidden(message, seconds, 0.0)
 
     def _count_recovery(self) -> None:
         self._recovery_is_counted = True
@@ -195,6 +196,7 @@ class _Simulation:
                 self._in_flight += 1
                 self._receive(worker, visible.popleft())
             if worker.held >= self._capacity and free[index] is worker:
+                worker.is_free = False
                 free[index] = free[-1]
                 free.pop()
         measures.in_flight_peak = max(measures.in_flight_peak, self._in_flight)
@@ -239,7 +241,8 @@ class _Simulation:
         self._has_room(worker)
 
     def _has_room(self, worker: _Worker) -> None:
-        if worker.held == self._capacity - 1:
+        if not worker.is_free and worker.held < self._capacity:
+            worker.is_free = True
             self._free.append(worker)
 
     # Runs

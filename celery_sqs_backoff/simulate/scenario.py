@@ -96,6 +96,8 @@ class Script:
     def __post_init__(self) -> None:
         if self.capacity is not None:
             _above_0("provider.capacity", self.capacity)
+        if self.burst is not None:
+            _from_0("provider.burst", self.burst)
         _above_0("provider.call_seconds", self.call_seconds)
         _above_0("provider.failed_call_seconds", self.failed_call_seconds)
         ordered = tuple(sorted(self.phases, key=lambda phase: phase.start))
@@ -169,6 +171,9 @@ class Task:
 
     def __post_init__(self) -> None:
         _from_0("task.remember", self.remember)
+        if self.max_retries is not None:
+            _from_0("task.max_retries", self.max_retries)
+        _from_0("task.autoretry_max_retries", self.autoretry_max_retries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +194,11 @@ class Scenario:
     max_receive_count: int | None = None
     retention: float = 4 * 86_400.0
     horizon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_receive_count is not None and self.max_receive_count < 1:
+            raise ScenarioError("queue.max_receive_count: expected a whole number from 1 up")
+        _above_0("queue.retention", self.retention)
 
     def with_task(self, **changes: object) -> Scenario:
         return replace(self, task=replace(self.task, **changes))  # type: ignore[arg-type]

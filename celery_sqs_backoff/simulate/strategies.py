@@ -64,6 +64,22 @@ class Strategy:
             return Told(dead=reason)
         return Told(hide=budgets.visibility_delay(self.scenario, message, now, delay))
 
+    def down_since(self, at: float) -> None:
+        """Note that the provider was down before the simulation begins."""
+
+    def has_retried(self, message: Message) -> float:
+        """Let a message have failed since it was sent; return the seconds until it is due again."""
+        message.first_received_at = at = message.sent_at
+        most = self.scenario.max_receive_count
+        while at < 0:
+            if most is None or message.receives < most - 1:  # else it would not be there
+                message.receives += 1
+            delay = self.task.backoff.delay_for(message.id, max(1, message.receives), self.rng)
+            delay = self.delayed(message, delay, at)
+            at += max(1.0, budgets.visibility_delay(self.scenario, message, at, delay))
+        message.runs = message.receives
+        return at
+
     def delayed(self, message: Message, delay: float, now: float) -> float:
         """Return the delay after a failure, from the one that the policy drew."""
         return delay
@@ -160,6 +176,9 @@ class Gate(Strategy):
             return WAIT if look.waits else RUN
         self._own_delay = self.task.backoff.delay_for(message.id, message.receives, self.rng)
         return Told(hide=budgets.visibility_delay(self.scenario, message, now, look.hide_seconds))
+
+    def down_since(self, at: float) -> None:
+        self.control.told_open(at, 0.0)
 
     def turns(self, waiting: int, now: float) -> int:
         return self.control.turns(waiting, now)

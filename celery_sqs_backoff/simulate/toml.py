@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,6 +136,13 @@ def _policy(values: dict[str, Any]) -> policies.Policy:
 def _built(table: str, make: Callable[..., T], values: Mapping[str, Any], **more: Any) -> T:
     known = {field.name for field in fields(make)} - {"phases", "kind"}  # type: ignore[arg-type]
     _refuse_unknown(table, values, known)
+    required = [
+        each.name
+        for each in fields(make)  # type: ignore[arg-type]
+        if each.default is MISSING and each.default_factory is MISSING and each.name in known
+    ]
+    if missing := [name for name in required if name not in values]:
+        raise ScenarioError(f"{table}: expected {' and '.join(missing)}")
     return make(**{key: _value(table, key, value) for key, value in values.items()}, **more)
 
 

@@ -1,4 +1,4 @@
-"""Find a queue as kombu does: from its name in Celery to its URL, and a client for it."""
+"""Find a queue as kombu does, for who only looks: from its name in Celery to its URL and client."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from functools import partial
 from typing import Any, Final
 
 from .calls import Calls
-from .errors import Failure, Kind
+from .errors import Failure, Kind, Operation, failure_of
 
-__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "find_queue"]
+__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue", "why_not"]
+
+#: botocore waits 60 s, and tries again, by default. Somebody waits for what the look shows, and
+#: an SQS that does not answer is what it has to show.
+_SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
 #: No queue on SQS has the name; kombu creates it when somebody declares it.
 NOT_CREATED: Final = "QueueDoesNotExist"
@@ -21,6 +25,16 @@ _CODES: Final = {
     "DoesNotExistQueueException": NOT_CREATED,
     "UndefinedQueueException": NOT_PREDEFINED,
 }
+
+
+def connection_to_look(app: Any) -> Any:
+    """Return a connection as the app's for reading, whose calls to SQS end soon.
+
+    The user's own ``client-config`` has precedence.
+    """
+    options = app.conf.broker_transport_options or {}
+    config = {**_SOON, **(options.get("client-config") or {})}
+    return app.connection_for_read(transport_options={"client-config": config})
 
 
 def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | Failure:
@@ -39,6 +53,17 @@ def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | 
             return Failure(Kind.NO_QUEUE, code)
         return Failure(Kind.LOCAL, type(exc.__cause__ or exc).__name__)
     return url, partial(Calls, client)
+
+
+def why_not(exc: BaseException) -> str:
+    """Say why nothing can be looked at, from what kombu raises: a code, and SQS's action.
+
+    Never the exception's text, which may quote a URL with its password.
+    """
+    cause = exc.__cause__ or exc
+    action = getattr(cause, "operation_name", None)
+    code = failure_of(cause, Operation.GET_URL).code
+    return f"{code} ({action})" if action else code
 
 
 def _client(channel: Any, name: str) -> Any:

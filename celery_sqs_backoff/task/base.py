@@ -33,7 +33,7 @@ from .binding import (
     overrule_settings,
     setting_name,
 )
-from .failed_run import Final, drawn_delay, judge_failure, retries_before
+from .failed_run import Final, drawn_delay, judge_failure, limit_now, retries_before
 from .handover import BackoffRetry, NamedRetry, delivery_of
 from .wrapping import wrap_task, wrap_trace
 
@@ -214,6 +214,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
                 args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
         limit = self.max_retries if max_retries is None else max_retries
+        limit = limit_now(self, request, limit)
         if limit is not None and retries_before(self, request) >= limit:
             _fail_finally(self, exc, GiveUpReason.MAX_RETRIES)
         kind: type[BackoffRetry] = NamedRetry

@@ -18,7 +18,7 @@ from celery.utils.log import get_task_logger
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
 from ..retry.outcomes import Outcome, Verdict, judge, known_verdict
-from ..safe.errors import Busy, SafeError
+from ..safe.errors import Busy, TryLater
 from ..safe.identity import acts_of
 from ..safe.lock import busy_delay
 from ..safe.shared import busy_receives, count_busy, count_doubt, is_in_doubt
@@ -35,6 +35,7 @@ __all__ = [
     "drawn_delay",
     "ended_by",
     "judge_failure",
+    "limit_now",
     "retries_before",
 ]
 
@@ -165,8 +166,9 @@ class FailedRun:
             # What is owed is sent by the next run: until then the message must not be gone.
             word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         self._note(Ended(End.RAISED, word), cause or exc)
+        if isinstance(word, RetryIn) or self._task.backoff_options.undo is not None:
+            self._note_doubt(exc, verdict.outcome)
         if isinstance(word, RetryIn):
-            self._note_doubt(exc, word.outcome)
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
 
@@ -175,32 +177,41 @@ class FailedRun:
         is_guarded = getattr(self._request, "sqs_passage", None) is not None
         if self._task.backoff_options.undo is None and not is_guarded:
             return
-        if verdict.nothing_was_processed and not self._leaves_in_doubt(verdict):
+        if not verdict.nothing_was_processed:
+            return
+        if verdict.outcome is Outcome.RETRYABLE and self._was_in_doubt is None:
+            logger.error(
+                "sqs_backoff.not_undone: task %s[%s]: the store does not say whether an earlier run"
+                " is in doubt",
+                *(printable(self._task.name), printable(self._request.id)),
+            )
+        elif not self._leaves_in_doubt(verdict):
             undo(self._task, exc, *self._arguments)
 
     def _note_doubt(self, exc: BaseException | None, outcome: Outcome) -> None:
-        """Let later runs know that this one, which is retried, may have done the work."""
-        # Our own errors say that the run was cut short, not that a call of it is in doubt.
-        if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, SafeError):
-            count_doubt(self._task.app, self._run.delivery.message_id)
+        """Let later runs know that this one, retried or redriven, may have done the work."""
+        # A run that was cut short leaves no call of it in doubt.
+        if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, TryLater):
+            count_doubt(self._task.app, self._task.name, self._request.id)
 
     def _leaves_in_doubt(self, verdict: Verdict) -> bool:
         """Whether an earlier run may have done the work, and this failure does not say.
 
         A provider that is down says nothing of the call before it. One that refuses for good does.
         """
-        return verdict.outcome is Outcome.RETRYABLE and self._was_in_doubt
+        return verdict.outcome is Outcome.RETRYABLE and bool(self._was_in_doubt)
 
     @cached_property
-    def _was_in_doubt(self) -> bool:
-        if self._run is None or not self._request.retries:
+    def _was_in_doubt(self) -> bool | None:
+        """Also of a message that is new: it may be a redriven one, or a copy."""
+        if self._run is None:
             return False
-        return is_in_doubt(self._task.app, self._run.delivery.message_id)
+        return is_in_doubt(self._task.app, self._task.name, self._request.id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
         assert self._run is not None
         delivery = self._run.delivery
-        max_retries = self._task.max_retries
+        max_retries = limit_now(self._task, self._request, self._task.max_retries)
         delay = (verdict.retry_after or 0) + self._drawn_delay
         if isinstance(exc, Busy):  # not counted as a retry
             max_retries = None
@@ -322,9 +333,23 @@ def retries_before(task: Any, request: Any) -> int:
     run, retries = run_of(request), int(request.retries)
     if run is None or not retries:
         return retries
-    if run.busy_receives is None:
+    if not run.has_asked:
         run.busy_receives = busy_receives(task.app, run.delivery.message_id)
-    return max(0, retries - run.busy_receives)
+        run.has_asked = True
+    return max(0, retries - (run.busy_receives or 0))
+
+
+def limit_now(task: Any, request: Any, max_retries: int | None) -> int | None:
+    """Return ``max_retries``, or ``None`` while nobody knows how many retries there have been.
+
+    A message may have waited for a lock as often as it was received, and the store that counted
+    that is away.
+    """
+    run = run_of(request)
+    takes_locks = task.asks_in_its_body or task.enters_workflows
+    if run is None or not max_retries or not takes_locks or not retries_before(task, request):
+        return max_retries
+    return None if run.busy_receives is None else max_retries
 
 
 def drawn_delay(task: Any, request: Any) -> float:

@@ -60,7 +60,7 @@ class Report:
 class Run:
     """A run that is under way in this process, for a message from SQS."""
 
-    __slots__ = ("busy_receives", "delivery", "has_begun", "report", "task_id")
+    __slots__ = ("busy_receives", "delivery", "has_asked", "has_begun", "report", "task_id")
 
     def __init__(self, task_id: str, delivery: Delivery) -> None:
         self.task_id = task_id
@@ -69,7 +69,9 @@ class Run:
         self.has_begun = False
         #: What the run has said about its end; ``None`` until then.
         self.report: Report | None = None
-        #: Receives that led to a run which found a lock held; ``None``: the store was not asked.
+        #: Whether the store was asked for the next.
+        self.has_asked = False
+        #: Receives that led to a run which found a lock held; ``None``: not known.
         self.busy_receives: int | None = None
 
 

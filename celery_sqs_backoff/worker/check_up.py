@@ -22,6 +22,10 @@ from ..threads import start_daemon
 
 __all__ = ["check_up", "start_check_up"]
 
+#: memory:// under prefork. Such a worker does not come this far; the settings alone, without the
+#: command line's ``-P``, would say it of a worker with another pool.
+_REFUSES_TO_START: Final = "E024"
+
 logger = get_logger(__name__)
 
 _LEVELS: Final = {
@@ -62,7 +66,7 @@ def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severi
             ),
             simulates=False,
         ),
-        ignore=ignored_by(app),
+        ignore=(*ignored_by(app), _REFUSES_TO_START),
     )
     groups = (list(group) for _, group in groupby(found, key=lambda finding: finding.id))
     return [(group[0].severity, _line(group)) for group in groups]

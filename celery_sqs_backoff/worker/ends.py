@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
@@ -10,14 +12,18 @@ from celery.worker import state
 
 from ..retry.decision import End, Ended
 from ..retry.options import TYPE_ONLY, Options
+from ..sqs.eta import parse_eta
 from ..sqs.redact import ErrorText
 from ..task.failed_run import ended_by
 from ..task.handover import report_of
 
-__all__ = ["WITHOUT_THE_TASK", "is_stopping", "raised", "read_end"]
+__all__ = ["WITHOUT_THE_TASK", "is_stopping", "own_success", "raised", "read_end"]
 
 #: Ends in which no code of the task's was left to say what happened.
 WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
+
+#: By how much the clocks of SQS and of this machine may differ.
+_CLOCKS_DIFFER_SECONDS: Final = 5.0
 
 
 def is_stopping() -> bool:
@@ -69,20 +75,33 @@ def _end_by(request: Any, exc: BaseException) -> End:
     if isinstance(exc, TimeLimitExceeded):
         return End.TIME_LIMIT
     if isinstance(exc, WorkerLostError):
-        return End.RETURNED if _success_is_stored(request) else End.PROCESS_LOST
+        return End.RETURNED if request._success_was_stored() else End.PROCESS_LOST
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return End.RAISED
     return End.ABORTED
 
 
-def _success_is_stored(request: Any) -> bool:
-    """Whether the process was lost only after its task had succeeded (Celery 5.7 can tell).
+def own_success(request: Any, find: Callable[[], Any] | None) -> Any:
+    """Return what is stored of the success of a run whose process was lost; else ``False``.
 
-    Of a part of a chord that is not enough: it is counted after its result is stored, and without
-    it the chord would never end.
+    An older message may have had the same task id: tasks that are sent again under an id of their
+    own. And a part of a chord is counted after its result is stored; without it the chord would
+    never end.
+
+    Arguments:
+        find: Celery's own look at the result backend; ``None``: it has none.
     """
-    check = getattr(request, "_success_was_stored", None)
-    return check is not None and not _is_in_chord(request) and bool(check())
+    stored: Any = False if find is None else find()
+    if not stored or request.lease is None:
+        return stored
+    ended_at, sent_at = _seconds(stored.get("date_done")), request.lease.delivery.sent_at
+    if ended_at is None or sent_at is None or _is_in_chord(request):
+        return False
+    return stored if ended_at > sent_at - _CLOCKS_DIFFER_SECONDS else False
+
+
+def _seconds(date_done: object) -> float | None:
+    return parse_eta(date_done.isoformat() if isinstance(date_done, datetime) else date_done)
 
 
 def _is_in_chord(request: Any) -> bool:

@@ -230,7 +230,7 @@ class Gates:
                 ProviderNow(
                     name=f"{name}[{gate.tenant}]" if gate.tenant else name,
                     state=gate.control.health.state.value,
-                    waiting=len(gate.control.memory),
+                    waiting=gate.hidden,
                 )
                 for (name, _), gate in self._gates.items()
             ]
@@ -241,7 +241,7 @@ class Gates:
         found: Counter[tuple[str, str]] = Counter()
         with self.lock:
             for (name, _), gate in self._gates.items():
-                found[name, "hidden"] += len(gate.control.memory)
+                found[name, "hidden"] += gate.hidden
                 found[name, "in line"] += gate.in_line
         return list(found.items())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+from uuid import uuid4
 
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -31,6 +32,9 @@ from .upstream.pools import is_pool_of
 __all__ = ["Receive", "name_among_workers"]
 
 logger = get_logger(__name__)
+
+#: Of this process: in containers, each worker may be process 1.
+_MARK: Final = uuid4().hex[:8]
 
 #: Pools in which handing a task over may wait until it, or another, has ended.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
@@ -287,7 +291,7 @@ class Receive:
 
 def name_among_workers(consumer: Any) -> str:
     """This worker's name in a store. On SQS nobody warns of a node name that is taken."""
-    return f"{consumer.hostname} {os.getpid()}"
+    return f"{consumer.hostname} {os.getpid()} {_MARK}"
 
 
 def _may_start(request: Any) -> bool:

@@ -27,7 +27,7 @@ from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from ..task.handover import DELIVERY_KEY
 from ..text import error_site, printable
-from .ends import WITHOUT_THE_TASK, raised, read_end
+from .ends import WITHOUT_THE_TASK, own_success, raised, read_end
 from .lease import Lease, State
 from .lost import LostFlags
 from .settler import Settler
@@ -197,6 +197,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return
         ended, error = read_end(self, exc_info, is_cancelling=self._cancelling)
         self._end(ended, error, exc_info, send_failed_event, return_ok)
+
+    def _success_was_stored(self) -> Any:
+        """Celery asks it too, and cannot tell before 5.7."""
+        return own_success(self, getattr(super(), "_success_was_stored", None))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if self.lease is None or soft:

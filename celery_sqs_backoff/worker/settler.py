@@ -168,7 +168,7 @@ class Settler:
             message_id = self._lease.delivery.message_id
             crashes = max(
                 self._lease.keeper.memory.count_crash(message_id),
-                self._ask(count_crash, message_id, otherwise=0),
+                self._ask(count_crash, message_id, self._task, self._task_id, otherwise=0),
             )
             self._leave_out_busy_receives(message_id)
         return Facts(
@@ -186,9 +186,8 @@ class Settler:
     def _leave_out_busy_receives(self, message_id: str) -> None:
         """As in the process that runs the task: a run that found a lock held is no retry."""
         if self._retries > 0:
-            self._retries = max(
-                0, self._retries - self._ask(busy_receives, message_id, otherwise=0)
-            )
+            busy = self._ask(busy_receives, message_id, otherwise=None)
+            self._retries = max(0, self._retries - (busy or 0))
 
     def _standing(self) -> Standing:
         return standing(self._lease.delivery, retries=self._retries, now=time.time())

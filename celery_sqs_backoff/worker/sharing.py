@@ -133,20 +133,20 @@ class Sharing:
         self._see_to_permit(gate, shared, probe_key)
 
     def _see_to_permit(self, gate: Gate, shared: SharedHealth, probe_key: str) -> None:
-        health, store = shared.health, self._store
-        if shared.gives_permit_back():
-            shared.has_permit = False
+        store = self._store
+        with self._lock:
+            is_given_back = shared.gives_permit_back(self._clock())
+        if is_given_back:
             store.delete(probe_key, self._worker)
         with self._lock:
-            is_wanted = health.wants_permit(self._clock())
+            is_wanted = shared.wants_permit(self._clock())
         if not is_wanted:
             return
         asked_at = self._clock()
         holder = store.add(probe_key, self._worker, PERMIT_SECONDS)
         if holder is None or holder == self._worker:
             with self._lock:
-                shared.has_permit = True
-                health.permit_until = asked_at + PERMIT_SECONDS
+                shared.permitted(asked_at)
                 self._wake(gate)
 
     def _note(self, gates: list[Gate], *, is_away: bool, why: str = "") -> None:

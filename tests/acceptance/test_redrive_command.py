@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,7 @@ def run(stage: RedriveStage, tmp_path: Path) -> Callable[..., Result]:
 
 
 def test_peek_shows_histograms_and_no_arguments(stage, run):
-    stage.fill(task("mails.send"), MessageAttributes=record())
+    stage.fill(task("mails.send"), MessageAttributes=record(first_received_at=time.time()))
     result = run("sqs-peek", stage.dlq.name)
     assert result.exit_code == 0
     for text in ("1 messages", "mails.send", "retry_for is over", "under 1 h", "expires in 3 d"):
@@ -625,12 +626,15 @@ def test_an_audit_line_that_no_log_would_keep_is_printed(stage, run, monkeypatch
 def test_the_next_command_can_be_pasted(stage, run, monkeypatch):
     name = stage.dlq.name
     stage.fill("x", MessageAttributes=record(origin="arn:aws:sqs:eu-west-1:1:elsewhere"))
+    found = {"celery": "/usr/bin/celery", Path(sys.executable).name: sys.executable}
+    monkeypatch.setattr("celery_sqs_backoff.commands.environment.shutil.which", found.get)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/celery", "-A", "my shop", "sqs-redrive", name])
     result = run("sqs-redrive", name, "--yes")
     assert f"`celery -A 'my shop' sqs-peek {name} --messages` shows why" in result.stdout
     monkeypatch.setattr(sys, "argv", ["manage.py", "sqs_redrive", name])
     result = run("sqs-redrive", name, "--yes")
-    assert f"`python manage.py sqs_peek {name} --messages` shows why" in result.stdout
+    python = Path(sys.executable).name
+    assert f"`{python} manage.py sqs_peek {name} --messages` shows why" in result.stdout
 
 
 def test_a_run_that_fails_prints_its_counts(stage, run, proxy, monkeypatch):

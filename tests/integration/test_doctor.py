@@ -20,6 +20,7 @@ from celery_sqs_backoff.commands import doctor
 from celery_sqs_backoff.doctor import RULES
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.doctored import doctored_app
+from tests.support.fault_proxy import FaultProxy, http_error
 from tests.support.queue_names import queue_name
 
 if TYPE_CHECKING:
@@ -268,7 +269,34 @@ def test_a_queue_that_cannot_be_read_is_no_good_queue(
     )
     result = diagnose()
     assert result.exit_code == doctor.COULD_NOT_LOOK
-    assert "cannot read queue mails: EndpointConnectionError" in result.output
+    assert "cannot read queue mails: EndpointConnectionError" in result.stderr
+    assert "all well" not in result.stdout
+
+
+def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
+    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
+) -> None:
+    """Not of one action, and when it has that of the next."""
+    proxy.inject(http_error(403, "AccessDenied", sender_fault=True))
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    result = diagnose("--format", "json")
+    assert result.exit_code == doctor.ERRORS
+    [found] = json.loads(result.stdout)["findings"]
+    assert found["id"] == "E027"
+    for action in ("GetQueueAttributes", "ChangeMessageVisibility", "DeleteMessage"):
+        assert f'"sqs:{action}"' in found["fix"]["aws"]
+
+
+def test_where_queues_may_not_be_listed_the_action_is_named(
+    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
+) -> None:
+    """Without predefined queues kombu lists them before all else."""
+    proxy.inject(http_error(403, "AccessDenied", sender_fault=True, actions=("ListQueues",)))
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    del app.conf.broker_transport_options["predefined_queues"]
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert "cannot look at SQS: AccessDenied (ListQueues)" in result.stderr
 
 
 def test_a_list_of_brokers_is_looked_at(
@@ -280,6 +308,18 @@ def test_a_list_of_brokers_is_looked_at(
     app.conf.broker_url = [app.conf.broker_url]
     app.conf.broker_read_url = None
     assert ids(diagnose("--format", "json")) == ["W015"]
+
+
+@pytest.mark.parametrize("broker", ["redis://127.0.0.1:1", "amqp://127.0.0.1:1"])
+def test_a_broker_that_is_not_sqs_is_no_broker_that_is_well(
+    diagnose: Callable[..., Result], app: Celery, broker: str
+) -> None:
+    """As where a pipeline lacks the variable with the broker's URL."""
+    app.conf.broker_url = broker
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert f"no queue was looked at: the broker is {broker.partition(':')[0]}" in result.stderr
+    assert diagnose("--offline").exit_code == doctor.HEALTHY
 
 
 def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,6 +171,52 @@ def test_a_check_for_deployment_looks_at_the_queues(
 def test_a_check_for_deployment_says_that_it_could_not_look(manage: Manage) -> None:
     done = manage("check", "--deploy", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
     assert "(celery_sqs_backoff.W030) SQS could not be asked" in done.stderr
+
+
+@pytest.fixture
+def without_app(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command in a project whose ``__init__.py`` imports no Celery app."""
+    (tmp_path / "bare_settings.py").write_text(
+        "SECRET_KEY = 'x' * 60\n"
+        "INSTALLED_APPS = ['celery_sqs_backoff.contrib.django']\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}\n"
+        "CELERY_BROKER_URL = 'sqs://'\n"
+    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "django", *arguments],
+            env=os.environ
+            | {"DJANGO_SETTINGS_MODULE": "bare_settings", "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command", [["sqs_doctor"], ["sqs_doctor", "--offline"], ["sqs_status", "--json"]], ids=" ".join
+)
+def test_a_command_does_not_look_at_an_app_that_celery_has_made_up(
+    without_app: Callable[..., subprocess.CompletedProcess[str]], command: list[str]
+) -> None:
+    """It has another broker and no task: the doctor would find that all is well."""
+    done = without_app(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the project's Celery app is not imported" in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--deploy"]], ids=["plain", "deploy"])
+def test_one_check_says_that_the_projects_app_is_not_imported(
+    without_app: Callable[..., subprocess.CompletedProcess[str]], more: list[str]
+) -> None:
+    done = without_app("check", "--tag", "celery_sqs_backoff", *more)
+    assert done.stderr.count("(celery_sqs_backoff.") == 1
+    assert "(celery_sqs_backoff.W035)" in done.stderr
+    assert done.returncode == 0
 
 
 def test_the_command_is_the_same_as_celerys(manage: Manage, sqs: SQSClient, queue: LocalQueue):

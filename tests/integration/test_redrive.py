@@ -533,7 +533,7 @@ def test_a_look_tells_what_is_there_and_gives_it_back(stage):
     assert (plan.messages, plan.looked_at, plan.matching, plan.expired) == (4, 4, 4, 1)
     assert plan.by_task == {"mails.send": 2, "sms.send": 1, "(no Celery message)": 1}
     assert plan.by_reason["retry_for is over"] == 1
-    assert plan.by_age == {"under 1 h": 4}
+    assert plan.by_age == {"under 1 h": 3, "over 4 d": 1}  # its record says since when
     assert plan.by_destination == {stage.queue.name: 4}
     assert 345_000 < plan.oldest_expires_in_seconds <= 345_600
     assert 4 < plan.duration_seconds < 10

@@ -127,8 +127,9 @@ def test_a_run_that_found_the_lock_held_undoes_nothing(
 def test_crashes_are_counted_for_all_workers_together(app: Celery) -> None:
     from celery_sqs_backoff.safe.shared import count_crash
 
-    assert [count_crash(app, "m") for _ in range(3)] == [1, 2, 3]
-    assert count_crash(Celery("no store", set_as_current=False), "m") == 0
+    message = ("m", "mail", "task-id")
+    assert [count_crash(app, *message) for _ in range(3)] == [1, 2, 3]
+    assert count_crash(Celery("no store", set_as_current=False), *message) == 0
 
 
 def test_a_guard_without_a_store_is_refused_when_the_task_is_defined() -> None:

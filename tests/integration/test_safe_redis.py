@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from celery.exceptions import ImproperlyConfigured, Retry
 
+from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.doctor import examine
 from celery_sqs_backoff.doctor.look import look
-from celery_sqs_backoff.safe.check import StoreStep
+from celery_sqs_backoff.safe.check import StoreStep, check_by_asking
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.stores import open_store
 from tests.support.processes import eventually, free_port, stop
@@ -79,6 +82,54 @@ def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> 
         assert store.get("old") == "value"
         assert store.add("old", "another", 60) == "value"
         assert store.delete("old", "value")
+
+
+@pytest.mark.parametrize("why", ["full", "replica"])
+@pytest.mark.parametrize("part", ["exclusive", "guarded", "exclusive under a guard"])
+def test_a_server_that_only_answers_reads_is_refused_before_a_run(
+    tmp_path: Path, why: str, part: str
+) -> None:
+    """In the middle of it, it would end the message: what the body has done so far counts."""
+    app = Celery("refuses", broker="memory://", set_as_current=False)
+    app.finalize()
+    app.conf.sqs_backoff = {"store": f"unix://{tmp_path}/redis/redis.sock", "secret": "secret"}
+    begun: list[str] = []
+    guard = Guard(key="all", window=60) if "under" in part else None
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay", guard=guard)
+    def pay(self: Any) -> None:
+        begun.append(part)
+        with self.guarded("a", window=60) if part == "guarded" else self.exclusive("a"):
+            raise KeyboardInterrupt  # as SIGKILL would: the guard's record stays
+
+    def run() -> None:
+        pay.push_request(id="message", called_directly=False, retries=0, args=(), kwargs={})
+        try:
+            pay.run()
+        finally:
+            pay.request_stack.pop()
+
+    with _redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
+        server = redis.Redis(unix_socket_path=str(socket))
+        for _ in range(2):  # the second marks the guard's record, and the third only reads it
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        _refuse_writes(server, why)
+        with pytest.raises(ImproperlyConfigured, match="takes no changes"):
+            check_by_asking(app)
+        with pytest.raises(Retry):
+            run()
+        assert len(begun) == 2
+
+
+def _refuse_writes(server: redis.Redis, why: str) -> None:
+    if why == "replica":
+        server.replicaof("127.0.0.1", str(free_port()))
+        return
+    for size in (10_000, 10):
+        with suppress(redis.exceptions.OutOfMemoryError):
+            for number in range(100_000):
+                server.set(f"filler:{size}:{number}", "x" * size)
 
 
 @contextmanager

@@ -99,10 +99,10 @@ def test_a_record_that_is_not_text_is_rejected_and_harms_no_worker(app: Celery) 
     """Whoever can write to Redis can write anything."""
     vault = vault_of(app)
     enter(vault, "mail:7", Run("message", "run 1", "[7]"), 60)
-    assert count_crash(app, "m") == 1
+    assert count_crash(app, "m", "mail", "task-id") == 1
     raw = redis.Redis.from_url(REDIS_URL)
     for key in raw.scan_iter("*"):
         raw.set(key, b"\xff\x00", keepttl=True)
     with pytest.raises(RecordRejected):
         enter(vault, "mail:7", Run("message", "run 2", "[7]"), 60)
-    assert count_crash(app, "m") == 0
+    assert count_crash(app, "m", "mail", "task-id") == 0

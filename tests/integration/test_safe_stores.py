@@ -18,7 +18,7 @@ from celery_sqs_backoff.safe.errors import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.scope import Scope
 from celery_sqs_backoff.safe.steps import Steps
-from celery_sqs_backoff.safe.store import Store, increment, key_of, number
+from celery_sqs_backoff.safe.store import Store, ask_to_write, increment, key_of, number
 from celery_sqs_backoff.safe.stores import open_store
 from celery_sqs_backoff.safe.vault import Vault
 from tests.support.processes import eventually, free_port
@@ -473,3 +473,35 @@ def test_processes_at_a_strict_isolation_level_count_on(tmp_path: Path) -> None:
         for peer in peers:
             peer.kill()
         assert sorted(chain(*counted)) == list(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sqlite", {"init_command": "PRAGMA query_only=ON"}),
+        ("postgresql", {"options": "-c default_transaction_read_only=on"}),
+        ("mariadb", {"init_command": "SET SESSION TRANSACTION READ ONLY"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_database_that_only_answers_reads_is_found_out(
+    name: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """As a standby does, or the old primary after a failover."""
+    with served(name, tmp_path) as there:
+        ask_to_write(there.store)
+        database = there.database or {}
+        database = database | {"OPTIONS": database.get("OPTIONS", {}) | options}
+        alias = f"standby_{name}"
+        project.add_database(alias, database)
+        standby = open_store(f"django://{alias}")
+        assert standby.get("key") is None
+        with pytest.raises(StoreUnavailable):
+            ask_to_write(standby)
+        project.close(alias)
+
+
+def test_to_find_out_whether_a_store_takes_changes_changes_nothing(any_store: Served) -> None:
+    ask_to_write(any_store.store)
+    ask_to_write(any_store.store)
+    assert any_store.store.get(key_of("check", "to write")) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from kombu.transport.SQS import Channel
 
 from celery_sqs_backoff.commands import status
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
+from celery_sqs_backoff.sqs.find_queue import connection_to_look
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 
 if TYPE_CHECKING:
@@ -130,6 +133,7 @@ def test_the_queues_that_workers_name_on_their_command_line_are_shown(
     assert result.exit_code == status.DONE
     assert [found["name"] for found in json.loads(result.stdout)["queues"]] == [queue.name]
     assert "not shown" not in result.stderr + run("-Q", queue.name).stdout
+    assert "not shown" not in run("-Q", "unused").stdout, "it is what was asked for"
 
 
 def test_queues_of_the_same_credentials_share_a_client(
@@ -172,6 +176,13 @@ def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app:
     assert "hunter2" not in result.output
 
 
+def test_a_broker_that_is_not_sqs_is_named(run: Callable[..., Result], app: Celery) -> None:
+    app.conf.broker_read_url = "redis://127.0.0.1:1"
+    result = run()
+    assert result.exit_code == status.COULD_NOT_READ
+    assert "the broker is redis" in result.stderr
+
+
 def test_a_store_that_is_away_is_no_provider_that_is_well(
     run: Callable[..., Result], app: Celery
 ) -> None:
@@ -182,6 +193,33 @@ def test_a_store_that_is_away_is_no_provider_that_is_well(
     assert json.loads(result.stdout)["providers"] == []
     assert result.stderr == "Error: the store could not be read (ConnectionError)\n"
     assert result.exit_code == status.DONE
+
+
+def test_an_sqs_that_does_not_answer_is_said_soon(
+    run: Callable[..., Result], app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore's own patience is three minutes, for each queue."""
+    patience = {"connect_timeout": 0.3, "read_timeout": 0.3, "retries": {"total_max_attempts": 2}}
+    monkeypatch.setattr("celery_sqs_backoff.sqs.find_queue._SOON", patience)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        app.conf.broker_read_url = f"sqs://k:s@{url.removeprefix('http://')}//"
+        app.conf.broker_transport_options = {
+            "region": "us-east-1",
+            "is_secure": False,
+            "predefined_queues": {"mails": {"url": f"{url}/000000000000/mails"}},
+        }
+        began = time.monotonic()
+        result = run("-Q", "mails")
+    assert time.monotonic() - began < 10
+    assert result.exit_code == status.COULD_NOT_READ
+    assert "cannot read queue mails: ReadTimeoutError" in result.stderr
+
+
+def test_a_users_own_timeouts_have_precedence(app: Celery) -> None:
+    app.conf.broker_transport_options = {"client-config": {"read_timeout": 77}}
+    config = connection_to_look(app).transport_options["client-config"]
+    assert (config["connect_timeout"], config["read_timeout"]) == (5, 77)
 
 
 def test_watching_ends_with_ctrl_c(

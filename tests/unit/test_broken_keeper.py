@@ -72,6 +72,7 @@ def test_a_thread_that_dies_in_a_call_is_noticed(keeper: Keeper, settle: str) ->
     found = eventually(keeper.pulse.faults, timeout=20)
     assert found == ["a thread of the keeper has died in a call to SQS"]
     assert client.calls == 1
+    client.end = OSError("another thread's call, as the keeper stops")
 
 
 def test_a_call_that_fails_is_no_fault(keeper: Keeper) -> None:

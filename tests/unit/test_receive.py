@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -152,3 +154,17 @@ def test_a_long_poll_takes_no_room_from_a_queue_of_the_same_name_elsewhere(
         over.set()
         for poller in receive._pollers.values():
             poller.stop()
+
+
+def test_workers_of_one_name_in_two_containers_are_told_apart() -> None:
+    """Each is process 1 there. In the store one would write over what the other has written."""
+    code = (
+        "import os; os.getpid = lambda: 1\n"
+        "from types import SimpleNamespace\n"
+        "from celery_sqs_backoff.worker.receive import name_among_workers\n"
+        "print(name_among_workers(SimpleNamespace(hostname='mails@shop')))"
+    )
+    command = [sys.executable, "-c", code]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert len({run.stdout for run in runs}) == 2
+    assert all("mails@shop" in run.stdout for run in runs)

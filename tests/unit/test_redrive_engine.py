@@ -17,6 +17,8 @@ from botocore.exceptions import (
 )
 
 from benchmarks.redrive import _move_endless
+from celery_sqs_backoff.commands import progress
+from celery_sqs_backoff.commands.show import closing
 from celery_sqs_backoff.redrive import schedule
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
@@ -27,15 +29,18 @@ from celery_sqs_backoff.redrive.events import (
     InDoubt,
     NotDeleted,
     Poison,
+    Progress,
     Sent,
     Skipped,
 )
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.redrive.pace import Pace
+from celery_sqs_backoff.redrive.queues import Depth
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from celery_sqs_backoff.sqs.envelope import iso_time
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
 from tests.integration.redrive_stage import task
 from tests.support.fake_sqs import Fault
@@ -563,6 +568,43 @@ def test_a_canary_with_a_short_timeout_is_judged_by_then(world):
     assert world.clock() - began < 15
 
 
+@pytest.mark.parametrize("limit", [None, 40])
+def test_messages_that_are_deleted_unsent_are_no_canary(world, limit):
+    """All of the first twenty had expired: the other fifty went without any canary."""
+    expired = [task(expires=iso_time(world.clock() - 1)) for _ in range(20)]
+    world.fill(*expired, *bodies(50))
+    report = world.redrive(canary=5, canary_timeout=90, expired="drop", dump="d", limit=limit)
+    assert (report.ended, report.dropped, report.sent) == (Ended.GATE, 20, 5), report.detail
+
+
+def test_messages_that_cannot_be_sent_are_no_canary(world):
+    """One of two main queues does not let us: its messages come first, and none arrives."""
+    closed = world.add_main("closed")
+    for main, count in ((closed, 8), (world.main, 30)):
+        origin = {ATTRIBUTE_NAME: text(json.dumps({"origin": str(main.arn)}))}
+        world.fill(*bodies(count), MessageAttributes=origin)
+    del world.sqs.queues[closed.url]
+    closed.depth = lambda: Depth(0, 0, 0)
+    report = world.redrive(canary=5, canary_timeout=90)
+    assert (report.ended, report.failed, report.sent) == (Ended.GATE, 8, 5), report.detail
+
+
+def test_a_canary_that_came_back_adds_up(world):
+    """It was "20 of 17 sent": SQS's count says that they are back, and nobody has received them."""
+    world.fill(*bodies(20))
+
+    def come_back(event):
+        if isinstance(event, CanarySent):
+            world.sqs.queues[world.main.url].messages.clear()
+            world.fill(*bodies(3))
+
+    world.on_event = come_back
+    report = world.redrive(canary=10)
+    assert (report.ended, report.returned, report.poison) == (Ended.GATE, 3, 3), report.detail
+    assert report.deleted + report.poison == report.looked_at
+    assert closing(report, queue="q", options={}, journal=None)[0] == "10 of 10 sent."
+
+
 def test_a_read_that_fails_once_does_not_end_a_canary(world):
     world.fill(*bodies(20))
 
@@ -708,6 +750,19 @@ def test_an_error_ends_it_with_an_event_that_says_so(world):
     assert world.events[-1].ended == "refused"
     assert world.events[-2].ended == "refused", "the audit line, too"
     assert world.events[-1].report.remaining == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "sent", "dropped"), [({"delete": True}, 0, 30), ({"expired": "drop"}, 20, 10)]
+)
+def test_the_progress_counts_what_is_deleted_unsent(world, options, sent, dropped):
+    """The bar of ``--delete`` stood at "0/30 ... 0 s left" to its end."""
+    expired = [task(expires=iso_time(world.clock() - 1)) for _ in range(10)]
+    world.fill(*expired, *bodies(20))
+    world.redrive(**options, dump="d")
+    last = [event for event in world.events if isinstance(event, Progress)][-1]
+    assert (last.sent, last.dropped, last.to_send) == (sent, dropped, 30)
+    assert progress._facts(last).startswith("30/30 ")
 
 
 @pytest.mark.parametrize("options", [{"limit": 1}, {}], ids=["limit", "all"])

@@ -138,6 +138,27 @@ def test_an_expired_task_gets_as_long_again_as_it_had():
     assert entry(found, now=50_000.0)["MessageBody"] == found.body
 
 
+def test_the_age_of_a_task_that_a_worker_gave_up_counts_from_its_first_life():
+    """Given up after 36 h of retries it was "under 1 h" old, and ``--newer 1h`` sent it."""
+    attributes = dead({}, first_received_at=1_000.0).message["MessageAttributes"]
+    given_up = letter(attributes, SentTimestamp="130600000")
+    now = 130_700.0
+    assert given_up.sent_at == 130_600  # from when on SQS keeps it
+    assert Selection(older="36h").matches(given_up, now)
+    assert not Selection(newer="1h").matches(given_up, now)
+    moved = letter(attributes, SentTimestamp="130600000", DeadLetterQueueSourceArn="arn")
+    assert Selection(newer="1h").matches(moved, now)  # by SQS: its record is nobody's
+
+
+def test_an_expired_task_that_a_worker_gave_up_gets_as_long_again_as_it_had_at_first():
+    """Two days at first, of which a worker tried for the first one and a half."""
+    text = body(expires="1970-01-03T00:00:10+00:00")
+    attributes = dead({}, first_received_at=10.0).message["MessageAttributes"]
+    found = letter(attributes, text=text, SentTimestamp="129610000")
+    sent = entry(found, now=200_000.0, extend=True)
+    assert read_envelope(sent["MessageBody"]).expires == 200_000 + 172_800
+
+
 def test_a_parked_message_waits_for_what_is_left_of_its_backoff():
     assert dead({}, due_at=160.0, reason="parked").due_in(100.0) == 60
     assert dead({}, due_at=160.0, reason="parked").due_in(200.0) == 0

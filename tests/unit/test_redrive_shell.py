@@ -6,6 +6,7 @@ import os
 import pwd
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from celery_sqs_backoff.commands import peek as peek_command
 from celery_sqs_backoff.commands.environment import as_typed, journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
-from celery_sqs_backoff.redrive.events import Finished
+from celery_sqs_backoff.redrive.events import Finished, InDoubt
 from celery_sqs_backoff.redrive.look import MessageFacts
 
 NAME = "задача.日本"
@@ -92,9 +93,110 @@ def test_the_end_of_a_load_does_not_take_expired_messages_for_sent():
     assert "expired" in closing(report, queue=None, options=options, journal="j")[-1]
 
 
+def test_the_end_tells_what_was_deleted_unsent_from_what_was_sent():
+    """It was "70 of 70 sent."."""
+    report = RedriveReport(sent=50, dropped=20, deleted=70, looked_at=70)
+    found = closing(report, queue="q", options={"expired": "drop"}, journal=None)
+    assert found == ["50 of 70 sent.", "20 had expired, and were deleted unsent."]
+    report = RedriveReport(dropped=20, deleted=20, failed=1, looked_at=21)
+    found = closing(report, queue="q", options={"delete": True}, journal=None)
+    assert found[0] == "20 of 21 deleted unsent."
+    assert found[1].startswith("1 could not be deleted and stay")
+
+
+@pytest.mark.parametrize("selected", [{}, {"task": "a"}])
+def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
+    """It was "0 of 40 sent. No message matched.", with exit code 0."""
+    report = RedriveReport(deleted=40, looked_at=40)
+    found = closing(report, queue="q", options=selected, journal="j")
+    assert found == ["0 of 40 sent.", "40 had been sent by an earlier run: only to be deleted."]
+    assert exit_codes.exit_code(report, has_selection=bool(selected)) == exit_codes.DONE
+
+
+def test_a_load_has_sent_nothing_before_that_it_could_delete():
+    report = RedriveReport(sent=3, looked_at=3)
+    assert closing(report, queue=None, options={"load": "a"}, journal="j") == ["3 of 3 sent."]
+
+
+@pytest.mark.parametrize(("in_doubt", "said"), [("hold", "sent;"), ("resend", "sent twice;")])
+def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(in_doubt, said):
+    """Ten were named, of a hundred and sixty."""
+    report = RedriveReport(in_doubt=160, looked_at=160)
+    (found,) = closing(report, queue="q", options={"in_doubt": in_doubt}, journal=None)[1:]
+    assert found == f"160 may have been {said} their ids are above."
+    ids = tuple(f"{n:08x}-0000-0000-0000-000000000000" for n in range(160))
+    shown = progress._line(InDoubt(ids, resend=in_doubt == "resend"), show_ids=False)
+    assert all(id_ in shown for id_ in ids)
+
+
+def which(monkeypatch, **found):
+    monkeypatch.setattr("celery_sqs_backoff.commands.environment.shutil.which", found.get)
+
+
+def peek_of(**options):
+    report = RedriveReport(sent=1, poison=1, looked_at=2)
+    return closing(report, queue="q", options=options, journal=None)[1]
+
+
 def test_a_command_of_manage_py_can_be_pasted(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["./manage.py", "sqs_redrive", "q"])
-    assert as_typed("sqs-redrive") == ("python ./manage.py ", "python ./manage.py sqs_redrive q")
+    which(monkeypatch, **{Path(sys.executable).name: sys.executable})
+    python = Path(sys.executable).name
+    assert as_typed("sqs-redrive") == (
+        f"{python} ./manage.py ",
+        f"{python} ./manage.py sqs_redrive q",
+    )
+    which(monkeypatch)  # its environment is not active
+    assert as_typed("sqs-redrive")[0] == f"{sys.executable} ./manage.py "
+
+
+@pytest.mark.parametrize(
+    ("program", "found", "word"),
+    [
+        ("/venv/bin/celery", "/venv/bin/celery", "celery"),
+        ("/venv/bin/celery", None, "/venv/bin/celery"),
+        (".venv/bin/celery", "/usr/bin/celery", ".venv/bin/celery"),
+    ],
+)
+def test_the_next_command_is_of_the_program_that_was_called(monkeypatch, program, found, word):
+    """It named another one, or none that the shell finds."""
+    monkeypatch.setattr(sys, "argv", [program, "-A", "shop", "sqs-redrive", "q"])
+    which(monkeypatch, celery=found)
+    assert as_typed("sqs-redrive")[0] == f"{word} -A shop "
+
+
+@pytest.mark.parametrize("given", [["--settings=shop.prod"], ["--settings", "shop.prod"]])
+def test_the_next_command_of_manage_py_has_its_settings(monkeypatch, given):
+    """Without them it looked at another broker."""
+    monkeypatch.setattr(sys, "argv", ["manage.py", "sqs_redrive", "q", *given, "--yes"])
+    assert "manage.py sqs_peek q --messages --settings=shop.prod`" in peek_of()
+
+
+def test_the_next_command_is_not_refused_where_this_one_was_forced():
+    """A dead-letter queue that has one itself: the peek was refused, with exit code 2."""
+    assert "sqs-peek q --messages --force`" in peek_of(force=True)
+    assert "--force" not in peek_of()
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("sqs://AKIAX:secret@", "'sqs://***@'"),
+        ("-bsqs://AKIAX:secret@localhost:4566", "'-bsqs://***@localhost:4566'"),
+        ("--broker=sqs://AKIAX:secret@", "'--broker=sqs://***@'"),
+        ("https://mail.example/health?token=secret", "'https://mail.example/health?token=***'"),
+        ("https://sqs.us-east-1.amazonaws.com/1/q", "https://sqs.us-east-1.amazonaws.com/1/q"),
+    ],
+)
+def test_a_command_to_be_pasted_masks_credentials_in_urls(monkeypatch, word, shown):
+    monkeypatch.setattr(sys, "argv", ["celery", word, "sqs-redrive", "q"])
+    before = f"celery {shown} "
+    assert as_typed("sqs-redrive") == (before, f"{before}sqs-redrive q")
+
+
+def test_a_command_to_be_pasted_selects_the_same_messages(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["celery", "sqs-redrive", "q", "--error", "*token: old*"])
+    assert as_typed("sqs-redrive") == ("celery ", "celery sqs-redrive q --error '*token: old*'")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 import signal as signals
 import threading
 import time
+from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.worker import state as worker_state
+from celery.worker.request import Request
 from kombu.message import Message
 
 from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
@@ -340,6 +342,19 @@ def test_a_process_that_is_lost_while_the_worker_stops_is_no_crash():
     assert run.keeper.memory.crashes("m") == 0
 
 
+@pytest.fixture
+def stored_success(monkeypatch):
+    """Let Celery find a success that was stored so many seconds after the message was sent."""
+
+    def store(seconds, sent_at=1_800_000_000.0):
+        done_at = datetime.fromtimestamp(sent_at + seconds, tz=timezone.utc)
+        stored = {"result": 1, "date_done": done_at.isoformat()}
+        monkeypatch.setattr(Request, "_success_was_stored", lambda self: stored, raising=False)
+        return {"sent_at": sent_at}
+
+    return store
+
+
 @pytest.mark.parametrize(
     ("embed", "state"),
     [
@@ -348,12 +363,38 @@ def test_a_process_that_is_lost_while_the_worker_stops_is_no_crash():
         pytest.param({"chord": {"task": "body"}}, State.DEFERRED, id="part of a chord"),
     ],
 )
-def test_a_process_that_is_lost_after_the_result_was_stored(embed, state):
+def test_a_process_that_is_lost_after_the_result_was_stored(stored_success, embed, state):
     """Celery stores a result first, and counts the part of a chord then."""
-    run = Run(embed=embed)
-    run.request._success_was_stored = lambda: {"result": 1}
+    run = Run(embed=embed, facts=stored_success(60))
     fails(run, WorkerLostError("signal 9 (SIGKILL)"))
     assert run.keeper.settlements == [state]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "state"),
+    [
+        pytest.param(-86_400, State.DEFERRED, id="of yesterday's message"),
+        pytest.param(-1, State.DONE, id="its own, by a clock that is late"),
+        pytest.param(86_400, State.DONE, id="its own"),
+    ],
+)
+def test_a_success_of_an_older_message_with_the_same_task_id_does_not_count(
+    stored_success, seconds, state
+):
+    run = Run(facts=stored_success(seconds))
+    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
+    assert run.keeper.settlements == [state]
+
+
+def test_a_chord_is_told_that_its_part_was_given_up_after_its_result_was_stored(
+    stored_success, monkeypatch
+):
+    run = Run(embed={"chord": {"task": "body"}}, facts=stored_success(60), crash_budget=1)
+    told = []
+    monkeypatch.setattr(run.app.backend, "mark_as_failure", lambda *_, **__: told.append("failed"))
+    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
+    assert run.ended is State.DEAD_LETTERED
+    assert told == ["failed"]
 
 
 def test_a_time_limit_while_the_worker_stops_is_a_crash_as_ever():

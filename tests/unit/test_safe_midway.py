@@ -13,9 +13,12 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_sqs_backoff import Guard, NonRetryable, Outcome, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, shared
+from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, hooks, shared
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from tests.support.processes import eventually
+
+#: SQS's id of a message, its task's name and task id.
+MESSAGE = ("m", "mail", "task-id")
 
 
 class FickleStore(MemoryStore):
@@ -163,8 +166,14 @@ def test_a_task_without_a_workflow_is_given_up_although_the_store_is_away(
     ids=lambda value: type(value).__name__,
 )
 def test_a_workflow_whose_store_is_away_runs_again_only_if_that_repeats_nothing(
-    app: Celery, store: FickleStore, charged: list[int], error: Exception, goes: bool
+    app: Celery,
+    store: FickleStore,
+    error: Exception,
+    goes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(hooks, "_PAUSES", (0.0,))
+
     @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay", max_retries=0)
     def pay(self: Any) -> None:
         with self.workflow("order:7"):
@@ -177,6 +186,30 @@ def test_a_workflow_whose_store_is_away_runs_again_only_if_that_repeats_nothing(
     may_run_again = verdict.wants_retry or verdict.nothing_was_processed
     assert verdict.outcome is Outcome.UNKNOWN or may_run_again
     assert task._compensate_given_up(may_run_again=may_run_again) is goes
+
+
+def test_a_workflow_that_goes_for_good_is_taken_back_after_the_stores_hiccup(
+    app: Celery, store: FickleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message may not run again, so no later run would find it."""
+    undone: list[object] = []
+    app.conf.task_always_eager = True
+
+    @app.task(shared=False, name="undo")
+    def undo(result: object) -> None:
+        undone.append(result)
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("charge", lambda: "charged", undo=undo.s())
+            store.is_away = True
+            raise TimeoutError
+
+    monkeypatch.setattr(hooks, "time", Clock(on_sleep=lambda: setattr(store, "is_away", False)))
+    with pytest.raises(TimeoutError):
+        delivered(pay).run()
+    assert undone == ["charged"]
 
 
 def test_no_log_line_holds_the_text_of_an_exception(
@@ -195,7 +228,7 @@ def test_no_log_line_holds_the_text_of_an_exception(
         for customer in (7, 8):
             store.is_away = False
             mail.apply((customer,))
-        shared.count_crash(app, "m")
+        shared.count_crash(app, *MESSAGE)
         shared.compensate_given_up(app, "mail", "m")
     ours = [r for r in caplog.records if r.name.startswith("celery_sqs_backoff")]
     events = {r.getMessage().partition(":")[0] for r in ours}
@@ -220,11 +253,11 @@ def test_a_planted_counter_or_lock_stops_no_worker(
     from celery_sqs_backoff.safe.settings import vault_of
 
     monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: ())
-    assert shared.count_crash(app, "m") == 1
+    assert shared.count_crash(app, *MESSAGE) == 1
     Lock(vault_of(app), "account").acquire()
     for key, (_, end) in list(store._records.items()):
         store._records[key] = (f"s0::{planted}", end)
-    assert shared.count_crash(app, "m") in (0, 8)
+    assert shared.count_crash(app, *MESSAGE) in (0, 8)
     with pytest.raises(Busy):
         Lock(vault_of(app), "account").acquire()
 
@@ -251,17 +284,17 @@ def test_a_store_that_hangs_is_left_alone_for_a_while(
     clock = Clock()
     monkeypatch.setattr(shared, "time", clock)
     store.is_away, store.on_failure = True, lambda: clock.sleep(5.0)
-    assert shared.count_crash(app, "m") == 0
-    assert shared.busy_receives(app, "m") == 0
+    assert shared.count_crash(app, *MESSAGE) == 0
+    assert shared.busy_receives(app, "m") is None
     assert not shared.compensate_given_up(app, "mail", "m"), "the message comes back"
     assert clock.now == 5.0, "one call"
     clock.sleep(30.0)
     assert not shared.compensate_given_up(app, "mail", "m")
-    assert shared.count_crash(app, "m") == 0
+    assert shared.count_crash(app, *MESSAGE) == 0
     assert clock.now == 40.0, "one more"
     store.is_away = False
     clock.sleep(30.0)
-    assert shared.count_crash(app, "m") == 1
+    assert shared.count_crash(app, *MESSAGE) == 1
 
 
 def test_while_a_call_hangs_the_store_is_not_asked_again(
@@ -292,16 +325,17 @@ def test_without_a_thread_left_the_event_loop_does_not_ask_the_store(
     asked: list[str] = []
     monkeypatch.setattr(shared, "call_in_time", lambda call, seconds: None)
     ask = partial(asked.append, "here")
-    assert shared.in_time(app, ask, otherwise=None) is None
+    with caplog.at_level(logging.WARNING, shared.logger.name):  # a worker may have been started
+        assert shared.in_time(app, ask, otherwise=None) is None
     assert not asked
     assert "sqs_backoff.no_thread_left" in caplog.text
 
 
 def test_a_store_that_refuses_at_once_is_asked_each_time(app: Celery, store: FickleStore) -> None:
     store.is_away = True
-    assert shared.count_crash(app, "m") == 0
+    assert shared.count_crash(app, *MESSAGE) == 0
     store.is_away = False
-    assert shared.count_crash(app, "m") == 1
+    assert shared.count_crash(app, *MESSAGE) == 1
 
 
 class Clock:
@@ -309,8 +343,12 @@ class Clock:
 
     now = 0.0
 
+    def __init__(self, on_sleep: Callable[[], object] = lambda: None) -> None:
+        self.on_sleep = on_sleep
+
     def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        self.on_sleep()

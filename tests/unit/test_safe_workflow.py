@@ -9,7 +9,14 @@ import pytest
 from celery import Celery, Task
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import Busy, Compensated, LockLost, StepNotRecorded, StoreUnavailable
+from celery_sqs_backoff.safe import (
+    Busy,
+    Compensated,
+    LockLost,
+    StepNotRecorded,
+    StoreUnavailable,
+    hooks,
+)
 from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
@@ -512,6 +519,8 @@ def test_steps_that_the_store_has_forgotten_are_named_for_a_person(
 def test_a_store_that_is_away_when_a_message_is_given_up_is_asked_once(
     app: Celery, bank: Bank, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(hooks, "_PAUSES", ())
+
     def away(*_: object) -> None:
         raise StoreUnavailable
 

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     # A store and the outbox have their tables in contrib.django.
     "safe": {"retry", "sqs", "signals", "classifiers", "text", "contrib", "threads"},
     "provider": {"retry", "sqs", "safe", "signals", "text", "units"},
-    "task": {"retry", "sqs", "safe", "signals", "provider", "text"},
+    "task": {"retry", "sqs", "safe", "signals", "provider", "text", "threads"},
     "observe": {"retry", "sqs", "safe", "signals", "text", "threads", "version"},
     "worker": {
         *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),

@@ -19,13 +19,15 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import GiveUp
-from celery_sqs_backoff.safe import Busy
+from celery_sqs_backoff.safe import Busy, StepNotRecorded
 from celery_sqs_backoff.safe.shared import count_crash
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
 from celery_sqs_backoff.task import failed_run
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
+
+from .test_safe_midway import FickleStore
 
 URL = "https://sqs.example/1/q"
 
@@ -211,13 +213,68 @@ def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
         raise failure
 
     if earlier == "lost":
-        count_crash(app, "m")
+        count_crash(app, "m", charge.name, "task-id")
     else:
         raised_by(charge, failures.get(earlier, TimeoutError()), earlier.endswith("by hand"))
     undone.clear()
     _, give_up = raised_by(charge, later, False, retries=2)
     assert give_up.outcome is outcome
     assert undone == ([] if outcome is Outcome.UNKNOWN else [type(later).__name__])
+    undone.clear()
+    raised_by(charge, later, False, message_id="redriven")
+    assert undone == ([] if outcome is Outcome.UNKNOWN else [type(later).__name__])
+
+
+@pytest.mark.parametrize("failure", [TimeoutError(), StepNotRecorded("done")], ids=repr)
+def test_what_a_redriven_message_has_left_in_doubt_is_not_undone(app, failing, undone, failure):
+    """It was given up at once, because nobody has said that it is safe to repeat."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    mail = failing()
+    _, give_up = raised_by(mail, failure)
+    assert give_up.outcome is Outcome.UNKNOWN
+    raised_by(mail, ProviderDown("x"), message_id="redriven")
+    assert undone == []
+
+
+def test_while_the_store_does_not_say_whether_a_run_is_in_doubt_nothing_is_undone(
+    app, failing, undone, caplog
+):
+    """The network of this machine may be down: then neither provider nor store is reached."""
+    store = FickleStore()
+    app.conf.sqs_backoff = {"store": store}
+    mail = failing(max_retries=1)
+    store.is_away = True
+    _, give_up = raised_by(mail, ProviderDown("x"), retries=1)
+    assert give_up.outcome is Outcome.RETRYABLE
+    assert undone == []
+    assert "sqs_backoff.not_undone" in caplog.text
+    store.is_away = False
+    raised_by(mail, ProviderDown("x"), retries=1)
+    assert len(undone) == 1
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("takes_locks", [True, False])
+def test_waiting_for_a_lock_uses_up_no_retries_although_the_store_goes_away(
+    app, by_hand, takes_locks
+):
+    store = FickleStore()
+    app.conf.sqs_backoff = {"store": store}
+
+    @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False, max_retries=1)
+    def pay(self, failure):
+        if by_hand:
+            raise self.retry(exc=failure)
+        raise failure
+
+    type(pay).asks_in_its_body = takes_locks
+    for receive in range(4):
+        raised_by(pay, Busy("held"), retries=receive)
+    store.is_away = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pay, "_ask_at_the_door", lambda: None)
+        exc, _ = raised_by(pay, Retryable("down"), retries=4)
+    assert isinstance(exc, BackoffRetry) is takes_locks
 
 
 def test_a_retry_that_has_nothing_to_undo_does_not_ask_the_store(app, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import ChordError, Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
 from celery_sqs_backoff import (
@@ -35,6 +35,9 @@ from celery_sqs_backoff.worker.request import BackoffRequest
 
 from .test_request import URL
 from .test_request import Run as Received
+
+# Celery warns of each failure outside of a task's body: of those that are made here, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 
 
 class Down(Exception):
@@ -177,6 +180,25 @@ def test_a_success_whose_chord_was_not_told_is_a_dead_letter(case):
     break_backend(run, "mark_as_done", "mark_as_failure")
     assert run.ends() is State.DEAD_LETTERED
     assert run.lease.record.reason == "the rest of its workflow could not be sent"
+
+
+def test_a_success_that_completed_a_chord_whose_body_was_not_sent_is_a_dead_letter(
+    case, monkeypatch
+):
+    run = case(returns, embed={"chord": {"task": "sum"}})
+    backend = run.app.backend
+    failed = []
+
+    def count(request, state, result, **kwargs):
+        """Count as Celery's backends do, which contain the error."""
+        backend.chord_error_from_stack("body", ChordError("Callback error: Down()"))
+
+    monkeypatch.setattr(backend, "on_chord_part_return", count)
+    monkeypatch.setattr(backend, "chord_error_from_stack", lambda *error: failed.append(error))
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.reason == "the rest of its workflow could not be sent"
+    assert run.lease.record.exception_message == "Callback error: Down()"
+    assert failed  # the chord itself ends all the same
 
 
 def test_a_failure_whose_result_cannot_be_stored_keeps_its_reason(case):
@@ -527,3 +549,73 @@ def test_a_task_that_celery_could_not_begin_comes_back(case, monkeypatch):
     break_backend(run, "store_result")
     assert run.ends() is State.DEFERRED
     assert (run.delay, ran) == (7, [])
+
+
+class InTransaction(SQSBackoffTask):
+    """A base class as Django projects have them: ``run`` in a transaction; commits may fail."""
+
+    abstract = True
+    begins = commits = staticmethod(lambda: None)
+
+    def __call__(self, *args, **kwargs):
+        self.begins()
+        result = super().__call__(*args, **kwargs)
+        self.commits()
+        return result
+
+
+def fails_by(exc):
+    def fail():
+        raise exc
+
+    return staticmethod(fail)
+
+
+@pytest.mark.parametrize("where", ["begins", "commits"])
+@pytest.mark.parametrize(
+    ("retry_on", "state"), [((), State.DEAD_LETTERED), ((Down,), State.DEFERRED)]
+)
+def test_what_a_task_raises_around_its_run_is_judged_as_what_its_run_raises(
+    case, where, retry_on, state
+):
+    options = {where: fails_by(Down("the database is away")), "retry_on": retry_on}
+    run = case(lambda self: "done", base=InTransaction, **options)
+    run.ends()
+    assert run.lease.state is state
+
+
+def test_a_task_with_a_call_of_its_own_runs_once_and_is_done(case):
+    runs = []
+    run = case(lambda self: runs.append(self.request.id), base=InTransaction)
+    run.ends()
+    assert run.lease.state is State.DONE
+    assert runs == ["task-id"]
+
+
+def test_a_call_of_its_own_sees_what_the_run_raises_and_may_say_it_in_other_words(case):
+    class Translates(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            try:
+                return super().__call__(*args, **kwargs)
+            except Down as exc:
+                raise Retryable("later") from exc
+
+    run = case(raises(Down("x")), base=Translates)
+    run.ends()
+    assert run.lease.state is State.DEFERRED
+
+
+def test_retry_in_a_task_with_a_call_of_its_own_keeps_the_message(case):
+    run = case(lambda self: self.retry(countdown=7), base=InTransaction)
+    run.ends()
+    assert run.lease.state is State.DEFERRED
+
+
+def test_a_task_with_a_call_of_its_own_called_as_a_function_raises_what_it_raises(case):
+    run = case(raises(Down("x")), base=InTransaction, retry_on=(Down,))
+    with pytest.raises(Down):
+        run.request.task()
+    with pytest.raises(Down):
+        run.request.task.run()

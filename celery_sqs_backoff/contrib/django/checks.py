@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import current_app
 from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
@@ -19,10 +18,14 @@ from celery_sqs_backoff.doctor.look import (
     look,
     why_not_loaded,
 )
+from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .project import project_app
 
-__all__ = ["check_app", "check_deployment", "register"]
+__all__ = ["SERIOUS_WITH_DEPLOY", "check_app", "check_deployment", "register"]
+
+#: The hint of what only the image or job that runs the check may lack.
+SERIOUS_WITH_DEPLOY = "Where workers run it must not be so; check --deploy makes it an error."
 
 _KINDS = {
     Severity.ERROR: checks.Error,
@@ -60,7 +63,7 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
         return [
             checks.Warning(
                 f"the Celery app's tasks cannot be looked at: {why_not_loaded(exc)}",
-                hint="Where workers run it must not be so; check --deploy makes it an error.",
+                hint=SERIOUS_WITH_DEPLOY,
                 id="celery_sqs_backoff.W032",  # no rule of the doctor's has this number
             )
         ]
@@ -71,7 +74,10 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
 
 def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     """Check queues, dead-letter queues, permissions and the store; with ``--deploy`` alone."""
-    app = current_app._get_current_object()
+    try:
+        app = project_app()
+    except ImproperlyConfigured:  # check_app says so
+        return []
     try:
         load_tasks(app)
         offline = {(f.id, f.subject) for f in examine(look(app, live=False), live=False)}
@@ -82,7 +88,9 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     try:
         facts = look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
-        return [_could_not_look(type(exc.__cause__ or exc).__name__)]
+        return [_could_not_look(why_not(exc))]
+    if facts.other_broker is not None:
+        return [_could_not_look(f"the broker is {facts.other_broker}")]
     return [
         *(_could_not_look(f"queue {queue.name}: {queue.failure}") for queue in facts.unread),
         *(

@@ -8,13 +8,15 @@ from contextlib import redirect_stdout
 from typing import Any
 
 import click
-from celery import current_app
 from celery.bin.base import CLIContext
+from celery.exceptions import ImproperlyConfigured
 from django.core.management.base import (  # type: ignore[import-untyped]
     BaseCommand,
     CommandError,
     CommandParser,
 )
+
+from .project import project_app
 
 __all__ = ["CeleryShell"]
 
@@ -22,11 +24,12 @@ __all__ = ["CeleryShell"]
 class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
     """Runs a click command of ``celery``, on the project's Celery app.
 
-    That app is Celery's current one: the one that the project's ``__init__.py`` imports, as
-    Celery's guide for Django has it.
+    That app is the one that the project's ``__init__.py`` imports, as Celery's guide for Django
+    has it.
 
     Raises:
-        CommandError: with the command's exit code as ``returncode``, unless that is 0.
+        CommandError: with the command's exit code as ``returncode``, unless that is 0. Without an
+            app, with click's for a wrong usage.
     """
 
     command: click.Command
@@ -40,8 +43,12 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
 
     def handle(self, *args: str, **options: Any) -> None:
         name = str(self.command.name).replace("-", "_")
+        try:
+            app = project_app()
+        except ImproperlyConfigured as exc:
+            raise CommandError(str(exc), returncode=click.UsageError.exit_code) from exc
         celery = CLIContext(
-            app=current_app._get_current_object(),
+            app=app,
             no_color=bool(options.get("no_color")),
             workdir=None,
             quiet=False,

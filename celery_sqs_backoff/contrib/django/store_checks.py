@@ -1,7 +1,7 @@
 """The store's settings as Django system checks: offline always, its table with ``--deploy``.
 
 * ``celery_sqs_backoff.E040``: the store, its database alias or another setting of it is invalid.
-* ``celery_sqs_backoff.E041``: the store does not answer, or its table is missing.
+* ``celery_sqs_backoff.E041``: the store does not answer, takes no changes, or has no table.
 * ``celery_sqs_backoff.W042``: records on a shared store are not signed.
 * ``celery_sqs_backoff.W043``: the store's library, or the Region, is missing where this runs.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from botocore.exceptions import NoRegionError
-from celery import current_app
 from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.safe.check import check_by_asking, check_offline, warnings_of
+
+from .checks import SERIOUS_WITH_DEPLOY
+from .project import project_app
 
 __all__ = ["check_store", "check_store_answers", "register"]
 
@@ -32,10 +34,14 @@ def check_store(app_configs: Any, **_: Any) -> list[Any]:
     What only this image or job lacks is a warning: ``migrate`` runs the checks there too.
     """
     try:
-        check_offline(current_app._get_current_object())
+        app = project_app()
+    except ImproperlyConfigured:  # the check of the app says so
+        return []
+    try:
+        check_offline(app)
     except ImproperlyConfigured as exc:
         if isinstance(exc.__cause__, ImportError | NoRegionError):
-            hint = "Where workers run it must not be so; check --deploy makes it an error."
+            hint = SERIOUS_WITH_DEPLOY
             return [checks.Warning(str(exc), hint=hint, id="celery_sqs_backoff.W043")]
         return [checks.Error(str(exc), id="celery_sqs_backoff.E040")]
     return []
@@ -43,7 +49,10 @@ def check_store(app_configs: Any, **_: Any) -> list[Any]:
 
 def check_store_answers(app_configs: Any, **_: Any) -> list[Any]:
     """Check that the store answers and is migrated, and that its records are signed."""
-    app = current_app._get_current_object()
+    try:
+        app = project_app()
+    except ImproperlyConfigured:
+        return []
     if any(found.is_serious() for found in check_store(app_configs)):
         return []
     found = [checks.Warning(w, id="celery_sqs_backoff.W042") for w in warnings_of(app)]

@@ -35,7 +35,8 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
             if queue.failure == NOT_CREATED
             else "Workers that consume it receive nothing; what is sent to it is refused.",
             Fix(
-                aws=f"aws sqs create-queue --queue-name {queue.url.rpartition('/')[2]}",
+                aws=f"aws sqs create-queue --queue-name {queue.url.rpartition('/')[2]}"
+                + (" --attributes FifoQueue=true" if queue.is_fifo else ""),
                 text="If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
             ),
         )

@@ -167,17 +167,23 @@ def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
 def _short_lived(facts: Facts) -> Iterator[Report]:
     for queue, dlq in _pairs(facts):
         mine, theirs = queue.retention_seconds, dlq.retention_seconds
-        if (
-            mine is not None
-            and theirs is not None
-            and theirs < min(mine + 1, _FOURTEEN_DAYS_SECONDS)
-        ):
+        if mine is None or theirs is None:
+            continue
+        if dlq.is_fifo:
+            least, expected = _FOUR_DAYS_SECONDS, f"at least {_FOUR_DAYS_SECONDS}"
+            effect = f"A dead letter is deleted after {in_words(theirs)}."
+        else:
+            least = min(mine + 1, _FOURTEEN_DAYS_SECONDS)
+            expected = f"more than the queue's ({mine}), or {_FOURTEEN_DAYS_SECONDS}"
+            effect = (
+                "A message that SQS moves keeps its age: one that was retried for"
+                f" {in_words(theirs)} is deleted as soon as it is a dead letter."
+            )
+        if theirs < least:
             yield (
                 queue.name,
-                f"MessageRetentionPeriod of {dlq.name} is {theirs} seconds, the queue's is {mine};"
-                f" expected more than that, or {_FOURTEEN_DAYS_SECONDS}",
-                "A message that SQS moves keeps its age: one that was retried for"
-                f" {in_words(theirs)} is deleted as soon as it is a dead letter.",
+                f"MessageRetentionPeriod of {dlq.name} is {theirs} seconds; expected {expected}",
+                effect,
                 set_attributes(dlq, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
             )
 
@@ -314,7 +320,8 @@ RULES = (
         "W008",
         "Dead letters are deleted early",
         "On standard queues the enqueue timestamp of a message that SQS moves is unchanged, so its"
-        f" time in the queue counts. {_DLQ_PAGE}",
+        " time in the queue counts. On FIFO queues it is reset; there the rule expects SQS's own"
+        f" default, four days. {_DLQ_PAGE}",
         _short_lived,
     ),
     Rule(

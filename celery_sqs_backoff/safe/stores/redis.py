@@ -194,6 +194,11 @@ class RedisStore:
         return bool(self._delete(keys=[_PREFIX + key], args=[old]))
 
     @_boundary
+    def ask_to_write(self) -> None:
+        """A full server lets scripts run, and keys be deleted: it refuses to set one."""
+        self._redis.set(_PREFIX + "check", "", px=1000)
+
+    @_boundary
     def take_slots(
         self,
         key: str,

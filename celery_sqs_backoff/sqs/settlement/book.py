@@ -17,6 +17,9 @@ from .rows import Meaning, Purpose, Row, Want
 
 __all__ = ["HIDING", "Book", "Call", "Entry", "Event", "Happening", "Lane"]
 
+#: Planned looks at lanes that have been moved are dropped in one sweep when they are the most.
+_SWEEP_ABOVE = 64
+
 HIDING = {Want.HIDE: Purpose.HIDE, Want.GIVE_BACK: Purpose.GIVE_BACK}
 
 
@@ -265,6 +268,17 @@ class Book:
         if at < lane.scheduled_at:
             lane.scheduled_at = at
             heapq.heappush(self._schedule, (at, next(self._count), lane))
+            if len(self._schedule) > 2 * len(self._lanes) + _SWEEP_ABOVE:
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Keep one look per lane: a renewal may be hours away, and each call notes it anew."""
+        self._schedule = [
+            (lane.scheduled_at, next(self._count), lane)
+            for lane in self._lanes.values()
+            if lane.scheduled_at < math.inf
+        ]
+        heapq.heapify(self._schedule)
 
     def next_at(self) -> float:
         return self._schedule[0][0] if self._schedule else math.inf

@@ -97,6 +97,18 @@ FIFO = QueueFacts(
     dlq=dead_letters(),
 )
 
+
+def fifo(*, dlq_retention: str) -> Facts:
+    """A FIFO queue with a right dead-letter queue, and the default retention."""
+    name, dlq = "mails.fifo", "mails-dlq.fifo"
+    right = replace(
+        FIFO,
+        attributes=attributes(name, RedrivePolicy=redrive(dlq)),
+        dlq=dead_letters(dlq, MessageRetentionPeriod=dlq_retention),
+    )
+    return replace(WELL, queues=(right,))
+
+
 BROKEN = {
     "E001 queue": (
         replace(
@@ -157,6 +169,7 @@ BROKEN = {
         ),
         "W008",
     ),
+    "W008 FIFO DLQ keeps an hour": (fifo(dlq_retention="3600"), "W008"),
     "W009 retention": (with_queue(MessageRetentionPeriod="86400"), "W009"),
     "W010 maxReceiveCount": (with_queue(RedrivePolicy=redrive("mails-dlq", 7)), "W010"),
     "W010 delays too short for any number": (with_task(backoff=FullJitter(base=2, cap=60)), "W010"),
@@ -304,6 +317,17 @@ def test_dead_letters_that_are_kept_for_as_long_as_can_be_are_fine(mine: str, th
     dlq = dead_letters(MessageRetentionPeriod=theirs)
     facts = replace(WELL, queues=(queue(MessageRetentionPeriod=mine, dlq=dlq),))
     assert [f.id for f in examine(facts) if f.id != "W009"] == []
+
+
+def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long() -> None:
+    """SQS resets a message's age when it moves it between FIFO queues."""
+    assert "W008" not in {f.id for f in examine(fifo(dlq_retention="345600"))}
+
+
+def test_a_missing_fifo_queue_is_created_as_one() -> None:
+    facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
+    [found] = examine(replace(WELL, queues=(facts,)))
+    assert found.fix.aws.endswith("--queue-name mails.fifo --attributes FifoQueue=true")
 
 
 def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from celery_sqs_backoff.commands.status import _Seen, _shown
+from celery_sqs_backoff.commands.status import _screen, _Seen, _shown
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
 from celery_sqs_backoff.observe.status import ProviderStatus, QueueStatus, with_workers
 
@@ -74,12 +75,16 @@ def test_no_terminal_is_too_narrow_for_a_name_or_a_number(width: int) -> None:
 
 def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
     """``--watch`` cuts what does not fit below."""
-    queues = [QueueStatus(name=f"queue-{number}") for number in range(60)]
+    queues = [QueueStatus(name=f"queue-{number}", failure="Denied") for number in range(60)]
     down = ProviderStatus(name="mailgun", state="open", waiting=7, workers=1)
     console = Console(width=100, file=StringIO())
-    console.print(_shown(_Seen(queues, [down], NOW, 1), 100, notes_first=True))
+    console.print(_screen(_Seen(queues, [down], NOW, 1), 100))
     assert isinstance(console.file, StringIO)
-    assert console.file.getvalue().startswith("provider mailgun is down")
+    seen_at, provider, unread, header, *_ = console.file.getvalue().splitlines()
+    assert re.fullmatch(r"seen at \d\d:\d\d:\d\d \S+", seen_at), "the next look may take a while"
+    assert provider.startswith("provider mailgun is down")
+    assert unread == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
+    assert header.split()[0] == "queue"
 
 
 def said(*queues: QueueStatus, workers: int | None) -> str:
@@ -110,4 +115,4 @@ def test_of_an_empty_queue_nothing_is_unknown() -> None:
         replace(empty, in_flight_share=0.0, dead_letters=None, has_dlq=False), workers=0
     )
     denied = replace(empty, in_flight_share=0.0, dead_letters=None)
-    assert "mails: its dead-letter queue cannot be read" in said(denied, workers=0)
+    assert "mails: dead-letter queue cannot be read" in said(denied, workers=0)

@@ -693,6 +693,22 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     assert scene.gates.of(provider, "failing") is failing
 
 
+def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
+    """Else, one failure each, 1,000 tenants stay for ever, and all new ones share one gate."""
+    provider, failed = Provider("mail", key="{account}"), Ended(End.RAISED, RetryIn(3.0))
+    scene = Scene(provider=provider)
+    for i in range(MOST_TENANTS):
+        gate, lease = scene.gates.of(provider, f"tenant {i}"), Lease(f"m{i}")
+        assert gate is not None
+        gate.ended(lease, failed)  # type: ignore[arg-type]
+        gate.delayed(3.0, lease, failed, scene.options)  # type: ignore[arg-type]
+        scene.gates.confirmed(Row(f"m{i}", scene.keeper.now + 60.0))  # type: ignore[arg-type]
+    assert scene.gates.waiting()[0] == (("mail", "hidden"), MOST_TENANTS)
+    scene.keeper.now += 60.0
+    assert scene.gates.waiting()[0] == (("mail", "hidden"), 0), "they have come back"
+    assert scene.gates.of(provider, "new") is not scene.gates.of(provider, "another")
+
+
 def test_a_tenant_that_was_forgotten_keeps_to_its_rate() -> None:
     provider = Provider("mail", key="{account}", rate="1/m")
     scene = Scene(provider=provider)

@@ -131,6 +131,17 @@ def test_a_probe_takes_the_message_that_comes_back_first() -> None:
     assert len(memory) == 1
 
 
+def test_what_has_come_back_is_not_counted_whoever_has_received_it() -> None:
+    memory = Memory()
+    memory.remember(hidden("due", 50.0), 0.0)
+    memory.remember(hidden("held back by Retry-After", 60.0, not_before=55.0), 0.0)
+    memory.remember(hidden("first", 70.0, group="g"), 0.0)
+    memory.remember(replace(hidden("behind", 70.0, group="g"), is_behind=True), 0.0)
+    memory.remember(replace(hidden("behind none", 50.0, group="h"), is_behind=True), 0.0)
+    assert [memory.count(now) for now in (0.0, 50.0, 60.0, 70.0)] == [5, 3, 2, 0]
+    assert list(memory) == []
+
+
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=100, deadline=None)
 def test_any_history_keeps_its_promises(seed: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 from celery_sqs_backoff import FullJitter, Outcome
 from celery_sqs_backoff.provider.control import Control
 from celery_sqs_backoff.provider.health import State, Thresholds
+from celery_sqs_backoff.provider.recall import Hidden
 from celery_sqs_backoff.provider.shared import PERMIT_SECONDS, SharedHealth, Word
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -120,6 +121,33 @@ def test_one_probes_for_all(fleet: Fleet) -> None:
         for number, worker in enumerate(fleet.workers):
             probes += worker.run(f"{second} {number}", Outcome.RETRYABLE)
     assert 40 <= probes <= 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_permit_goes_to_a_worker_that_has_a_message_to_probe_with(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Ten workers, of which one has hidden the only messages: the others cannot probe."""
+    fleet, rng = Fleet(10, monkeypatch), Random(seed)
+    holder, *_ = workers = fleet.workers
+    holder.outage()
+    ends_at, probes = fleet.now + 1800.0, 0
+
+    def hide(message_id: str) -> None:
+        holder.control.hidden(Hidden(message_id, "handle", "mail", fleet.now + 7200.0), fleet.now)
+
+    for number in range(3):
+        hide(f"m{number}")
+    while State.OPEN in fleet.states() and fleet.now < ends_at + 7200.0:
+        rng.shuffle(workers)
+        fleet.tick()
+        for recalled in holder.control.recalls(fleet.now, room=10):
+            is_down = fleet.now < ends_at
+            probes += holder.run(recalled.message_id, Outcome.RETRYABLE if is_down else None)
+            if is_down:
+                hide(recalled.message_id)
+    assert 25 <= probes <= 50, "about one a minute"
+    assert fleet.now <= ends_at + 90.0
 
 
 SKEWS = [(60.0, 0.0, 0.0, 0.0), (-60.0, 0.0, 0.0, 0.0), (0.0, 0.0, 60.0, -60.0)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import EqualJitter
+from celery_sqs_backoff import EqualJitter, FullJitter
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.forecast import forecast, scenario_of_queue
 from celery_sqs_backoff.simulate.plot import plot, svg
@@ -108,6 +108,11 @@ def test_every_key_of_a_scenario(tmp_path: Path) -> None:
         ({"fleet": {"workers": True}}, "expected a number"),
         ({"fleet": {"workers": 1.5}}, "expected a whole number"),
         ({"messages": {"backlog": 1.5}}, "expected a whole number"),
+        ({"provider": {"phases": [{"kind": "outage"}]}}, "expected start and lasts"),
+        ({"provider": {"burst": -1}}, "provider.burst=-1"),
+        ({"queue": {"max_receive_count": 0}}, "queue.max_receive_count"),
+        ({"queue": {"retention": 0}}, "queue.retention"),
+        ({"task": {"max_retries": -1}}, "task.max_retries=-1"),
     ],
     ids=str,
 )
@@ -148,6 +153,17 @@ def test_messages_that_have_waited_give_up_earlier() -> None:
     first = forecast(begun).first
     assert first is not None
     assert first <= 3600
+
+
+def test_a_forecast_behind_a_gate_knows_how_the_messages_have_waited() -> None:
+    """The gate has looked at each a few times. Without one their ten receives are used up."""
+    begun = scenario_of_queue(Scenario(), DEPTH, max_receive_count=10, oldest=3 * 3600.0)
+    bare, gated = forecast(begun), forecast(begun, strategy="gate+recall")
+    assert bare.first is not None
+    assert gated.first is not None
+    assert bare.first < 60
+    assert gated.first > 1800
+    assert "the queue's maxReceiveCount was passed" not in {**bare.reasons, **gated.reasons}
 
 
 def test_a_small_max_receive_count_gives_up_first() -> None:
@@ -197,6 +213,27 @@ def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
     )
     assert found is not None
     assert found.provider
+
+
+def test_few_messages_of_many_workers_drain_in_time_with_the_receives_suggested() -> None:
+    """Probes spare a message that has used up half of its receives: 71 would make them too rare."""
+    outage = Phase(kind=Kind.OUTAGE, start=0.0, lasts=3600.0)
+    fleet, arrivals = Fleet(workers=20), Arrivals(rate=0.02, lasts=3600.0)
+    found = suggest(
+        Scenario(arrivals=arrivals, fleet=fleet), Goals(survive=3600.0, drain=120.0, calls=2.0)
+    )
+    assert found is not None
+    assert found.provider
+    scenario = Scenario(
+        script=Script(capacity=2.0, phases=(outage,)),
+        arrivals=arrivals,
+        fleet=fleet,
+        max_receive_count=found.max_receive_count,
+    ).with_task(backoff=FullJitter(base=2, cap=found.cap), retry_for=found.retry_for)
+    played = result_of("it", scenario, simulate(scenario, STRATEGIES["gate+recall"], seed=1))
+    assert played.drain is not None
+    assert played.drain < 2 * 120.0, "it was 40 minutes"
+    assert not played.dead
 
 
 def test_an_outage_of_days_is_simulated_with_the_retention_that_is_suggested() -> None:

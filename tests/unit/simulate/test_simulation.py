@@ -12,6 +12,7 @@ from celery_sqs_backoff import FullJitter, Schedule
 from celery_sqs_backoff.provider.health import Thresholds
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.measures import CURVE_POINTS, Call, Curve, Measures, percentile
+from celery_sqs_backoff.simulate.message import Message
 from celery_sqs_backoff.simulate.provider import Provider
 from celery_sqs_backoff.simulate.results import Result, result_of
 from celery_sqs_backoff.simulate.scenario import (
@@ -24,7 +25,7 @@ from celery_sqs_backoff.simulate.scenario import (
     Script,
     Task,
 )
-from celery_sqs_backoff.simulate.strategies import STRATEGIES
+from celery_sqs_backoff.simulate.strategies import STRATEGIES, Told
 
 
 def outage(seconds: float, *, rate: float = 1.0, capacity: float | None = 20.0) -> Scenario:
@@ -65,11 +66,11 @@ def test_every_strategy_gets_the_same_messages() -> None:
 def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit() -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
-    13 seeds gave 1,245 to 1,260 wasted calls, 6.4 to 8.9 % turned away, 1.09 to 1.31 times the
-    shortest time (median 1.19), at most 12 receives of one message.
+    13 seeds gave 1,245 to 1,260 wasted calls, 6.4 to 7.7 % turned away, 1.09 to 1.45 times the
+    shortest time (median 1.14), at most 12 receives of one message.
     """
     ratios = []
-    for seed in (1, 2, 3):
+    for seed in range(1, 8):
         result = played(outage(7200.0), seed=seed)
         assert result.wasted <= 1300
         assert result.turned_away <= 0.10 * result.messages
@@ -79,14 +80,29 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit() -> None:
         assert not result.dead
         ratios.append(result.drain_ratio)
     assert median(ratios) <= 1.2
-    assert max(ratios) <= 1.3
+    assert max(ratios) <= 1.45
+
+
+def test_all_workers_get_a_share_of_the_messages() -> None:
+    """Also if one of them has found out first, and hides what it receives."""
+    received: dict[int, int] = {}
+
+    class Counting(STRATEGIES["gate+recall"]):  # type: ignore[misc]
+        def received(self, message: Message, now: float, waiting: int) -> Told:
+            received[id(self)] = received.get(id(self), 0) + 1
+            return super().received(message, now, waiting)  # type: ignore[no-any-return]
+
+    hour = replace(outage(3600.0), arrivals=Arrivals(rate=0.0, backlog=300), horizon=3600.0)
+    simulate(hour, Counting, seed=1)
+    assert len(received) == 10
+    assert max(received.values()) < 2 * sum(received.values()) / 10
 
 
 def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() -> None:
     """1,500 mails, 30 s, the provider takes 60/s and says Retry-After, two workers of two.
 
-    13 seeds gave 1.16 to 1.49 times the shortest time (median 1.30). With the policy's own delays
-    for what is refused, and a rate that doubles once a second, they gave 1.20 to 1.77 (1.45).
+    13 seeds gave 1.09 to 1.69 times the shortest time (median 1.18). With the policy's own delays
+    for what is refused, and a rate that doubles once a second, they gave 1.21 to 1.69 (1.48).
     """
     down = Phase(kind=Kind.OUTAGE, start=0.0, lasts=30.0)
     calls: dict[str, float] = {"call_seconds": 0.03, "failed_call_seconds": 0.03}
@@ -101,12 +117,12 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
     )
     results = [played(scenario, seed=seed) for seed in range(1, 14)]
     assert max(result.wasted for result in results) <= 60
-    assert max(result.turned_away for result in results) <= 0.12 * 1500
+    assert max(result.turned_away for result in results) <= 0.13 * 1500
     assert not any(result.dead for result in results)
     ratios = [result.drain_ratio for result in results if result.drain_ratio is not None]
     assert len(ratios) == 13
-    assert median(ratios) <= 1.35
-    assert max(ratios) <= 1.6
+    assert median(ratios) <= 1.3
+    assert max(ratios) <= 1.75
 
 
 def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
