@@ -324,6 +324,32 @@ def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long() -> None:
     assert "W008" not in {f.id for f in examine(fifo(dlq_retention="345600"))}
 
 
+def fifo_with(receives: int, **changed: Any) -> Facts:
+    facts = with_task(fifo_cap=300.0, **changed)
+    name, dlq = "mails.fifo", "mails-dlq.fifo"
+    found = replace(
+        FIFO,
+        attributes=attributes(name, RedrivePolicy=redrive(dlq, receives)),
+        dlq=dead_letters(dlq),
+    )
+    return replace(facts, queues=(found, *WELL.queues))
+
+
+def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap() -> None:
+    """At 300 seconds at the most, 100 receives last for four of the 36 hours."""
+    [found] = examine(fifo_with(100))
+    assert (found.id, found.subject) == ("W010", "mails.fifo")
+    assert "up to 914 receives" in found.evidence
+    assert "under its fifo_cap of 300 s" in found.evidence
+    assert "about 3.9 hours into an outage, then the next one" in found.consequence
+    assert examine(fifo_with(1000)) == []
+
+
+def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised() -> None:
+    [found] = examine(fifo_with(1000, retry_for=72 * 3600.0))
+    assert "raise the fifo_cap of shop.send_mail" in found.fix.text
+
+
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
     facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
     [found] = examine(replace(WELL, queues=(facts,)))
