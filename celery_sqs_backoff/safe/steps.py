@@ -134,6 +134,8 @@ class Steps:
             )
         begins = loads(text)["state"] == IN_PROGRESS
         self._note(name, text if is_ours else None, key, undo, begins=begins)
+        if not is_ours:
+            text = self._with_undo(key, text, undo)
         if loads(text)["state"] == IN_PROGRESS and not is_ours:
             text = self._joined(key, text)
         if loads(text)["state"] == IN_PROGRESS:
@@ -168,6 +170,17 @@ class Steps:
         mine: str = dumps(note)
         there = self._vault.add(key, mine, KEEP_SECONDS)
         return (mine, True) if there in (None, mine) else (str(there), False)
+
+    def _with_undo(self, key: str, text: str, undo: Signature | None) -> str:
+        """Record what this run's code names: a release may have changed it, or added it."""
+        record = loads(text)
+        if undo is None or not self._vault.is_trusted:
+            return text
+        there = loads(self._vault.reveal(record["undo"])) if "undo" in record else None
+        if there == loads(dumps(dict(undo))):
+            return text
+        new: str = dumps(record | {"undo": self._hidden(undo)})
+        return new if settle(self._vault, key, text, new, KEEP_SECONDS) else text
 
     def _joined(self, key: str, text: str) -> str:
         """Go on with a step that another run has begun: that run may not take its note back now."""
