@@ -213,7 +213,7 @@ def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
     status = metadata.get("HTTPStatusCode")
     kind = _kind(code, str(error.get("Message", "")), operation)
     if kind is None:
-        kind = _of_status(status)
+        kind = _of_status(status, operation)
     return Failure(kind, code, _retry_after(metadata), is_of_call=True)
 
 
@@ -222,9 +222,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _of_status(status: object) -> Kind:
+def _of_status(status: object, operation: Operation) -> Kind:
     if status == 429:
         return Kind.THROTTLED
+    if status == 413 and operation is Operation.SEND:  # a proxy with a limit below SQS's
+        return Kind.BAD_ENTRY
     if status in (401, 403):
         return Kind.DENIED
     if isinstance(status, int) and 400 <= status < 500:
