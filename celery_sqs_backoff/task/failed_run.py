@@ -97,6 +97,8 @@ class FailedRun:
         exc = self._exc
         if self._request.called_directly:
             return None
+        if self._run is not None and isinstance(exc, Retry) and _is_unpublished(exc):
+            return self._retried(exc)
         if isinstance(exc, TaskPredicate):
             self._predicate(exc)
             return None
@@ -115,6 +117,15 @@ class FailedRun:
 
     def _is_pools_time_limit(self, exc: BaseException) -> bool:
         return is_pools_time_limit(exc, self._task, self._request.timelimit)
+
+    def _retried(self, exc: Retry) -> BaseException | None:
+        """Retry the message for a word that nothing else stands for."""
+        try:
+            self._task._retry_unpublished(exc)
+        except Exception as asked:  # noqa: BLE001  # the retry, or why there is none
+            return FailedRun(self._task, asked, *self._arguments).instead() or asked
+        self._predicate(exc)
+        return None
 
     def _predicate(self, exc: TaskPredicate) -> None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
@@ -285,6 +296,11 @@ class FailedRun:
             error = describe(exc, self._task.backoff_options)
             self._run.report = Report(ended, replace(error, trace=current_trace()))
             note_end(self._run, attempt=self._request.retries + 1)
+
+
+def _is_unpublished(exc: Retry) -> bool:
+    """Whether no message stands for this retry: neither a copy, nor the one that is hidden."""
+    return exc.sig is None and not isinstance(exc, BackoffRetry)
 
 
 def ended_by(exc: TaskPredicate) -> Ended:

@@ -39,7 +39,10 @@ def wrap_run(cls: Any) -> None:
         call = partial(run, self) if takes_self else run
         request = self.request_stack.top
         if request is not None and vars(request).pop(_IN_CALL, False):
-            return call(*args, **kwargs)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                vars(request)[_IN_CALL] = True  # a ``__call__`` may call it once more
         return _judged(self, request, call, args, kwargs)
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]
@@ -65,7 +68,10 @@ def wrap_call(cls: Any) -> None:
         if request is None or request.called_directly or request.is_eager or _is_running(request):
             return call(self, *args, **kwargs)
         vars(request)[_IN_CALL] = True
-        return _judged(self, request, partial(call, self), args, kwargs)
+        try:
+            return _judged(self, request, partial(call, self), args, kwargs)
+        finally:
+            vars(request).pop(_IN_CALL, None)
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]
     cls.__call__ = wrapped
