@@ -10,7 +10,7 @@ from os.path import exists
 from typing import Any, ClassVar, NoReturn
 
 from celery import Task
-from celery.exceptions import ImproperlyConfigured, Retry, TaskPredicate
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
@@ -242,23 +242,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             _fail_finally(self, exc, reason)
         raise kind(exc=exc, when=visibility_delay(delay, delivery, now=now))
 
-    def _retry_unpublished(self, word: Retry) -> None:
-        """Retry for a ``Retry`` of which there is no copy.
-
-        A task that is called as a function raises it: its ``retry()`` has no message to publish.
-        Returns where a ``retry()`` of the task's own may have published one.
-
-        Raises:
-            Exception: what ``retry()`` raises.
-        """
-        if type(self).retry is not SQSBackoffTask.retry:
-            return
-        cause: Any = word.exc or word.__cause__ or word.__context__
-        if not isinstance(cause, Exception) or isinstance(cause, TaskPredicate):
-            cause = None
-        if isinstance(word.when, datetime):
-            self.retry(exc=cause, eta=word.when)
-        self.retry(exc=cause, countdown=word.when)
+    #: To tell whether a task overrides it.
+    _base_retry = staticmethod(retry)
 
     @property
     def lease_lost(self) -> bool:

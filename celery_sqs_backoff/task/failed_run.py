@@ -27,6 +27,7 @@ from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, NamedRetry, Report, delivery_of, describe, run_of
 from .leaving import ends_the_process, is_pools_time_limit
 from .tracing import current_trace, note_end
+from .unpublished import is_unpublished, retried_for
 
 __all__ = [
     "Aborted",
@@ -97,8 +98,9 @@ class FailedRun:
         exc = self._exc
         if self._request.called_directly:
             return None
-        if self._run is not None and isinstance(exc, Retry) and _is_unpublished(exc):
-            return self._retried(exc)
+        retried = retried_for(self._task, exc) if self._run and is_unpublished(exc) else None
+        if retried is not None:
+            return FailedRun(self._task, retried, *self._arguments).instead() or retried
         if isinstance(exc, TaskPredicate):
             self._predicate(exc)
             return None
@@ -117,15 +119,6 @@ class FailedRun:
 
     def _is_pools_time_limit(self, exc: BaseException) -> bool:
         return is_pools_time_limit(exc, self._task, self._request.timelimit)
-
-    def _retried(self, exc: Retry) -> BaseException | None:
-        """Retry the message for a word that nothing else stands for."""
-        try:
-            self._task._retry_unpublished(exc)
-        except Exception as asked:  # noqa: BLE001  # the retry, or why there is none
-            return FailedRun(self._task, asked, *self._arguments).instead() or asked
-        self._predicate(exc)
-        return None
 
     def _predicate(self, exc: TaskPredicate) -> None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
@@ -300,11 +293,6 @@ class FailedRun:
             error = describe(exc, self._task.backoff_options)
             self._run.report = Report(ended, replace(error, trace=current_trace()))
             note_end(self._run, attempt=self._request.retries + 1)
-
-
-def _is_unpublished(exc: Retry) -> bool:
-    """Whether no message stands for this retry: neither a copy, nor the one that is hidden."""
-    return exc.sig is None and not isinstance(exc, BackoffRetry)
 
 
 def ended_by(exc: TaskPredicate) -> Ended:
