@@ -120,12 +120,15 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
             candidate = replace(tried, retention=retention).with_task(
                 backoff=FullJitter(base=2, cap=cap), retry_for=retry_for
             )
-            measures = simulate(candidate, STRATEGIES[strategy], seed=seed)
-            result = result_of(strategy, candidate, measures)
-            receives = math.ceil(1.5 * result.receives_max)
-            if result.drain is None or result.drain > goals.drain or result.dead:
+            result = _played(candidate, strategy, seed)
+            if not _reaches(goals, result):
                 continue
+            # Probes spare a message that has used up half of them.
+            receives = 2 * result.receives_max + 1
             if receives > MAX_MAX_RECEIVE_COUNT:
+                continue
+            result = _played(replace(candidate, max_receive_count=receives), strategy, seed)
+            if not _reaches(goals, result):
                 continue
             return Suggestion(
                 cap=cap,
@@ -136,3 +139,11 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
                 result=result,
             )
     return None
+
+
+def _played(scenario: Scenario, strategy: str, seed: int) -> Result:
+    return result_of(strategy, scenario, simulate(scenario, STRATEGIES[strategy], seed=seed))
+
+
+def _reaches(goals: Goals, result: Result) -> bool:
+    return result.drain is not None and result.drain <= goals.drain and not result.dead

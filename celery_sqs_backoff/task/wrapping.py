@@ -1,6 +1,6 @@
-"""What is wrapped around a task when it is bound: its ``run``, its tracer and its hooks.
+"""What is wrapped around a task when it is bound: its start, its run, its tracer and its hooks.
 
-``run`` is where a failure is judged. The tracer is the outermost code in the process that runs the
+The run is where a failure is judged. The tracer is the outermost code in the process that runs the
 task: it hands over what ``run`` has said, whatever failed after that.
 """
 
@@ -9,19 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
-from inspect import (
-    CO_ASYNC_GENERATOR,
-    CO_COROUTINE,
-    CO_GENERATOR,
-    Parameter,
-    getattr_static,
-    signature,
-)
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
 from celery import Task, states
-from celery._state import _task_stack
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 from kombu.utils.encoding import safe_repr
@@ -29,14 +21,11 @@ from kombu.utils.encoding import safe_repr
 from ..retry.budget import GiveUpReason
 from ..retry.decision import End, Ended, GiveUp, RetryIn
 from ..retry.outcomes import Outcome
-from ..safe.errors import AlreadyDone, NotDispatched, Refused
-from ..safe.hooks import asks_the_store, enters_workflows
-from ..safe.identity import begin_call
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from ..text import error_site, printable
 from .chords import count_parts_whole
-from .failed_run import Aborted, FailedRun, ended_by
+from .failed_run import Aborted, ended_by
 from .handover import (
     DELIVERY_KEY,
     RUNNING,
@@ -47,15 +36,13 @@ from .handover import (
     describe,
     run_of,
 )
+from .judging import RETURNED, wrap_call, wrap_run
 from .leaving import ends_the_process, is_pools_time_limit
 from .starting import prepare_start
-from .tracing import note_end
 
 __all__ = ["wrap_task", "wrap_trace"]
 
 logger = get_task_logger(__name__)
-
-_RETURNED: Final = Report(Ended(End.RETURNED))
 
 #: Celery's hooks that run after the task's end has been decided.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
@@ -82,91 +69,9 @@ class FailedInPool(Exception):
 def wrap_task(cls: Any) -> None:
     """Wrap the start, the ``run`` and the hooks of a task, once."""
     prepare_start(cls)
-    _wrap_run(cls)
+    wrap_run(cls)
+    wrap_call(cls)
     _contain_hooks(cls)
-
-
-def _wrap_run(cls: Any) -> None:
-    """Wrap a task's ``run``, once. (A ``__call__`` would cost every run several times as much.)"""
-    run = cls.run
-    if getattr(run, "_is_wrapped", False):
-        return
-    takes_self = not isinstance(getattr_static(cls, "run"), staticmethod)
-
-    @wraps(run)
-    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        request = self.request_stack.top
-        running = None if request is None else run_of(request)
-        if running is not None:
-            running.has_begun = True
-        if request is not None:
-            if request.id is not None and getattr(request, "sqs_is_running", False):
-                return _called_by_itself(self, args, kwargs)
-            begin_call(request)
-        try:
-            if self.guard is not None:
-                self._pass_guard(args, kwargs)
-            if self.asks_in_its_body:
-                self._ask_at_the_door()
-            result = run(self, *args, **kwargs) if takes_self else run(*args, **kwargs)
-            if self.guard is not None:
-                self._finish_guard(result)
-        except Refused as refused:
-            if self.request.called_directly:
-                raise
-            if not self._take_back_refused(refused):
-                owed = NotDispatched("What an earlier run has done is to be taken back first")
-                raise FailedRun(self, owed, args, kwargs).instead() or owed from refused
-            if self._is_awaited(refused):
-                raise FailedRun(self, refused, args, kwargs).instead() or refused from None
-            if not isinstance(refused, AlreadyDone) or not refused.has_result:
-                raise self._end_refused(refused) from None
-            result = refused.result
-        except BaseException as exc:
-            instead = FailedRun(self, exc, args, kwargs).instead()
-            if instead is None:
-                raise
-            raise instead from exc
-        finally:
-            if request is not None:
-                request.sqs_is_running = False
-        if running is not None:
-            running.report = _RETURNED
-            note_end(running, attempt=self.request.retries + 1)
-        return result
-
-    wrapped._is_wrapped = True  # type: ignore[attr-defined]
-    if not takes_self:
-        _sign_with_self(wrapped)
-    cls.run = wrapped
-    cls.asks_in_its_body = asks_the_store(run)
-    cls.enters_workflows = enters_workflows(run)
-
-
-def _sign_with_self(wrapped: Any) -> None:
-    """Let the signature of a bound method be that of the function that takes no ``self``.
-
-    Else its first argument would pass for ``self``.
-    """
-    with suppress(TypeError, ValueError):  # one that does not say
-        plain = signature(wrapped)
-        first = Parameter("self", Parameter.POSITIONAL_ONLY)
-        wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
-
-
-def _called_by_itself(task: Any, args: Any, kwargs: Any) -> Any:
-    """Run a task that calls itself as a function, as one that calls another.
-
-    For that call Celery uses the message's own request, or a copy of it with the same id
-    (``Task.push_request``), so it would pass for the message: its failure, its guard, its keys.
-    """
-    _task_stack.push(task)
-    task.push_request(args=args, kwargs=kwargs, id=None, called_directly=True)
-    try:
-        return task.run(*args, **kwargs)
-    finally:
-        task.pop_request()
-        _task_stack.pop()
 
 
 def _contain_hooks(cls: Any) -> None:
@@ -265,7 +170,7 @@ def _returned_but(task: Any, run: Run, request: Any, exc: BaseException) -> Repo
     _log_failed_later(task, run.task_id, exc)
     reason = _undelivered_work(request, exc)
     if reason is None:
-        return _RETURNED
+        return RETURNED
     return Report(Ended(End.RETURNED, GiveUp(reason, Outcome.UNKNOWN)), _error_of(task, exc))
 
 

@@ -9,13 +9,14 @@ import logging
 import pickle
 import sys
 import types
+from datetime import datetime, timedelta, timezone
 
 import billiard.einfo
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
-from celery.exceptions import ChordError, Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import ChordError, Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
 from celery_sqs_backoff import (
@@ -549,3 +550,164 @@ def test_a_task_that_celery_could_not_begin_comes_back(case, monkeypatch):
     break_backend(run, "store_result")
     assert run.ends() is State.DEFERRED
     assert (run.delay, ran) == (7, [])
+
+
+class InTransaction(SQSBackoffTask):
+    """A base class as Django projects have them: ``run`` in a transaction; commits may fail."""
+
+    abstract = True
+    begins = commits = staticmethod(lambda: None)
+
+    def __call__(self, *args, **kwargs):
+        self.begins()
+        result = super().__call__(*args, **kwargs)
+        self.commits()
+        return result
+
+
+def fails_by(exc):
+    def fail():
+        raise exc
+
+    return staticmethod(fail)
+
+
+@pytest.mark.parametrize("where", ["begins", "commits"])
+@pytest.mark.parametrize(
+    ("retry_on", "state"), [((), State.DEAD_LETTERED), ((Down,), State.DEFERRED)]
+)
+def test_what_a_task_raises_around_its_run_is_judged_as_what_its_run_raises(
+    case, where, retry_on, state
+):
+    options = {where: fails_by(Down("the database is away")), "retry_on": retry_on}
+    run = case(lambda self: "done", base=InTransaction, **options)
+    run.ends()
+    assert run.lease.state is state
+
+
+def test_a_task_with_a_call_of_its_own_runs_once_and_is_done(case):
+    runs = []
+    run = case(lambda self: runs.append(self.request.id), base=InTransaction)
+    run.ends()
+    assert run.lease.state is State.DONE
+    assert runs == ["task-id"]
+
+
+def test_a_call_of_its_own_sees_what_the_run_raises_and_may_say_it_in_other_words(case):
+    class Translates(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            try:
+                return super().__call__(*args, **kwargs)
+            except Down as exc:
+                raise Retryable("later") from exc
+
+    run = case(raises(Down("x")), base=Translates)
+    run.ends()
+    assert run.lease.state is State.DEFERRED
+
+
+def test_retry_in_a_task_with_a_call_of_its_own_keeps_the_message(case):
+    run = case(lambda self: self.retry(countdown=7), base=InTransaction)
+    run.ends()
+    assert run.lease.state is State.DEFERRED
+
+
+def test_a_task_with_a_call_of_its_own_called_as_a_function_raises_what_it_raises(case):
+    run = case(raises(Down("x")), base=InTransaction, retry_on=(Down,))
+    with pytest.raises(Down):
+        run.request.task()
+    with pytest.raises(Down):
+        run.request.task.run()
+
+
+class Again(SQSBackoffTask):
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return self.run(*args, **kwargs)
+        except Down:
+            return self.run(*args, **kwargs)
+
+
+class AgainByCelery(SQSBackoffTask):
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return super().__call__(*args, **kwargs)
+        except Down:
+            return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [Again, AgainByCelery])
+def test_a_call_of_its_own_that_runs_twice_runs_for_its_message_twice(case, base):
+    """After a database connection that was closed, for example."""
+    ids = []
+
+    def body(self):
+        ids.append(self.request.id)
+        if len(ids) == 1:
+            raise Down("the connection was closed")
+        self.retry(countdown=5)
+
+    run = case(body, base=base)
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 5
+    assert ids == ["task-id", "task-id"]
+
+
+@pytest.mark.parametrize("exc", [None, Down("x")], ids=["without exc", "with exc"])
+def test_a_retry_asked_for_by_a_task_called_as_a_function_is_that_of_the_message(case, exc):
+    """Celery publishes no copy for it. The message was deleted, as if there were one."""
+
+    def body(self):
+        @self.app.task(base=SQSBackoffTask, bind=True, name="inner", shared=False)
+        def inner(self):
+            try:
+                raise Down("x")
+            except Down:
+                self.retry(exc=exc, countdown=3)
+
+        inner()
+
+    run = case(body, retry_on=(Down,))
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 7
+    assert run.report.error.exception_type.endswith("Down")
+
+
+@pytest.mark.parametrize(
+    ("when", "delay"),
+    [(None, 7), (30, 30), (timedelta(seconds=90), 90)],
+    ids=["no time", "seconds", "a time"],
+)
+def test_a_retry_that_is_raised_by_hand_keeps_the_message(case, when, delay):
+    if isinstance(when, timedelta):
+        when += datetime.now(timezone.utc)
+    run = case(raises(Retry("later", when=when)))
+    assert run.ends() is State.DEFERRED
+    assert run.delay == pytest.approx(delay, abs=5)
+
+
+def test_a_retry_that_is_raised_by_hand_has_the_budgets_of_any_other(case):
+    run = case(raises(Retry("later")), max_retries=0)
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.report.error.exception_type.endswith("MaxRetriesExceededError")
+
+
+def test_a_retry_of_the_tasks_own_that_publishes_is_not_retried_besides(case):
+    copies = []
+
+    class Publishes(SQSBackoffTask):
+        abstract = True
+
+        def retry(self, *args, **kwargs):
+            copies.append(1)
+            raise Retry("elsewhere")
+
+    run = case(lambda self: self.retry(), base=Publishes)
+    assert run.ends() is State.DONE
+    assert copies == [1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import EqualJitter
+from celery_sqs_backoff import EqualJitter, FullJitter
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.forecast import forecast, scenario_of_queue
 from celery_sqs_backoff.simulate.plot import plot, svg
@@ -213,6 +213,27 @@ def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
     )
     assert found is not None
     assert found.provider
+
+
+def test_few_messages_of_many_workers_drain_in_time_with_the_receives_suggested() -> None:
+    """Probes spare a message that has used up half of its receives: 71 would make them too rare."""
+    outage = Phase(kind=Kind.OUTAGE, start=0.0, lasts=3600.0)
+    fleet, arrivals = Fleet(workers=20), Arrivals(rate=0.02, lasts=3600.0)
+    found = suggest(
+        Scenario(arrivals=arrivals, fleet=fleet), Goals(survive=3600.0, drain=120.0, calls=2.0)
+    )
+    assert found is not None
+    assert found.provider
+    scenario = Scenario(
+        script=Script(capacity=2.0, phases=(outage,)),
+        arrivals=arrivals,
+        fleet=fleet,
+        max_receive_count=found.max_receive_count,
+    ).with_task(backoff=FullJitter(base=2, cap=found.cap), retry_for=found.retry_for)
+    played = result_of("it", scenario, simulate(scenario, STRATEGIES["gate+recall"], seed=1))
+    assert played.drain is not None
+    assert played.drain < 2 * 120.0, "it was 40 minutes"
+    assert not played.dead
 
 
 def test_an_outage_of_days_is_simulated_with_the_retention_that_is_suggested() -> None:

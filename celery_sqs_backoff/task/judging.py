@@ -1,0 +1,161 @@
+"""The task's own code is called, and its end is judged: ``run``, and a ``__call__`` around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from inspect import Parameter, getattr_static, signature
+from typing import Any, Final
+
+from celery import Task
+from celery._state import _task_stack
+
+from ..retry.decision import End, Ended
+from ..safe.errors import AlreadyDone, NotDispatched, Refused
+from ..safe.hooks import asks_the_store, enters_workflows
+from ..safe.identity import begin_call
+from .failed_run import FailedRun
+from .handover import Report, run_of
+from .tracing import note_end
+
+__all__ = ["RETURNED", "wrap_call", "wrap_run"]
+
+RETURNED: Final = Report(Ended(End.RETURNED))
+
+#: Of a request whose task has a ``__call__`` of its own, where the run is judged: the request
+#: itself. ``Task.__call__`` gives ``run`` a copy.
+_IN_CALL: Final = "sqs_in_call"
+
+
+def wrap_run(cls: Any) -> None:
+    """Wrap a task's ``run``, once. (A ``__call__`` would cost every run several times as much.)"""
+    run = cls.run
+    if getattr(run, "_is_wrapped", False):
+        return
+    takes_self = not isinstance(getattr_static(cls, "run"), staticmethod)
+
+    @wraps(run)
+    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = partial(run, self) if takes_self else run
+        request = self.request_stack.top
+        judged = getattr(request, _IN_CALL, None)
+        if judged is not None:
+            return _run_in_call(self, judged, partial(call, *args, **kwargs))
+        return _judged(self, request, call, args, kwargs)
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    if not takes_self:
+        _sign_with_self(wrapped)
+    cls.run = wrapped
+    cls.asks_in_its_body = asks_the_store(run)
+    cls.enters_workflows = enters_workflows(run)
+
+
+def wrap_call(cls: Any) -> None:
+    """Take a ``__call__`` of the task's own for a part of its run, once.
+
+    Celery calls it, and it calls ``run``: in a transaction, for example, whose commit may fail.
+    """
+    call = cls.__call__
+    if call is Task.__call__ or getattr(call, "_is_wrapped", False):
+        return
+
+    @wraps(call)
+    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        if request is None or request.called_directly or request.is_eager or _is_running(request):
+            return call(self, *args, **kwargs)
+        vars(request)[_IN_CALL] = request
+        try:
+            return _judged(self, request, partial(call, self), args, kwargs)
+        finally:
+            del vars(request)[_IN_CALL]
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    cls.__call__ = wrapped
+
+
+def _run_in_call(task: Any, request: Any, run: Callable[[], Any]) -> Any:
+    """Call ``run`` with the request that is judged: what it notes there (steps) counts then."""
+    del vars(request)[_IN_CALL]  # a task that calls itself is called as a function
+    task.request_stack.push(request)
+    try:
+        return run()
+    finally:
+        task.request_stack.pop()
+        vars(request)[_IN_CALL] = request
+
+
+def _is_running(request: Any) -> bool:
+    return request.id is not None and getattr(request, "sqs_is_running", False)
+
+
+def _judged(
+    task: Any, request: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call the task's own code, and say how the run has ended."""
+    running = None if request is None else run_of(request)
+    if running is not None:
+        running.has_begun = True
+    if request is not None:
+        if _is_running(request):
+            return _called_by_itself(task, args, kwargs)
+        begin_call(request)
+    try:
+        if task.guard is not None:
+            task._pass_guard(args, kwargs)
+        if task.asks_in_its_body:
+            task._ask_at_the_door()
+        result = call(*args, **kwargs)
+        if task.guard is not None:
+            task._finish_guard(result)
+    except Refused as refused:
+        if task.request.called_directly:
+            raise
+        if not task._take_back_refused(refused):
+            owed = NotDispatched("What an earlier run has done is to be taken back first")
+            raise FailedRun(task, owed, args, kwargs).instead() or owed from refused
+        if task._is_awaited(refused):
+            raise FailedRun(task, refused, args, kwargs).instead() or refused from None
+        if not isinstance(refused, AlreadyDone) or not refused.has_result:
+            raise task._end_refused(refused) from None
+        result = refused.result
+    except BaseException as exc:
+        instead = FailedRun(task, exc, args, kwargs).instead()
+        if instead is None:
+            raise
+        raise instead from exc
+    finally:
+        if request is not None:
+            request.sqs_is_running = False
+    if running is not None:
+        running.report = RETURNED
+        note_end(running, attempt=task.request.retries + 1)
+    return result
+
+
+def _sign_with_self(wrapped: Any) -> None:
+    """Let the signature of a bound method be that of the function that takes no ``self``.
+
+    Else its first argument would pass for ``self``.
+    """
+    with suppress(TypeError, ValueError):  # one that does not say
+        plain = signature(wrapped)
+        first = Parameter("self", Parameter.POSITIONAL_ONLY)
+        wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
+
+
+def _called_by_itself(task: Any, args: Any, kwargs: Any) -> Any:
+    """Run a task that calls itself as a function, as one that calls another.
+
+    For that call Celery uses the message's own request, or a copy of it with the same id
+    (``Task.push_request``), so it would pass for the message: its failure, its guard, its keys.
+    """
+    _task_stack.push(task)
+    task.push_request(args=args, kwargs=kwargs, id=None, called_directly=True)
+    try:
+        return task.run(*args, **kwargs)
+    finally:
+        task.pop_request()
+        _task_stack.pop()
