@@ -27,6 +27,7 @@ from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, NamedRetry, Report, delivery_of, describe, run_of
 from .leaving import ends_the_process, is_pools_time_limit
 from .tracing import current_trace, note_end
+from .unpublished import is_unpublished, retried_for
 
 __all__ = [
     "Aborted",
@@ -97,6 +98,9 @@ class FailedRun:
         exc = self._exc
         if self._request.called_directly:
             return None
+        retried = retried_for(self._task, exc) if self._run and is_unpublished(exc) else None
+        if retried is not None:
+            return FailedRun(self._task, retried, *self._arguments).instead() or retried
         if isinstance(exc, TaskPredicate):
             self._predicate(exc)
             return None
@@ -206,6 +210,10 @@ class FailedRun:
         """Also of a message that is new: it may be a redriven one, or a copy."""
         if self._run is None:
             return False
+        # A run that has waited for a lock leaves the guard's record too.
+        has_waited = self._request.retries > 0 and self._retries == 0
+        if self._task._joins_another_run() and not has_waited:
+            return True  # one of a worker that was lost as a whole, perhaps: nothing else tells
         return is_in_doubt(self._task.app, self._task.name, self._request.id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
