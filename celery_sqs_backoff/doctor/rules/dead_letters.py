@@ -20,6 +20,10 @@ _FOURTEEN_DAYS_SECONDS = 1_209_600
 #: Tasks whose delays are drawn 200 times: those that needed the most receives when drawn once.
 _LOOKED_AT_CLOSELY = 3
 
+#: Queues that a RedriveAllowPolicy may name.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
+_MOST_SOURCES = 10
+
 #: What SQS gives a queue that does not say.
 _FOUR_DAYS_SECONDS = 345_600
 
@@ -130,21 +134,31 @@ def _not_allowed(facts: Facts) -> Iterator[Report]:
         found = policy.get("sourceQueueArns")
         allowed = found if isinstance(found, list) else []
         if permission == "denyAll" or (permission == "byQueue" and queue.arn not in allowed):
-            named = [*allowed, queue.arn]
-            text = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": named})
             yield (
                 queue.name,
                 f"RedriveAllowPolicy of {dlq.name} is {permission!r} and does not name {queue.arn}",
                 "SQS moves nothing from this queue to its dead-letter queue.",
-                set_attributes(
-                    dlq,
-                    {"RedriveAllowPolicy": text},
-                    "redrive_allow_policy = jsonencode({",
-                    '  redrivePermission = "byQueue"',
-                    f"  sourceQueueArns   = {json.dumps(named)}",
-                    "})",
-                ),
+                _allow(dlq, [*allowed, queue.arn]),
             )
+
+
+def _allow(dlq: QueueFacts, sources: list[object]) -> Fix:
+    if len(sources) > _MOST_SOURCES:
+        policy: dict[str, object] = {"redrivePermission": "allowAll"}
+        lines = ['  redrivePermission = "allowAll"']
+    else:
+        policy = {"redrivePermission": "byQueue", "sourceQueueArns": sources}
+        lines = [
+            '  redrivePermission = "byQueue"',
+            f"  sourceQueueArns   = {json.dumps(sources)}",
+        ]
+    return set_attributes(
+        dlq,
+        {"RedriveAllowPolicy": json.dumps(policy)},
+        "redrive_allow_policy = jsonencode({",
+        *lines,
+        "})",
+    )
 
 
 def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
@@ -335,7 +349,8 @@ RULES = (
     Rule(
         "E006",
         "The dead-letter queue does not take this queue's messages",
-        f"RedriveAllowPolicy names the queues that may use it, at most ten. {_DLQ_PAGE}",
+        f"RedriveAllowPolicy names the queues that may use it, at most {_MOST_SOURCES}."
+        f" {_DLQ_PAGE}",
         _not_allowed,
     ),
     Rule(

@@ -361,6 +361,47 @@ def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
     assert examine(facts) == []
 
 
+def test_a_visibility_timeout_that_tasks_without_the_base_class_need_is_not_lowered() -> None:
+    """Nobody renews the hold on them: with 30 seconds they would run twice."""
+    facts = with_queue(VisibilityTimeout="43200")
+    [found] = examine(facts)
+    assert "VisibilityTimeout" in found.fix.aws
+    app = with_app(tasks=(TASK, TaskFacts(name="shop.pay", is_covered=False))).app
+    [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W012"]
+    assert (found.fix.aws, found.fix.terraform) == ("", "")
+    assert "First give shop.pay the base class" in found.fix.text
+
+
+def test_a_policy_to_paste_replaces_no_other() -> None:
+    """put-role-policy overwrites what the role has under the same name."""
+    refused = ("sqs:ChangeMessageVisibility", "sqs:DeleteMessage")
+    queues = (replace(queue(), denied=refused), replace(queue("bulk"), denied=refused[1:]))
+    names = [
+        f.fix.aws.split("--policy-name ")[1].split()[0]
+        for f in examine(replace(WELL, queues=queues))
+    ]
+    assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
+
+
+def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
+    """SQS takes ten names."""
+
+    def fix(others: int) -> str:
+        policy = {"redrivePermission": "byQueue", "sourceQueueArns": ["arn"] * others}
+        [found] = examine(with_dlq(RedriveAllowPolicy=json.dumps(policy)))
+        return found.fix.aws + found.fix.terraform
+
+    assert f"{ARN}:mails" in fix(9)
+    assert "allowAll" not in fix(9)
+    assert "allowAll" in fix(10)
+    assert "sourceQueueArns" not in fix(10)
+
+
+def test_a_resource_in_terraform_begins_with_no_digit() -> None:
+    [found] = examine(replace(WELL, queues=(queue("2fa", DelaySeconds="9"),)))
+    assert '"aws_sqs_queue" "_2fa"' in found.fix.terraform
+
+
 def test_aws_managed_keys_need_no_reuse_period() -> None:
     facts = with_queue(KmsMasterKeyId="alias/aws/sqs", KmsDataKeyReusePeriodSeconds="60")
     assert examine(facts) == []
