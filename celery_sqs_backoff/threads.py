@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["call_in_time", "start_daemon"]
+__all__ = ["SharedCall", "call_in_time", "start_daemon"]
 
 T = TypeVar("T")
 
@@ -49,6 +50,47 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
     with suppress(NotInTime):
         future.exception(seconds)
     return future
+
+
+class SharedCall(Generic[T]):
+    """A call whose result many threads want: it is under way once at a time.
+
+    Nobody waits for it longer than until it has taken so many seconds. So a call that hangs holds
+    up those who wait for it from its start, and nobody afterwards.
+
+    Arguments:
+        call: made in a thread of its own.
+        clock: seconds, monotonic.
+    """
+
+    class TakesTooLong(Exception):
+        """It has been under way for so long already, or no thread is left to make it in."""
+
+    def __init__(self, call: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._call = call
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._under_way: Future[T] | None = None
+        self._begun_at = 0.0
+
+    def result(self, *, seconds: float) -> T:
+        """Return the result of the call under way, or of a new one; raise what it raises.
+
+        Raises:
+            SharedCall.TakesTooLong: it has been under way for ``seconds``, and goes on; or the
+                machine has no thread left, and nothing has been called.
+        """
+        with self._lock:
+            if self._under_way is None or self._under_way.done():
+                self._under_way = call_in_time(self._call, seconds=0)
+                self._begun_at = self._clock()
+            under_way, left = self._under_way, self._begun_at + seconds - self._clock()
+        if under_way is not None:
+            with suppress(NotInTime):
+                under_way.exception(max(0.0, left))
+            if under_way.done():
+                return under_way.result()
+        raise SharedCall.TakesTooLong
 
 
 class _Caller:

@@ -108,8 +108,10 @@ def sqs_doctor(
     could_look = not facts.unread and facts.other_broker is None
     if form == "text":
         click.echo(_text(findings, subjects, could_look=could_look))
+    elif form == "json":
+        click.echo(_json(findings))
     else:
-        click.echo({"json": _json, "sarif": _sarif}[form](findings))
+        click.echo(_sarif(findings, could_look=could_look))
     sys.exit(_exit_code(findings, could_look=could_look))
 
 
@@ -122,25 +124,25 @@ def _exit_code(findings: Sequence[Finding], *, could_look: bool) -> int:
     return WARNINGS if Severity.WARNING in severities else HEALTHY
 
 
-def _rule(wanted: str) -> Rule:
+def _rule(wanted: str, option: str = "--explain") -> Rule:
     for rule in RULES:
         if rule.id == wanted.upper():
             return rule
     raise click.BadParameter(
         f"there is no rule {wanted!r}; rules are {', '.join(r.id for r in RULES)}",
-        param_hint="--explain",
+        param_hint=option,
     )
 
 
 def _ignored(text: str) -> str:
     what, _, reason = text.partition("=")
+    rule, colon, subject = what.partition(":")
     if not reason.strip():
         raise click.BadParameter(
             f"{text!r} gives no reason: expected 'ID=REASON', for example 'I014=bodies are small'",
             param_hint="--ignore",
         )
-    _rule(what.partition(":")[0])
-    return what
+    return f"{_rule(rule, '--ignore').id}{colon}{subject}"
 
 
 def _explanation(rule: Rule) -> str:
@@ -193,8 +195,12 @@ def _fingerprint(finding: Finding) -> str:
 _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def _sarif(findings: Sequence[Finding]) -> str:
-    """SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html"""
+def _sarif(findings: Sequence[Finding], *, could_look: bool) -> str:
+    """SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+
+    GitHub closes each alert that a file does not repeat, unless the file says that the run was no
+    success.
+    """
     rules = [
         {
             "id": rule.id,
@@ -221,7 +227,13 @@ def _sarif(findings: Sequence[Finding]) -> str:
         {
             "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
             "version": "2.1.0",
-            "runs": [{"tool": {"driver": driver}, "results": results}],
+            "runs": [
+                {
+                    "tool": {"driver": driver},
+                    "invocations": [{"executionSuccessful": could_look}],
+                    "results": results,
+                }
+            ],
         },
         indent=2,
     )

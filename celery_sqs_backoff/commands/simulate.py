@@ -36,7 +36,7 @@ from celery_sqs_backoff.simulate.strategies import STRATEGIES
 from celery_sqs_backoff.simulate.suggest import Suggestion, parse_goals, suggest
 from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
-from celery_sqs_backoff.sqs.find_queue import find_queue
+from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
@@ -283,7 +283,7 @@ def _live(
     as_json: bool,
 ) -> None:
     try:
-        with app.connection_for_read() as connection:
+        with connection_to_look(app) as connection:
             channel = connection.default_channel
             place = find_queue(channel, queue)
             attributes = (

@@ -41,7 +41,8 @@ _PIPE_COLUMNS: Final = 160
 #: A longer name of a queue may be folded to so many columns, where the terminal is narrow.
 _LEAST_NAME_COLUMNS: Final = 12
 
-#: Queues that a line names; a full screen has room for few lines beside the numbers.
+#: Queues that a line names, and providers with a line of their own; a full screen has room for few
+#: lines beside the numbers.
 _MOST_NAMES: Final = 5
 
 _NO_STORE: Final = "sqs_backoff['store'] is not set"
@@ -267,13 +268,7 @@ def _cells(queue: QueueStatus) -> tuple[str, ...]:
 def _notes(seen: _Seen) -> Iterator[Text]:
     from rich.text import Text
 
-    for provider in seen.providers:
-        if provider.state != "closed":
-            yield Text(
-                f"provider {provider.name} is down ({provider.state}): {provider.waiting} messages"
-                " wait for it",
-                style="yellow",
-            )
+    yield from (Text(line, style="yellow") for line in _down(seen.providers))
     for queue in seen.queues:
         yield from (Text(f"{queue.name}: {said}") for said in _outlook(queue, seen.at))
     for fault, names in _unread(seen.queues).items():
@@ -288,6 +283,16 @@ def _notes(seen: _Seen) -> Iterator[Text]:
         of = f" of {_named(unknown)}" if seen.workers else ""
         why = f"no worker{of} has written within the last minute"
         yield Text(f"? is not known: {why}", style="dim")
+
+
+def _down(providers: Iterable[ProviderStatus]) -> Iterator[str]:
+    """A line for each of those that most waits for: with a key, each tenant's gate is one."""
+    down = sorted((p for p in providers if p.state != "closed"), key=lambda p: -p.waiting)
+    for one in down[:_MOST_NAMES]:
+        yield f"provider {one.name} is down ({one.state}): {one.waiting} messages wait for it"
+    if more := down[_MOST_NAMES:]:
+        waiting = sum(one.waiting for one in more)
+        yield f"{len(more)} more providers are down: {waiting} messages wait for them"
 
 
 def _unread(queues: Iterable[QueueStatus]) -> dict[str, list[str]]:

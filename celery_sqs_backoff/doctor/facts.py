@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ..retry.budget import receives_needed
+from ..retry.budget import receives_needed, tolerant, under_cap
 from ..retry.policies import Policy
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
@@ -139,6 +140,7 @@ class TaskFacts:
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds, ``None`` = no limit.
         max_retries: ``None`` = no limit.
+        fifo_cap: the longest delay on a FIFO queue, in seconds.
         retried_errors: names of the exception classes that are RETRYABLE.
         needs_store: whether its options need a store (a guard).
         wants_dlq: whether it dead-letters what it gives up.
@@ -151,11 +153,24 @@ class TaskFacts:
     backoff: Policy | None = None
     retry_for: float | None = None
     max_retries: int | None = None
+    fifo_cap: float = math.inf
     retried_errors: tuple[str, ...] = ()
     needs_store: bool = False
     wants_dlq: bool = True
     acks_late: bool = True
     autoretries: bool = False
+
+    @cached_property
+    def on_fifo(self) -> TaskFacts:
+        """The task as it is on a FIFO queue, where its delays are shorter."""
+        if self.backoff is None:
+            return self
+        return replace(self, backoff=under_cap(tolerant(self.backoff), self.fifo_cap))
+
+    def waits_like(self, other: TaskFacts) -> bool:
+        """Whether both need as many receives."""
+        mine = self.backoff, self.retry_for, self.max_retries
+        return mine == (other.backoff, other.retry_for, other.max_retries)
 
     @cached_property
     def about_receives_needed(self) -> int:

@@ -239,6 +239,7 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
             backoff=options.backoff,
             retry_for=options.retry_for,
             max_retries=options.max_retries,
+            fifo_cap=options.fifo_cap,
             retried_errors=tuple(f"{c.__module__}.{c.__qualname__}" for c in options.retry_on),
             needs_store=task.guard is not None,
             wants_dlq=options.on_give_up == "dead-letter",

@@ -33,12 +33,18 @@ class Alert:
     description: str
 
 
+#: ``increase`` makes 1.07 of one event.
+_ROUNDED: Final = '{{ $value | printf "%.0f" }}'
+
+
 def _new(metric: str, window: str) -> str:
     """How much a counter has grown, a series that has just begun included.
 
-    ``increase`` alone misses the first event of each label set: the series begins at 1.
+    ``increase`` alone misses the first event of each label set: the series begins at 1. One that
+    was not scraped for a while is not new: it is looked for in a window before this one.
     """
-    return f"(increase({metric}[{window}]) > 0 or ({metric} unless {metric} offset {window}))"
+    is_known = f"last_over_time({metric}[{window}] offset {window})"
+    return f"(increase({metric}[{window}]) > 0 or ({metric} unless {is_known}))"
 
 
 ALERTS: Final = (
@@ -100,7 +106,7 @@ ALERTS: Final = (
         ),
         lasts="0m",
         severity="warning",
-        summary="{{ $value }} dead letters of {{ $labels.task }}: {{ $labels.reason }}",
+        summary=f"{_ROUNDED} dead letters of {{{{ $labels.task }}}}: {{{{ $labels.reason }}}}",
         description="Look at them with celery sqs-peek; replay them with celery sqs-redrive.",
     ),
     Alert(
@@ -182,7 +188,7 @@ ALERTS: Final = (
         expr=f"sum by (task, queue) ({_new('sqs_backoff_leases_lost_total', '15m')}) > 0",
         lasts="0m",
         severity="warning",
-        summary="{{ $value }} running messages of {{ $labels.task }} may run twice",
+        summary=f"{_ROUNDED} running messages of {{{{ $labels.task }}}} may run twice",
         description="SQS was out of reach or the machine overloaded while they ran.",
     ),
     Alert(

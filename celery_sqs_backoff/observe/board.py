@@ -22,8 +22,14 @@ TTL_SECONDS: Final = 60.0
 #: Names in the list of workers; the oldest are dropped.
 _MOST_WORKERS: Final = 1_000
 
-#: Queues and providers of one worker.
-_MOST_ENTRIES: Final = 100
+#: Queues of one worker, which has a thread for each.
+_MOST_QUEUES: Final = 1_000
+
+#: Providers of one worker, each tenant's gate counted; those that are down first.
+_MOST_PROVIDERS: Final = 100
+
+#: States of a provider, the worst first.
+_WORST_FIRST: Final = ("open", "probing", "closed")
 
 #: How often to try to change the list of workers while others change it too.
 _TRIES: Final = 20
@@ -66,6 +72,12 @@ class ProviderNow:
     state: str
     waiting: int = 0
 
+    @property
+    def badness(self) -> tuple[int, int]:
+        """To sort by, the worst first: those that are down, then those that most waits for."""
+        known = self.state in _WORST_FIRST
+        return (_WORST_FIRST.index(self.state) if known else 0, -self.waiting)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerNow:
@@ -75,10 +87,18 @@ class WorkerNow:
     providers: tuple[ProviderNow, ...] = ()
 
     def as_text(self) -> str:
-        """As it is stored."""
-        queues = dict(sorted(self.queues.items())[:_MOST_ENTRIES])
-        providers = self.providers[:_MOST_ENTRIES]
-        return json.dumps(asdict(WorkerNow(queues=queues, providers=providers)))
+        """As it is stored: of most queues there is nothing to say but their names."""
+        idle, queues = asdict(QueueNow()), sorted(self.queues.items())[:_MOST_QUEUES]
+        providers = sorted(self.providers, key=lambda one: one.badness)[:_MOST_PROVIDERS]
+        return json.dumps(
+            {
+                "queues": {
+                    name: {k: v for k, v in asdict(queue).items() if v != idle[k]}
+                    for name, queue in queues
+                },
+                "providers": [asdict(provider) for provider in providers],
+            }
+        )
 
     @classmethod
     def from_text(cls, text: str) -> WorkerNow:

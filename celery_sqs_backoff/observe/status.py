@@ -181,9 +181,6 @@ class ProviderStatus:
     workers: int
 
 
-_WORST_FIRST = ("open", "probing", "closed")
-
-
 def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
     """Add up what the workers know of providers."""
     found: dict[str, list[ProviderNow]] = {}
@@ -193,16 +190,12 @@ def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
     return [
         ProviderStatus(
             name=name,
-            state=min((one.state for one in known), key=_badness),
+            state=min(known, key=lambda one: one.badness).state,
             waiting=sum(one.waiting for one in known),
             workers=len(known),
         )
         for name, known in sorted(found.items())
     ]
-
-
-def _badness(state: str) -> int:
-    return _WORST_FIRST.index(state) if state in _WORST_FIRST else 0
 
 
 def _messages(calls: Calls) -> int | None:

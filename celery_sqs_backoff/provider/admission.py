@@ -9,9 +9,10 @@ time is passed in.
   ``DOUBLING_SECONDS`` until the provider refuses for the first time.
 * A refusal (a RETRYABLE failure) cuts the rate to ``KEPT_AFTER_REFUSAL`` of it. That is CUBIC's
   share (RFC 9438, section 4.6), not a half: an overload refuses calls of many workers at once, and
-  if all of them halve together, half of the provider's capacity is idle for a while. Refusals of
-  calls that began less than ``SETTLE_SECONDS`` after the last cut say nothing new and do not cut
-  again: a provider that counts the calls of each second refuses the rest of it, at any rate.
+  if all of them halve together, half of the provider's capacity is idle for a while. Only the first
+  refusal cuts twice: by doubling, the rate has gone far beyond what the provider takes. Refusals
+  of calls that began less than ``SETTLE_SECONDS`` after the last cut say nothing new and do not
+  cut again: a provider that counts the calls of each second refuses the rest of it, at any rate.
 * From then on the rate follows CUBIC's curve (section 4.2) through the rate that was refused: back
   to it within ``REGAIN_SECONDS``, slowly near it, faster beyond. A rate that was refused is thus
   tried again about once in that time. But each success adds ``GROWN_BY_SUCCESS`` of the rate, and
@@ -30,10 +31,10 @@ import math
 
 __all__ = ["Admission"]
 
-START_RATE = 1.0
+START_RATE = 2.0
 LOWEST_RATE = 0.2
-DOUBLING_SECONDS = 1.0
-REGAIN_SECONDS = 10.0
+DOUBLING_SECONDS = 0.5
+REGAIN_SECONDS = 12.0
 KEPT_AFTER_REFUSAL = 0.7
 
 SETTLE_SECONDS = 0.5
@@ -135,6 +136,8 @@ class Admission:
         if began <= self._refused_at + SETTLE_SECONDS:
             return
         self._fill(now)
+        if self._refused_rate is None:  # doubling has gone too far
+            self.rate *= KEPT_AFTER_REFUSAL
         self._refused_rate = self.rate
         self._refused_at = now
         self.rate = max(LOWEST_RATE, KEPT_AFTER_REFUSAL * self.rate)

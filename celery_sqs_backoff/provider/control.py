@@ -5,8 +5,9 @@ The worker and the simulator ask the same questions of it:
 * ``look``: a message has come due; does it run, or wait, or is it hidden, and for how long?
 * ``turns``: how many of those that wait may run now?
 * ``ended``: a run is over; ``abandoned``: a message that was let through has not run.
-* ``keeps_its_delay``: a message has failed twice since the provider is back. Perhaps it always
-  does: brought forward each time, it would run, and cut the rate, all the time.
+* ``delay_after_failure``: how long is a message hidden that has failed?
+* ``keeps_its_delay``: a message has failed three times since the provider is back. Perhaps it
+  always does: back at once each time, it would run, and cut the rate, all the time.
 * ``hidden``: SQS has confirmed that a message is hidden; ``gone``: it is no longer ours.
 * ``recalls``: which messages to bring forward now.
 * ``hand_over``: the worker stops; which messages are to come back soon, for other workers.
@@ -49,6 +50,13 @@ HOLD_JITTER_FROM = 0.75
 #: message may be gone by then. Simulated over 12 h: without this bound one of five fleets took 2.8
 #: times the shortest time, with half an hour 1.6 times, with two hours 1.08 times.
 SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
+
+#: A message that fails while the provider recovers comes back soon: the rate decides when it runs.
+#: With its policy's delay, the last messages that were refused would run long after all others.
+#: After so many seconds for each of its receives, and twice in each worker: perhaps it always
+#: fails.
+SOON_SECONDS = 0.5
+SOON_TIMES = 2
 
 #: How long to wait for a message that comes due by itself before one is recalled to probe with.
 PROBE_GRACE_SECONDS = 2.0
@@ -186,7 +194,7 @@ class Control:
             return Look(self._by_policy(to_probe, message_id, policy, looks, longest))
         if permission is Permission.PROBE:
             self._on_event(Notice(Event.PROBING))
-        elif self.admission.is_limiting and not self._is_admitted(ahead, now):
+        elif self.admission.is_limiting and (ahead or not self.admission.admit(1, now)):
             to_turn = self.admission.seconds_to_turn(ahead, now)
             may_stay = looks >= MANY_LOOKS and not is_last
             if to_turn <= (LONGEST_WAIT_SECONDS if may_stay else longest_wait):
@@ -235,27 +243,32 @@ class Control:
 
     def delay_after_failure(
         self,
+        message_id: str,
         delay: float,
         now: float,
         *,
+        floor: float,
         policy: Policy,
         looks: int,
         longest: float,
         recallable: bool = True,
     ) -> float:
-        """Lengthen a failed message's delay while the gate is open: it would not run earlier.
+        """Return how long to hide a message that has failed, instead of ``delay``.
 
-        Ask after ``ended``. Returns ``delay`` itself while the gate is closed, or if the message
-        cannot be recalled.
+        Longer while the gate is open: it would not run earlier. Shorter while the provider
+        recovers, but no less than ``floor``. Ask after ``ended``.
         """
-        is_open = self.health.state is not State.CLOSED
-        if not (is_open and recallable and self.memory.has_room(now)):
+        if not recallable:
             return delay
-        return max(delay, self._hold(now, policy, looks, longest))
+        if self.health.state is not State.CLOSED:
+            has_room = self.memory.has_room(now)
+            return max(delay, self._hold(now, policy, looks, longest)) if has_room else delay
+        comes_soon = self.admission.is_limiting and not self.keeps_its_delay(message_id)
+        return min(delay, max(floor, SOON_SECONDS * looks)) if comes_soon else delay
 
     def keeps_its_delay(self, message_id: str) -> bool:
-        """Return whether a message that has just failed is not to be recalled early."""
-        return self.health.state is State.CLOSED and self._failures.get(message_id, 0) > 1
+        """Return whether a message that has just failed is not to come back early."""
+        return self.health.state is State.CLOSED and self._failures.get(message_id, 0) > SOON_TIMES
 
     def abandoned(self, message_id: str, now: float) -> None:
         """Note that a message that was let through has not run (revoked, given back)."""
@@ -351,14 +364,9 @@ class Control:
         self._recalled_probe_at = now
         return self.memory.take_next(self._probes_recalled, now)
 
-    def _is_admitted(self, ahead: int, now: float) -> bool:
-        return not ahead and self.admission.admit(1, now) == 1
-
     def _hold(self, now: float, policy: Policy, looks: int, longest: float) -> float:
         """Seconds to hide a message while the gate is open: recall will bring it forward."""
-        age = now - self.health.opened_at
-        floor = min(policy.ceiling(MANY_FAILURES), LONGEST_FIRST_HOLD_SECONDS)
-        hold = max(floor, HOLD_FACTOR * age) * max(1, looks - MANY_LOOKS + 2)
+        hold = _longest_hold(now - self.health.opened_at, policy, looks)
         return min(hold, longest) * self._rng.uniform(HOLD_JITTER_FROM, 1.0)
 
     def _queue(self, to_turn: float, longest: float) -> float:
@@ -372,6 +380,12 @@ class Control:
     ) -> float:
         """Seconds to hide a message that cannot be recalled: its own delay begins after these."""
         return min(longest, seconds + policy.delay_for(message_id, looks, self._rng))
+
+
+def _longest_hold(outage: float, policy: Policy, looks: int) -> float:
+    """Most seconds to hide a message for that can be recalled, so long after the gate opened."""
+    floor = min(policy.ceiling(MANY_FAILURES), LONGEST_FIRST_HOLD_SECONDS)
+    return max(floor, HOLD_FACTOR * outage) * max(1, looks - MANY_LOOKS + 2)
 
 
 def _put(kept: dict[str, T], key: str, value: T) -> None:

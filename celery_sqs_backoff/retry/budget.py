@@ -24,6 +24,7 @@ __all__ = [
     "longest_hold",
     "receives_needed",
     "tolerant",
+    "under_cap",
 ]
 
 logger = logging.getLogger(__name__)
@@ -207,6 +208,35 @@ def tolerant(policy: Policy) -> Policy:
     return _Tolerant(policy)
 
 
+@dataclass(frozen=True)
+class _UnderCap(Policy):
+    """Another policy, shrunk: see :func:`capped`."""
+
+    policy: Policy
+    cap: float
+
+    def ceiling(self, attempt: int) -> float:
+        return min(to_seconds("ceiling", self.policy.ceiling(attempt)), self.cap)
+
+    def delay(self, attempt: int, rng: RandomSource = random) -> float:
+        return self._capped(self.policy.delay(attempt, rng), attempt)
+
+    def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
+        return self._capped(self.policy.delay_for(message_id, attempt, rng), attempt)
+
+    def _capped(self, delay: float, attempt: int) -> float:
+        ceiling = to_seconds("ceiling", self.policy.ceiling(attempt))
+        return capped(to_seconds("delay", delay), ceiling, self.cap)
+
+
+def under_cap(policy: Policy, cap: float) -> Policy:
+    """Return a policy whose delays are those of another one, shrunk to ``cap`` seconds at most.
+
+    That is how messages of a FIFO queue are delayed: ``cap`` is the task's ``fifo_cap``.
+    """
+    return _UnderCap(policy, cap)
+
+
 def draw_delay(
     backoff: Policy, *, message_id: str, attempt: int, cap: float | None, rng: RandomSource
 ) -> float:
@@ -233,5 +263,5 @@ def draw_delay(
 def _drawn(
     backoff: Policy, message_id: str, attempt: int, cap: float | None, rng: RandomSource
 ) -> float:
-    delay = to_seconds("delay", backoff.delay_for(message_id, attempt, rng))
-    return delay if cap is None else capped(delay, backoff.ceiling(attempt), cap)
+    policy = backoff if cap is None else under_cap(backoff, cap)
+    return to_seconds("delay", policy.delay_for(message_id, attempt, rng))

@@ -119,6 +119,11 @@ class Hooks:
         if passage is not None and not acts_of(self):
             self._unset(passage)
 
+    def _joins_another_run(self) -> bool:
+        """Whether another run of this message has passed the guard, and not given it back."""
+        passage: Passage | None = getattr(self.request, "sqs_passage", None)
+        return passage is not None and not passage.is_ours
+
     def _take_back_refused(self, refused: Refused) -> bool:
         """Take back what earlier runs have done in workflows, if the window ended before the next.
 

@@ -228,9 +228,13 @@ class Recall(Gate):
 
     def delayed(self, message: Message, delay: float, now: float) -> float:
         self._own_delay = delay
+        delivery = budgets.delivery(self.scenario, message, now)
+        comes_soon = delivery.has_receives_to_spare and not self._keeps_its_delay
         return self.control.delay_after_failure(
+            message.id,
             delay,
             now,
+            floor=self._retry_after or 0.0 if comes_soon else delay,
             policy=self.task.backoff,
             looks=message.receives,
             longest=max(delay, budgets.longest_hold(self.scenario, message, now)),

@@ -10,19 +10,17 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
-from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import ReadTimeoutError
 from botocore.session import Session, get_session
 
-from ..threads import call_in_time, start_daemon
+from ..threads import SharedCall, call_in_time
 from .calls import Calls
+from .credentials import RoleCredentials, renew_beside, wait_for_credentials
 from .handshakes import announce_handshakes, handshakes
 from .limits import MAX_WAIT_TIME_SECONDS
 
@@ -58,14 +56,6 @@ _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
 
-#: Shares of a token's lifetime that may be left when it is renewed: in the background, and before
-#: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has.
-_RENEW_EARLY_SHARE = 1 / 3
-_RENEW_NOW_SHARE = 1 / 9
-
-#: How long a call waits for a newer token while the old one is good.
-_RENEWAL_WAIT_SECONDS = 1.0
-
 #: Between two rebuilds of the same clients because credentials were refused.
 _REBUILD_SECONDS = 5.0
 
@@ -88,7 +78,8 @@ class Clients:
     They stay when Celery reconnects. Credentials are taken from kombu's own client, so that a
     subclass's ``new_sqs_client`` is heeded; with ``sts_role_arn`` (in the transport options, or on
     a predefined queue) they refresh themselves before they expire. Safe to use from any thread; a
-    role whose token is not to be had holds up its own queues only.
+    role whose token is not to be had holds up its own queues only, and each call for 10 seconds
+    at the most.
 
     Arguments:
         clock: seconds, monotonic.
@@ -99,7 +90,7 @@ class Clients:
         self._lock = threading.RLock()
         self._channel: Any = None
         self._pairs: dict[tuple[Any, ...], _Pair] = {}
-        self._making: dict[tuple[Any, ...], threading.Lock] = {}
+        self._making: dict[tuple[Any, ...], SharedCall[_Pair]] = {}
         self._key_of: dict[str, tuple[Any, ...]] = {}
         self._settling: dict[str, Calls] = {}
         self._refused: set[tuple[Any, ...]] = set()
@@ -146,21 +137,25 @@ class Clients:
                 key = self._key_of[url] = _key(self._channel, url)
             if (pair := self._pairs.get(key)) is not None:
                 return pair
-            making = self._making.setdefault(key, threading.Lock())
-        with making:  # the others need not wait: a role's token comes from STS
-            if (pair := self._pairs.get(key)) is None:
-                with handshakes.one():
-                    pair = self._pairs[key] = self._make(key)
-            return pair
+            making = self._making.get(key)
+            if making is None:
+                making = self._making[key] = SharedCall(partial(self._make, key))
+        return wait_for_credentials(making)  # a role's token comes from STS
 
     def _make(self, key: tuple[Any, ...]) -> _Pair:
+        if (pair := self._pairs.get(key)) is None:
+            with handshakes.one():
+                pair = self._pairs[key] = self._made(key)
+        return pair
+
+    def _made(self, key: tuple[Any, ...]) -> _Pair:
         region, access_key, secret_key, role = key
         channel, credentials, token = self._channel, None, None
         make = channel.new_sqs_client
         if key in self._refused:
             make = inspect.unwrap(make)
         if role is not None:
-            credentials = _RoleCredentials.of(_token_source(channel, role))
+            credentials = RoleCredentials.of(_token_source(channel, role))
             access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
         kombu_client = make(region, access_key, secret_key, token)
         return _Pair(
@@ -177,8 +172,7 @@ def settling_client(client: Any) -> SQSClient:
 
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
     credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
-    if isinstance(credentials, RefreshableCredentials):
-        _Renewal.install(credentials)
+    renew_beside(credentials)
     with _SESSION_LOCK:
         session = _session()
         session._credentials = credentials  # type: ignore[attr-defined]  # shared: they refresh
@@ -280,80 +274,3 @@ def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
         return channel.generate_sts_session_token(role, seconds)  # type: ignore[no-any-return]
 
     return fetch
-
-
-class _RoleCredentials(RefreshableCredentials):
-    """botocore's credentials that refresh themselves, for tokens of any lifetime."""
-
-    @classmethod
-    def of(cls, fetch: Callable[[], Mapping[str, Any]]) -> _RoleCredentials:
-        """Fetch the first token now, and each further one before the last has expired."""
-        credentials: list[_RoleCredentials] = []
-
-        def refresh() -> dict[str, str]:
-            token = fetch()
-            metadata = {
-                "access_key": str(token["AccessKeyId"]),
-                "secret_key": str(token["SecretAccessKey"]),
-                "token": str(token["SessionToken"]),
-                "expiry_time": _utc(token["Expiration"]).isoformat(),
-            }
-            for made in credentials:
-                made._plan(_utc(token["Expiration"]))
-            return metadata
-
-        metadata = refresh()
-        made = cls.create_from_metadata(metadata, refresh_using=refresh, method="sts-assume-role")
-        made._plan(datetime.fromisoformat(metadata["expiry_time"]))
-        credentials.append(made)
-        return made
-
-    def _plan(self, expires: datetime) -> None:
-        lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
-        self._advisory_refresh_timeout = lifetime * _RENEW_EARLY_SHARE
-        self._mandatory_refresh_timeout = lifetime * _RENEW_NOW_SHARE
-
-
-class _Renewal:
-    """Renews credentials in a thread of its own, beside the calls, while the old ones are good.
-
-    botocore does it in the thread that happens to make a call. STS may hang for minutes, and on
-    that thread the holds of all messages of a queue may depend.
-    """
-
-    @classmethod
-    def install(cls, credentials: Any) -> None:
-        """Guard this instance, once: it may be shared by several clients."""
-        if "get_frozen_credentials" not in vars(credentials):
-            credentials.get_frozen_credentials = cls(credentials).get_frozen_credentials
-
-    def __init__(self, credentials: Any) -> None:
-        self._credentials = credentials
-        self._renew: Callable[[], Any] = credentials.get_frozen_credentials
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def get_frozen_credentials(self) -> Any:
-        credentials = self._credentials
-        known = credentials._frozen_credentials
-        if known is None or credentials._is_expired() or not credentials.refresh_needed():
-            return self._renew()
-        with self._lock:
-            thread = self._thread
-            if thread is not None and thread.is_alive():
-                return known
-            thread = self._thread = start_daemon("sqs-sts", self._run)
-            if thread is None:
-                return known
-        thread.join(_RENEWAL_WAIT_SECONDS)
-        return credentials._frozen_credentials  # the old ones, if there are no newer ones yet
-
-    def _run(self) -> None:
-        # botocore has logged what it raises; a call that needs newer ones raises it, too.
-        with suppress(Exception), handshakes.one():
-            self._renew()
-
-
-def _utc(time_: Any) -> datetime:
-    parsed = datetime.fromisoformat(time_) if isinstance(time_, str) else time_
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)

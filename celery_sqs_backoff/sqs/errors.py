@@ -15,7 +15,19 @@ from botocore import exceptions as botocore
 
 from ..traces import before_the_request, certificate_failed, entered
 
-__all__ = ["NOT_LISTED", "Failure", "Kind", "Operation", "failure_of", "failure_of_entry"]
+__all__ = [
+    "NOT_LISTED",
+    "CredentialsNotRenewed",
+    "Failure",
+    "Kind",
+    "Operation",
+    "failure_of",
+    "failure_of_entry",
+]
+
+
+class CredentialsNotRenewed(botocore.CredentialRetrievalError):
+    """The source of the credentials (STS, for one) does not answer. It is being asked again."""
 
 
 class Kind(Enum):
@@ -86,7 +98,9 @@ class Failure:
     @property
     def newer_credentials_may_help(self) -> bool:
         """Whether to fetch credentials anew before somebody looks for a missing permission."""
-        return self.kind is Kind.CREDENTIALS or self.code in _SIGNED_WRONGLY
+        if self.kind is Kind.CREDENTIALS:
+            return self.code != CredentialsNotRenewed.__name__  # they are being fetched already
+        return self.code in _SIGNED_WRONGLY
 
     def __str__(self) -> str:
         return self.code

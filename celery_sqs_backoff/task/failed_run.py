@@ -206,6 +206,10 @@ class FailedRun:
         """Also of a message that is new: it may be a redriven one, or a copy."""
         if self._run is None:
             return False
+        # A run that has waited for a lock leaves the guard's record too.
+        has_waited = self._request.retries > 0 and self._retries == 0
+        if self._task._joins_another_run() and not has_waited:
+            return True  # one of a worker that was lost as a whole, perhaps: nothing else tells
         return is_in_doubt(self._task.app, self._task.name, self._request.id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:

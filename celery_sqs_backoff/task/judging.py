@@ -26,7 +26,8 @@ __all__ = ["RETURNED", "wrap_call", "wrap_run"]
 
 RETURNED: Final = Report(Ended(End.RETURNED))
 
-#: Of a request: its ``run`` is called by the task's own ``__call__``, where it is judged.
+#: Of a request whose task has a ``__call__`` of its own, where the run is judged: the request
+#: itself. ``Task.__call__`` gives ``run`` a copy.
 _IN_CALL: Final = "sqs_in_call"
 
 
@@ -41,8 +42,9 @@ def wrap_run(cls: Any) -> None:
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         call = partial(run, self) if takes_self else run
         request = self.request_stack.top
-        if request is not None and vars(request).pop(_IN_CALL, False):
-            return call(*args, **kwargs)
+        judged = getattr(request, _IN_CALL, None)
+        if judged is not None:
+            return _run_in_call(self, judged, partial(call, *args, **kwargs))
         return _judged(self, request, call, args, kwargs)
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]
@@ -67,11 +69,25 @@ def wrap_call(cls: Any) -> None:
         request = self.request_stack.top
         if request is None or request.called_directly or request.is_eager or _is_running(request):
             return call(self, *args, **kwargs)
-        vars(request)[_IN_CALL] = True
-        return _judged(self, request, partial(call, self), args, kwargs)
+        vars(request)[_IN_CALL] = request
+        try:
+            return _judged(self, request, partial(call, self), args, kwargs)
+        finally:
+            del vars(request)[_IN_CALL]
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]
     cls.__call__ = wrapped
+
+
+def _run_in_call(task: Any, request: Any, run: Callable[[], Any]) -> Any:
+    """Call ``run`` with the request that is judged: what it notes there (steps) counts then."""
+    del vars(request)[_IN_CALL]  # a task that calls itself is called as a function
+    task.request_stack.push(request)
+    try:
+        return run()
+    finally:
+        task.request_stack.pop()
+        vars(request)[_IN_CALL] = request
 
 
 def _is_running(request: Any) -> bool:

@@ -208,17 +208,19 @@ class Gate:
         """Return how long to hide a message that has failed; remember it for a recall."""
         if not isinstance(ended.word, RetryIn):
             return seconds
-        now = self._owner.clock()
+        message_id, now = lease.delivery.message_id, self._owner.clock()
         longest = _longest_hold(lease, options, self._owner.today())
         is_recallable = self.is_recallable(options)
         with self._owner.lock:
+            keeps = ended.word.is_named or self.control.keeps_its_delay(message_id)
+            floor = seconds if keeps else ended.word.retry_after or 0.0
             if is_recallable:
-                keeps = self.control.keeps_its_delay(lease.delivery.message_id)
-                floor = seconds if ended.word.is_named or keeps else ended.word.retry_after or 0.0
                 self._owner.expect(lease, self, now + floor, own_delay_ends=now + seconds)
             return self.control.delay_after_failure(
+                message_id,
                 seconds,
                 now,
+                floor=floor if lease.delivery.has_receives_to_spare else seconds,
                 policy=tolerant(options.backoff),
                 looks=lease.delivery.receive_count,
                 longest=max(seconds, longest),

@@ -26,7 +26,7 @@ from ..retry.decision import (
 )
 from ..retry.options import DEAD_LETTER, Options
 from ..retry.outcomes import Outcome
-from ..safe.shared import busy_receives, compensate_given_up, count_crash, in_time
+from ..safe.shared import busy_receives, compensate_given_up, count_crash, count_doubt, in_time
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
@@ -172,6 +172,9 @@ class Settler:
                 self._ask(count_crash, message_id, self._task, self._task_id, otherwise=0),
             )
             self._leave_out_busy_receives(message_id)
+        elif ended.word is None and ended.end is End.CANCELLED:
+            # No crash, but how far the run got is as little known.
+            self._ask(count_doubt, self._task, self._task_id, otherwise=None)
         return Facts(
             standing=self._standing(),
             max_retries=options.max_retries,

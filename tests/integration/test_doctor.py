@@ -197,8 +197,12 @@ def test_findings_can_be_ignored_with_a_reason_only(
     diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
 ) -> None:
     queue = broken(DelaySeconds="60")
-    result = diagnose("--ignore", "W015=we batch", "--format", "json", queues=(queue,))
-    assert (result.exit_code, ids(result)) == (doctor.HEALTHY, [])
+    for rule in ("W015", "w015", f"w015:{queue.name}"):
+        result = diagnose("--ignore", f"{rule}=we batch", "--format", "json", queues=(queue,))
+        assert (result.exit_code, ids(result)) == (doctor.HEALTHY, [])
+    result = diagnose("--ignore", "W999=we batch")
+    assert result.exit_code == 2
+    assert "--ignore: there is no rule 'W999'" in result.output
     result = diagnose("--ignore", "W015")
     assert result.exit_code == 2
     assert "gives no reason" in result.output
@@ -211,6 +215,7 @@ def test_sarif_names_each_rule_and_the_findings(
     [run] = json.loads(result.stdout)["runs"]
     assert len(run["tool"]["driver"]["rules"]) == len(RULES)
     [found] = run["results"]
+    assert run["invocations"] == [{"executionSuccessful": True}]
     assert found["ruleId"] == "W015"
     # Without it GitHub refuses the file: "expected a physical location".
     assert found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
@@ -271,6 +276,9 @@ def test_a_queue_that_cannot_be_read_is_no_good_queue(
     assert result.exit_code == doctor.COULD_NOT_LOOK
     assert "cannot read queue mails: EndpointConnectionError" in result.stderr
     assert "all well" not in result.stdout
+    # Else GitHub closes all alerts of the queue.
+    [run] = json.loads(diagnose("--format", "sarif").stdout)["runs"]
+    assert run["invocations"] == [{"executionSuccessful": False}]
 
 
 def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(

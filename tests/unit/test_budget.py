@@ -1,5 +1,8 @@
 """How long a message may be retried, and hidden."""
 
+from datetime import timedelta
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +11,11 @@ from celery_sqs_backoff import Exponential, FullJitter, Policy, Schedule
 from celery_sqs_backoff.retry.budget import (
     GiveUpReason,
     capped,
+    draw_delay,
     exhausted,
     exhausted_before_run,
     receives_needed,
+    under_cap,
 )
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.visibility import longest_delay, standing, visibility_delay
@@ -270,3 +275,20 @@ def test_a_day_and_a_half_of_the_default_delays_is_some_eighty_receives():
 def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
     delay = capped(ceiling * share, ceiling, cap)
     assert delay == pytest.approx(min(ceiling, cap) * share)
+
+
+def test_what_is_counted_under_a_cap_is_what_a_fifo_queue_is_asked_for():
+    policy = FullJitter(base=2, cap=3600)
+    counted = under_cap(policy, 300)
+    for attempt in (1, 8, 20):
+        drawn = draw_delay(policy, message_id="m", attempt=attempt, cap=300, rng=Random(attempt))
+        assert counted.delay(attempt, Random(attempt)) == drawn <= counted.ceiling(attempt) <= 300
+
+
+def test_a_policy_of_timedeltas_is_shrunk_like_one_of_seconds(caplog):
+    class TenMinutes(Policy):
+        def ceiling(self, attempt):
+            return timedelta(minutes=10)
+
+    assert draw_delay(TenMinutes(), message_id="m", attempt=1, cap=300, rng=Random(0)) == 300
+    assert not caplog.records

@@ -41,7 +41,7 @@ def redrive(arn: str, count: int = 1000) -> str:
     return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": count})
 
 
-def queue(**attributes: str) -> Queue:
+def queue(url: str = URL, **attributes: str) -> Queue:
     class Client:
         def get_queue_attributes(self, **_: Any) -> Any:
             found = {
@@ -52,7 +52,7 @@ def queue(**attributes: str) -> Queue:
             }
             return {"Attributes": {**found, **attributes}}
 
-    return read_queue(Client(), URL)  # type: ignore[arg-type]
+    return read_queue(Client(), url)  # type: ignore[arg-type]
 
 
 def test_a_good_queue_is_not_spoken_of(app: Celery) -> None:
@@ -82,6 +82,12 @@ def test_a_fault_of_a_queue_has_a_line(
     monkeypatch.setattr("celery_sqs_backoff.doctor.rules.dead_letters.dead_lettered_after", None)
     [(_, line)] = check_up(app, [("mails", queue(**attributes))])
     assert line.startswith(said)
+
+
+def test_the_receives_of_a_fifo_queue_are_counted_with_the_tasks_fifo_cap(app: Celery) -> None:
+    policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq.fifo", 100)
+    [(_, line)] = check_up(app, [("mails.fifo", queue(f"{URL}.fifo", RedrivePolicy=policy))])
+    assert line.startswith("W010 mails.fifo: maxReceiveCount is 100;")
 
 
 def test_each_rule_has_one_line(app: Celery) -> None:

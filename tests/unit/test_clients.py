@@ -12,12 +12,16 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ReadTimeoutError
+from botocore.credentials import DeferredRefreshableCredentials
+from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 from kombu import Connection
 from kombu.transport.SQS import Channel
 
+from celery_sqs_backoff import threads
 from celery_sqs_backoff.sqs import clients as clients_module
+from celery_sqs_backoff.sqs import credentials as credentials_module
 from celery_sqs_backoff.sqs.clients import Clients, settling_client
+from celery_sqs_backoff.sqs.errors import CredentialsNotRenewed, Failure, Kind
 from celery_sqs_backoff.worker import poller
 from tests.support.processes import eventually
 
@@ -240,7 +244,7 @@ def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread that makes the call may be the one that renews a queue's messages."""
-    monkeypatch.setattr(clients_module, "_RENEWAL_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(credentials_module, "_WITH_GOOD_SECONDS", 0.01)
     sts = Sts(monkeypatch)
     client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
     fetch, release = Channel.generate_sts_session_token, threading.Event()
@@ -258,6 +262,169 @@ def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
     eventually(lambda: access_key(client) == "r-2")
 
 
+class HangingSource:
+    """Where credentials come from: silent for so long as a test likes."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = threading.Event()
+
+    def fetch(self, *_: Any) -> dict[str, Any]:
+        self.asked += 1
+        assert self.answers.wait(20)
+        expires = datetime.now(timezone.utc) + timedelta(hours=1)
+        return {
+            "access_key": "new",
+            "secret_key": "s",
+            "token": "t",
+            "expiry_time": expires.isoformat(),
+        }
+
+    def token(self, *_: Any) -> dict[str, Any]:
+        fetched = self.fetch()
+        return {
+            "AccessKeyId": fetched["access_key"],
+            "SecretAccessKey": "s",
+            "SessionToken": "t",
+            "Expiration": fetched["expiry_time"],
+        }
+
+
+def has_new_key(clients: Clients, url: str) -> bool:
+    with contextlib.suppress(CredentialsNotRenewed):
+        return access_key(clients.settling_client(url)) == "new"
+    return False
+
+
+@pytest.fixture
+def hanging() -> Iterator[HangingSource]:
+    source = HangingSource()
+    yield source
+    source.answers.set()
+
+
+def in_time(call: Any) -> Any:
+    """The result of a call that must not hang; else the test would."""
+    future = threads.call_in_time(call, seconds=5)
+    assert future is not None
+    assert future.done(), "it hangs"
+    return future.result()
+
+
+def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
+    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource
+) -> None:
+    """A poller that hangs makes its worker unhealthy; a restart brings no token either."""
+    sts = Sts(monkeypatch)
+    now = [0.0]
+    clients = attached(channel_of({"a": {}}, sts_role_arn="r"), clock=lambda: now[0])
+    url = f"{BASE}/a"
+    client = clients.settling_client(url)
+    monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
+    monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
+    sts.age(client, 1000)
+    now[0] = 60.0
+    for port in (clients.settling(url), clients.polling(url)):
+        failure = in_time(port.attributes)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "CredentialsNotRenewed")
+    assert clients.settling_client(url) is client, "new clients would be asking the same STS"
+    assert hanging.asked == 1
+    hanging.answers.set()
+    eventually(lambda: has_new_key(clients, url))
+
+
+def test_calls_fail_at_once_while_a_fetch_is_late(
+    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource
+) -> None:
+    """Some threads make several calls in a row, and each may take only so long in all."""
+    sts = Sts(monkeypatch)
+    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
+    monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
+    sts.age(client, 1000)
+    with pytest.raises(CredentialsNotRenewed, match=r"sts-assume-role.*no answer"):
+        access_key(client)
+    waits: list[float] = []
+    monkeypatch.setattr(threads.Future, "exception", lambda _, seconds: waits.append(seconds))
+    with pytest.raises(CredentialsNotRenewed):
+        access_key(client)
+    assert waits == [0.0]
+
+
+@pytest.mark.parametrize("role", [True, False], ids=["sts_role_arn", "web identity"])
+def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(
+    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource, role: bool
+) -> None:
+    """Clients that are made anew while STS hangs have none of the old token."""
+    monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
+    monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
+    if not role:
+        make = Channel.new_sqs_client
+
+        def with_deferred(self: Any, *args: Any, **kwargs: Any) -> Any:
+            client = make(self, *args, **kwargs)
+            client._request_signer._credentials = DeferredRefreshableCredentials(
+                hanging.fetch, "assume-role-with-web-identity"
+            )
+            return client
+
+        monkeypatch.setattr(Channel, "new_sqs_client", with_deferred)
+    clients = attached(channel_of({"a": {}}, **({"sts_role_arn": "r"} if role else {})))
+    port = clients.settling(f"{BASE}/a")
+    for _ in range(2):
+        failure = in_time(port.attributes)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "CredentialsNotRenewed")
+    assert hanging.asked <= 1
+    hanging.answers.set()
+    eventually(lambda: has_new_key(clients, f"{BASE}/a"))
+
+
+@pytest.mark.parametrize("error", [ReadTimeoutError, ConnectTimeoutError])
+def test_an_sts_that_is_not_reached_is_not_taken_for_sqs(
+    monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    """A timeout of the queue's own call may mean that SQS carried it out. This call never left."""
+    sts = Sts(monkeypatch)
+    clients = attached(channel_of({"a": {}}, sts_role_arn="r"))
+
+    def time_out(*_: Any) -> Any:
+        raise error(endpoint_url="https://sts.example")
+
+    sts.age(clients.settling_client(f"{BASE}/a"), 1000)
+    monkeypatch.setattr(Channel, "generate_sts_session_token", time_out)
+    [failure] = clients.settling(f"{BASE}/a").delete(["handle"])
+    assert failure is not None
+    assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "CredentialsNotRenewed")
+    assert not failure.may_have_been_done
+
+
+def test_a_token_that_expires_while_its_renewal_fails_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """botocore swallows the error of a renewal that began while the token was good."""
+    sts = Sts(monkeypatch)
+    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+
+    begun, fails = threading.Event(), threading.Event()
+
+    def fail_late(*_: Any) -> Any:
+        begun.set()
+        assert fails.wait(20)
+        raise OSError("STS is away")
+
+    monkeypatch.setattr(Channel, "generate_sts_session_token", fail_late)
+    monkeypatch.setattr(credentials_module, "_WITH_GOOD_SECONDS", 0.0)
+    sts.age(client, 700)
+    assert access_key(client) == "r-1"
+    assert begun.wait(20)
+    sts.age(client, 1000)
+    threading.Timer(0.1, fails.set).start()
+    with pytest.raises(CredentialsNotRenewed, match="expired meanwhile"):
+        access_key(client)
+
+
 def test_a_token_that_is_good_is_used_where_no_thread_is_left_to_renew_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,6 +437,7 @@ def test_a_token_that_is_good_is_used_where_no_thread_is_left_to_renew_it(
     sts.age(client, 700)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", start)
+        full.setattr(threads, "_idle", type(threads._idle)())
         assert access_key(client) == "r-1"
     assert access_key(client) == "r-2"
 

@@ -345,6 +345,20 @@ def test_a_process_that_is_lost_while_the_worker_stops_is_no_crash():
     assert run.keeper.memory.crashes("m") == 0
 
 
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_run_that_ends_with_its_worker_is_in_doubt_for_the_next(reported):
+    """At every deploy: a provider that is down then says nothing of the call before."""
+    worker_state.should_stop = 0
+    run = Run()
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    if reported:
+        fails(run, WorkerLostError("signal 15 (SIGTERM)"))
+    else:
+        run.request.cut_short()
+    assert run.ended is State.RELEASED
+    assert shared.is_in_doubt(run.app, "mail", "task-id")
+
+
 @pytest.fixture
 def stored_success(monkeypatch):
     """Let Celery find a success that was stored so many seconds after the message was sent."""

@@ -10,6 +10,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, Wo
 
 from celery_sqs_backoff import (
     FullJitter,
+    Guard,
     NonRetryable,
     Outcome,
     Retryable,
@@ -20,6 +21,8 @@ from celery_sqs_backoff import (
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import GiveUp
 from celery_sqs_backoff.safe import Busy, StepNotRecorded
+from celery_sqs_backoff.safe.inspect import look
+from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import count_crash
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -236,6 +239,39 @@ def test_what_a_redriven_message_has_left_in_doubt_is_not_undone(app, failing, u
     assert undone == []
 
 
+@pytest.mark.parametrize(
+    ("earlier", "outcome"),
+    [
+        (KeyboardInterrupt(), Outcome.UNKNOWN),  # as SIGKILL would
+        (Busy("held"), Outcome.RETRYABLE),
+        (ProviderDown("x"), Outcome.RETRYABLE),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_guard_tells_of_a_run_that_was_lost_with_its_whole_worker(app, undone, earlier, outcome):
+    """The container was killed: its main process, which would have counted the loss, as well."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    failures = [earlier, ProviderDown("x")]
+
+    @app.task(
+        base=SQSBackoffTask,
+        lazy=False,
+        shared=False,
+        retry_on=ProviderDown,
+        max_retries=1,
+        guard=Guard(key="mail", window=3600),
+        undo=lambda *each: undone.append(each),
+    )
+    def mail():
+        raise failures.pop(0)
+
+    raised_by(mail)
+    undone.clear()
+    _, give_up = raised_by(mail, retries=1)
+    assert give_up is None or give_up.outcome is outcome
+    assert bool(undone) is (outcome is Outcome.RETRYABLE)
+
+
 def test_while_the_store_does_not_say_whether_a_run_is_in_doubt_nothing_is_undone(
     app, failing, undone, caplog
 ):
@@ -295,6 +331,66 @@ def test_a_retry_that_has_nothing_to_undo_does_not_ask_the_store(app, monkeypatc
     assert asked == []
     raised_by(undone, retries=1)
     assert len(asked) == 1
+
+
+class WithCall(SQSBackoffTask):
+    """As a project's base class that logs, or opens a transaction. Celery gives it a copy."""
+
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [SQSBackoffTask, WithCall])
+def test_a_guard_stays_where_a_step_was_done_before_the_provider_went_down(app, base):
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+
+    @app.task(base=base, bind=True, lazy=False, shared=False, guard=Guard(key="o:{o}", window=60))
+    def pay(self, o):
+        self.step("charge", lambda: "charged")
+        raise Retryable("down")
+
+    with received(pay, args=(7,)), pytest.raises(Retry):
+        (pay if base is WithCall else pay.run)(7)  # as Celery does
+    assert [entry.kind for entry in look(vault_of(app), "o:7")] == ["guard"]
+
+
+@pytest.mark.parametrize("base", [SQSBackoffTask, WithCall])
+def test_no_rule_retries_what_the_task_itself_retries_no_more(app, base):
+    @app.task(base=base, bind=True, lazy=False, shared=False, retry_on=ProviderDown)
+    def pay(self):
+        raise self.retry(exc=ProviderDown("x"), max_retries=0)
+
+    with received(pay), pytest.raises(ProviderDown):
+        (pay if base is WithCall else pay.run)()
+
+
+def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
+    """After a deadlock in the database, for example. A task that calls itself is another call."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    ids = []
+
+    class Repeats(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            super().__call__(*args, **kwargs)
+            return self.run(*args, **kwargs)
+
+    @app.task(base=Repeats, bind=True, lazy=False, shared=False)
+    def pay(self, is_inner=False):
+        ids.append((is_inner, self.idempotency_key("charge")))
+        if not is_inner:
+            pay(is_inner=True)
+
+    with received(pay):
+        pay()
+    outer = [key for is_inner, key in ids if not is_inner]
+    inner = [key for is_inner, key in ids if is_inner]
+    assert len(outer) == 2
+    assert len({*outer}) == 1
+    assert not {*outer} & {*inner}
 
 
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):

@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_sqs_backoff import threads
 from celery_sqs_backoff.observe.waiting import Waiting
-from celery_sqs_backoff.threads import call_in_time, start_daemon
+from celery_sqs_backoff.threads import SharedCall, call_in_time, start_daemon
 from celery_sqs_backoff.worker.bulletin import Bulletin
 from celery_sqs_backoff.worker.check_up import start_check_up
 from celery_sqs_backoff.worker.upstream import give_back_before_soft_shutdown
@@ -68,6 +68,42 @@ def test_without_a_thread_left_nothing_is_called(monkeypatch: pytest.MonkeyPatch
     called: list[int] = []
     assert call_in_time(partial(called.append, 1), seconds=10) is None
     assert not called
+
+
+def test_a_shared_call_is_made_once_for_all_who_wait_and_anew_when_it_has_ended() -> None:
+    made: list[int] = []
+    goes_on, now = threading.Event(), [0.0]
+
+    def call() -> int:
+        made.append(1)
+        assert goes_on.wait(10)
+        return len(made)
+
+    shared = SharedCall(call, clock=lambda: now[0])
+    with pytest.raises(SharedCall.TakesTooLong):
+        shared.result(seconds=0.01)
+    now[0] = 100.0
+    with pytest.raises(SharedCall.TakesTooLong):
+        shared.result(seconds=60)  # it has taken longer than that already
+    goes_on.set()
+    now[0] = 0.0
+    assert shared.result(seconds=10) in (1, 2)
+    assert shared.result(seconds=10) == len(made) > 1
+
+
+def test_a_shared_call_raises_what_it_raised() -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        SharedCall(fail).result(seconds=10)
+
+
+def test_a_shared_call_is_not_made_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threads, "_idle", type(threads._idle)())
+    with pytest.raises(SharedCall.TakesTooLong):
+        SharedCall(lambda: 7).result(seconds=10)
 
 
 def test_a_fork_does_not_wait_for_the_threads_of_its_parent() -> None:

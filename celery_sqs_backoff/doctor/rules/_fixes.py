@@ -22,8 +22,9 @@ _TERRAFORM = {
 
 
 def resource_name(queue: QueueFacts) -> str:
-    """A name that Terraform allows for the queue's resource."""
-    return "".join(c if c.isalnum() else "_" for c in queue.url.rpartition("/")[2])
+    """A name that Terraform allows for the queue's resource: it begins with no digit."""
+    name = "".join(c if c.isalnum() else "_" for c in queue.url.rpartition("/")[2])
+    return f"_{name}" if name[:1].isdigit() else name
 
 
 def terraform(queue: QueueFacts, *arguments: str) -> str:

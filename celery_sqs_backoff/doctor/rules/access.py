@@ -11,6 +11,10 @@ from ..finding import Fix, Report, Rule
 
 __all__ = ["RULES"]
 
+#: Characters in the name of a policy.
+#: https://docs.aws.amazon.com/IAM/latest/APIReference/API_PutRolePolicy.html
+_MOST_POLICY_NAME = 128
+
 
 def _unreadable(facts: Facts) -> Iterator[Report]:
     for queue in facts.queues:
@@ -84,8 +88,11 @@ def _statement(queue: QueueFacts) -> str:
         "Resource": queue.arn or f"ARN of {queue.name}",
     }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    # Of its own: put-role-policy replaces what the role has under the same name.
+    actions = (action.partition(":")[2] for action in queue.denied)
+    name = "-".join([queue.url.rpartition("/")[2], *actions])[:_MOST_POLICY_NAME]
     return (
-        "aws iam put-role-policy --role-name WORKER_ROLE --policy-name celery-sqs-backoff"
+        f"aws iam put-role-policy --role-name WORKER_ROLE --policy-name {name}"
         f" --policy-document '{policy}'"
     )
 

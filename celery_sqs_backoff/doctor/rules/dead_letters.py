@@ -20,6 +20,10 @@ _FOURTEEN_DAYS_SECONDS = 1_209_600
 #: Tasks whose delays are drawn 200 times: those that needed the most receives when drawn once.
 _LOOKED_AT_CLOSELY = 3
 
+#: Queues that a RedriveAllowPolicy may name.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
+_MOST_SOURCES = 10
+
 #: What SQS gives a queue that does not say.
 _FOUR_DAYS_SECONDS = 345_600
 
@@ -130,21 +134,31 @@ def _not_allowed(facts: Facts) -> Iterator[Report]:
         found = policy.get("sourceQueueArns")
         allowed = found if isinstance(found, list) else []
         if permission == "denyAll" or (permission == "byQueue" and queue.arn not in allowed):
-            named = [*allowed, queue.arn]
-            text = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": named})
             yield (
                 queue.name,
                 f"RedriveAllowPolicy of {dlq.name} is {permission!r} and does not name {queue.arn}",
                 "SQS moves nothing from this queue to its dead-letter queue.",
-                set_attributes(
-                    dlq,
-                    {"RedriveAllowPolicy": text},
-                    "redrive_allow_policy = jsonencode({",
-                    '  redrivePermission = "byQueue"',
-                    f"  sourceQueueArns   = {json.dumps(named)}",
-                    "})",
-                ),
+                _allow(dlq, [*allowed, queue.arn]),
             )
+
+
+def _allow(dlq: QueueFacts, sources: list[object]) -> Fix:
+    if len(sources) > _MOST_SOURCES:
+        policy: dict[str, object] = {"redrivePermission": "allowAll"}
+        lines = ['  redrivePermission = "allowAll"']
+    else:
+        policy = {"redrivePermission": "byQueue", "sourceQueueArns": sources}
+        lines = [
+            '  redrivePermission = "byQueue"',
+            f"  sourceQueueArns   = {json.dumps(sources)}",
+        ]
+    return set_attributes(
+        dlq,
+        {"RedriveAllowPolicy": json.dumps(policy)},
+        "redrive_allow_policy = jsonencode({",
+        *lines,
+        "})",
+    )
 
 
 def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
@@ -189,30 +203,51 @@ def _short_lived(facts: Facts) -> Iterator[Report]:
 
 
 def _few_receives(facts: Facts) -> Iterator[Report]:
+    standard = [queue for queue in facts.consumed if not queue.is_fifo]
+    fifo = [queue for queue in facts.consumed if queue.is_fifo]
+    for queues, tasks in ((standard, facts.covered), (fifo, [t.on_fifo for t in facts.covered])):
+        if queues and (needy := _neediest(tasks)) is not None:
+            for queue in queues:
+                yield from _fewer_than_needed(queue, *needy, simulates=facts.simulates)
+
+
+def _neediest(tasks: list[TaskFacts]) -> tuple[TaskFacts, int] | None:
     # To look at all of them closely would take seconds of CPU, also of a worker that starts.
-    likely = sorted(facts.covered, key=lambda task: task.about_receives_needed, reverse=True)
+    likely = sorted(_different(tasks), key=lambda t: t.about_receives_needed, reverse=True)
     needy = [
-        (task.receives_needed, task)
+        (task, task.receives_needed)
         for task in likely[:_LOOKED_AT_CLOSELY]
         if task.receives_needed is not None
     ]
-    if not needy:
+    return max(needy, key=lambda pair: pair[1]) if needy else None
+
+
+def _different(tasks: list[TaskFacts]) -> list[TaskFacts]:
+    """The first of those that wait alike: most tasks of an app share their options."""
+    found: list[TaskFacts] = []
+    for task in tasks:
+        if not any(task.waits_like(other) for other in found):
+            found.append(task)
+    return found
+
+
+def _fewer_than_needed(
+    queue: QueueFacts, task: TaskFacts, needed: int, *, simulates: bool
+) -> Iterator[Report]:
+    allowed = queue.max_receive_count
+    if allowed is None or allowed >= needed:
         return
-    needed, task = max(needy, key=lambda pair: pair[0])
-    for queue in facts.consumed:
-        allowed = queue.max_receive_count
-        if allowed is None or allowed >= needed:
-            continue
-        yield (
-            queue.name,
-            f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
-            f" {_in_receives(needed)} receives until its budgets end (drawn 200 times from its"
-            " delays)",
-            _in_an_outage(queue, task, allowed)
-            if facts.simulates
-            else "In an outage they become dead letters before retry_for or max_retries say so.",
-            _more_receives(queue, task, allowed, needed),
-        )
+    cap = f" under its fifo_cap of {task.fifo_cap:g} s" if queue.is_fifo else ""
+    yield (
+        queue.name,
+        f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
+        f" {_in_receives(needed)} receives until its budgets end (drawn 200 times from its"
+        f" delays{cap})",
+        _in_an_outage(queue, task, allowed)
+        if simulates
+        else "In an outage they become dead letters before retry_for or max_retries say so.",
+        _more_receives(queue, task, allowed, needed),
+    )
 
 
 def _in_receives(needed: int) -> str:
@@ -223,9 +258,10 @@ def _in_receives(needed: int) -> str:
 def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int) -> Fix:
     if needed <= MAX_MAX_RECEIVE_COUNT:
         return _raise_receives(queue)
+    longer = "the fifo_cap" if queue.is_fifo else "the cap of the delays"
     text = (
-        f"SQS allows {MAX_MAX_RECEIVE_COUNT} at the most: raise the cap of the delays of"
-        f" {task.name}, or lower its retry_for."
+        f"SQS allows {MAX_MAX_RECEIVE_COUNT} at the most: raise {longer} of {task.name}, or lower"
+        " its retry_for."
     )
     return replace(_raise_receives(queue) if allowed < MAX_MAX_RECEIVE_COUNT else Fix(), text=text)
 
@@ -240,6 +276,12 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
         depth=queue.visible or 0,
         retention=queue.retention_seconds or _FOUR_DAYS_SECONDS,
     )
+    if queue.is_fifo:
+        return (
+            "The first message of each message group would be dead-lettered about"
+            f" {in_words(half)} into an outage, then the next one (simulated). Deploys and crashes"
+            " use up receives too."
+        )
     return (
         f"{_messages(queue)} would be dead-lettered about {in_words(half)} into an outage, the"
         f" first after {in_words(first)} (simulated). Deploys and crashes use up receives too."
@@ -307,7 +349,8 @@ RULES = (
     Rule(
         "E006",
         "The dead-letter queue does not take this queue's messages",
-        f"RedriveAllowPolicy names the queues that may use it, at most ten. {_DLQ_PAGE}",
+        f"RedriveAllowPolicy names the queues that may use it, at most {_MOST_SOURCES}."
+        f" {_DLQ_PAGE}",
         _not_allowed,
     ),
     Rule(
@@ -335,7 +378,8 @@ RULES = (
         "W010",
         "maxReceiveCount is too small for the delays",
         "SQS moves a message, without a reason on it, at the receive after maxReceiveCount; workers"
-        f" give it up on the last one. SQS allows up to {MAX_MAX_RECEIVE_COUNT}. {_DLQ_PAGE}",
+        " give it up on the last one. On a FIFO queue fifo_cap makes delays shorter, so it takes"
+        f" more receives. SQS allows up to {MAX_MAX_RECEIVE_COUNT}. {_DLQ_PAGE}",
         _few_receives,
     ),
 )

@@ -10,7 +10,7 @@ from ...sqs.limits import (
     MAX_VISIBILITY_TIMEOUT_SECONDS,
 )
 from ...units import in_words
-from ..facts import Facts
+from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
 from ._fixes import set_attributes
 
@@ -51,10 +51,22 @@ def _visibility_timeout_long(facts: Facts) -> Iterator[Report]:
             yield (
                 queue.name,
                 f"VisibilityTimeout is {seconds} ({in_words(seconds)}); expected less than"
-                f" {_LONG_SECONDS}: workers renew it for tasks that run longer",
+                f" {_LONG_SECONDS}: workers renew it for tasks with the base class that run longer",
                 f"The messages of a killed worker stay hidden for {in_words(seconds)}.{at_most}",
-                set_attributes(queue, {"VisibilityTimeout": "30"}),
+                _lower(queue, [task.name for task in facts.app.tasks if not task.is_covered]),
             )
+
+
+def _lower(queue: QueueFacts, unrenewed: list[str]) -> Fix:
+    """A short visibility timeout repeats tasks whose hold nobody renews: no line to paste then."""
+    if not unrenewed:
+        return set_attributes(queue, {"VisibilityTimeout": "30"})
+    more = f" and {len(unrenewed) - 1} more" if len(unrenewed) > 1 else ""
+    return Fix(
+        text=f"First give {unrenewed[0]}{more} the base class, or a queue of their own: nobody"
+        " renews the hold on tasks without it, so a lower VisibilityTimeout runs them again while"
+        " they run, or wait for their ETA."
+    )
 
 
 def _visibility_timeout_in_kombu(facts: Facts) -> Iterator[Report]:
@@ -142,8 +154,9 @@ RULES = (
     Rule(
         "W012",
         "The queue's visibility timeout is long",
-        "It need not be longer than a task: workers renew their hold. It is how long the messages"
-        " of a killed worker stay hidden. SQS's maximum is 12 hours from the receive:"
+        "It need not be longer than a task with the base class: workers renew their hold on those,"
+        " and on no others. It is how long the messages of a killed worker stay hidden. SQS's"
+        " maximum is 12 hours from the receive:"
         " https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html",
         _visibility_timeout_long,
     ),

@@ -324,6 +324,32 @@ def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long() -> None:
     assert "W008" not in {f.id for f in examine(fifo(dlq_retention="345600"))}
 
 
+def fifo_with(receives: int, **changed: Any) -> Facts:
+    facts = with_task(fifo_cap=300.0, **changed)
+    name, dlq = "mails.fifo", "mails-dlq.fifo"
+    found = replace(
+        FIFO,
+        attributes=attributes(name, RedrivePolicy=redrive(dlq, receives)),
+        dlq=dead_letters(dlq),
+    )
+    return replace(facts, queues=(found, *WELL.queues))
+
+
+def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap() -> None:
+    """At 300 seconds at the most, 100 receives last for four of the 36 hours."""
+    [found] = examine(fifo_with(100))
+    assert (found.id, found.subject) == ("W010", "mails.fifo")
+    assert "up to 914 receives" in found.evidence
+    assert "under its fifo_cap of 300 s" in found.evidence
+    assert "about 3.9 hours into an outage, then the next one" in found.consequence
+    assert examine(fifo_with(1000)) == []
+
+
+def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised() -> None:
+    [found] = examine(fifo_with(1000, retry_for=72 * 3600.0))
+    assert "raise the fifo_cap of shop.send_mail" in found.fix.text
+
+
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
     facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
     [found] = examine(replace(WELL, queues=(facts,)))
@@ -333,6 +359,47 @@ def test_a_missing_fifo_queue_is_created_as_one() -> None:
 def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
     facts = replace(BROKEN["W002 no DLQ"][0], app=with_task(wants_dlq=False).app)
     assert examine(facts) == []
+
+
+def test_a_visibility_timeout_that_tasks_without_the_base_class_need_is_not_lowered() -> None:
+    """Nobody renews the hold on them: with 30 seconds they would run twice."""
+    facts = with_queue(VisibilityTimeout="43200")
+    [found] = examine(facts)
+    assert "VisibilityTimeout" in found.fix.aws
+    app = with_app(tasks=(TASK, TaskFacts(name="shop.pay", is_covered=False))).app
+    [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W012"]
+    assert (found.fix.aws, found.fix.terraform) == ("", "")
+    assert "First give shop.pay the base class" in found.fix.text
+
+
+def test_a_policy_to_paste_replaces_no_other() -> None:
+    """put-role-policy overwrites what the role has under the same name."""
+    refused = ("sqs:ChangeMessageVisibility", "sqs:DeleteMessage")
+    queues = (replace(queue(), denied=refused), replace(queue("bulk"), denied=refused[1:]))
+    names = [
+        f.fix.aws.split("--policy-name ")[1].split()[0]
+        for f in examine(replace(WELL, queues=queues))
+    ]
+    assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
+
+
+def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
+    """SQS takes ten names."""
+
+    def fix(others: int) -> str:
+        policy = {"redrivePermission": "byQueue", "sourceQueueArns": ["arn"] * others}
+        [found] = examine(with_dlq(RedriveAllowPolicy=json.dumps(policy)))
+        return found.fix.aws + found.fix.terraform
+
+    assert f"{ARN}:mails" in fix(9)
+    assert "allowAll" not in fix(9)
+    assert "allowAll" in fix(10)
+    assert "sourceQueueArns" not in fix(10)
+
+
+def test_a_resource_in_terraform_begins_with_no_digit() -> None:
+    [found] = examine(replace(WELL, queues=(queue("2fa", DelaySeconds="9"),)))
+    assert '"aws_sqs_queue" "_2fa"' in found.fix.terraform
 
 
 def test_aws_managed_keys_need_no_reuse_period() -> None:

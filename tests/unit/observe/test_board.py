@@ -91,8 +91,23 @@ def test_a_record_of_another_version_is_no_error(store: MemoryStore) -> None:
 
 def test_a_record_is_small_whatever_a_worker_consumes() -> None:
     many = WorkerNow(
-        queues={f"q{n}": QueueNow() for n in range(1_000)},
-        providers=tuple(ProviderNow(name=f"p{n}", state="open") for n in range(1_000)),
+        queues={f"q{n}": QueueNow() for n in range(10_000)},
+        providers=tuple(ProviderNow(name=f"p{n}", state="open") for n in range(10_000)),
     )
     assert len(many.as_text()) < 40_000
-    assert len(WorkerNow.from_text(many.as_text()).queues) == module._MOST_ENTRIES
+    assert len(WorkerNow.from_text(many.as_text()).queues) == module._MOST_QUEUES
+
+
+def test_each_of_200_queues_is_in_the_record() -> None:
+    """Of the others ``sqs-status`` said that no worker of theirs had written."""
+    queues = {f"q{n}": QueueNow(running=n, oldest_sent_at=0.0) for n in range(200)}
+    assert WorkerNow.from_text(WorkerNow(queues=queues).as_text()).queues == queues
+
+
+def test_a_provider_that_is_down_is_not_cut_off_behind_many_that_are_well() -> None:
+    """With a key each tenant's gate is one, those that were not seen for longest first."""
+    tenants = [ProviderNow(name=f"shop[{n}]", state="closed", waiting=n) for n in range(500)]
+    down = ProviderNow(name="mailgun", state="open", waiting=2_480)
+    probing = ProviderNow(name="stripe", state="probing")
+    text = WorkerNow(providers=(*tenants, probing, down)).as_text()
+    assert WorkerNow.from_text(text).providers[:3] == (down, probing, tenants[-1])

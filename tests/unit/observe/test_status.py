@@ -87,6 +87,20 @@ def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
     assert header.split()[0] == "queue"
 
 
+def test_many_providers_that_are_down_leave_room_for_the_numbers() -> None:
+    """With a key, an outage of one provider shuts the gate of each tenant."""
+    down = [
+        ProviderStatus(name=f"shop[{n}]", state="open", waiting=n, workers=1) for n in range(100)
+    ]
+    console = Console(width=100, file=StringIO())
+    console.print(_screen(_Seen([QueueStatus(name="mails")], down, NOW, 1), 100))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    worst, rest = lines[1], lines[6]
+    assert worst == "provider shop[99] is down (open): 99 messages wait for it"
+    assert rest == "95 more providers are down: 4465 messages wait for them"
+
+
 def said(*queues: QueueStatus, workers: int | None) -> str:
     console = Console(width=160, file=StringIO(), force_terminal=False)
     seen = _Seen(list(queues), [], NOW, workers, why="" if workers is not None else "no store")

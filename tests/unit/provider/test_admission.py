@@ -8,8 +8,10 @@ import pytest
 
 from celery_sqs_backoff.provider.admission import (
     CALM_SECONDS,
+    DOUBLING_SECONDS,
     KEPT_AFTER_REFUSAL,
     LOWEST_RATE,
+    REGAIN_SECONDS,
     SAVED_SECONDS,
     SETTLE_SECONDS,
     START_RATE,
@@ -48,24 +50,26 @@ def test_it_limits_nothing_until_it_starts() -> None:
     assert admission.admit(10, 0.0) == 0, "nothing is brought forward outside a recovery"
 
 
-def test_it_doubles_about_every_second_while_all_succeed() -> None:
+def test_it_doubles_in_the_given_time_while_all_succeed() -> None:
     admission = started()
-    play(admission, 5.0)
-    assert 2**3 < admission.rate < 2**6
+    play(admission, 5 * DOUBLING_SECONDS)
+    assert 2**3 < admission.rate / START_RATE < 2**6
 
 
 def test_a_refusal_cuts_the_rate() -> None:
     admission = started()
-    play(admission, 5.0)
+    play(admission, 5 * DOUBLING_SECONDS)
     rate = admission.rate
     admission.refused(5.0, 5.2)
-    assert admission.rate == pytest.approx(KEPT_AFTER_REFUSAL * rate)
+    assert admission.rate == pytest.approx(KEPT_AFTER_REFUSAL**2 * rate), "doubling went too far"
+    admission.refused(6.0, 6.2)
+    assert admission.rate == pytest.approx(KEPT_AFTER_REFUSAL**3 * rate)
 
 
 def test_refusals_of_the_moment_after_a_cut_do_not_cut_again() -> None:
     """They began before anybody knew; or the provider refuses the rest of its second."""
     admission = started()
-    play(admission, 5.0)
+    play(admission, 5 * DOUBLING_SECONDS)
     admission.refused(4.8, 5.2)
     rate = admission.rate
     for began in (5.1, 5.2 + SETTLE_SECONDS):
@@ -77,13 +81,14 @@ def test_refusals_of_the_moment_after_a_cut_do_not_cut_again() -> None:
 
 def test_it_is_back_at_the_refused_rate_within_the_given_time_also_if_few_calls_succeed() -> None:
     admission = started()
-    play(admission, 5.0)
-    refused_at = admission.rate
+    play(admission, 5 * DOUBLING_SECONDS)
     admission.refused(5.0, 5.0)
+    refused_rate = admission.rate / KEPT_AFTER_REFUSAL
     for i in range(40):
-        admission.admit(100, 14.0 + i / 40)
-        admission.succeeded(14.0 + i / 40)
-    assert admission.rate > 0.95 * refused_at
+        now = 4.0 + REGAIN_SECONDS + i / 40
+        admission.admit(100, now)
+        admission.succeeded(now)
+    assert admission.rate > 0.95 * refused_rate
 
 
 def test_it_never_falls_below_the_lowest_rate() -> None:
@@ -103,7 +108,7 @@ def test_a_rate_that_nobody_uses_does_not_grow() -> None:
 def test_a_rate_that_was_idle_for_long_is_tried_carefully() -> None:
     """CUBIC's curve alone would put it at thousands of calls a second."""
     admission = started()
-    play(admission, 5.0)
+    play(admission, 5 * DOUBLING_SECONDS)
     admission.refused(5.0, 5.0)
     rate = admission.rate
     admission.admit(100, 600.0)
@@ -131,7 +136,7 @@ def test_one_worker_uses_what_the_provider_takes_and_is_seldom_turned_away() -> 
 
 def test_no_more_tokens_are_saved_than_a_moment_brings() -> None:
     admission = started()
-    play(admission, 5.0)
+    play(admission, 5 * DOUBLING_SECONDS)
     assert admission.admit(100, 1000.0) == int(SAVED_SECONDS * admission.rate)
 
 

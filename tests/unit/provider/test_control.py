@@ -12,6 +12,8 @@ from celery_sqs_backoff.provider.admission import CALM_SECONDS
 from celery_sqs_backoff.provider.control import (
     MANY_LOOKS,
     PROBE_GRACE_SECONDS,
+    SOON_SECONDS,
+    SOON_TIMES,
     Control,
     Event,
     Look,
@@ -73,14 +75,14 @@ def test_nothing_runs_while_the_gate_is_open_and_what_is_hidden_is_remembered() 
 def test_a_success_brings_them_back_at_a_growing_rate() -> None:
     worker = Worker()
     worker.outage()
-    for i in range(50):
+    for i in range(100):
         worker.hide(f"m{i}", 1.0, 1000.0)
     assert worker.control.recalls(2.0, room=100) == [], "not while the gate is open"
     worker.recover(20.0)
     first = worker.control.recalls(20.0, room=100)
     assert len(first) == 1
     seconds: list[int] = []
-    for second in range(4):
+    for second in range(3):
         seconds.append(0)
         for quarter in range(1, 5):
             now = 20.0 + second + quarter / 4
@@ -114,8 +116,8 @@ def test_new_and_returning_messages_pass_through_the_same_rate() -> None:
     worker.recover(20.0)
     assert worker.look("first", 20.0).runs, "there is a token"
     looks = [worker.look(f"new {i}", 20.0, ahead=i) for i in range(10)]
-    assert [look.waits for look in looks] == [True] * 2 + [False] * 8, "at one call a second"
-    assert all(look.hide_seconds and look.hide_seconds >= 1 for look in looks[2:])
+    assert [look.waits for look in looks] == [True] * 4 + [False] * 6, "at two calls a second"
+    assert all(look.hide_seconds and look.hide_seconds >= 1 for look in looks[4:])
     often = worker.look("seen often", 20.0, looks=MANY_LOOKS, ahead=10)
     assert often.waits, "each look costs a receive"
 
@@ -127,10 +129,10 @@ def test_those_that_wait_take_their_turns_at_the_rate_and_before_any_recall() ->
         worker.hide(f"m{i}", 1.0, 1000.0)
     worker.recover(20.0)
     assert worker.look("first", 20.0).runs
-    assert worker.control.turns(3, 20.5) == 0
-    assert worker.control.recalls(21.0, room=10, waiting=3) == []
-    assert worker.control.turns(3, 21.0) == 1
-    assert len(worker.control.recalls(22.0, room=10, waiting=0)) == 1
+    assert worker.control.turns(3, 20.25) == 0
+    assert worker.control.recalls(20.5, room=10, waiting=3) == []
+    assert worker.control.turns(3, 20.5) == 1
+    assert len(worker.control.recalls(21.0, room=10, waiting=0)) == 1
 
 
 def test_what_is_brought_forward_takes_its_token_where_it_runs() -> None:
@@ -222,12 +224,42 @@ def test_without_recall_the_recovery_is_not_limited() -> None:
 
 def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
     worker = Worker()
-    options: dict[str, Any] = {"policy": FullJitter(cap=100), "looks": 1, "longest": DAY}
-    assert worker.control.delay_after_failure(3.0, 0.0, **options) == 3.0
+    options = delay_options()
+    assert worker.control.delay_after_failure("a", 3.0, 0.0, **options) == 3.0
     worker.outage()
-    assert worker.control.delay_after_failure(3.0, 0.0, **options) >= 75
-    assert worker.control.delay_after_failure(300.0, 0.0, **options) == 300.0
-    assert worker.control.delay_after_failure(3.0, 0.0, recallable=False, **options) == 3.0
+    assert worker.control.delay_after_failure("a", 3.0, 0.0, **options) >= 75
+    assert worker.control.delay_after_failure("a", 300.0, 0.0, **options) == 300.0
+    assert worker.control.delay_after_failure("a", 3.0, 0.0, recallable=False, **options) == 3.0
+
+
+def delay_options(floor: float = 0.0) -> dict[str, Any]:
+    return {"policy": FullJitter(cap=100), "looks": 1, "longest": DAY, "floor": floor}
+
+
+def test_a_message_that_is_refused_during_the_recovery_comes_back_soon_but_not_each_time() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.recover(20.0)
+    delays = []
+    for i in range(SOON_TIMES + 1):
+        now = 30.0 * (i + 1)
+        worker.run("a", Outcome.RETRYABLE, now)
+        delay = worker.control.delay_after_failure("a", 300.0, now, **delay_options())
+        delays.append(delay)
+    assert delays == [SOON_SECONDS] * SOON_TIMES + [300.0]
+
+
+def test_a_refused_message_comes_back_no_sooner_than_the_provider_allows() -> None:
+    worker = Worker()
+    worker.outage()
+    worker.recover(20.0)
+    worker.run("a", Outcome.RETRYABLE, 21.0)
+    delay = worker.control.delay_after_failure("a", 300.0, 21.0, **delay_options(floor=60.0))
+    assert delay == 60.0
+    exact = worker.control.delay_after_failure(
+        "a", 300.0, 21.0, recallable=False, **delay_options()
+    )
+    assert exact == 300.0
 
 
 def test_without_messages_that_come_due_one_is_recalled_to_probe_with() -> None:

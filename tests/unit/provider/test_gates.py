@@ -458,15 +458,39 @@ def test_a_message_that_always_fails_keeps_its_delays_while_the_provider_recover
     scene.recover()
     lease: Any = Lease("m")
     ended = Ended(End.RAISED, RetryIn(300.0, retry_after=5.0))
-    floors = []
-    for _ in range(3):
+    delays, floors = [], []
+    for _ in range(4):
         scene.keeper.now += 1.0
         now = scene.keeper.now
         scene.gate.ended(lease, ended)
-        assert scene.gate.delayed(300.0, lease, ended, scene.options) == 300.0
-        scene.gates.confirmed(Row("m", now + 300.0))  # type: ignore[arg-type]
+        delays.append(scene.gate.delayed(300.0, lease, ended, scene.options))
+        scene.gates.confirmed(Row("m", now + delays[-1]))  # type: ignore[arg-type]
         floors += [hidden.not_before - now for hidden in scene.gate.control.memory]
-    assert floors == [5.0, 300.0, 300.0], "once is the provider's limit"
+    assert delays == floors == [5.0, 5.0, 300.0, 300.0], "twice may be the provider's limit"
+
+
+@pytest.mark.parametrize(("receive_count", "seconds"), [(4, 2.0), (5, 300.0)])
+def test_a_refused_message_with_few_receives_left_keeps_its_delay(
+    receive_count: int, seconds: float
+) -> None:
+    """Each early return costs a receive, and the provider may refuse it again."""
+    scene = Scene(backoff=FullJitter(cap=1000))
+    scene.outage()
+    scene.recover()
+    lease: Any = Lease("m", receive_count=receive_count, max_receive_count=10)
+    ended = Ended(End.RAISED, RetryIn(300.0))
+    scene.gate.ended(lease, ended)
+    assert scene.gate.delayed(300.0, lease, ended, scene.options) == seconds
+
+
+def test_a_named_delay_is_kept_while_the_provider_recovers() -> None:
+    scene = Scene(backoff=FullJitter(cap=1000))
+    scene.outage()
+    scene.recover()
+    lease: Any = Lease("m")
+    ended = Ended(End.RETRY_ASKED, RetryIn(600.0, is_named=True))
+    scene.gate.ended(lease, ended)
+    assert scene.gate.delayed(600.0, lease, ended, scene.options) == 600.0
 
 
 def test_a_schedule_is_recalled_only_if_asked() -> None:

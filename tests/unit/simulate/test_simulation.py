@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from celery_sqs_backoff import FullJitter, Schedule
+from celery_sqs_backoff.provider.health import Thresholds
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.measures import CURVE_POINTS, Call, Curve, Measures, percentile
 from celery_sqs_backoff.simulate.message import Message
@@ -65,17 +66,17 @@ def test_every_strategy_gets_the_same_messages() -> None:
 def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit() -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
-    13 seeds gave 1,245 to 1,260 wasted calls, 6.5 to 8.8 % turned away, 1.10 to 1.43 times the
-    shortest time (median 1.20), at most 11 receives of one message.
+    13 seeds gave 1,245 to 1,260 wasted calls, 6.4 to 7.7 % turned away, 1.09 to 1.45 times the
+    shortest time (median 1.14), at most 12 receives of one message.
     """
     ratios = []
-    for seed in (1, 2, 3):
+    for seed in range(1, 8):
         result = played(outage(7200.0), seed=seed)
         assert result.wasted <= 1300
         assert result.turned_away <= 0.10 * result.messages
         assert result.drain_ratio is not None
         assert result.receives_p99 <= 7
-        assert result.receives_max <= 11
+        assert result.receives_max <= 12
         assert not result.dead
         ratios.append(result.drain_ratio)
     assert median(ratios) <= 1.2
@@ -95,6 +96,33 @@ def test_all_workers_get_a_share_of_the_messages() -> None:
     simulate(hour, Counting, seed=1)
     assert len(received) == 10
     assert max(received.values()) < 2 * sum(received.values()) / 10
+
+
+def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() -> None:
+    """1,500 mails, 30 s, the provider takes 60/s and says Retry-After, two workers of two.
+
+    13 seeds gave 1.09 to 1.69 times the shortest time (median 1.18). With the policy's own delays
+    for what is refused, and a rate that doubles once a second, they gave 1.21 to 1.69 (1.48).
+    """
+    down = Phase(kind=Kind.OUTAGE, start=0.0, lasts=30.0)
+    calls: dict[str, float] = {"call_seconds": 0.03, "failed_call_seconds": 0.03}
+    scenario = Scenario(
+        script=Script(capacity=60.0, retry_after=1.0, phases=(down,), **calls),
+        arrivals=Arrivals(rate=0.0, backlog=1500),
+        fleet=Fleet(workers=2, processes=2, prefetch=3),
+        task=Task(
+            backoff=FullJitter(base=4, cap=12),
+            thresholds=Thresholds(probe_interval=2.0, longest_probe_interval=8.0),
+        ),
+    )
+    results = [played(scenario, seed=seed) for seed in range(1, 14)]
+    assert max(result.wasted for result in results) <= 60
+    assert max(result.turned_away for result in results) <= 0.13 * 1500
+    assert not any(result.dead for result in results)
+    ratios = [result.drain_ratio for result in results if result.drain_ratio is not None]
+    assert len(ratios) == 13
+    assert median(ratios) <= 1.3
+    assert max(ratios) <= 1.75
 
 
 def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
@@ -153,13 +181,19 @@ def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> 
     quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
     result = played(quiet)
     assert not result.dead
-    assert result.receives_max <= played(quiet, "full-jitter").receives_max
+    assert result.receives_max <= 1.1 * played(quiet, "full-jitter").receives_max
 
 
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
     assert result.dead["the queue's maxReceiveCount is reached"] > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_recovery_makes_no_dead_letters_of_messages_with_few_receives_left(seed: int) -> None:
+    result = played(replace(outage(7200.0), max_receive_count=10), seed=seed)
+    assert not result.dead
 
 
 @pytest.mark.parametrize("strategy", ["gate", "gate+recall"])

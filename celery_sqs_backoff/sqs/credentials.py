@@ -1,0 +1,132 @@
+"""Credentials that are renewed beside the calls that need them.
+
+botocore renews them in the thread that happens to make a call. STS may hang for minutes, and on
+that thread the holds of all messages of a queue may depend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import ConnectionError as NotConnected
+from botocore.exceptions import HTTPClientError
+
+from ..threads import SharedCall
+from .errors import CredentialsNotRenewed
+from .handshakes import handshakes
+
+__all__ = ["RoleCredentials", "renew_beside", "wait_for_credentials"]
+
+_Result = TypeVar("_Result")
+
+#: Shares of a token's lifetime that may be left when it is renewed: in the background, and before
+#: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has.
+_RENEW_EARLY_SHARE = 1 / 3
+_RENEW_NOW_SHARE = 1 / 9
+
+#: How old a renewal may get while a call waits for it: with the old token good, and without.
+_WITH_GOOD_SECONDS = 1.0
+_WITHOUT_SECONDS = 10.0
+
+
+def renew_beside(credentials: Any) -> None:
+    """Let these be renewed in a thread of their own. Once: several clients may share them."""
+    if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
+        credentials
+    ):
+        renewal = _Renewal(credentials)
+        credentials.get_frozen_credentials = renewal.get_frozen_credentials  # type: ignore[method-assign]
+
+
+def wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> _Result:
+    """Return what is fetched, as soon as it is there; ask for it, if that is not under way.
+
+    Args:
+        fetch: the call that fetches them, or what is made with them.
+        method: what botocore calls their source.
+
+    Raises:
+        CredentialsNotRenewed: it has been under way for 10 seconds, and goes on; or the source was
+            not reached. Anything else that ``fetch`` raises.
+    """
+    try:
+        return fetch.result(seconds=_WITHOUT_SECONDS)
+    except SharedCall.TakesTooLong:
+        raise _not_renewed(method, f"no answer in {_WITHOUT_SECONDS:.0f} s") from None
+    except (NotConnected, HTTPClientError) as exc:  # of STS, not of the queue's own call
+        raise _not_renewed(method, type(exc).__name__) from exc
+
+
+def _not_renewed(method: str, error_msg: str) -> CredentialsNotRenewed:
+    return CredentialsNotRenewed(provider=method, error_msg=error_msg)
+
+
+class _Renewal:
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+        self._renew: Callable[[], Any] = credentials.get_frozen_credentials
+        self._renewal: SharedCall[Any] = SharedCall(self._run)
+
+    def get_frozen_credentials(self) -> Any:
+        credentials = self._credentials
+        good = self._good()
+        if good is not None and not credentials.refresh_needed():
+            return good
+        if good is not None:
+            # botocore has logged what it raises; a call that needs newer ones raises it, too.
+            with suppress(Exception):
+                self._renewal.result(seconds=_WITH_GOOD_SECONDS)
+            return self._good() or good
+        wait_for_credentials(self._renewal, credentials.method)
+        if (good := self._good()) is None:  # botocore is silent where the old ones were good before
+            raise _not_renewed(credentials.method, "they have expired meanwhile")
+        return good
+
+    def _good(self) -> Any:
+        """Return those that have not expired, if any."""
+        return None if self._credentials._is_expired() else self._credentials._frozen_credentials
+
+    def _run(self) -> Any:
+        with handshakes.one():
+            return self._renew()
+
+
+class RoleCredentials(RefreshableCredentials):
+    """botocore's credentials that refresh themselves, for tokens of any lifetime."""
+
+    @classmethod
+    def of(cls, fetch: Callable[[], Mapping[str, Any]]) -> RoleCredentials:
+        """Fetch the first token now, and each further one before the last has expired."""
+        credentials: list[RoleCredentials] = []
+
+        def refresh() -> dict[str, str]:
+            token = fetch()
+            metadata = {
+                "access_key": str(token["AccessKeyId"]),
+                "secret_key": str(token["SecretAccessKey"]),
+                "token": str(token["SessionToken"]),
+                "expiry_time": _utc(token["Expiration"]).isoformat(),
+            }
+            for made in credentials:
+                made._plan(_utc(token["Expiration"]))
+            return metadata
+
+        metadata = refresh()
+        made = cls.create_from_metadata(metadata, refresh_using=refresh, method="sts-assume-role")
+        made._plan(datetime.fromisoformat(metadata["expiry_time"]))
+        credentials.append(made)
+        return made
+
+    def _plan(self, expires: datetime) -> None:
+        lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
+        self._advisory_refresh_timeout = lifetime * _RENEW_EARLY_SHARE
+        self._mandatory_refresh_timeout = lifetime * _RENEW_NOW_SHARE
+
+
+def _utc(time_: Any) -> datetime:
+    parsed = datetime.fromisoformat(time_) if isinstance(time_, str) else time_
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
