@@ -28,7 +28,7 @@ Exit codes: 0 healthy, 1 not, and why in one line, 2 usage.
 \b
 Examples:
   celery -A proj sqs-health
-  celery -A proj sqs-health --file /run/worker.heartbeat
+  celery sqs-health --file /run/worker.heartbeat
 """
 
 
@@ -38,7 +38,7 @@ Examples:
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="The heartbeat file. Default: the app's sqs_backoff['heartbeat'].",
+    help="The heartbeat file; no app is needed then. Default: the app's sqs_backoff['heartbeat'].",
 )
 @option(
     "Where to look",

@@ -242,6 +242,9 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             _fail_finally(self, exc, reason)
         raise kind(exc=exc, when=visibility_delay(delay, delivery, now=now))
 
+    #: To tell whether a task overrides it.
+    _base_retry = staticmethod(retry)
+
     @property
     def lease_lost(self) -> bool:
         """Whether another worker may be running this message by now.

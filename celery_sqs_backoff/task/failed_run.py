@@ -27,6 +27,7 @@ from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, NamedRetry, Report, delivery_of, describe, run_of
 from .leaving import ends_the_process, is_pools_time_limit
 from .tracing import current_trace, note_end
+from .unpublished import is_unpublished, retried_for
 
 __all__ = [
     "Aborted",
@@ -97,6 +98,9 @@ class FailedRun:
         exc = self._exc
         if self._request.called_directly:
             return None
+        retried = retried_for(self._task, exc) if self._run and is_unpublished(exc) else None
+        if retried is not None:
+            return FailedRun(self._task, retried, *self._arguments).instead() or retried
         if isinstance(exc, TaskPredicate):
             self._predicate(exc)
             return None

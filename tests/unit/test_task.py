@@ -5,7 +5,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from celery import Celery
+from celery import Celery, signature
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, WorkerLostError
 
 from celery_sqs_backoff import (
@@ -451,7 +451,9 @@ def test_a_spent_budget_ends_the_retries_with_the_failure_itself(failing, option
     assert (give_up.reason, give_up.outcome) == (reason, Outcome.RETRYABLE)
 
 
-@pytest.mark.parametrize("word", [Ignore(), Reject("no", requeue=False), Retry("later", when=3)])
+@pytest.mark.parametrize(
+    "word", [Ignore(), Reject("no", requeue=False), Retry("later", when=3, sig=signature("copy"))]
+)
 def test_the_tasks_own_word_passes(failing, word):
     raised, give_up = raised_by(failing(), word)
     assert raised is word

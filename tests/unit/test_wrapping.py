@@ -9,13 +9,14 @@ import logging
 import pickle
 import sys
 import types
+from datetime import datetime, timedelta, timezone
 
 import billiard.einfo
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
-from celery.exceptions import ChordError, Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import ChordError, Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 
 from celery_sqs_backoff import (
@@ -619,3 +620,94 @@ def test_a_task_with_a_call_of_its_own_called_as_a_function_raises_what_it_raise
         run.request.task()
     with pytest.raises(Down):
         run.request.task.run()
+
+
+class Again(SQSBackoffTask):
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return self.run(*args, **kwargs)
+        except Down:
+            return self.run(*args, **kwargs)
+
+
+class AgainByCelery(SQSBackoffTask):
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return super().__call__(*args, **kwargs)
+        except Down:
+            return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [Again, AgainByCelery])
+def test_a_call_of_its_own_that_runs_twice_runs_for_its_message_twice(case, base):
+    """After a database connection that was closed, for example."""
+    ids = []
+
+    def body(self):
+        ids.append(self.request.id)
+        if len(ids) == 1:
+            raise Down("the connection was closed")
+        self.retry(countdown=5)
+
+    run = case(body, base=base)
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 5
+    assert ids == ["task-id", "task-id"]
+
+
+@pytest.mark.parametrize("exc", [None, Down("x")], ids=["without exc", "with exc"])
+def test_a_retry_asked_for_by_a_task_called_as_a_function_is_that_of_the_message(case, exc):
+    """Celery publishes no copy for it. The message was deleted, as if there were one."""
+
+    def body(self):
+        @self.app.task(base=SQSBackoffTask, bind=True, name="inner", shared=False)
+        def inner(self):
+            try:
+                raise Down("x")
+            except Down:
+                self.retry(exc=exc, countdown=3)
+
+        inner()
+
+    run = case(body, retry_on=(Down,))
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 7
+    assert run.report.error.exception_type.endswith("Down")
+
+
+@pytest.mark.parametrize(
+    ("when", "delay"),
+    [(None, 7), (30, 30), (timedelta(seconds=90), 90)],
+    ids=["no time", "seconds", "a time"],
+)
+def test_a_retry_that_is_raised_by_hand_keeps_the_message(case, when, delay):
+    if isinstance(when, timedelta):
+        when += datetime.now(timezone.utc)
+    run = case(raises(Retry("later", when=when)))
+    assert run.ends() is State.DEFERRED
+    assert run.delay == pytest.approx(delay, abs=5)
+
+
+def test_a_retry_that_is_raised_by_hand_has_the_budgets_of_any_other(case):
+    run = case(raises(Retry("later")), max_retries=0)
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.report.error.exception_type.endswith("MaxRetriesExceededError")
+
+
+def test_a_retry_of_the_tasks_own_that_publishes_is_not_retried_besides(case):
+    copies = []
+
+    class Publishes(SQSBackoffTask):
+        abstract = True
+
+        def retry(self, *args, **kwargs):
+            copies.append(1)
+            raise Retry("elsewhere")
+
+    run = case(lambda self: self.retry(), base=Publishes)
+    assert run.ends() is State.DONE
+    assert copies == [1]

@@ -139,6 +139,17 @@ def test_the_command(pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run("--file", str(tmp_path / "other"))[0] == command.UNHEALTHY
 
 
+def test_a_probe_with_a_file_imports_no_app(
+    pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import that takes longer than the probe may would end healthy workers."""
+    monkeypatch.setattr("celery.bin.celery.find_app", lambda name: pytest.fail("an import"))
+    path = tmp_path / "heartbeat"
+    Heartbeat(path, pulse).write()
+    result = CliRunner().invoke(celery, ["sqs-health", "--file", str(path)])
+    assert (result.exit_code, result.output) == (command.HEALTHY, "healthy\n")
+
+
 @pytest.fixture
 def url(pulse: Pulse) -> Iterator[str]:
     server = serve("127.0.0.1", 0, metrics=lambda: (b"a 1\n", "text/plain"), faults=pulse.faults)
