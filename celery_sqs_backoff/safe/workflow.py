@@ -2,7 +2,8 @@
 
 The scope's record names the message that works on it (``owner``) and the lock that it holds. Who
 gives a message up compensates the scopes that this message owns, and no others: a scope that
-another message has gone on with is that one's.
+another message has gone on with is that one's. If a guard refuses that one there, it is the former
+owner's again; and if that was given up meanwhile (``forsaken``), the refused one compensates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kombu.utils.json import dumps, loads
 
 from ..text import BUG_CALLS, error_site, printable
 from . import keys
-from .errors import Busy, Compensated, NotDispatched, StoreUnavailable
+from .errors import Busy, Compensated, NotDispatched, Refused, StoreUnavailable
 from .guard import Run
 from .lock import Lock, refuse_lock_in_transaction
 from .names import text_of
@@ -139,21 +140,27 @@ class Workflow:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        is_left_half = False
         try:
             if exc is None:
                 # Paused for longer than its lease, this run may end while another message is in
                 # the workflow: that one's steps have not ended.
-                mine = self._run.messages
-                self._steps.scope.update(
-                    lambda scope: {"ended": True} if scope.get("owner") in mine else {}
-                )
+                mine, over = self._run.messages, {"ended": True, "working": [], "forsaken": False}
+                self._steps.scope.update(lambda scope: over if scope.get("owner") in mine else {})
                 self._ended = True
+            elif isinstance(exc, Refused):
+                is_left_half = self._leave()
         finally:
             self._lock.release()
+        if is_left_half:
+            self.take_back()
 
     def _own(self) -> None:
         _note_scope(self._vault, self._run.message, self._scope)
-        scope = self._steps.scope.change(owner=self._run.message, lock=self._lock.text)
+        mine = {"owner": self._run.message, "lock": self._lock.text}
+        scope = self._steps.scope.update(
+            lambda scope: mine | {"working": [*self._others(scope), self._run.message]}
+        )
         if scope["state"] != OPEN:
             self._steps.compensate()  # what an earlier run could not send
             raise Compensated("The steps of this workflow have been taken back")
@@ -164,7 +171,7 @@ class Workflow:
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
         """
-        scope = self._steps.scope.read()
+        scope = self._steps.scope.update(self._forsaken)
         if scope.get("owner") not in self._run.messages or scope.get("ended"):
             return
         if scope["state"] == CLOSED:
@@ -181,6 +188,32 @@ class Workflow:
                 self._steps.compensate()
         finally:
             self._lock.release()
+
+    def _leave(self) -> bool:
+        """This message is refused, so another one goes on with the workflow: it owns it again.
+
+        Whether there is none: it was given up while this one was in.
+        """
+        mine = self._run.messages
+
+        def left(scope: dict[str, Any]) -> dict[str, Any]:
+            others = self._others(scope)
+            is_ours = scope.get("owner") in mine and not scope.get("ended")
+            return {"owner": others[-1], "working": others} if is_ours and others else {}
+
+        scope = self._steps.scope.update(left)
+        return scope.get("owner") in mine and bool(scope.get("forsaken"))
+
+    def _forsaken(self, scope: dict[str, Any]) -> dict[str, Any]:
+        """Of a message that is given up while another one owns the workflow: what to note."""
+        working, mine = scope.get("working", ()), self._run.messages
+        if scope.get("owner") in mine or scope.get("ended") or {*working}.isdisjoint(mine):
+            return {}
+        return {"working": self._others(scope), "forsaken": True}
+
+    def _others(self, scope: dict[str, Any]) -> list[str]:
+        """The other messages that have entered since the workflow ended, and go on with it."""
+        return [each for each in scope.get("working", ()) if each not in self._run.messages]
 
     def log_if_forgotten(self) -> None:
         """Say which steps of this run nobody takes back, because the store has lost their records.

@@ -354,6 +354,65 @@ def test_a_message_that_is_refused_after_its_guards_window_is_taken_back(
     assert [entry for entry in bank.log if entry[0] == "undo"] == [("undo", "a", "a done")]
 
 
+@pytest.mark.parametrize("ends_first", ["the refused", "the other"])
+def test_no_workflow_is_left_half_done_to_a_message_that_a_guard_refuses_in_it(
+    app: Celery, bank: Bank, now: list[float], ends_first: str
+) -> None:
+    """A run has outlived its lease, and what waited for the lock has entered meanwhile."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="once")
+    def once(self: Any, is_second: bool = False) -> None:
+        with self.workflow("order:7") as order:
+            if is_second and ends_first == "the other":
+                assert compensate_given_up(app, "once", "message 1")
+            with self.guarded("order:7", window=3600):
+                order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+                now[0] += DEFAULT_LEASE_SECONDS + 1
+                assert apply(once, True, task_id="message 2").state == "IGNORED"
+                order.step("b", bank.do, "b", undo=bank.take_back.s("b"))
+
+    assert isinstance(apply(once).result, LockLost)
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_a_refused_message_takes_nothing_back_of_what_another_one_goes_on_with(
+    app: Celery, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="once")
+    def once(self: Any) -> str:
+        with self.workflow("order:7") as order, self.guarded("order:7", window=3600):
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            order.step("b", bank.do, "b", undo=bank.take_back.s("b"))
+        return "done"
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(once)
+    assert apply(once, task_id="message 2").state == "IGNORED"
+    assert apply(once).result == "done"
+    assert apply(once, task_id="message 3").state == "IGNORED"
+    assert compensate_given_up(app, "once", "message 1")
+    assert bank.log == ["a", "b", "b"]
+
+
+def test_a_message_that_is_given_up_is_taken_back_after_another_was_refused_in_its_workflow(
+    app: Celery, bank: Bank
+) -> None:
+    """It was retried for too long, revoked, or killed: no run of it has entered again."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="once")
+    def once(self: Any) -> None:
+        with self.workflow("order:7") as order, self.guarded("order:7", window=3600):
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(once)
+    assert apply(once, task_id="message 2").state == "IGNORED"
+    assert compensate_given_up(app, "once", "message 1")
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
 def test_a_message_under_way_when_the_secret_is_changed_stays_itself(
     app: Celery, bank: Bank
 ) -> None:
