@@ -270,10 +270,10 @@ class Gates:
     def confirmed(self, row: Row) -> None:
         """SQS has hidden a message. Called by the keeper's threads."""
         with self.lock:
-            pending = self._pending.pop(row.message_id, None)
-            if pending is None or row.in_doubt:
-                return
-            pending.gate.control.hidden(pending.hidden(row), self.clock())
+            pending, now = self._pending.pop(row.message_id, None), self.clock()
+            # If the hold may have ended before that, another worker may have the message.
+            if pending is not None and not row.in_doubt and not row.may_be_visible(now):
+                pending.gate.control.hidden(pending.hidden(row), now)
 
     # The thread
 
