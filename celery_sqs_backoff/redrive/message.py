@@ -26,6 +26,9 @@ __all__ = ["DeadLetter", "entry_bytes"]
 #: What an expiry is extended to, at the least.
 _LEAST_LIFETIME_SECONDS = 3600
 
+#: SQS keeps no message longer than 14 days.
+_LONGEST_RETENTION_SECONDS = 1_209_600
+
 #: More replays than this, or fewer than none, were written by somebody else.
 _MAX_REPLAYS = 1_000_000
 
@@ -149,10 +152,14 @@ class DeadLetter:
     @property
     def first_sent_at(self) -> float | None:
         """When it was sent first, as far as is known: if a worker has sent it here, its record says
-        when it had first received it, which may have been days before."""
+        when it had first received it, which may have been days before. Not more than SQS keeps a
+        message, though: a time before that was written by somebody else."""
+        if self.sent_at is None:
+            return None
         received_at: float | None = getattr(self.record, "first_received_at", None)
-        known = [at for at in (self.sent_at, received_at) if at is not None]
-        return min(known, default=None)
+        if received_at is None:
+            return self.sent_at
+        return min(self.sent_at, max(received_at, self.sent_at - _LONGEST_RETENTION_SECONDS))
 
     @property
     def chord(self) -> bool:

@@ -159,6 +159,22 @@ def test_an_expired_task_that_a_worker_gave_up_gets_as_long_again_as_it_had_at_f
     assert read_envelope(sent["MessageBody"]).expires == 200_000 + 172_800
 
 
+@pytest.mark.parametrize("first_received_at", [-1e308, 0.0, 1e308])
+def test_a_forged_first_receive_makes_a_message_two_weeks_older_at_most(first_received_at):
+    """It had an age of 311 characters, matched any ``--older``, and could not be extended."""
+    sent_at, now = 1_700_000_000, 1_700_000_600.0
+    attributes = dead({}, first_received_at=first_received_at).message["MessageAttributes"]
+    text = body(expires="2023-11-14T22:13:30+00:00")  # ten seconds after it was sent
+    found = letter(attributes, text=text, SentTimestamp=str(sent_at * 1_000))
+    assert sent_at - 14 * 86_400 <= found.first_sent_at <= sent_at
+    assert not Selection(older="15d").matches(found, now)
+    sent = entry(found, now=now, extend=True)
+    assert read_envelope(sent["MessageBody"]).expires <= now + 14 * 86_400 + 10
+    unknown = letter(attributes, text=text)
+    assert unknown.first_sent_at is None
+    assert entry(unknown, now=now, extend=True)
+
+
 def test_a_parked_message_waits_for_what_is_left_of_its_backoff():
     assert dead({}, due_at=160.0, reason="parked").due_in(100.0) == 60
     assert dead({}, due_at=160.0, reason="parked").due_in(200.0) == 0
