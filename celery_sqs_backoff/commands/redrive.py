@@ -30,7 +30,7 @@ Exit codes:
   4    poison was found and left
   5    SQS is unreachable, or does not let us
   6    not complete: messages are left that could not be received
-  7    no message matched, or none of those that did may be sent
+  7    with a filter: no message matched, or none of those that did may be sent
   130  interrupted, or the question was not answered with yes
 \b
 Examples:

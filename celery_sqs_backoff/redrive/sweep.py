@@ -193,6 +193,7 @@ class Sweep:
 
     def _work(self, handle: Callable[[Any], None], most: Any, limit: int | None) -> None:
         try:
+            self._look_for_errors()
             while not self.halt.is_set and self.book.room(places=self.places, limit=limit):
                 if (wanted := most()) < 1:
                     self.halt.wait(0.02)

@@ -35,6 +35,7 @@ from celery_sqs_backoff.redrive.events import (
     Progress,
     Sent,
     Skipped,
+    Started,
 )
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
@@ -620,6 +621,21 @@ def test_a_read_that_fails_once_does_not_end_a_canary(world):
     world.on_event = consume
     report = world.redrive(canary=3)
     assert (report.ended, report.sent) == (Ended.DONE, 20)
+
+
+def test_nothing_is_sent_if_on_event_raises_at_the_start(world):
+    """A batch was: who raises at ``Started``, of too many messages for one, means to end it."""
+    world.fill(*bodies(50))
+
+    def refuse(event):
+        if isinstance(event, Started):
+            raise LookupError("not so many")
+
+    world.on_event = refuse
+    with pytest.raises(LookupError, match="not so many"):
+        world.redrive()
+    assert not world.bodies(world.main)
+    assert world.events[-1].ended == "failed"
 
 
 @pytest.mark.parametrize("kind", ["sending", "sent", "deleted"])
