@@ -18,7 +18,7 @@ from .environment import until_signalled
 from .exit_codes import INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection, ids_of, option, selection_options
 from .progress import finished
-from .show import LOOKED, no_match, plan_as_dict, print_messages, print_plan, print_whole
+from .show import looked, no_match, plan_as_dict, print_messages, print_plan, print_whole
 from .text import safe
 
 __all__ = ["sqs_peek"]
@@ -95,7 +95,7 @@ def sqs_peek(
         _fail("refused", exc, USAGE, as_json=as_json)
     except RedriveUnreachable as exc:
         _fail("unreachable", exc, UNREACHABLE, as_json=as_json)
-    click.echo(LOOKED, err=True)
+    click.echo(looked(plan), err=True)
     if as_json:
         shown = plan_as_dict(plan, show_arguments=arguments, show_bodies=bodies)
         click.echo(json.dumps(shown, default=str))

@@ -160,7 +160,8 @@ def _facts(event: Progress) -> str:
 def _line(event: Event, *, show_ids: bool) -> str | None:
     match event:
         case InDoubt(ids, resend):
-            done = "sent again" if resend else "held"
+            late = "another run may have sent them, too"
+            done = late if resend is None else "sent again" if resend else "held"
             return f"in doubt, {done}: {safe(' '.join(ids), 100_000)}"
         case Failed(ids, reason):
             return f"failed ({safe(reason)}): {_ids(ids)}"

@@ -238,11 +238,17 @@ def sqs_redrive(
         shell.fail("interrupted", "by a signal")
         click.echo("Interrupted. What was not sent is shown again within 15 min.", err=True)
         sys.exit(INTERRUPTED)
-    shell.print(report)
-    sys.exit(
-        exit_code(
-            report,
-            in_doubt_is_held=options["in_doubt"] == "hold",
-            has_selection=has_selection(options),
-        )
+    code = exit_code(
+        report,
+        in_doubt_is_held=options["in_doubt"] == "hold",
+        has_selection=has_selection(options),
     )
+    try:
+        shell.print(report)
+        sys.stdout.flush()
+    except OSError as exc:
+        click.echo(
+            f"Error: cannot print the result: {exc.strerror}. {safe(report, 2_000)}", err=True
+        )
+        code = code or SOME_FAILED
+    sys.exit(code)

@@ -21,7 +21,7 @@ from .environment import until_signalled
 from .exit_codes import DONE, INTERRUPTED, NOTHING_MATCHED
 from .options import has_selection
 from .progress import JsonEvents, bar, finished, may_change_rate, rate_keys
-from .show import LOOKED, no_match, plan_as_dict, print_plan, print_report
+from .show import looked, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
 __all__ = ["Shell"]
@@ -69,7 +69,7 @@ class Shell:
         else:
             print_plan(plan, err=False)
         if self._options["load"] is None:
-            click.echo(LOOKED, err=True)
+            click.echo(looked(plan), err=True)
         self._refuse_if_too_late(plan)
         self.end("done", "a dry run: nothing was sent")
         if not has_selection(self._options) or plan.matching:
@@ -92,7 +92,7 @@ class Shell:
         plan = self._look(sample)
         print_plan(plan, err=True)
         if options["load"] is None:
-            click.echo(LOOKED, err=True)
+            click.echo(looked(plan), err=True)
         self._refuse_if_too_late(plan)
         if (code := self._nothing_to_ask(plan)) is not None:
             return code

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "LOOKED",
     "closing",
+    "looked",
     "no_match",
     "plan_as_dict",
     "print_messages",
@@ -39,9 +39,6 @@ _TOP = 10
 
 #: A body or a traceback of more characters is cut.
 _MOST_OF_A_BODY = 1_048_576
-
-#: Behind each look, on stderr.
-LOOKED = "Each message looked at was received once more, which SQS counts, and given back."
 
 _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
@@ -93,6 +90,17 @@ def print_plan(plan: Plan, *, err: bool) -> None:
         console.print(expiry)
     if plan.duration_seconds is not None:
         console.print(f"takes about {spell_duration(plan.duration_seconds)} at this rate")
+
+
+def looked(plan: Plan) -> str:
+    """What a look has cost, for behind each one, on stderr."""
+    cost = "Each message looked at was received once more, which SQS counts"
+    if not plan.not_given_back:
+        return f"{cost}, and given back."
+    return (
+        f"{cost}. {plan.not_given_back} of them SQS did not give back at once: nobody sees them for"
+        " up to 15 min."
+    )
 
 
 def no_match(plan: Plan) -> str:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from botocore.exceptions import BotoCoreError, ClientError
 from celery.bin.base import CeleryCommand, handle_preload_options
-from kombu.exceptions import KombuError
 
 from celery_sqs_backoff.doctor.look import load_tasks, why_not_loaded
 from celery_sqs_backoff.provider import Provider
@@ -36,7 +34,7 @@ from celery_sqs_backoff.simulate.strategies import STRATEGIES
 from celery_sqs_backoff.simulate.suggest import Suggestion, parse_goals, suggest
 from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
-from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue
+from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
@@ -208,6 +206,7 @@ def _task(found: Options) -> Task:
         backoff=found.backoff,
         retry_for=found.retry_for,
         max_retries=found.max_retries,
+        crash_budget=found.crash_budget,
     )
 
 
@@ -282,16 +281,8 @@ def _live(
     seed: int,
     as_json: bool,
 ) -> None:
-    try:
-        with connection_to_look(app) as connection:
-            channel = connection.default_channel
-            place = find_queue(channel, queue)
-            attributes = (
-                place if isinstance(place, errors.Failure) else place[1](place[0]).attributes()
-            )
-    except (KombuError, BotoCoreError, ClientError) as exc:
-        attributes = errors.Failure(errors.Kind.NO_QUEUE, type(exc.__cause__ or exc).__name__)
-    if isinstance(attributes, errors.Failure):
+    attributes = _attributes(app, queue)
+    if not isinstance(attributes, dict):
         click.echo(f"Error: cannot read queue {queue}: {attributes}", err=True)
         sys.exit(UNREACHABLE)
     redrive_policy = json.loads(attributes.get("RedrivePolicy", "{}"))
@@ -307,6 +298,16 @@ def _live(
         click.echo(json.dumps({"queue": queue, **found.as_dict()}))
     else:
         _print_forecast(queue, found, now=time.time())
+
+
+def _attributes(app: Any, queue: str) -> dict[str, str] | errors.Failure | str:
+    """Return a queue's attributes, or why they cannot be read."""
+    try:
+        with connection_to_look(app) as connection:
+            place = find_queue(connection.default_channel, queue)
+            return place if isinstance(place, errors.Failure) else place[1](place[0]).attributes()
+    except Exception as exc:  # noqa: BLE001  # whatever keeps us from SQS
+        return why_not(exc)
 
 
 def _print_forecast(queue: str, found: Forecast, *, now: float) -> None:
@@ -335,11 +336,14 @@ def _suggest(scenario: Scenario, text: str, *, seed: int, as_json: bool) -> None
     limit = scenario.arrivals.rate * goals.survive / goals.calls
     found = suggest(scenario, goals, seed=seed)
     if found is None:
-        click.echo(
-            f"nothing found: the backlog alone takes {spell_duration(limit)} at"
-            f" {goals.calls:g} calls a second, and you allow {spell_duration(goals.drain)}",
-            err=True,
-        )
+        allowed = spell_duration(goals.drain)
+        why = f"no candidate drains within {allowed}, each message received 1,000 times at the most"
+        if limit > goals.drain:
+            why = (
+                f"the backlog alone takes {spell_duration(limit)} at"
+                f" {goals.calls:g} calls a second, and you allow {allowed}"
+            )
+        click.echo(f"nothing found: {why}", err=True)
         sys.exit(NOT_FOUND)
     if as_json:
         click.echo(json.dumps(asdict(found) | {"result": found.result.as_dict()}))

@@ -243,7 +243,8 @@ class Facts:
 
     @property
     def unread(self) -> list[QueueFacts]:
-        """Queues of which nothing is known, because SQS did not answer."""
-        return [
-            q for q in self.queues if q.attributes is None and not q.denied and not q.is_missing
-        ]
+        """Queues that there are, as far as is known, and that could not be read: no rule asks them.
+
+        Also where SQS says that it may not be: that is a finding, which can be ignored.
+        """
+        return [q for q in self.queues if q.attributes is None and not q.is_missing]

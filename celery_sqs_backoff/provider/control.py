@@ -197,7 +197,7 @@ class Control:
         elif self.admission.is_limiting and (ahead or not self.admission.admit(1, now)):
             to_turn = self.admission.seconds_to_turn(ahead, now)
             may_stay = looks >= MANY_LOOKS and not is_last
-            if to_turn <= (LONGEST_WAIT_SECONDS if may_stay else longest_wait):
+            if to_turn <= min(LONGEST_WAIT_SECONDS if may_stay else longest_wait, longest):
                 return _WAIT
             if not is_last:
                 if recallable:

@@ -25,12 +25,12 @@ from .events import (
     Skipped,
 )
 from .journal import NoJournal
-from .ledger import Ledger, Left, Receipt, numbers_of
+from .ledger import Ledger, Left, Receipt, doubt_late, numbers_of
 from .message import DeadLetter
 from .past import Entry
 from .triage import CAME_BACK, UNKNOWN, Action, Disposition
 
-__all__ = ["Book"]
+__all__ = ["Book", "name_late"]
 
 #: The speed that is told is that of the last so many seconds.
 _WINDOW_SECONDS = 5.0
@@ -317,6 +317,13 @@ class Book:
         task = message.task or "(no Celery message)"
         known = task in self.by_task or len(self.by_task) < _MOST_TASKS
         self.by_task[task[:200] if known else "(others)"] += 1
+
+
+def name_late(book: Book, ids: Sequence[str]) -> None:
+    """Name what another run may have sent before SQS has deleted it for this one."""
+    with book.lock:
+        if late := doubt_late(book.ledger, ids, book._clock()):
+            book.tell(InDoubt(late, resend=None))
 
 
 def _progress(book: Book, places: int, limit: int | None, rate: float) -> Progress:

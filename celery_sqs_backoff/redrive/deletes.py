@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ..sqs.errors import Failure, Kind
+from .book import name_late
 from .message import DeadLetter
 from .report import Ended
 from .source import tens
@@ -65,6 +66,8 @@ class Deletes:
             done = [id_ for id_ in ids if id_ not in failed]
             if done:
                 self.work = True
+            if not self._source.is_fifo:  # there SQS recognises what another run sends
+                name_late(self._book, done)
             self._book.has_deleted(done, [m for m in dropped if m.id in done])
             left = {id_: left[id_] for id_ in failed}
             if not any(f.is_transient for f in failed.values()) or attempt == TRIES:

@@ -92,10 +92,11 @@ class Poison:
 
 @dataclass(frozen=True)
 class InDoubt:
-    """Nobody knows whether these were sent; ``resend`` says what is done about it."""
+    """Nobody knows whether these were sent; ``resend`` says what is done about it. ``None``:
+    nothing; they were sent, so late that another run may have sent them, too."""
 
     ids: Ids
-    resend: bool
+    resend: bool | None
 
 
 @dataclass(frozen=True)

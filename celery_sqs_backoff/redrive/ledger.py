@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from .past import Entry, Past
 
-__all__ = ["LEFT", "Ledger", "Left", "Receipt", "Row", "State", "numbers_of"]
+__all__ = ["LEFT", "Ledger", "Left", "Receipt", "Row", "State", "doubt_late", "numbers_of"]
 
 
 class State(Enum):
@@ -333,6 +333,17 @@ class Ledger:
             self._order.append(hash(id_))
             if len(self._order) > _REMEMBERED:
                 self._done.discard(self._order.popleft())
+
+
+def doubt_late(ledger: Ledger, ids: Iterable[str], now: float) -> tuple[str, ...]:
+    """These are deleted. Returns those that somebody else may have received and sent before that:
+    they were sent, and their time to be hidden was over. Those are in doubt."""
+    known = [(id_, row) for id_ in ids if (row := ledger.rows.get(id_)) is not None]
+    sent = [(id_, row) for id_, row in known if row.state is State.SENT and not row.doubted]
+    late = tuple(id_ for id_, row in sent if row.until <= now)
+    for id_ in late:
+        ledger._doubt(id_)
+    return late
 
 
 def numbers_of(ledger: Ledger, back: int = 0) -> dict[str, Any]:

@@ -95,8 +95,9 @@ class Plan:
     ``matching`` and the histograms count what is selected; ``ready``, those of them that would be
     sent (or deleted, if that is asked for); ``by_action``, what would become of them and why.
     ``unknown``: selected messages that may have been done already. ``chords``: that belong to a
-    chord or group. ``oldest_expires_in_seconds``: until SQS deletes the oldest that is selected;
-    ``oldest_to_send_expires_in_seconds``: of those that would be sent.
+    chord or group. ``not_given_back``: of those looked at, what SQS refused to show again at once;
+    they stay hidden for minutes. ``oldest_expires_in_seconds``: until SQS deletes the oldest that
+    is selected; ``oldest_to_send_expires_in_seconds``: of those that would be sent.
     """
 
     source: str
@@ -108,6 +109,7 @@ class Plan:
     replayed_out: int = 0
     unknown: int = 0
     chords: int = 0
+    not_given_back: int = 0
     by_task: dict[str, int] = field(default_factory=dict)
     by_reason: dict[str, int] = field(default_factory=dict)
     by_outcome: dict[str, int] = field(default_factory=dict)
@@ -250,7 +252,7 @@ class _Look:
             try:
                 halt.finish()
                 keeper.join()
-                sweep.give_all_back()
+                plan.not_given_back = sweep.give_all_back()
             finally:
                 sweep.close()
         if halt.error is not None:

@@ -72,7 +72,9 @@ def opened(
             raise RedriveRefused("The native engine moves what is in a queue, not an archive.")
         if settings.delete or settings.dump:
             raise RedriveRefused("An archive is only sent: delete and dump are for queues.")
-        yield OpenedArchive(ArchiveSource(Path(load)), ArchiveRoute(broker, to), settings)
+        archive, to_where = ArchiveSource(Path(load)), ArchiveRoute(broker, to)
+        _refuse_spread(settings, to_where.fixed or archive)
+        yield OpenedArchive(archive, to_where, settings)
 
 
 def _opened_queue(
@@ -82,11 +84,15 @@ def _opened_queue(
     found = QueueSource(route.source)
     if engine == "native" and (why := why_not(settings, is_fifo=found.is_fifo)):
         raise RedriveRefused(f"The native engine cannot do this: {why}. Use the client engine.")
-    if settings.spread and found.is_fifo:
-        raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
+    _refuse_spread(settings, found)
     if (origin := settings.selection.origin) is not None:
         settings = settings.with_origin(_sqs_name(broker, origin, route.sources))
     return OpenedQueue(found, route, settings)
+
+
+def _refuse_spread(settings: Settings, queue: Endpoint | QueueSource | ArchiveSource) -> None:
+    if settings.spread and queue.is_fifo:
+        raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
 
 
 def _sqs_name(broker: Broker, origin: str, sources: Sequence[Endpoint]) -> str:

@@ -32,6 +32,7 @@ class Past:
         sent: message ids that SQS has, and that are not known to be deleted.
         sent_in_run: messages that the run which was killed has sent.
         last_at: when something was last sent; 0 = never.
+        is_resumed: the process that has begun last goes on with a run that was killed.
     """
 
     run_id: str | None = None
@@ -39,6 +40,7 @@ class Past:
     sent: set[str] = field(default_factory=set)
     sent_in_run: int = 0
     last_at: float = 0.0
+    is_resumed: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -60,7 +62,8 @@ class Past:
 
     def begin(self, run_id: str) -> None:
         """A process begins, or goes on with, this run."""
-        if run_id != self.run_id:
+        self.is_resumed = run_id == self.run_id
+        if not self.is_resumed:
             self.run_id, self.sent_in_run = run_id, 0
 
     def apply(self, entry: Entry) -> None:

@@ -74,6 +74,7 @@ class Run:
         self._source, self._route, self._settings = source, route, settings
         self._archive, self._run_id = archive, run_id
         self._past, self._journal_path = journal.past, journal.path
+        self._is_resumed = journal.past.is_resumed or not journal.past.is_settled
         self._clock, self._now, self._sleep = clock, now, sleep
         self._rng = rng or random.Random()
         self._halt = Halt(stop)
@@ -140,8 +141,8 @@ class Run:
         return report
 
     def _prepare_sweep(self) -> Sweep:
-        resumed = not self._past.is_settled
-        patience = self._past.last_at + self._hold_seconds + 1 - self._now() if resumed else 0
+        hidden_until = self._past.last_at + self._hold_seconds + 1
+        patience = hidden_until - self._now() if self._is_resumed else 0
         return Sweep(
             self._source,
             self._book,
@@ -169,7 +170,6 @@ class Run:
         )
 
     def _look_through(self, sweep: Sweep, handle: Handling) -> None:
-        resumed = not self._past.is_settled
         self._book.name_past_in_doubt(resend=self._settings.in_doubt == "resend")
         default = self._route.default
         threads = threads_for(
@@ -179,7 +179,9 @@ class Run:
         )
         path = str(self._journal_path) if self._journal_path else None
         self._book.tell(
-            Started(self._run_id, self._source.name, self._messages, threads, resumed, path)
+            Started(
+                self._run_id, self._source.name, self._messages, threads, self._is_resumed, path
+            )
         )
         keeper = sweep.keep(self._every_second)
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..retry.policies import FullJitter
-from ..sqs.errors import Failure
+from ..sqs.errors import Failure, Kind
 from .book import Book
 from .halt import Halt
 from .ledger import Receipt, Row, State
@@ -155,18 +155,29 @@ class Sweep:
         now = self._clock()
         results = self.source.hide(handles, seconds)
         with self.book.lock:
-            for (id_, _), handle, failure in zip(rows, handles, results, strict=True):
-                self.book.ledger.renewed(id_, handle, None if failure else now + seconds)
+            answered_at = self._clock()
+            for (id_, row), handle, failure in zip(rows, handles, results, strict=True):
+                is_late = row.until <= answered_at
+                if is_late and failure is None:
+                    # SQS takes an old handle, too: somebody else may have the message by now. If
+                    # nobody has, it is hidden, and comes again.
+                    self._patient_until = max(self._patient_until, answered_at + seconds + 1)
+                until = None if failure or is_late else now + seconds
+                self.book.ledger.renewed(id_, handle, until)
 
-    def give_back(self, handles: Sequence[str]) -> None:
-        """Show messages to everybody at once. What SQS does not hear of comes back by itself."""
-        list(self._pool.map(lambda batch: self.source.hide(batch, 0), tens(handles)))
+    def give_back(self, handles: Sequence[str]) -> int:
+        """Show messages to everybody at once. Returns how many stay hidden, and come back by
+        themselves."""
+        results = self._pool.map(lambda batch: self.source.hide(batch, 0), tens(handles))
+        failures = [failure for batch in results for failure in batch if failure is not None]
+        return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
 
-    def give_all_back(self) -> None:
+    def give_all_back(self) -> int:
         with self.book.lock:
             handles = self.book.ledger.give_all_back()
-        self.give_back(handles)
+        refused = self.give_back(handles)
         self._pool.shutdown()
+        return refused
 
     def close(self) -> None:
         """Let the threads for holds end, whatever has ended the run.

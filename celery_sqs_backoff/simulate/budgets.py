@@ -51,7 +51,7 @@ def exhausted_before_run(scenario: Scenario, message: Message, now: float) -> st
         max_retries=task.max_retries,
         retry_for=task.retry_for,
         crashes=0,
-        crash_budget=1,
+        crash_budget=task.crash_budget,
     )
     return None if reason is None else reason.value
 

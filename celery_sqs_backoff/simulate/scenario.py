@@ -164,6 +164,7 @@ class Task:
     retry_for: float | None = 36 * 3600.0
     max_retries: int | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
+    crash_budget: int = 3
     remember: int = DEFAULT_LIMIT
     #: Of Celery's ``autoretry_for``, for the comparison: its own defaults.
     autoretry_max_retries: int = 3
@@ -171,6 +172,8 @@ class Task:
 
     def __post_init__(self) -> None:
         _from_0("task.remember", self.remember)
+        if self.crash_budget < 1:
+            raise ScenarioError("task.crash_budget: expected a whole number from 1 up")
         if self.max_retries is not None:
             _from_0("task.max_retries", self.max_retries)
         _from_0("task.autoretry_max_retries", self.autoretry_max_retries)

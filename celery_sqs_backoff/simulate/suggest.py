@@ -22,8 +22,9 @@ _CAPS_WITH_GATE = (3600.0, 900.0)
 _DAY = 86_400.0
 _LONGEST_RETENTION = 14 * _DAY
 
-#: A backlog above this is simulated with time and capacity scaled down alike.
-MOST_MESSAGES = 1_500
+#: A backlog beyond these is simulated with arrivals and capacity scaled alike. A single message,
+#: or none, would tell nothing.
+LEAST_MESSAGES, MOST_MESSAGES = 10, 1_500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,9 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
     backlog = scenario.arrivals.rate * goals.survive
     if backlog / goals.calls > goals.drain:
         return None
-    scale = max(1.0, backlog / MOST_MESSAGES)
+    if not backlog:
+        raise ScenarioError("messages.rate=0: expected new messages to suggest options for")
+    scale = backlog / min(max(backlog, LEAST_MESSAGES), MOST_MESSAGES)
     tried = replace(
         scenario,
         script=Script(

@@ -34,7 +34,7 @@ _RATES = frozenset({"rate", "capacity"})
 _WHOLE = frozenset(
     {
         *("backlog", "workers", "processes", "prefetch", "max_receive_count", "max_retries"),
-        *("remember", "failures", "messages", "autoretry_max_retries"),
+        *("remember", "failures", "messages", "autoretry_max_retries", "crash_budget"),
     }
 )
 

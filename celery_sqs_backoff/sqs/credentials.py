@@ -12,12 +12,13 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NotConnected
-from botocore.exceptions import HTTPClientError
 
 from ..threads import SharedCall
 from .errors import CredentialsNotRenewed
 from .handshakes import handshakes
+from .queues import error_code
 
 __all__ = ["RoleCredentials", "renew_beside", "wait_for_credentials"]
 
@@ -51,14 +52,14 @@ def wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> 
 
     Raises:
         CredentialsNotRenewed: it has been under way for 10 seconds, and goes on; or the source was
-            not reached. Anything else that ``fetch`` raises.
+            not reached, or refuses. Anything else that ``fetch`` raises.
     """
     try:
         return fetch.result(seconds=_WITHOUT_SECONDS)
     except SharedCall.TakesTooLong:
-        raise _not_renewed(method, f"no answer in {_WITHOUT_SECONDS:.0f} s") from None
-    except (NotConnected, HTTPClientError) as exc:  # of STS, not of the queue's own call
-        raise _not_renewed(method, type(exc).__name__) from exc
+        raise _not_renewed(method, "no answer") from None
+    except (ClientError, NotConnected, HTTPClientError) as exc:  # of STS, not of SQS
+        raise _not_renewed(method, error_code(exc)) from exc
 
 
 def _not_renewed(method: str, error_msg: str) -> CredentialsNotRenewed:
@@ -83,7 +84,7 @@ class _Renewal:
             return self._good() or good
         wait_for_credentials(self._renewal, credentials.method)
         if (good := self._good()) is None:  # botocore is silent where the old ones were good before
-            raise _not_renewed(credentials.method, "they have expired meanwhile")
+            raise _not_renewed(credentials.method, "expired meanwhile")
         return good
 
     def _good(self) -> Any:

@@ -27,7 +27,16 @@ __all__ = [
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """The source of the credentials (STS, for one) does not answer. It is being asked again."""
+    """Their source (STS, for one) does not answer, or refuses. It is being asked again.
+
+    Arguments:
+        provider: what botocore calls the source.
+        error_msg: the source's error code, or the name of the exception.
+    """
+
+    def __init__(self, *, provider: str, error_msg: str) -> None:
+        super().__init__(provider=provider, error_msg=error_msg)
+        self.code = f"{type(self).__name__} ({error_msg})"
 
 
 class Kind(Enum):
@@ -98,8 +107,8 @@ class Failure:
     @property
     def newer_credentials_may_help(self) -> bool:
         """Whether to fetch credentials anew before somebody looks for a missing permission."""
-        if self.kind is Kind.CREDENTIALS:
-            return self.code != CredentialsNotRenewed.__name__  # they are being fetched already
+        if self.kind is Kind.CREDENTIALS:  # unless they are being fetched already
+            return not self.code.startswith(CredentialsNotRenewed.__name__)
         return self.code in _SIGNED_WRONGLY
 
     def __str__(self) -> str:
@@ -191,7 +200,8 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
     """
     if isinstance(exc, botocore.ClientError):
         return _of_response(exc, operation)
-    return Failure(_kind_of_exception(exc), type(exc).__name__, is_of_call=True)
+    code = exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
+    return Failure(_kind_of_exception(exc), code, is_of_call=True)
 
 
 def _kind_of_exception(exc: BaseException) -> Kind:
@@ -227,7 +237,7 @@ def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
     status = metadata.get("HTTPStatusCode")
     kind = _kind(code, str(error.get("Message", "")), operation)
     if kind is None:
-        kind = _of_status(status)
+        kind = _of_status(status, operation)
     return Failure(kind, code, _retry_after(metadata), is_of_call=True)
 
 
@@ -236,9 +246,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _of_status(status: object) -> Kind:
+def _of_status(status: object, operation: Operation) -> Kind:
     if status == 429:
         return Kind.THROTTLED
+    if status == 413 and operation is Operation.SEND:  # a proxy with a limit below SQS's
+        return Kind.BAD_ENTRY
     if status in (401, 403):
         return Kind.DENIED
     if isinstance(status, int) and 400 <= status < 500:

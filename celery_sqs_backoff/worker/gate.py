@@ -12,7 +12,7 @@ from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
-from ..retry.budget import Standing, longest_hold, tolerant
+from ..retry.budget import Standing, exhausted_before_run, longest_hold, tolerant
 from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import Options
 from ..retry.outcomes import Outcome
@@ -143,8 +143,8 @@ class Gate:
             return True
         if self.pace is None or _has_slot(lease, self._owner.clock()):
             return False
-        if _seconds_left(lease, options, self._owner.today()) <= 0:
-            return False  # it is given up
+        if _is_given_up(lease, options, self._owner.today()):
+            return False
         with self._owner.lock:
             self.control.abandoned(lease.delivery.message_id, self._owner.clock())
 
@@ -261,11 +261,16 @@ def _longest_hold(lease: Lease, options: Options, today: float) -> float:
     return longest_hold(_standing(lease, today), retry_for=options.retry_for)
 
 
-def _seconds_left(lease: Lease, options: Options, today: float) -> float:
-    """Seconds of ``retry_for`` that a message has left."""
-    if options.retry_for is None:
-        return math.inf
-    return options.retry_for - _standing(lease, today).elapsed
+def _is_given_up(lease: Lease, options: Options, today: float) -> bool:
+    """Whether a message is given up instead of being run."""
+    reason = exhausted_before_run(
+        _standing(lease, today),
+        max_retries=options.max_retries,
+        retry_for=options.retry_for,
+        crashes=lease.keeper.memory.crashes(lease.delivery.message_id),
+        crash_budget=options.crash_budget,
+    )
+    return reason is not None
 
 
 def _standing(lease: Lease, today: float) -> Standing:

@@ -375,6 +375,28 @@ def test_a_signal_ends_the_question_with_a_last_event(stage, tmp_path, number):
     assert sum(stage.bodies(stage.dlq).values()) == 3
 
 
+def test_a_result_that_cannot_be_printed_is_said_on_stderr(stage, tmp_path):
+    """All was sent, and the last words were a traceback."""
+    stage.fill_numbered(3)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "celery", "-A", __name__),
+                *("sqs-redrive", stage.dlq.name, "--yes"),
+            ],
+            env=os.environ
+            | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == exit_codes.SOME_FAILED
+    assert "cannot print the result" in done.stderr
+    assert "sent=3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ids_come_from_a_file(stage, run, tmp_path):
     stage.fill(task("a", id="first"), task("b", id="second"), task("c", id="third"))
     (tmp_path / "ids").write_text("first\nthird\n")

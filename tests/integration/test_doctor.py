@@ -295,6 +295,20 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
         assert f'"sqs:{action}"' in found["fix"]["aws"]
 
 
+def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(
+    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
+) -> None:
+    """None of its rules could be asked."""
+    denied = http_error(403, "AccessDenied", sender_fault=True, actions=("GetQueueAttributes",))
+    proxy.inject(denied)
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    assert diagnose().exit_code == doctor.ERRORS
+    result = diagnose("--ignore", "E027=workers may not read attributes")
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert f"cannot read queue {queue.name}: AccessDenied" in result.stderr
+    assert "all well" not in result.stdout
+
+
 def test_where_queues_may_not_be_listed_the_action_is_named(
     diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
 ) -> None:

@@ -429,6 +429,16 @@ def test_fifo_takes_no_spread(fifo):
         fifo.redrive(spread="1m")
 
 
+def test_an_archive_for_a_fifo_queue_takes_no_spread(fifo, stage, tmp_path: Path):
+    """It was passed over: all were there at once."""
+    archive = tmp_path / "old.jsonl"
+    stage.fill("hello")
+    stage.redrive(delete=True, dump=archive)
+    with pytest.raises(RedriveRefused, match="FIFO"):
+        fifo.redrive(None, load=archive, to=fifo.queue.name, spread="1m")
+    assert stage.redrive(None, load=archive, to=stage.queue.name, spread="1s").sent == 1
+
+
 # Archive
 
 

@@ -159,6 +159,20 @@ def test_a_queue_that_is_not_there(run: Callable[..., Result]) -> None:
     assert "no-such-queue" in result.stderr
 
 
+def test_what_keeps_a_look_from_a_live_queue_is_named(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore raises more than its own errors, of credentials that stay expired for example."""
+
+    def fails(app: Celery) -> None:
+        raise RuntimeError("Credentials were refreshed, but the refreshed ones are still expired")
+
+    monkeypatch.setattr(simulate, "connection_to_look", fails)
+    result = run("--live", "mails")
+    assert result.exit_code == simulate.UNREACHABLE
+    assert "cannot read queue mails: " in result.stderr
+
+
 def test_a_suggestion_and_none(run: Callable[..., Result]) -> None:
     good = run("--suggest", "survive 30m, drain 40m, 5 calls/s", "--messages", "0.2/s")
     assert good.exit_code == simulate.DONE

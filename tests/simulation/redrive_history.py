@@ -102,7 +102,7 @@ class History:
         self.steps_to_second_signal: int | None = None
         self.full_at = 0  # the steps at which the disk is full begin
         self.was_full = False
-        self.oversleeps = not self.has_rival and rng.random() < 0.1
+        self.oversleeps = rng.random() < 0.1
         world.on_event, world.before_step = self.on_event, self.before_step
         world.is_disk_full = self.is_disk_full
         self.options: dict[str, Any] = {"max_replays": 1_000}

@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.credentials import DeferredRefreshableCredentials
-from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
+from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 from kombu import Connection
 from kombu.transport.SQS import Channel
 
@@ -22,6 +22,7 @@ from celery_sqs_backoff.sqs import clients as clients_module
 from celery_sqs_backoff.sqs import credentials as credentials_module
 from celery_sqs_backoff.sqs.clients import Clients, settling_client
 from celery_sqs_backoff.sqs.errors import CredentialsNotRenewed, Failure, Kind
+from celery_sqs_backoff.sqs.queues import read_queue
 from celery_sqs_backoff.worker import poller
 from tests.support.processes import eventually
 
@@ -327,7 +328,10 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
     for port in (clients.settling(url), clients.polling(url)):
         failure = in_time(port.attributes)
         assert isinstance(failure, Failure)
-        assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "CredentialsNotRenewed")
+        assert (failure.kind, failure.code) == (
+            Kind.CREDENTIALS,
+            "CredentialsNotRenewed (no answer)",
+        )
     assert clients.settling_client(url) is client, "new clients would be asking the same STS"
     assert hanging.asked == 1
     hanging.answers.set()
@@ -375,29 +379,40 @@ def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(
     for _ in range(2):
         failure = in_time(port.attributes)
         assert isinstance(failure, Failure)
-        assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "CredentialsNotRenewed")
+        assert (failure.kind, failure.code) == (
+            Kind.CREDENTIALS,
+            "CredentialsNotRenewed (no answer)",
+        )
     assert hanging.asked <= 1
     hanging.answers.set()
     eventually(lambda: has_new_key(clients, f"{BASE}/a"))
 
 
-@pytest.mark.parametrize("error", [ReadTimeoutError, ConnectTimeoutError])
-def test_an_sts_that_is_not_reached_is_not_taken_for_sqs(
-    monkeypatch: pytest.MonkeyPatch, error: Any
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ReadTimeoutError(endpoint_url="https://sts"), "ReadTimeoutError"),
+        (ConnectTimeoutError(endpoint_url="https://sts"), "ConnectTimeoutError"),
+        (ClientError({"Error": {"Code": "AccessDenied"}}, "AssumeRole"), "AccessDenied"),
+    ],
+    ids=["silent", "not reached", "refuses"],
+)
+def test_an_error_of_sts_is_not_taken_for_one_of_sqs(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
-    """A timeout of the queue's own call may mean that SQS carried it out. This call never left."""
+    """SQS may carry out a call that times out, or deny it. This one never left."""
     sts = Sts(monkeypatch)
-    clients = attached(channel_of({"a": {}}, sts_role_arn="r"))
+    clients, url = attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a"
 
-    def time_out(*_: Any) -> Any:
-        raise error(endpoint_url="https://sts.example")
+    def fail(*_: Any) -> Any:
+        raise error
 
-    sts.age(clients.settling_client(f"{BASE}/a"), 1000)
-    monkeypatch.setattr(Channel, "generate_sts_session_token", time_out)
-    [failure] = clients.settling(f"{BASE}/a").delete(["handle"])
+    sts.age(clients.settling_client(url), 1000)
+    monkeypatch.setattr(Channel, "generate_sts_session_token", fail)
+    [failure] = clients.settling(url).delete(["handle"])
     assert failure is not None
-    assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "CredentialsNotRenewed")
-    assert not failure.may_have_been_done
+    assert (failure.kind, failure.code) == (Kind.CREDENTIALS, f"CredentialsNotRenewed ({code})")
+    assert not read_queue(clients.settling(url), url).is_read, "nothing is assumed of the queue"
 
 
 def test_a_token_that_expires_while_its_renewal_fails_is_not_used(

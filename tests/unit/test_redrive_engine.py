@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from botocore.exceptions import (
+    ClientError,
     NoCredentialsError,
     ReadTimeoutError,
     SSLError,
@@ -18,8 +19,9 @@ from botocore.exceptions import (
 
 from benchmarks.redrive import _move_endless
 from celery_sqs_backoff.commands import progress
-from celery_sqs_backoff.commands.show import closing
+from celery_sqs_backoff.commands.show import closing, looked
 from celery_sqs_backoff.redrive import schedule
+from celery_sqs_backoff.redrive.book import Book
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
     Audit,
@@ -34,6 +36,7 @@ from celery_sqs_backoff.redrive.events import (
     Skipped,
 )
 from celery_sqs_backoff.redrive.halt import Halt
+from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.redrive.pace import Pace
 from celery_sqs_backoff.redrive.queues import Depth
@@ -43,7 +46,7 @@ from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.envelope import iso_time
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
 from tests.integration.redrive_stage import task
-from tests.support.fake_sqs import Fault
+from tests.support.fake_sqs import Clock, Fault
 from tests.support.processes import eventually
 from tests.support.redrive_world import Killed, World
 
@@ -271,7 +274,7 @@ def test_what_others_have_brought_is_not_kept_in_memory(world, monkeypatch):
 
     def count(sweep, handles):
         at_once.append(letters_in_memory() - of_others)
-        give_back(sweep, handles)
+        return give_back(sweep, handles)
 
     monkeypatch.setattr(Sweep, "give_back", count)
     world.on_event = lambda event: isinstance(event, Sent) and world.fill(*bodies(500, 10))
@@ -965,3 +968,118 @@ def test_a_journal_that_does_not_take_its_end_has_not_ended_well(world, monkeypa
     monkeypatch.setattr("tests.support.redrive_world._Journal.write", lambda self, e: write(e))
     report = world.redrive()
     assert (report.ended, report.sent, report.deleted) == (Ended.FAILED, 1, 1)
+
+
+def proxy_refuses(world):
+    """Sends of more than two messages are too big for a proxy on the way."""
+
+    def send(**request):
+        if len(request["Entries"]) > 2 or "big" in str(request["Entries"]):
+            world.sqs.faults.append(Fault(SEND, TOO_LARGE))
+        return send_message_batch(**request)
+
+    send_message_batch, world.sqs.send_message_batch = world.sqs.send_message_batch, send
+
+
+TOO_LARGE = ClientError(
+    {"Error": {"Code": "413", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": 413}}, SEND
+)
+
+
+def test_a_batch_too_big_for_a_proxy_is_sent_one_by_one(world):
+    """HTTP 413 ended the whole run: nothing could be replayed from behind that proxy."""
+    world.fill("big", *bodies(9))
+    proxy_refuses(world)
+    report = world.redrive()
+    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 9, 1)
+    assert {event.reason for event in world.events if isinstance(event, Failed)} == {"413"}
+
+
+def others_redrive(world):
+    """Another run sends what is visible, and deletes it."""
+    source = world.sqs.queues[world.source.url]
+    for message in [m for m in source.messages if m.visible_at <= world.clock.now]:
+        source.messages.remove(message)
+        world.sqs.send_message(QueueUrl=world.main.url, MessageBody=message.body)
+
+
+@pytest.mark.parametrize("kind", ["sending", "sent"])
+def test_what_others_may_have_sent_while_the_process_was_suspended_is_named(
+    world, monkeypatch, kind
+):
+    """A laptop slept with ten messages in hand; another operator's run sent them meanwhile."""
+    sent = world.fill(*bodies(10))
+    write = Journal.write
+
+    def sleep(journal, entry):
+        write(journal, entry)
+        if entry.kind == kind:
+            world.clock.now += 60
+            others_redrive(world)
+
+    monkeypatch.setattr(Journal, "write", sleep)
+    report = world.redrive()
+    assert set(world.bodies(world.main).values()) == {2}
+    assert sorted(ids(world, InDoubt)) == sorted(sent)
+    assert (report.sent, report.in_doubt) == (10, 10)
+
+
+@pytest.mark.parametrize(("seconds", "is_hold"), [(10, True), (20, False)])
+def test_a_renewal_that_may_have_come_too_late_is_no_hold(seconds, is_hold):
+    """SQS takes an old handle: two runs had the same message, and each sent it."""
+    clock = Clock(1_000.0)
+
+    def hide(handles, seconds_hidden):
+        clock.now += seconds
+        return [None] * len(handles)
+
+    book = Book(NoJournal(), None, clock)
+    sweep = Sweep(
+        SimpleNamespace(hide=hide),
+        book,
+        Halt(),
+        places=1,
+        hold_seconds=30,
+        patient_until=0.0,
+        clock=clock,
+        sleep=time.sleep,
+        rng=random.Random(0),
+    )
+    message = DeadLetter({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
+    book.received(0, [message], clock.now + 15)
+    clock.now += 1
+    sweep.renew()
+    sweep.close()
+    assert (book.keep_ours([message], 30) == [message]) is is_hold
+    if not is_hold:
+        assert sweep._patient_until > clock.now + 10, "it may be hidden for us"
+
+
+def test_a_run_killed_between_two_batches_is_resumed_with_patience(world):
+    """Nothing was in doubt, and the messages in its hands were taken for somebody else's."""
+    world.fill(*bodies(20))
+
+    def dies():
+        if world.calls["receive_message"] == 2:
+            world.dies_at = (world.steps, True)
+
+    world.before_step = dies
+    with pytest.raises(Killed):
+        world.redrive()
+    world.before_step, world.dies_at = lambda: None, None
+    assert len(world.sqs.queues[world.source.url].in_flight()) == 10
+    report = world.redrive()
+    assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 10, 0)
+
+
+def test_a_look_says_what_sqs_has_not_given_back(world):
+    world.fill(*bodies(15))
+    always(world, CHANGE, "AccessDenied")
+    plan = world.look()
+    assert (plan.looked_at, plan.not_given_back) == (15, 15)
+    assert "15 of them" in looked(plan)
+    world.sqs.faults.clear()
+    world.clock.now += 61
+    plan = world.look()
+    assert plan.not_given_back == 0
+    assert looked(plan).endswith("and given back.")

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from celery_sqs_backoff.redrive.ledger import Ledger, Receipt, State, numbers_of
+from celery_sqs_backoff.redrive.ledger import Ledger, Receipt, State, doubt_late, numbers_of
 from celery_sqs_backoff.redrive.past import Entry, Past
 
 NOW = 100.0
@@ -57,6 +57,19 @@ def test_whoever_receives_a_message_again_goes_on_with_it_unless_it_is_being_sen
     assert found.received("a", "a#4", NOW) is Receipt.NEW
     found.put_aside(["a"], "failed")
     assert found.received("a", "a#5", NOW) is Receipt.KNOWN
+
+
+def test_what_was_sent_and_not_hidden_until_its_delete_is_in_doubt():
+    found = ledger("a", "b")
+    assert doubt_late(found, ["a"], NOW + 99) == (), "it is deleted unsent"
+    found.start_sending(["a", "b"], 1.0)
+    found.has_sent(["a", "b"])
+    until = found.rows["a"].until
+    assert doubt_late(found, ["a", "gone"], until - 1) == ()
+    assert doubt_late(found, ["a", "gone"], until) == ("a",)
+    assert doubt_late(found, ["a"], until) == (), "named once"
+    found.has_deleted(["a", "b"])
+    assert found.in_doubt == 1
 
 
 def test_two_threads_that_delete_one_message_count_it_once():

@@ -120,6 +120,8 @@ def test_new_and_returning_messages_pass_through_the_same_rate() -> None:
     assert all(look.hide_seconds and look.hide_seconds >= 1 for look in looks[4:])
     often = worker.look("seen often", 20.0, looks=MANY_LOOKS, ahead=10)
     assert often.waits, "each look costs a receive"
+    late = worker.look("late", 20.0, looks=MANY_LOOKS, ahead=10, longest=3.0)
+    assert late.hide_seconds == 3.0, "its turn would come after its retry_for"
 
 
 def test_those_that_wait_take_their_turns_at_the_rate_and_before_any_recall() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
+from celery_sqs_backoff.sqs.memory import Memory
 from celery_sqs_backoff.worker.gate import Gate
 from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
 from celery_sqs_backoff.worker.lease import Turn
@@ -75,6 +77,7 @@ class Lease:
         self.queue, self.group_id, self.until = Queue(), None, None
         self.slot_at, self.keeps_place, self.turn = None, False, Turn.NONE
         self.free, self.handed_to_pool = lambda: None, lambda: False
+        self.keeper = SimpleNamespace(memory=Memory())
         defaults = {"received_at": time.time(), "first_received_at": time.time()}
         self.delivery = Delivery(message_id=message_id, queue_url=URL, **defaults | facts)
 
@@ -584,10 +587,19 @@ def test_a_message_whose_slot_is_after_its_budget_waits_for_it_at_its_last_look(
     assert again.until is None
 
 
-def test_a_message_whose_retry_for_is_over_needs_no_slot() -> None:
+def test_a_message_that_is_given_up_needs_no_slot() -> None:
     scene = Scene(provider=Provider("mail", rate="1/m"), retry_for=60.0)
-    over: Any = Lease("m", first_received_at=0.0, sent_at=0.0)
+    over: Any = Lease("m", first_received_at=0.0, sent_at=0.0, receive_count=4)
     assert not scene.gate.waits(over, scene.options, list)
+
+
+def test_messages_that_run_after_their_retry_for_keep_to_the_rate() -> None:
+    """All that wait run once when the workers are back, if they were received a few times only."""
+    scene = Scene(provider=Provider("mail", rate="1/s"), retry_for=600.0)
+    facts = {"first_received_at": time.time() - 3600.0, "receive_count": 2}
+    started = [paced(scene, f"m{i}", **facts)[1] for i in range(30)]
+    step(scene)
+    assert sum(map(bool, started)) == 1
 
 
 def test_a_message_that_is_settled_while_it_waits_does_not_start() -> None:

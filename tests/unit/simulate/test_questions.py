@@ -113,6 +113,7 @@ def test_every_key_of_a_scenario(tmp_path: Path) -> None:
         ({"queue": {"max_receive_count": 0}}, "queue.max_receive_count"),
         ({"queue": {"retention": 0}}, "queue.retention"),
         ({"task": {"max_retries": -1}}, "task.max_retries=-1"),
+        ({"task": {"crash_budget": 0}}, "task.crash_budget"),
     ],
     ids=str,
 )
@@ -241,6 +242,17 @@ def test_an_outage_of_days_is_simulated_with_the_retention_that_is_suggested() -
     found = suggest(scenario, Goals(survive=5 * 86_400.0, drain=43_200.0, calls=20.0))
     assert found is not None
     assert found.retention > 5 * 86_400
+
+
+def test_a_suggestion_for_a_message_now_and_then_has_simulated_some() -> None:
+    """With one an hour there was none in the simulation, and one receive was suggested."""
+    goals = Goals(survive=3600.0, drain=1200.0, calls=1.0)
+    found = suggest(Scenario(arrivals=Arrivals(rate=0.0001)), goals)
+    assert found is not None
+    assert found.result.messages > 1
+    assert found.max_receive_count > 10
+    with pytest.raises(ScenarioError, match=r"messages\.rate"):
+        suggest(Scenario(arrivals=Arrivals(rate=0.0)), goals)
 
 
 def test_nothing_is_suggested_that_the_provider_cannot_take() -> None:

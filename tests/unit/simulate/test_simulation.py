@@ -10,6 +10,7 @@ import pytest
 
 from celery_sqs_backoff import FullJitter, Schedule
 from celery_sqs_backoff.provider.health import Thresholds
+from celery_sqs_backoff.simulate import budgets
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.measures import CURVE_POINTS, Call, Curve, Measures, percentile
 from celery_sqs_backoff.simulate.message import Message
@@ -167,6 +168,16 @@ def test_no_message_is_given_up_unseen(strategy: str) -> None:
     """As in a worker, which lets it run once more before its ``retry_for`` is over."""
     result = played(outage(3600.0, rate=0.3).with_task(retry_for=600.0), strategy)
     assert result.wasted >= sum(result.dead.values()) > 0
+
+
+def test_what_was_received_a_few_times_may_run_after_its_retry_for() -> None:
+    """As in a worker, which cannot know whether those receives were runs."""
+    message, scenario = Message(1, 0.0), outage(3600.0).with_task(retry_for=60.0)
+    message.first_received_at = 0.0
+    message.receives = scenario.task.crash_budget
+    assert budgets.exhausted_before_run(scenario, message, 61.0) is None
+    message.receives += 1
+    assert budgets.exhausted_before_run(scenario, message, 61.0) == "retry_for is over"
 
 
 def test_a_simulation_ends_with_its_last_message() -> None:
