@@ -136,6 +136,8 @@ class TaskFacts:
 
     Arguments:
         name: as registered.
+        queue: where it goes unless its caller says otherwise, by the task or by task_routes;
+            ``None``: neither says so.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds, ``None`` = no limit.
@@ -150,6 +152,7 @@ class TaskFacts:
 
     name: str
     is_covered: bool
+    queue: str | None = None
     backoff: Policy | None = None
     retry_for: float | None = None
     max_retries: int | None = None
@@ -235,6 +238,14 @@ class Facts:
     @property
     def covered(self) -> list[TaskFacts]:
         return [task for task in self.app.tasks if task.is_covered]
+
+    def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
+        """The tasks that a queue is likely to have: not those that go to another one.
+
+        All, if each goes to another one: then callers name this queue, for any of them.
+        """
+        found = [task for task in self.app.tasks if task.queue in (None, queue.name)]
+        return found or list(self.app.tasks)
 
     @property
     def consumed(self) -> list[QueueFacts]:

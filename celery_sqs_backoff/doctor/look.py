@@ -228,6 +228,7 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
             yield TaskFacts(
                 name=name,
                 is_covered=False,
+                queue=_queue_of(app, task),
                 acks_late=bool(task.acks_late),
                 autoretries=autoretries,
             )
@@ -236,6 +237,7 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
         yield TaskFacts(
             name=name,
             is_covered=True,
+            queue=_queue_of(app, task),
             backoff=options.backoff,
             retry_for=options.retry_for,
             max_retries=options.max_retries,
@@ -245,6 +247,18 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
             wants_dlq=options.on_give_up == "dead-letter",
             autoretries=autoretries,
         )
+
+
+def _queue_of(app: Any, task: Any) -> str | None:
+    queue = getattr(task, "queue", None)
+    if queue is None:
+        try:
+            route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
+        except Exception:  # noqa: BLE001  # a router of the user's, which looks at the arguments
+            return None
+        queue = route.get("queue") if isinstance(route, Mapping) else route
+    name = getattr(queue, "name", queue)
+    return name if isinstance(name, str) else None
 
 
 def _scheme(store: object) -> str:

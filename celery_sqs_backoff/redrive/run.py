@@ -130,9 +130,11 @@ class Run:
                 messages=self._messages,
                 now=self._now(),
             )
-        except KeyboardInterrupt:  # a second signal: what is hidden comes back by itself
+        except BaseException as exc:  # what is hidden comes back by itself
             remaining = max(0, self._messages - self._book.ledger.deleted)
-            self._tell_end(remaining, Ended.INTERRUPTED, "by a second signal")
+            is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
+            why = "by a second signal" if is_signal else type(exc).__name__
+            self._tell_end(remaining, Ended.INTERRUPTED, why)
             raise
         finally:
             sweep.close()

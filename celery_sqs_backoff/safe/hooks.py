@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import celery.app.task as celery_task
 from celery.app.task import Context
-from celery.exceptions import Ignore, ImproperlyConfigured, Retry
+from celery.exceptions import ImproperlyConfigured, Retry
 from celery.utils.log import get_task_logger
 
 from ..text import error_site, printable
@@ -144,25 +144,32 @@ class Hooks:
         request = self.request
         return is_lost and bool(request.chain or request.callbacks or request.chord)
 
-    def _end_refused(self, refused: Refused) -> Ignore:
-        """Store why the message was refused; return what to raise to end its chain there."""
+    def _end_refused(self, refused: Refused) -> Exception | None:
+        """Store why the message was refused, which ends its chain there. Does not raise.
+
+        Returns:
+            what kept a chord from going on that waits for the message, or for its chain.
+        """
         request = self.request
         logger.info(
             "sqs_backoff.refused: %s[%s] ends without a run: %s",
             *(printable(self.name), printable(request.id), refused),
         )
-        if not request.is_eager:
-            is_stored = not ignores_result(self, request)
-            try:
-                # Not stored, it is still a member of its chord.
-                self.backend.mark_as_done(
-                    request.id, refused.result, request=request, store_result=is_stored
-                )
-                for follower in _chord_members(request.chain):
-                    self.backend.mark_as_done(follower.id, refused.result, request=follower)
-            except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
-                logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
-        return Ignore(refused.result)
+        if request.is_eager:
+            return None
+        is_stored = not ignores_result(self, request)
+        members = list(_chord_members(request.chain))
+        try:
+            # Not stored, it is still a member of its chord.
+            self.backend.mark_as_done(
+                request.id, refused.result, request=request, store_result=is_stored
+            )
+            for follower in members:
+                self.backend.mark_as_done(follower.id, refused.result, request=follower)
+        except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
+            logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
+            return exc if request.chord or members else None
+        return None
 
     def _compensate_given_up(self, *, may_run_again: bool) -> bool:
         """Take back the workflows of this message, which is given up; whether it may go.

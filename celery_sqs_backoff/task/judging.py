@@ -10,13 +10,16 @@ from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
+from celery.exceptions import Ignore
 
-from ..retry.decision import End, Ended
+from ..retry.budget import GiveUpReason
+from ..retry.decision import End, Ended, GiveUp
+from ..retry.outcomes import Outcome
 from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
 from ..safe.identity import begin_call
 from .failed_run import FailedRun
-from .handover import Report, run_of
+from .handover import Report, describe, run_of
 from .tracing import note_end
 
 __all__ = ["RETURNED", "wrap_call", "wrap_run"]
@@ -119,7 +122,12 @@ def _judged(
         if task._is_awaited(refused):
             raise FailedRun(task, refused, args, kwargs).instead() or refused from None
         if not isinstance(refused, AlreadyDone) or not refused.has_result:
-            raise task._end_refused(refused) from None
+            unsent = task._end_refused(refused)
+            if unsent is not None and running is not None:
+                word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+                error = describe(unsent, task.backoff_options)
+                running.report = Report(Ended(End.IGNORED, word), error)
+            raise Ignore(refused.result) from None
         result = refused.result
     except BaseException as exc:
         instead = FailedRun(task, exc, args, kwargs).instead()

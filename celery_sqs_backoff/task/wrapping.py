@@ -175,8 +175,10 @@ def _returned_but(task: Any, run: Run, request: Any, exc: BaseException) -> Repo
 
 
 def _is_from(report: Report | None, exc: TaskPredicate) -> bool:
-    """Whether this is the retry that the report speaks of, and not a later word of the task's."""
+    """Whether this is the end that the report speaks of, and not a later word of the task's."""
     word = None if report is None else report.ended.word
+    if isinstance(exc, Ignore):
+        return report is not None and report.ended.end is End.IGNORED
     return isinstance(exc, BackoffRetry) and isinstance(word, RetryIn) and word.seconds == exc.when
 
 

@@ -268,12 +268,16 @@ class Gates:
             self.expect(later, gate, 0.0, is_behind=True)
 
     def confirmed(self, row: Row) -> None:
-        """SQS has hidden a message. Called by the keeper's threads."""
+        """SQS has hidden a message. Called by the keeper's threads.
+
+        One whose hold may have ended before that is not remembered: another worker may have it.
+        """
         with self.lock:
             pending = self._pending.pop(row.message_id, None)
-            if pending is None or row.in_doubt:
+            now = self.clock()
+            if pending is None or row.in_doubt or row.may_be_visible(now):
                 return
-            pending.gate.control.hidden(pending.hidden(row), self.clock())
+            pending.gate.control.hidden(pending.hidden(row), now)
 
     # The thread
 

@@ -23,7 +23,7 @@ from ..sqs.settlement import Content, Row, Want
 if TYPE_CHECKING:
     from ..sqs.memory import Memory
 
-__all__ = ["Lease", "Settler", "State", "Turn"]
+__all__ = ["Lease", "Settler", "State", "Turn", "may_start"]
 
 #: Of all leases: a settlement takes it for two assignments.
 _GUARD = threading.Lock()
@@ -322,6 +322,17 @@ class Lease:
 
     def _content(self) -> Content:
         return Content(self.body, self.attributes, self.group_id, self.trace_header)
+
+
+def may_start(lease: Lease) -> bool:
+    """Return whether the message is surely this worker's, now that its task is to start.
+
+    A process that was stopped for longer than the visibility timeout (``docker pause``, a machine
+    that was suspended) goes on before the keeper has noticed.
+    """
+    if lease.state is State.HELD and lease.keeper.clock() >= lease.visible_at:
+        lease.lose()
+    return lease.state is State.HELD
 
 
 def _no() -> bool:

@@ -20,7 +20,7 @@ from .foreign import Foreign
 from .gates import Gates
 from .inbox import Arrival, Inbox
 from .keeper import Keeper
-from .lease import Lease, State
+from .lease import Lease, State, may_start
 from .messages import Receiver
 from .mix import QueueMix
 from .observation import EVENT_LOOP
@@ -297,7 +297,7 @@ def name_among_workers(consumer: Any) -> str:
 def _may_start(request: Any) -> bool:
     """Return whether this worker still holds the request's message (always, without a lease)."""
     lease = getattr(request, "lease", None)
-    return lease is None or lease.state is State.HELD
+    return lease is None or may_start(lease)
 
 
 def _forget(request: Any) -> None:

@@ -28,7 +28,7 @@ from ..sqs.redact import ErrorText
 from ..task.handover import DELIVERY_KEY
 from ..text import error_site, printable
 from .ends import WITHOUT_THE_TASK, own_success, raised, read_end
-from .lease import Lease, State
+from .lease import Lease, may_start
 from .lost import LostFlags
 from .settler import Settler
 
@@ -147,7 +147,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             SettledBeforeRun: the message has been given back, or lost, or Celery has failed to
                 begin with it; the task must not begin.
         """
-        if self.lease is not None and self.lease.state is not State.HELD and pid == os.getpid():
+        if self.lease is not None and pid == os.getpid() and not may_start(self.lease):
             self.lease.release()  # if it was lost: the run that was to come has ended
             raise SettledBeforeRun
         try:
@@ -161,7 +161,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def revoked(self) -> bool:
         """Whether not to start the task: also when its message has been given back, or lost."""
-        if self.lease is not None and self.lease.state is not State.HELD:
+        if self.lease is not None and not may_start(self.lease):
             return True
         return bool(super().revoked())
 

@@ -47,9 +47,10 @@ _WITHOUT_A_RUN = frozenset(
     {End.REFUSED, End.NOT_STARTED, End.NOT_BEGUN, End.REVOKED, End.CANCELLED}
 )
 
-#: Ends that leave no workflow to take back: a run that raised has done so in its own process, and
-#: those of a run that returned have ended. It must not be repeated because the store is away.
-_COMPENSATED = frozenset({End.RAISED, End.RETURNED})
+#: Ends that leave no workflow to take back: a run that raised, or was refused, has done so in its
+#: own process, and those of a run that returned have ended. It must not be repeated because the
+#: store is away.
+_COMPENSATED = frozenset({End.RAISED, End.RETURNED, End.IGNORED})
 
 _CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
 

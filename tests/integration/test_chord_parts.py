@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import celery._state
 import pytest
 from billiard import common
 from celery import Celery
@@ -34,8 +35,10 @@ def pool_process() -> Iterator[None]:
 
 
 @pytest.fixture
-def backend() -> Any:
+def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     app = Celery("chord_parts", backend="redis://127.0.0.1:6379/9", set_as_current=False)
+    # Celery before 5.7 asks the current app for the group.
+    monkeypatch.setattr(celery._state._tls, "current_app", app)
     return app.backend
 
 
@@ -44,7 +47,7 @@ def complete(
 ) -> None:
     """Count the only part of a chord, which another process may have claimed for some seconds."""
     group = f"group-{uuid4()}"
-    body = {"task": "body", "args": (), "kwargs": {}, "options": {}}
+    body = {"task": "body", "args": (), "kwargs": {}, "options": {"task_id": f"body-{uuid4()}"}}
     backend.set_chord_size(group, 1)
     if claimed_for is not None:
         backend.client.set(backend.get_key_for_group(group, ".c"), "another's", ex=claimed_for)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from .history import Fault, History, QueueSpec, Send, draw, draw_with_provider
+from .history import Down, Fault, History, QueueSpec, Send, draw, draw_with_provider
 from .mutations import applied
 from .provider_mutations import MUTATIONS as PROVIDER_MUTATIONS
 from .search import first_failure, reduced
@@ -50,6 +50,17 @@ def test_a_hold_in_doubt_that_is_recalled_is_noticed():
         failure = first_failure(range(170, 400), draw_with_provider)
     assert failure is not None
     assert "in doubt" in failure[2][0]
+
+
+def test_a_hold_that_has_ended_before_it_was_confirmed_is_not_recalled():
+    """SQS is slow: a call that hides a message arrives when another worker has it."""
+    one_run = (("success", 0.2, 0.0),)
+    sends = [Send(80.58, 0, "z", one_run) for _ in range(4)]
+    sends.insert(1, Send(80.58, 0, "y", (("retry", 0.05, 200.0), ("success", 2.0, 0.0))))
+    downs = (Down(61.53, 30.0, 3.0), Down(82.8, 120.0))
+    slow = Fault(84.02, 40.0, 0, "ChangeMessageVisibilityBatch", "slow")
+    queues = (QueueSpec("a", visibility_timeout=9), QueueSpec("b"))
+    assert run(History(queues, (*sends, *downs, slow), has_provider=True)).wrong == []
 
 
 def test_a_history_is_the_same_each_time():

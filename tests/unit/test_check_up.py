@@ -90,6 +90,43 @@ def test_the_receives_of_a_fifo_queue_are_counted_with_the_tasks_fifo_cap(app: C
     assert line.startswith("W010 mails.fifo: maxReceiveCount is 100;")
 
 
+def by_name(name: str, *_: Any, **__: Any) -> str | None:
+    return {"shop.mail": "bulk", "shop.ping": "mails"}.get(name)
+
+
+def by_arguments(name: str, args: Any, kwargs: Any, options: Any, **_: Any) -> Any:
+    return {"queue": kwargs["customer"]}
+
+
+@pytest.mark.parametrize(
+    ("routes", "rules"),
+    [
+        ({"shop.mail": {"queue": "bulk"}}, []),
+        ({"shop.m*": "bulk"}, []),
+        (by_name, []),
+        ({"shop.p*": "mails"}, ["W010"]),
+        (by_arguments, ["W010"]),
+        (None, ["W010"]),
+    ],
+    ids=["map", "pattern", "function", "of another task", "looks at the arguments", "none"],
+)
+def test_a_queue_needs_no_receives_for_tasks_that_are_routed_elsewhere(
+    app: Celery, routes: Any, rules: list[str]
+) -> None:
+    app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
+    app.conf.task_routes = routes
+    policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
+    found = check_up(app, [("mails", queue(RedrivePolicy=policy))])
+    assert [line.split()[0] for _, line in found] == rules
+
+
+def test_a_task_with_a_queue_of_its_own_counts_for_no_other(app: Celery) -> None:
+    app.tasks["shop.mail"].queue = "bulk"
+    app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
+    policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
+    assert check_up(app, [("mails", queue(RedrivePolicy=policy))]) == []
+
+
 def test_each_rule_has_one_line(app: Celery) -> None:
     for number in range(50):
         app.task(base=Task, name=f"shop.other{number:02}", shared=False)(nothing)

@@ -13,7 +13,7 @@ from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.worker.keeper import Keeper
-from celery_sqs_backoff.worker.lease import Lease, State
+from celery_sqs_backoff.worker.lease import Lease, State, may_start
 from tests.support.leases import some_record
 
 URL = "https://sqs.example/1/q"
@@ -709,6 +709,17 @@ def test_a_task_that_has_not_started_when_its_hold_runs_out_does_not_start(bench
     bench.sqs.fail = lambda action, handle: None
     again = bench.lease(message_id="m")
     assert again.state is State.HELD
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(29, State.HELD), (30, State.LOST)])
+def test_a_task_does_not_start_in_a_worker_that_was_stopped_for_too_long(bench, seconds, state):
+    """It goes on (``docker unpause``) before the keeper has noticed that the hold ran out."""
+    lease, told = bench.lease(message_id="m"), []
+    lease.on_lost = lambda: told.append("lost")
+    bench.now += seconds
+    assert may_start(lease) is (state is State.HELD)
+    assert lease.state is state
+    assert len(told) == bench.keeper.memory.unrun("m") == (state is State.LOST)
 
 
 def test_a_run_whose_message_came_back_after_its_loss_is_not_run_beside_itself(bench):

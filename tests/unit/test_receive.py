@@ -51,7 +51,10 @@ class Celery:
 
 
 def _request(start: Any) -> Any:
-    lease = SimpleNamespace(state=State.HELD, handed_to_pool=lambda: False)
+    keeper = SimpleNamespace(clock=lambda: 0.0)
+    lease = SimpleNamespace(
+        state=State.HELD, handed_to_pool=lambda: False, keeper=keeper, visible_at=30.0
+    )
     message = SimpleNamespace(delivery_tag="h")
     return SimpleNamespace(lease=lease, message=message, start=start, name="t", id="i")
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 from botocore.exceptions import (
     ClientError,
     NoCredentialsError,
@@ -833,6 +834,22 @@ def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(
         getattr(world, call)()
     eventually(lambda: not any(t.name.startswith(pool) for t in threading.enumerate()))
     assert caught
+
+
+def test_a_time_limit_at_the_very_end_leaves_the_last_event(world, monkeypatch):
+    """A redrive in a Celery task: its soft limit came while messages were given back."""
+
+    def interrupted(sweep):
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
+    world.fill(*bodies(3))
+    with pytest.raises(SoftTimeLimitExceeded):
+        world.redrive()
+    kinds = [type(event) for event in world.events]
+    assert (kinds[-1], kinds.count(Finished), kinds.count(Audit)) == (Finished, 1, 1)
+    end = world.events[-1]
+    assert (end.ended, end.report.sent, end.detail) == ("interrupted", 3, "SoftTimeLimitExceeded")
 
 
 def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(monkeypatch):

@@ -60,6 +60,9 @@ class FakeKeeper:
         self.settlements.append(lease.state)
         lease.free()
 
+    def ended(self, lease):
+        """Forget a lost message."""
+
 
 class Run:
     """A message received by a worker, as a request, and what became of both."""
@@ -476,6 +479,19 @@ def test_what_has_been_given_back_is_not_started():
     assert run.ended is State.RELEASED
 
 
+@pytest.mark.parametrize("pid", [os.getpid(), os.getpid() + 1], ids=["greenlet", "process"])
+def test_what_may_be_running_elsewhere_is_not_started(pid):
+    """This process was stopped for longer than the message was hidden."""
+    run = Run()
+    run.lease.row.visible_at = run.keeper.clock()
+    if pid == os.getpid():
+        with pytest.raises(SettledBeforeRun):
+            run.request.on_accepted(pid, 0.0)
+    else:
+        assert run.request.revoked()
+    assert run.lease.state is State.LOST
+
+
 @pytest.mark.hazard("H5")
 def test_a_callback_that_raises_settles_all_the_same(monkeypatch, caplog):
     """In most pools nobody would see it, and the place would be taken for good."""
@@ -629,6 +645,15 @@ def test_a_run_that_celery_fails_to_begin_with_is_not_held_for_good(pid, monkeyp
         assert run.ended is State.DEFERRED
     else:
         assert run.lease.state is State.HELD
+
+
+def test_a_refused_run_compensates_nothing_in_the_main_process(monkeypatch):
+    """It has seen to that in its own; another message may go on with its workflow."""
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    run = Run()
+    word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+    fails(run, Ignore(), Report(Ended(End.IGNORED, word), ErrorText()))
+    assert run.ended is State.DEAD_LETTERED
 
 
 def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypatch):

@@ -28,6 +28,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.retry.decision import End
+from celery_sqs_backoff.safe.errors import Refused
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
@@ -200,6 +201,28 @@ def test_a_success_that_completed_a_chord_whose_body_was_not_sent_is_a_dead_lett
     assert run.lease.record.reason == "the rest of its workflow could not be sent"
     assert run.lease.record.exception_message == "Callback error: Down()"
     assert failed  # the chord itself ends all the same
+
+
+@pytest.mark.parametrize(
+    "embed",
+    [
+        {"chord": {"task": "sum"}},
+        {"chain": [{"task": "b", "chord": {"task": "sum"}, "options": {"task_id": "2"}}]},
+    ],
+    ids=["itself", "by the end of its chain"],
+)
+def test_a_refused_message_whose_chord_was_not_told_is_a_dead_letter(case, embed):
+    run = case(raises(Refused({"refused": "another message has passed"})), embed=embed)
+    break_backend(run, "mark_as_done")
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.reason == "the rest of its workflow could not be sent"
+    assert run.lease.record.exception_type.endswith("Down")
+
+
+def test_a_refused_message_that_no_chord_waits_for_is_done(case):
+    run = case(raises(Refused({"refused": "another message has passed"})))
+    break_backend(run, "mark_as_done")
+    assert run.ends() is State.DONE
 
 
 def test_a_failure_whose_result_cannot_be_stored_keeps_its_reason(case):

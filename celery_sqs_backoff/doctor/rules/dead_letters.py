@@ -203,32 +203,36 @@ def _short_lived(facts: Facts) -> Iterator[Report]:
 
 
 def _few_receives(facts: Facts) -> Iterator[Report]:
-    standard = [queue for queue in facts.consumed if not queue.is_fifo]
-    fifo = [queue for queue in facts.consumed if queue.is_fifo]
-    for queues, tasks in ((standard, facts.covered), (fifo, [t.on_fifo for t in facts.covered])):
-        if queues and (needy := _neediest(tasks)) is not None:
-            for queue in queues:
-                yield from _fewer_than_needed(queue, *needy, simulates=facts.simulates)
+    seen: list[TaskFacts] = []  # one of each that wait alike: most tasks share their options
+    for queue in facts.consumed:
+        tasks = _covered(facts, queue)
+        first: dict[int, TaskFacts] = {}
+        for task in tasks:
+            first.setdefault(_place(task.on_fifo if queue.is_fifo else task, seen), task)
+        # To look at all of them closely would take seconds of CPU, also of a worker that starts.
+        likely = sorted(first, key=lambda at: seen[at].about_receives_needed, reverse=True)
+        needy = [
+            (needed, at)
+            for at in likely[:_LOOKED_AT_CLOSELY]
+            if (needed := seen[at].receives_needed) is not None
+        ]
+        if needy:
+            needed, at = max(needy)
+            task = first[at].on_fifo if queue.is_fifo else first[at]
+            yield from _fewer_than_needed(queue, task, needed, simulates=facts.simulates)
 
 
-def _neediest(tasks: list[TaskFacts]) -> tuple[TaskFacts, int] | None:
-    # To look at all of them closely would take seconds of CPU, also of a worker that starts.
-    likely = sorted(_different(tasks), key=lambda t: t.about_receives_needed, reverse=True)
-    needy = [
-        (task, task.receives_needed)
-        for task in likely[:_LOOKED_AT_CLOSELY]
-        if task.receives_needed is not None
-    ]
-    return max(needy, key=lambda pair: pair[1]) if needy else None
+def _covered(facts: Facts, queue: QueueFacts) -> list[TaskFacts]:
+    return [task for task in facts.sent_to(queue) if task.is_covered]
 
 
-def _different(tasks: list[TaskFacts]) -> list[TaskFacts]:
-    """The first of those that wait alike: most tasks of an app share their options."""
-    found: list[TaskFacts] = []
-    for task in tasks:
-        if not any(task.waits_like(other) for other in found):
-            found.append(task)
-    return found
+def _place(task: TaskFacts, seen: list[TaskFacts]) -> int:
+    """Where the first of those that wait alike is; it is put there if it is this one."""
+    for at, other in enumerate(seen):
+        if task.waits_like(other):
+            return at
+    seen.append(task)
+    return len(seen) - 1
 
 
 def _fewer_than_needed(
@@ -303,13 +307,14 @@ def _raise_receives(queue: QueueFacts) -> Fix:
 
 
 def _retention(facts: Facts) -> Iterator[Report]:
-    horizons = [(task.retry_for, task) for task in facts.covered if task.retry_for is not None]
-    if not horizons:
-        return
-    horizon, task = max(horizons, key=lambda pair: pair[0])
     for queue in facts.consumed:
+        tasks = _covered(facts, queue)
+        horizons = [(task.retry_for, task) for task in tasks if task.retry_for is not None]
         kept = queue.retention_seconds
-        if kept is not None and kept <= horizon:
+        if kept is None or not horizons:
+            continue
+        horizon, task = max(horizons, key=lambda pair: pair[0])
+        if kept <= horizon:
             yield (
                 queue.name,
                 f"MessageRetentionPeriod is {kept} seconds ({in_words(kept)}); {task.name} is"

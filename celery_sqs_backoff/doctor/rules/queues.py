@@ -53,7 +53,7 @@ def _visibility_timeout_long(facts: Facts) -> Iterator[Report]:
                 f"VisibilityTimeout is {seconds} ({in_words(seconds)}); expected less than"
                 f" {_LONG_SECONDS}: workers renew it for tasks with the base class that run longer",
                 f"The messages of a killed worker stay hidden for {in_words(seconds)}.{at_most}",
-                _lower(queue, [task.name for task in facts.app.tasks if not task.is_covered]),
+                _lower(queue, [task.name for task in facts.sent_to(queue) if not task.is_covered]),
             )
 
 

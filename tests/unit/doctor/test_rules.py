@@ -350,6 +350,31 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
     assert "raise the fifo_cap of shop.send_mail" in found.fix.text
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "expected"),
+    [
+        pytest.param("reports", [], id="it goes to another queue"),
+        pytest.param("mails", ["W009", "W010"], id="it goes to this one"),
+        pytest.param(None, ["W009", "W010"], id="nothing says where it goes"),
+    ],
+)
+def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
+    elsewhere: str | None, expected: list[str]
+) -> None:
+    """Few receives and a short retention are right for a queue of tasks that give up early."""
+    brief = replace(TASK, name="shop.ping", queue="mails", max_retries=3, retry_for=600.0)
+    app = replace(APP, tasks=(brief, replace(TASK, queue=elsewhere)))
+    mails = queue(RedrivePolicy=redrive("mails-dlq", 7), MessageRetentionPeriod="86400")
+    facts = replace(WELL, app=app, queues=(mails, queue("reports")))
+    assert [f.id for f in examine(facts)] == expected
+
+
+def test_a_queue_that_no_route_names_is_set_up_for_all_tasks() -> None:
+    facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
+    app = with_task(queue="bulk").app
+    assert [f.id for f in examine(replace(facts, app=app))] == ["W010"]
+
+
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
     facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
     [found] = examine(replace(WELL, queues=(facts,)))

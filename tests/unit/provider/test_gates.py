@@ -65,9 +65,14 @@ class Row:
     in_doubt: bool = False
     queue: Queue = field(default_factory=Queue)
 
+    may_be_lost: bool = False
+
     @property
     def handle(self) -> str:
         return f"handle of {self.message_id}"
+
+    def may_be_visible(self, now: float) -> bool:
+        return self.may_be_lost
 
 
 class Lease:
@@ -126,11 +131,14 @@ class Scene:
             self.run(f"first {i}", Ended(End.RAISED, RetryIn(3.0)))
         assert self.gate.control.health.state is State.OPEN
 
-    def hide(self, name: str, *, in_doubt: bool = False, **facts: Any) -> float:
+    def hide(
+        self, name: str, *, in_doubt: bool = False, may_be_lost: bool = False, **facts: Any
+    ) -> float:
         lease: Any = Lease(name, **facts)
         assert self.gate.hides(lease, self.options)
         assert lease.until is not None
-        self.gates.confirmed(Row(name, lease.until, in_doubt))  # type: ignore[arg-type]
+        row: Any = Row(name, lease.until, in_doubt, may_be_lost=may_be_lost)
+        self.gates.confirmed(row)
         return float(lease.until - self.keeper.now)
 
     def recover(self) -> None:
@@ -261,10 +269,11 @@ def test_a_message_that_sqs_does_not_know_is_not_recalled_again() -> None:
     assert len(scene.port.batches) == 1
 
 
-def test_what_is_in_doubt_is_not_recalled() -> None:
+@pytest.mark.parametrize("doubt", ["in_doubt", "may_be_lost"])
+def test_what_is_in_doubt_is_not_recalled(doubt: str) -> None:
     scene = Scene()
     scene.outage()
-    scene.hide("m", in_doubt=True)
+    scene.hide("m", **{doubt: True})
     scene.recover()
     scene.keeper.now += 10.0
     assert scene.gates.recaller.recall() == 0
