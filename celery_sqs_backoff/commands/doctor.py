@@ -12,7 +12,7 @@ from urllib.parse import quote
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, examine
+from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, asked, examine
 from celery_sqs_backoff.sqs.find_queue import why_not
 from celery_sqs_backoff.version import __version__
 
@@ -107,7 +107,8 @@ def sqs_doctor(
     subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
     could_look = not facts.unread and facts.other_broker is None
     if form == "text":
-        click.echo(_text(findings, subjects, could_look=could_look))
+        looked_at = f"{len(asked(live=not offline))} rules, {_named(subjects)}"
+        click.echo(_text(findings, looked_at, could_look=could_look))
     elif form == "json":
         click.echo(_json(findings))
     else:
@@ -149,7 +150,7 @@ def _explanation(rule: Rule) -> str:
     return f"{rule.id} ({rule.severity.value}): {rule.title}\n\n{rule.why}"
 
 
-def _text(findings: Sequence[Finding], subjects: Sequence[str], *, could_look: bool) -> str:
+def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> str:
     lines = []
     for finding in findings:
         lines += [
@@ -161,9 +162,8 @@ def _text(findings: Sequence[Finding], subjects: Sequence[str], *, could_look: b
         lines.append("")
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
     told = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
-    asked = f"{len(RULES)} rules, {_named(subjects)}"
     nothing = "all well" if could_look else "nothing found, and not all could be read"
-    return "\n".join([*lines, f"{asked}: {told or nothing}"])
+    return "\n".join([*lines, f"{looked_at}: {told or nothing}"])
 
 
 def _named(queues: Sequence[str]) -> str:

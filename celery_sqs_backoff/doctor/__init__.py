@@ -6,7 +6,7 @@ from a Celery app. A finding states evidence, its consequence in an outage, and 
 
 from __future__ import annotations
 
-from .examine import examine
+from .examine import asked, examine
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Rule, Severity
 from .rules import RULES
@@ -21,5 +21,6 @@ __all__ = [
     "Rule",
     "Severity",
     "TaskFacts",
+    "asked",
     "examine",
 ]

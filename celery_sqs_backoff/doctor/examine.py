@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .facts import Facts
-from .finding import Finding, Severity
+from .finding import Finding, Rule, Severity
 from .rules import RULES
 
-__all__ = ["examine"]
+__all__ = ["asked", "examine"]
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+
+def asked(*, live: bool) -> list[Rule]:
+    """Return the rules: all, or those that need no facts from SQS or a store."""
+    return [rule for rule in RULES if live or not rule.is_live]
 
 
 def examine(facts: Facts, *, ignore: Collection[str] = (), live: bool = True) -> list[Finding]:
@@ -23,8 +28,7 @@ def examine(facts: Facts, *, ignore: Collection[str] = (), live: bool = True) ->
     """
     found = [
         finding
-        for rule in RULES
-        if live or not rule.is_live
+        for rule in asked(live=live)
         for finding in rule.findings(facts)
         if finding.id not in ignore and f"{finding.id}:{finding.subject}" not in ignore
     ]

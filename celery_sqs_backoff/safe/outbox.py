@@ -50,8 +50,8 @@ _MAX_FAILED = 10
 
 def send_on_commit(
     task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
-) -> str:
-    """Write a call into the outbox of the open transaction; return its task id.
+) -> None:
+    """Write a call into the outbox of the open transaction.
 
     Outside a transaction it is written, sent and deleted at once. That it could not be sent is
     logged: it is sent later.
@@ -79,7 +79,10 @@ def send_on_commit(
     seconds = options.get("expires", own.get("expires"))
     if isinstance(seconds, int | float):  # from now, not from the sending
         options["expires"] = task.app.now() + timedelta(seconds=seconds)
-    task_id = str(options.pop("task_id", None) or uuid4())
+    # A chosen one stays among the options: two calls may have the same, and each is a row.
+    task_id, chosen = str(uuid4()), options.pop("task_id", None)
+    if chosen:
+        options["task_id"] = str(chosen)
     try:
         call = dumps({"args": list(args), "kwargs": kwargs, "options": options, "own": own})
     except (TypeError, ValueError) as exc:
@@ -94,7 +97,6 @@ def send_on_commit(
         created_at=now,
     )
     after_commit(partial(_send_own, task.app, calls, task_id, claim))
-    return task_id
 
 
 def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -> int:
@@ -158,19 +160,19 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     row = calls.filter(task_id=task_id, claim=claim).values_list("task", "call").first()
     if row is None:
         return LookupError("somebody else has taken it over")
-    name = row[0]
+    name, sent_as = row[0], task_id
     try:
         call = loads(row[1])
         args, options = tuple(call["args"]), call["options"]
+        sent_as = options.setdefault("task_id", task_id)
         if name in app.tasks:
-            app.tasks[name].apply_async(args, call["kwargs"], task_id=task_id, **options)
+            app.tasks[name].apply_async(args, call["kwargs"], **options)
         else:  # a task of another service
-            options = {**call.get("own", {}), **options}
-            app.send_task(name, args, call["kwargs"], task_id=task_id, **options)
+            app.send_task(name, args, call["kwargs"], **{**call.get("own", {}), **options})
     except Exception as exc:  # noqa: BLE001  # whatever the broker's library raises; the row stays
         logger.error(
             "sqs_backoff.outbox_not_sent: %s[%s]: %s",
-            *(printable(name), printable(task_id), error_site(exc)),
+            *(printable(name), printable(sent_as), error_site(exc)),
         )
         return exc
     try:
@@ -178,7 +180,7 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
         logger.error(
             "sqs_backoff.outbox_not_deleted: %s[%s]: %s",
-            *(printable(name), printable(task_id), error_site(exc)),
+            *(printable(name), printable(sent_as), error_site(exc)),
         )
     return None
 

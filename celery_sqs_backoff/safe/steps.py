@@ -134,6 +134,8 @@ class Steps:
             )
         begins = loads(text)["state"] == IN_PROGRESS
         self._note(name, text if is_ours else None, key, undo, begins=begins)
+        if not is_ours:
+            text = _with_undo(self._vault, key, text, undo)
         if loads(text)["state"] == IN_PROGRESS and not is_ours:
             text = self._joined(key, text)
         if loads(text)["state"] == IN_PROGRESS:
@@ -164,7 +166,7 @@ class Steps:
             "id": uuid4().hex,  # of this step: one that a person frees and is done again is another
         }
         if undo is not None:
-            note["undo"] = self._hidden(undo)
+            note["undo"] = _hidden(self._vault, undo)
         mine: str = dumps(note)
         there = self._vault.add(key, mine, KEEP_SECONDS)
         return (mine, True) if there in (None, mine) else (str(there), False)
@@ -201,7 +203,7 @@ class Steps:
                 "result": self._vault.hide(kept),
             }
             if undo is not None:
-                done["undo"] = self._hidden(undo)
+                done["undo"] = _hidden(self._vault, undo)
         except Exception as exc:  # whatever JSON's hooks raise
             raise StepNotRecorded(
                 "The step was done, but its result is not JSON, so it is not recorded:"
@@ -224,10 +226,6 @@ class Steps:
     def _dated(self, record: dict[str, Any]) -> str:
         text: str = dumps(record | {"at": int(self._clock())})
         return text
-
-    def _hidden(self, signature: Signature) -> str:
-        text: str = dumps(dict(signature))
-        return self._vault.hide(text)
 
     def _send_confirm(self, key: str, text: str, confirm: Signature | None) -> None:
         if confirm is not None:  # what is sent is what the code names now, not what the record says
@@ -334,6 +332,23 @@ def _bound(signature: Signature, result: object, step: str, what: str) -> Signat
     # The same id whenever it is sent: what that task derives from its id stays the same too.
     task_id = str(uuid5(_NAMESPACE, f"{what} {step}"))
     return signature.clone(args=(result,), task_id=task_id)
+
+
+def _hidden(vault: Vault, undo: Signature) -> str:
+    text: str = dumps(dict(undo))
+    return vault.hide(text)
+
+
+def _with_undo(vault: Vault, key: str, text: str, undo: Signature | None) -> str:
+    """Record the undo that this run's code names: a release may have changed it, or added it."""
+    record = loads(text)
+    if undo is None or not vault.is_trusted:
+        return text
+    there = loads(vault.reveal(record["undo"])) if "undo" in record else None
+    if there == loads(dumps(dict(undo))):
+        return text
+    new: str = dumps(record | {"undo": _hidden(vault, undo)})
+    return new if settle(vault, key, text, new, KEEP_SECONDS) else text
 
 
 def _send(task: Signature, what: str) -> None:

@@ -268,16 +268,12 @@ class Gates:
             self.expect(later, gate, 0.0, is_behind=True)
 
     def confirmed(self, row: Row) -> None:
-        """SQS has hidden a message. Called by the keeper's threads.
-
-        One whose hold may have ended before that is not remembered: another worker may have it.
-        """
+        """SQS has hidden a message. Called by the keeper's threads."""
         with self.lock:
-            pending = self._pending.pop(row.message_id, None)
-            now = self.clock()
-            if pending is None or row.in_doubt or row.may_be_visible(now):
-                return
-            pending.gate.control.hidden(pending.hidden(row), now)
+            pending, now = self._pending.pop(row.message_id, None), self.clock()
+            # If the hold may have ended before that, another worker may have the message.
+            if pending is not None and not row.in_doubt and not row.may_be_visible(now):
+                pending.gate.control.hidden(pending.hidden(row), now)
 
     # The thread
 

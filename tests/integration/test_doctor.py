@@ -341,7 +341,10 @@ def test_a_broker_that_is_not_sqs_is_no_broker_that_is_well(
     result = diagnose()
     assert result.exit_code == doctor.COULD_NOT_LOOK
     assert f"no queue was looked at: the broker is {broker.partition(':')[0]}" in result.stderr
-    assert diagnose("--offline").exit_code == doctor.HEALTHY
+    result = diagnose("--offline")
+    assert result.exit_code == doctor.HEALTHY
+    offline = sum(not rule.is_live for rule in RULES)
+    assert result.stdout == f"{offline} rules, 0 queues: all well\n", "the others were not asked"
 
 
 def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> None:

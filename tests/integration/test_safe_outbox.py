@@ -207,6 +207,25 @@ def test_a_transaction_that_takes_longer_than_its_claim_sends_once(
     assert (hooks, len(broker.sent), left()) == ([], 1, 0)
 
 
+def test_a_second_call_under_a_chosen_task_id_is_written_and_sent_too(
+    mail: Any, broker: Broker
+) -> None:
+    """As Celery does. A step that is done again would fail on what its first run has written."""
+    from django.db import transaction
+
+    broker.is_down = True
+    chosen = "order 7: " + "x" * 200
+    for template in ("welcome", "bill"):
+        with transaction.atomic():
+            mail.apply_async_on_commit((7, template), task_id=chosen, durable=True)
+    assert left() == 2
+    broker.is_down = False
+    let_claims_end()
+    assert send_left_calls(mail.app) == 2
+    assert sorted(broker.sent) == [(chosen, (7, "bill"), {}), (chosen, (7, "welcome"), {})]
+    assert left() == 0
+
+
 def test_calls_that_cannot_be_sent_do_not_hold_up_the_others(
     mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,27 @@ def test_the_main_process_takes_it_back_for_a_run_that_was_lost(
     assert vault.get("lock:nothing") is None
 
 
+def test_what_undoes_a_done_step_is_what_the_last_run_has_named(app: Celery, bank: Bank) -> None:
+    """A release adds or changes an undo while workflows are under way; then a process is lost."""
+    undo: list[Any] = [None, bank.take_back.s("by the release before")]
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="released")
+    def released(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            for name, task in zip("abc", undo, strict=False):
+                order.step(name, bank.do, name, undo=task)
+
+    undo.append(None)
+    bank.answers["c"] = [KeyboardInterrupt(), KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(released)
+    undo[:] = [bank.take_back.s("a"), bank.take_back.s("b"), bank.take_back.s("c")]
+    with pytest.raises(KeyboardInterrupt):
+        apply(released)
+    assert compensate_given_up(app, "released", "message 1")
+    assert bank.log[-3:] == [("undo", "c", None), ("undo", "b", "b done"), ("undo", "a", "a done")]
+
+
 def test_an_eager_run_that_finds_a_killed_runs_lock_takes_nothing_back(
     fund: Any, bank: Bank, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ class Record(models.Model):  # type: ignore[misc]
 class OutboxCall(models.Model):  # type: ignore[misc]
     """A task that was called inside a transaction and is to be sent after its commit."""
 
+    #: Of the task, unless the caller has chosen one: that is among the options.
     task_id = models.CharField(max_length=100, primary_key=True)
     task = models.CharField(max_length=255)
     #: JSON: arguments and options. The user's data, like the rest of the database.
