@@ -18,6 +18,7 @@ from .events import (
     DeadLettered,
     Event,
     HeldTooLong,
+    LeaseLost,
     OfProvider,
     OfTask,
     Parked,
@@ -58,6 +59,7 @@ class LogLines:
             Retried: _retried,
             DeadLettered: _dead_lettered,
             Parked: _parked,
+            LeaseLost: _lease_lost,
             RenewalRefused: _renewal_refused,
             HeldTooLong: _held_too_long,
             SettlementFailed: _settlement_failed,
@@ -147,6 +149,13 @@ def _dead_lettered(event: DeadLettered) -> None:
 def _parked(event: Parked) -> None:
     text, extra = _described(event)
     logger.warning("sqs_backoff.parked: %s", text, extra=extra)
+
+
+def _lease_lost(event: LeaseLost) -> None:
+    text, extra = _described(event)
+    logger.warning(
+        "sqs_backoff.may_run_twice: %s: another worker may be running it", text, extra=extra
+    )
 
 
 def _renewal_refused(event: RenewalRefused) -> None:

@@ -11,7 +11,7 @@ how the run ended  without a word                               with a word
 returned           delete                                       (returning is the word)
 raised             dead letter, not retryable                   hide, or dead letter
 retry asked        delete: Celery has published a copy          hide
-ignored            delete
+ignored            delete                                       dead letter: its chord is untold
 rejected           dead letter
 requeued           hide within the budgets, else dead letter
 not begun          as requeued: Celery failed before the run

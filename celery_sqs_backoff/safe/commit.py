@@ -79,9 +79,10 @@ def refuse_open_transaction(what: str, *, why: str) -> None:
     """
     for connection in open_connections():
         if is_in_transaction(connection):
-            raise StoreInTransaction(
-                f"{what} inside a transaction of the database alias {connection.alias!r}: {why}"
-            )
+            there = f"inside a transaction of the database alias {connection.alias!r}"
+            if not connection.in_atomic_block:  # the next begins by itself
+                there = f"while autocommit is off for the database alias {connection.alias!r}"
+            raise StoreInTransaction(f"{what} {there}: {why}")
 
 
 def is_in_transaction(connection: Any) -> bool:

@@ -184,7 +184,7 @@ class Workflow:
             self._close_unless_taken_over(exc)
             return
         try:
-            if self._steps.scope.read().get("owner") in self._run.messages:
+            if self._steps.scope.update(self._forsaken).get("owner") in self._run.messages:
                 self._steps.compensate()
         finally:
             self._lock.release()
@@ -236,7 +236,9 @@ class Workflow:
         """
         mine = self._run.messages
         scope = self._steps.scope.update(
-            lambda scope: {"state": CLOSING} if scope.get("owner") in mine else {}
+            lambda scope: (
+                {"state": CLOSING} if scope.get("owner") in mine else self._forsaken(scope)
+            )
         )
         if scope["state"] == CLOSING and scope.get("owner") in mine:
             raise NotDispatched("The tasks that undo the steps are still to be sent") from busy

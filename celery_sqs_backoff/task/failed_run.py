@@ -178,12 +178,12 @@ class FailedRun:
 
     def _undo(self, exc: BaseException, verdict: Verdict) -> None:
         """Undo if nothing can have been processed, by this run or by one before it."""
-        is_guarded = getattr(self._request, "sqs_passage", None) is not None
-        if self._task.backoff_options.undo is None and not is_guarded:
-            return
         if not verdict.nothing_was_processed:
             return
-        if verdict.outcome is Outcome.RETRYABLE and self._was_in_doubt is None:
+        if self._task.backoff_options.undo is None:
+            # No doubt is asked for: while another run may have done it, the record is not ours.
+            self._task._unset_guard()
+        elif verdict.outcome is Outcome.RETRYABLE and self._was_in_doubt is None:
             logger.error(
                 "sqs_backoff.not_undone: task %s[%s]: the store does not say whether an earlier run"
                 " is in doubt",
@@ -374,20 +374,19 @@ def drawn_delay(task: Any, request: Any) -> float:
 
 def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
     """Call the task's ``undo`` and take its guard back. Never raises an ``Exception``."""
-    if task.backoff_options.undo is not None:
-        try:
-            task.backoff_options.undo(task, exc, args, kwargs)
-        except Exception as failure:  # noqa: BLE001  # the user's code
-            # The failure that is being handled decides what becomes of the message; an undo that
-            # fails too must not turn a retry into a loss. No traceback: it would hold the text of
-            # the failure that is being handled, too.
-            logger.error(
-                "sqs_backoff.undo_failed: task %s: %s",
-                printable(task.name),
-                error_site(failure),
-                extra={"task_name": task.name},
-            )
-    task._unset_guard(args, kwargs)
+    try:
+        task.backoff_options.undo(task, exc, args, kwargs)
+    except Exception as failure:  # noqa: BLE001  # the user's code
+        # The failure that is being handled decides what becomes of the message; an undo that
+        # fails too must not turn a retry into a loss. No traceback: it would hold the text of
+        # the failure that is being handled, too.
+        logger.error(
+            "sqs_backoff.undo_failed: task %s: %s",
+            printable(task.name),
+            error_site(failure),
+            extra={"task_name": task.name},
+        )
+    task._unset_guard()
 
 
 def _celerys_retry(task: Any, **options: Any) -> Any:

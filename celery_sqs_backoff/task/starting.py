@@ -10,7 +10,7 @@ from celery import Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
-from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
+from ..safe.errors import TryLater
 from ..safe.hooks import ignores_result
 from ..text import error_site, printable
 from .failed_run import FailedRun
@@ -20,13 +20,8 @@ __all__ = ["prepare_start"]
 logger = get_task_logger(__name__)
 
 
-class SlowStart(ExplicitOutcome):
+class SlowStart(TryLater):
     """The soft time limit, which comes only once, came before the task's own code was called."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Try again. It says nothing of the task's provider."""
-        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 
 def prepare_start(cls: Any) -> None:

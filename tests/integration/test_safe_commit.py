@@ -103,7 +103,7 @@ def test_with_autocommit_off_tasks_and_steps_do_what_django_does(
     try:
         with pytest.raises(transaction.TransactionManagementError):
             after_commit(pytest.fail)
-        with pytest.raises(StoreInTransaction):
+        with pytest.raises(StoreInTransaction, match="while autocommit is off"):
             refuse_open_transaction("A step", why="")
     finally:
         transaction.rollback(using=aliases[0])

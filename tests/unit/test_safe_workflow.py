@@ -13,10 +13,13 @@ from celery_sqs_backoff.safe import (
     Busy,
     Compensated,
     LockLost,
+    Refused,
     StepNotRecorded,
     StoreUnavailable,
+    Workflow,
     hooks,
 )
+from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
@@ -431,6 +434,33 @@ def test_a_message_that_is_given_up_is_taken_back_after_another_was_refused_in_i
         apply(once)
     assert apply(once, task_id="message 2").state == "IGNORED"
     assert compensate_given_up(app, "once", "message 1")
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_what_enters_while_a_message_is_given_up_takes_it_back_when_it_is_refused(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="once")
+    def once(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(once)
+    vault, steal, entered = vault_of(app), Lock.steal, list[Workflow]()
+    run = Run.of(vault, "once", "message 2", "its run")
+    other = Workflow(vault, "scope:order:7", app, run, lease=60, namespace="")
+
+    def enter(lock: Lock, text: str) -> bool:
+        stolen = steal(lock, text)
+        if not entered:
+            entered.append(other.__enter__())
+        return stolen
+
+    monkeypatch.setattr(Lock, "steal", enter)
+    assert compensate_given_up(app, "once", "message 1")
+    other.__exit__(Refused, Refused({"refused": "another message has passed"}), None)
     assert bank.log == ["a", ("undo", "a", "a done")]
 
 

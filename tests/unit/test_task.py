@@ -327,8 +327,14 @@ def test_a_retry_that_has_nothing_to_undo_does_not_ask_the_store(app, monkeypatc
     def undone():
         raise ProviderDown("x")
 
+    @app.task(**options, guard=Guard(key="mail", window=60))
+    def guarded():
+        raise ProviderDown("x")
+
     raised_by(plain, retries=1)
+    raised_by(guarded)
     assert asked == []
+    assert look(vault_of(app), "mail") == [], "the guard is taken back all the same"
     raised_by(undone, retries=1)
     assert len(asked) == 1
 

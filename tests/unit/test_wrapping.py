@@ -29,6 +29,8 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.safe.errors import Refused
+from celery_sqs_backoff.safe.shared import is_in_doubt
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
@@ -458,8 +460,10 @@ def test_a_soft_time_limit_is_not_lost_on_a_result_backend_that_hangs(case, monk
 
     run = case(lambda self: ran.append(1), track_started=True)
     monkeypatch.setattr(run.request.task.backend, "store_result", hang)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
     assert run.ends() is State.DEFERRED
     assert (run.delay, ran) == (7, [])
+    assert not is_in_doubt(run.app, run.request.task.name, "task-id"), "it has done nothing"
 
 
 @pytest.mark.parametrize(

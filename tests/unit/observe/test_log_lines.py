@@ -13,6 +13,7 @@ from celery_sqs_backoff.observe.events import (
     DeadLettered,
     Event,
     HeldTooLong,
+    LeaseLost,
     Parked,
     ReceiveFailed,
     ReceivingAgain,
@@ -59,6 +60,12 @@ RETRIED: dict[str, Any] = {
             "sqs_backoff.deleted: task=shop.mail id=5f queue=q attempt=1 reason=revoked",
         ),
         (Parked(**OF_TASK), "WARNING", "sqs_backoff.parked: task=shop.mail id=5f queue=q"),
+        (
+            LeaseLost(**OF_TASK),
+            "WARNING",
+            "sqs_backoff.may_run_twice: task=shop.mail id=5f queue=q:"
+            " another worker may be running it",
+        ),
         (
             RenewalRefused(queue="q", message_id="m", code="ReceiptHandleIsInvalid"),
             "ERROR",
