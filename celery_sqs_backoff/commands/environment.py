@@ -106,7 +106,10 @@ def as_typed(command: str) -> tuple[str, str] | None:
     """
     program = Path(sys.argv[0])
     first = [_findable(sys.argv[0])]
-    if program.name == "__main__.py":
+    module = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if module is not None and module.origin == sys.argv[0] and module.name != "__main__":
+        first = [_findable(sys.executable), "-m", module.name.removesuffix(".__main__")]
+    elif program.name == "__main__.py":  # by way of a profiler, for one
         first = [_findable(sys.executable), "-m", program.parent.name]
     elif program.suffix == ".py":  # manage.py
         first = [_findable(sys.executable), sys.argv[0]]

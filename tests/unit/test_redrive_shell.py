@@ -150,6 +150,27 @@ def test_a_command_of_manage_py_can_be_pasted(monkeypatch):
     assert as_typed("sqs-redrive")[0] == f"{sys.executable} ./manage.py "
 
 
+@pytest.mark.parametrize("module", ["shop.manage", "shop.tools"])
+def test_a_command_of_a_module_can_be_pasted(tmp_path, module):
+    """``python -m shop.manage`` became ``python .../shop/manage.py``, which imports other modules:
+    the example project's ``celery.py`` instead of Celery."""
+    code = """
+from celery_sqs_backoff.commands.environment import as_typed
+print(as_typed("sqs-redrive")[0])
+"""
+    for path in ("shop/manage.py", "shop/tools/__main__.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(code)
+    typed = subprocess.run(
+        [sys.executable, "-m", module, "sqs_redrive", "q"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert typed.stdout.strip().endswith(f" -m {module}")
+
+
 @pytest.mark.parametrize(
     ("program", "found", "word"),
     [
