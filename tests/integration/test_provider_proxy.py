@@ -259,7 +259,7 @@ def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
         pytest.param(lambda: fail(99), "status must be .* not 99", id="status"),
         pytest.param(lambda: fail(times=0), "times must be .* not 0", id="times"),
         pytest.param(lambda: fail(per=key), "per", id="per without times"),
-        pytest.param(lambda: delay(-1), "seconds=-1", id="seconds"),
+        pytest.param(lambda: delay(-1), "invalid seconds -1", id="seconds"),
         pytest.param(
             lambda: running_provider_proxy("localhost:80").__enter__(),
             "upstream must",
