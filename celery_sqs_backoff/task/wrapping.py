@@ -37,6 +37,7 @@ from .handover import (
     run_of,
 )
 from .judging import RETURNED, wrap_call, wrap_run
+from .late_end import end_if_told
 from .leaving import ends_the_process, is_pools_time_limit
 from .starting import prepare_start
 
@@ -104,6 +105,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
+        end_if_told()
         run = Run(task_id, delivery)
         # Now: Celery before 5.7 takes the next task off its list before it sends it.
         run.is_followed = bool(request.get("callbacks") or request.get("chain"))

@@ -35,6 +35,7 @@ from celery_sqs_backoff.safe.errors import Refused
 from celery_sqs_backoff.safe.shared import is_in_doubt
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.task import wrapping
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
 from celery_sqs_backoff.worker.payload import task_payload
@@ -336,6 +337,15 @@ def test_gevents_time_limit_does_not_overrule_a_run_that_has_ended(case, body, m
     setattr(run.app.backend, method, hang)
     assert run.ends() is settled
     assert run.report is None or run.report.ended.end is not End.TIME_LIMIT
+
+
+def test_a_process_that_has_been_told_to_end_begins_no_run(case, monkeypatch):
+    begun = []
+    run = case(lambda self: begun.append(self))
+    monkeypatch.setattr(wrapping, "end_if_told", sys.exit)
+    with pytest.raises(SystemExit):
+        run.ends()
+    assert not begun
 
 
 @pytest.mark.usefixtures("gevent")
