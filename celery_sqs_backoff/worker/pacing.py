@@ -103,7 +103,6 @@ class Pace:
         then = (asked_at + now) / 2
         self.line.give(Place(max(now, then + each.at), each.is_slot) for each in taken.places)
 
-
     def start_anew(self) -> None:
         """Take all slots back: others than those who gave them give them from now on."""
         self.line.take_back()
