@@ -355,7 +355,8 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
     [
         pytest.param("reports", [], id="it goes to another queue"),
         pytest.param("mails", ["W009", "W010"], id="it goes to this one"),
-        pytest.param(None, ["W009", "W010"], id="nothing says where it goes"),
+        pytest.param("celery", [], id="it goes to the default queue"),
+        pytest.param(None, ["W009", "W010"], id="nobody knows where it goes"),
     ],
 )
 def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
@@ -373,6 +374,13 @@ def test_a_queue_that_no_route_names_is_set_up_for_all_tasks() -> None:
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = with_task(queue="bulk").app
     assert [f.id for f in examine(replace(facts, app=app))] == ["W010"]
+
+
+def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route() -> None:
+    brief = replace(TASK, name="shop.ping", queue="celery", max_retries=3, retry_for=600.0)
+    facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
+    app = replace(APP, tasks=(brief, replace(TASK, queue="bulk")))
+    assert examine(replace(facts, app=app)) == []
 
 
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
@@ -406,6 +414,24 @@ def test_a_policy_to_paste_replaces_no_other() -> None:
         for f in examine(replace(WELL, queues=queues))
     ]
     assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
+
+
+def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
+    [missing] = examine(BROKEN["W002 no DLQ"][0])
+    assert f"{ARN}:mails-dlq" in missing.fix.aws
+    refused = replace(
+        dead_letters(), attributes=None, failure="AccessDenied", denied=("sqs:SendMessage",)
+    )
+    found = examine(replace(WELL, queues=(queue(dlq=refused),)))
+    [denied] = [f for f in found if f.id == "E027"]
+    assert f'"Resource": "{ARN}:mails-dlq"' in denied.fix.aws
+
+
+@pytest.mark.parametrize("name", ["E003 own DLQ", "W007 DLQ of the DLQ"])
+def test_terraform_removes_a_redrive_policy(name: str) -> None:
+    """It leaves an optional computed argument as it is where the configuration has ``null``."""
+    [found] = examine(BROKEN[name][0])
+    assert 'redrive_policy = ""' in found.fix.terraform
 
 
 def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
