@@ -322,8 +322,17 @@ def _retention(facts: Facts) -> Iterator[Report]:
                 f" retried for {in_words(horizon)}",
                 f"{_messages(queue)} would be given up {in_words(kept)} into an outage, because SQS"
                 " deletes it then.",
-                set_attributes(queue, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
+                _longer_retention(queue, task, kept, horizon),
             )
+
+
+def _longer_retention(queue: QueueFacts, task: TaskFacts, kept: int, horizon: float) -> Fix:
+    longest = _FOURTEEN_DAYS_SECONDS
+    fix = set_attributes(queue, {"MessageRetentionPeriod": str(longest)})
+    if horizon < longest:
+        return fix
+    text = f"SQS keeps no message for longer than 14 days: lower the retry_for of {task.name}."
+    return replace(fix if kept < longest else Fix(), text=text)
 
 
 _DLQ_PAGE = (

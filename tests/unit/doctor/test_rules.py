@@ -416,6 +416,20 @@ def test_a_policy_to_paste_replaces_no_other() -> None:
     assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
 
 
+def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened() -> None:
+    """A line that sets what is set would be pasted again and again."""
+    facts = with_queue(MessageRetentionPeriod="1209600")
+    app = with_task(retry_for=1209600.0).app
+    [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W009"]
+    assert (found.fix.aws, found.fix.terraform) == ("", "")
+    assert "lower the retry_for of shop.send_mail" in found.fix.text
+
+
+@pytest.mark.parametrize("key", ["alias/aws/sqs", "arn:aws:kms:eu-west-1:1:alias/aws/sqs"])
+def test_the_key_that_aws_manages_is_no_key_of_your_own(key: str) -> None:
+    assert examine(with_queue(KmsMasterKeyId=key, KmsDataKeyReusePeriodSeconds="60")) == []
+
+
 def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
     [missing] = examine(BROKEN["W002 no DLQ"][0])
     assert f"{ARN}:mails-dlq" in missing.fix.aws
