@@ -35,6 +35,7 @@ from .handover import (
     run_of,
 )
 from .judging import RETURNED, wrap_call, wrap_run
+from .late_end import end_if_told
 from .leaving import ends_the_process, is_pools_time_limit
 from .starting import prepare_start
 from .storing import keep_ends, log_failed_later
@@ -101,7 +102,10 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
+        end_if_told()
         run = Run(task_id, delivery)
+        # Now: Celery before 5.7 takes the next task off its list before it sends it.
+        run.is_followed = bool(request.get("callbacks") or request.get("chain"))
         token = RUNNING.set(run)
         try:
             count_parts_whole(task.backend)  # each thread has its own
@@ -166,7 +170,7 @@ def _handed_over(task: Any, run: Run, request: Any, result: Any) -> Any:
 def _returned_but(task: Any, run: Run, request: Any, exc: BaseException) -> Report:
     """Say what becomes of a run that returned, although something failed after it."""
     log_failed_later(task.name, run.task_id, exc)
-    reason = _undelivered_work(request, exc)
+    reason = _undelivered_work(run, request, exc)
     if reason is None:
         return RETURNED
     return Report(Ended(End.RETURNED, GiveUp(reason, Outcome.UNKNOWN)), _error_of(task, exc))
@@ -184,7 +188,7 @@ def _is_abort(exc: BaseException) -> bool:
     return isinstance(exc, WorkerLostError)
 
 
-def _undelivered_work(request: Any, exc: BaseException) -> GiveUpReason | None:
+def _undelivered_work(run: Run, request: Any, exc: BaseException) -> GiveUpReason | None:
     """Why a task that has returned is not done: what follows it was not, or may not be, sent.
 
     Celery sends the callbacks and the rest of a chain first, then stores the result and with it
@@ -194,9 +198,7 @@ def _undelivered_work(request: Any, exc: BaseException) -> GiveUpReason | None:
     if "mark_as_done" in failed_in:
         is_lost = bool(request.get("chord"))
     else:
-        is_lost = "apply_async" in failed_in and bool(
-            request.get("callbacks") or request.get("chain")
-        )
+        is_lost = "apply_async" in failed_in and run.is_followed
     return GiveUpReason.NOT_HANDED_ON if is_lost else None
 
 
