@@ -228,6 +228,8 @@ class Facts:
 
     app: AppFacts = field(default_factory=AppFacts)
     queues: tuple[QueueFacts, ...] = ()
+    #: Whether ``queues`` are all that the app consumes, and not some that somebody has named.
+    are_all: bool = False
     #: Names of queues beside those consumed, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
     #: The broker, if it is not SQS: then no queue was looked at.

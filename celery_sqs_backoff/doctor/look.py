@@ -82,12 +82,13 @@ def _reason(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {exc}{place}"
 
 
-def look(app: Any, *, live: bool = True) -> Facts:
+def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
     """Read what is known of an app.
 
     Arguments:
         app: the Celery app; its tasks are loaded (:func:`load_tasks`).
         live: whether to ask SQS and the store too.
+        are_named: whether somebody has named the queues to look at (``-Q``).
 
     Raises:
         kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
@@ -110,7 +111,7 @@ def look(app: Any, *, live: bool = True) -> Facts:
                 else facts_of_queue(name, *found)
             )
         others = _other_queues(channel, {q.url for q in queues})
-    return Facts(app=facts, queues=tuple(queues), other_queues=others)
+    return Facts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)
 
 
 def ignored_by(app: Any) -> tuple[str, ...]:

@@ -50,6 +50,8 @@ class Kind(Enum):
     IN_DOUBT = "in doubt"
     #: The credentials have expired, or could not be fetched. Nothing was done; newer ones may do.
     CREDENTIALS = "credentials"
+    #: Newer credentials are being fetched, and do not come. Nothing was done.
+    CREDENTIALS_LATE = "late credentials"
     #: A person has to act: permissions, or the state of a KMS key. Nothing was done.
     DENIED = "denied"
     #: There is no such queue.
@@ -107,9 +109,7 @@ class Failure:
     @property
     def newer_credentials_may_help(self) -> bool:
         """Whether to fetch credentials anew before somebody looks for a missing permission."""
-        if self.kind is Kind.CREDENTIALS:  # unless they are being fetched already
-            return not self.code.startswith(CredentialsNotRenewed.__name__)
-        return self.code in _SIGNED_WRONGLY
+        return self.kind is Kind.CREDENTIALS or self.code in _SIGNED_WRONGLY
 
     def __str__(self) -> str:
         return self.code
@@ -118,7 +118,15 @@ class Failure:
 #: SQS said neither that it did it nor that it did not (a proxy's empty 200, for one).
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
-_TRANSIENT = frozenset({Kind.THROTTLED, Kind.UNREACHABLE, Kind.IN_DOUBT, Kind.CREDENTIALS})
+_TRANSIENT = frozenset(
+    {
+        Kind.THROTTLED,
+        Kind.UNREACHABLE,
+        Kind.IN_DOUBT,
+        Kind.CREDENTIALS,
+        Kind.CREDENTIALS_LATE,
+    }
+)
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 #: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference.
@@ -207,6 +215,8 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
 def _kind_of_exception(exc: BaseException) -> Kind:
     if isinstance(exc, _UNREACHABLE):
         return Kind.UNREACHABLE
+    if isinstance(exc, CredentialsNotRenewed):
+        return Kind.CREDENTIALS_LATE
     if isinstance(exc, _CREDENTIALS):
         return Kind.CREDENTIALS
     if isinstance(exc, _IN_DOUBT):

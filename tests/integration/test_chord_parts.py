@@ -31,6 +31,7 @@ def pool_process() -> Iterator[None]:
     before = signal.signal(common.TERM_SIGNAL, common._shutdown_cleanup)
     yield
     signal.signal(common.TERM_SIGNAL, before)
+    late_end._LateEnd.waiting = None
     common._should_have_exited[0] = False
 
 
@@ -93,6 +94,20 @@ def test_a_process_that_is_told_to_end_after_the_count_reports_first(
     complete(backend)
     end_this_process()
     wait_for_the_end()
+
+
+@pytest.mark.usefixtures("pool_process")
+def test_a_process_that_is_told_to_end_begins_no_other_run(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be cut off midway."""
+    monkeypatch.setattr(Signature, "delay", lambda *_: None)
+    count_parts_whole(backend)
+    complete(backend)
+    late_end.end_if_told()
+    end_this_process()
+    with pytest.raises(SystemExit):
+        late_end.end_if_told()
 
 
 @pytest.mark.usefixtures("pool_process")

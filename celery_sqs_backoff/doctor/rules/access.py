@@ -46,6 +46,24 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
         )
 
 
+def _not_looked_at(facts: Facts) -> Iterator[Report]:
+    if not facts.are_all:
+        return
+    looked_at = {queue.name for queue in facts.queues}
+    tasks: dict[str, list[str]] = {}
+    for task in facts.app.tasks:
+        if task.queue is not None and task.queue not in looked_at:
+            tasks.setdefault(task.queue, []).append(task.name)
+    for name, (first, *more) in sorted(tasks.items()):
+        yield (
+            name,
+            f"{first}{f' and {len(more)} more tasks go' if more else ' goes'} there; looked at:"
+            f" {', '.join(sorted(looked_at))}",
+            "How this queue is set up was not checked.",
+            Fix(text=f"Name what workers consume: sqs-doctor -Q {name}, or task_queues."),
+        )
+
+
 def _denied(facts: Facts) -> Iterator[Report]:
     for queue in facts.queues:
         for one in (queue, *([queue.dlq] if queue.dlq else [])):
@@ -111,6 +129,13 @@ RULES = (
         " does not exist, SendMessage to the dead-letter queue without a message. SQS checks"
         " permissions first.",
         _denied,
+    ),
+    Rule(
+        "W036",
+        "A queue that tasks go to was not looked at",
+        "Without task_queues an app knows its default queue alone. A task's queue or task_routes"
+        " name others, and workers receive from those that their -Q names.",
+        _not_looked_at,
     ),
     Rule(
         "I033",

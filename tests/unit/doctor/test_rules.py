@@ -232,6 +232,7 @@ BROKEN = {
         ),
         "I033",
     ),
+    "W036 not looked at": (replace(with_task(queue="bulk"), are_all=True), "W036"),
 }
 
 
@@ -468,3 +469,14 @@ def test_the_simulated_time_to_a_dead_letter(
     assert first[0] <= found[0] <= first[1]
     assert half[0] <= found[1] <= half[1]
     assert found[0] <= found[1]
+
+
+def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well() -> None:
+    """Without task_queues, workers started with -Q consume what the app does not know."""
+    tasks = [replace(TASK, name=f"shop.mail_{n}", queue="bulk") for n in range(3)]
+    app = replace(APP, tasks=(TASK, replace(TASK, name="shop.ping", queue="mails"), *tasks))
+    [found] = examine(replace(WELL, app=app, are_all=True))
+    assert (found.id, found.subject) == ("W036", "bulk")
+    assert found.evidence == "shop.mail_0 and 2 more tasks go there; looked at: mails"
+    assert "-Q bulk" in found.fix.text
+    assert examine(replace(WELL, app=app)) == [], "-Q, or a worker: its queues are on purpose"
