@@ -191,10 +191,25 @@ class Workflow:
             self._close_unless_taken_over(exc)
             return
         try:
-            if self._steps.scope.update(self._forsaken).get("owner") in self._run.messages:
+            if self._close():
                 self._steps.compensate()
         finally:
             self._lock.release()
+
+    def _close(self) -> bool:
+        """Let no run do a step, if the scope is this message's; whether it is so.
+
+        Of one that has ended well nothing is taken back: another delivery of the message may have
+        ended it a moment ago.
+        """
+        mine = self._run.messages
+
+        def closing(scope: dict[str, Any]) -> dict[str, Any]:
+            is_owed = scope.get("owner") in mine and not scope.get("ended")
+            return {"state": CLOSING} if is_owed else self._forsaken(scope)
+
+        scope = self._steps.scope.update(closing)
+        return scope["state"] == CLOSING and scope.get("owner") in mine
 
     def _leave(self) -> bool:
         """This message is refused, so another one goes on with the workflow: it owns it again.
@@ -244,13 +259,7 @@ class Workflow:
         Raises:
             NotDispatched: it was about to. It sends the undoing tasks, but it may end before that.
         """
-        mine = self._run.messages
-        scope = self._steps.scope.update(
-            lambda scope: (
-                {"state": CLOSING} if scope.get("owner") in mine else self._forsaken(scope)
-            )
-        )
-        if scope["state"] == CLOSING and scope.get("owner") in mine:
+        if self._close():
             raise NotDispatched("The tasks that undo the steps are still to be sent") from busy
 
 

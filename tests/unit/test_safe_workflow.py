@@ -493,6 +493,36 @@ def test_what_enters_while_a_message_is_given_up_takes_it_back_when_it_is_refuse
     assert bank.log == ["a", ("undo", "a", "a done")]
 
 
+@pytest.mark.parametrize("next_one_enters", [False, True])
+def test_what_another_delivery_ends_while_the_message_is_given_up_is_not_taken_back(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, next_one_enters: bool
+) -> None:
+    vault, steal = vault_of(app), Lock.steal
+
+    def workflow(message: str) -> Workflow:
+        run = Run.of(vault, "fund", message, "its run")
+        return Workflow(vault, "scope:order:7", app, run, lease=60, namespace="")
+
+    ending, next_one = workflow("message 1").__enter__(), Lock(vault, "scope:order:7", lease=60)
+    ending.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+
+    def end_first(lock: Lock, text: str) -> bool:
+        ending.__exit__(None, None, None)
+        stolen = steal(lock, text)
+        if next_one_enters:
+            next_one.acquire()
+        return stolen
+
+    monkeypatch.setattr(Lock, "steal", end_first)
+    assert compensate_given_up(app, "fund", "message 1")
+    monkeypatch.undo()
+    if next_one_enters:
+        next_one.release()
+    with workflow("message 2"):
+        pass
+    assert bank.log == ["a"]
+
+
 def test_a_message_under_way_when_the_secret_is_changed_stays_itself(
     app: Celery, bank: Bank
 ) -> None:

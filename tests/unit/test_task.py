@@ -182,14 +182,17 @@ def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown(failing, undone):
         ("in doubt", ProviderDown("x"), Outcome.UNKNOWN),
         ("in doubt, by hand", ProviderDown("x"), Outcome.UNKNOWN),
         ("lost", ProviderDown("x"), Outcome.UNKNOWN),
-        # It has answered the same call: nothing was done, then or now.
+        ("in doubt", PermissionError("the key was revoked"), Outcome.UNKNOWN),
+        ("lost", PermissionError("the key was revoked"), Outcome.UNKNOWN),
+        # The task's own word, which may have looked: nothing was done, then or now.
         ("in doubt", NonRetryable("declined", safe_to_undo=True), Outcome.NOT_PROCESSED),
+        ("down", PermissionError("the key was revoked"), Outcome.NOT_PROCESSED),
         ("busy", ProviderDown("x"), Outcome.RETRYABLE),
         ("down", ProviderDown("x"), Outcome.RETRYABLE),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
+def test_a_provider_that_is_down_or_refuses_says_nothing_of_an_earlier_run_in_doubt(
     app, undone, earlier, later, outcome
 ):
     """An outage begins with an answer that is lost, and goes on with refused connections."""
@@ -197,6 +200,8 @@ def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
     failures = {"busy": Busy("held"), "down": ProviderDown("x")}
 
     def in_doubt(exc):
+        if isinstance(exc, PermissionError):
+            return Outcome.NOT_PROCESSED
         is_timeout = isinstance(exc, TimeoutError)
         return Verdict(Outcome.UNKNOWN, safe_to_repeat=True) if is_timeout else None
 

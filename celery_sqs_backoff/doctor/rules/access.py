@@ -66,14 +66,14 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
 
 def _denied(facts: Facts) -> Iterator[Report]:
     for queue in facts.queues:
-        for one in (queue, *([queue.dlq] if queue.dlq else [])):
-            if one.denied:
+        for one, arn in ((queue, queue.arn), (queue.dlq, queue.dlq_arn)):
+            if one is not None and one.denied:
                 actions = ", ".join(one.denied)
                 yield (
                     one.name,
                     f"SQS refuses {actions} to the identity that ran this",
                     _consequence(one),
-                    Fix(aws=_statement(one), text="Workers may run as another identity."),
+                    Fix(aws=_statement(one, arn), text="Workers may run as another identity."),
                 )
 
 
@@ -99,11 +99,11 @@ def _consequence(queue: QueueFacts) -> str:
     return "Workers cannot see how the queue is set up, or cannot receive."
 
 
-def _statement(queue: QueueFacts) -> str:
+def _statement(queue: QueueFacts, arn: str | None) -> str:
     statement = {
         "Effect": "Allow",
         "Action": list(queue.denied),
-        "Resource": queue.arn or f"ARN of {queue.name}",
+        "Resource": arn or f"ARN of {queue.name}",
     }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     # Of its own: put-role-policy replaces what the role has under the same name.

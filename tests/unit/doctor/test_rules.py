@@ -356,7 +356,8 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
     [
         pytest.param("reports", [], id="it goes to another queue"),
         pytest.param("mails", ["W009", "W010"], id="it goes to this one"),
-        pytest.param(None, ["W009", "W010"], id="nothing says where it goes"),
+        pytest.param("celery", [], id="it goes to the default queue"),
+        pytest.param(None, ["W009", "W010"], id="nobody knows where it goes"),
     ],
 )
 def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
@@ -374,6 +375,13 @@ def test_a_queue_that_no_route_names_is_set_up_for_all_tasks() -> None:
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = with_task(queue="bulk").app
     assert [f.id for f in examine(replace(facts, app=app))] == ["W010"]
+
+
+def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route() -> None:
+    brief = replace(TASK, name="shop.ping", queue="celery", max_retries=3, retry_for=600.0)
+    facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
+    app = replace(APP, tasks=(brief, replace(TASK, queue="bulk")))
+    assert examine(replace(facts, app=app)) == []
 
 
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
@@ -407,6 +415,38 @@ def test_a_policy_to_paste_replaces_no_other() -> None:
         for f in examine(replace(WELL, queues=queues))
     ]
     assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
+
+
+def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened() -> None:
+    """A line that sets what is set would be pasted again and again."""
+    facts = with_queue(MessageRetentionPeriod="1209600")
+    app = with_task(retry_for=1209600.0).app
+    [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W009"]
+    assert (found.fix.aws, found.fix.terraform) == ("", "")
+    assert "lower the retry_for of shop.send_mail" in found.fix.text
+
+
+@pytest.mark.parametrize("key", ["alias/aws/sqs", "arn:aws:kms:eu-west-1:1:alias/aws/sqs"])
+def test_the_key_that_aws_manages_is_no_key_of_your_own(key: str) -> None:
+    assert examine(with_queue(KmsMasterKeyId=key, KmsDataKeyReusePeriodSeconds="60")) == []
+
+
+def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
+    [missing] = examine(BROKEN["W002 no DLQ"][0])
+    assert f"{ARN}:mails-dlq" in missing.fix.aws
+    refused = replace(
+        dead_letters(), attributes=None, failure="AccessDenied", denied=("sqs:SendMessage",)
+    )
+    found = examine(replace(WELL, queues=(queue(dlq=refused),)))
+    [denied] = [f for f in found if f.id == "E027"]
+    assert f'"Resource": "{ARN}:mails-dlq"' in denied.fix.aws
+
+
+@pytest.mark.parametrize("name", ["E003 own DLQ", "W007 DLQ of the DLQ"])
+def test_terraform_removes_a_redrive_policy(name: str) -> None:
+    """It leaves an optional computed argument as it is where the configuration has ``null``."""
+    [found] = examine(BROKEN[name][0])
+    assert 'redrive_policy = ""' in found.fix.terraform
 
 
 def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
