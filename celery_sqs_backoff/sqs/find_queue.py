@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from .calls import Calls
-from .errors import Failure, Kind, Operation, code_of, failure_of
+from .errors import Failure, Kind, Operation, failure_of
 
 __all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue", "why_not"]
 
@@ -51,7 +51,7 @@ def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | 
         code = _CODES.get(type(exc).__name__)
         if code is not None:
             return Failure(Kind.NO_QUEUE, code)
-        return Failure(Kind.LOCAL, code_of(exc.__cause__ or exc))
+        return Failure(Kind.LOCAL, why_not(exc))
     return url, partial(Calls, client)
 
 

@@ -103,6 +103,11 @@ class Pace:
         then = (asked_at + now) / 2
         self.line.give(Place(max(now, then + each.at), each.is_slot) for each in taken.places)
 
+    def start_anew(self) -> None:
+        """Take all slots back: others than those who gave them give them from now on."""
+        self.line.take_back()
+        self.times = Times()
+
 
 class Turns:
     """Messages of a provider that recovers, in the order in which they run. As a :class:`Pace`.
@@ -303,12 +308,15 @@ class Pacer:
                 self._changed.notify()
             return
         with self._lock:
-            self._answered_at = self._clock()
+            now = self._answered_at = self._clock()
             pace.workers = max(1, taken.workers)
             if pace.away_until is None:
-                pace.give_shared(taken, asked_at, self._clock())
+                pace.give_shared(taken, asked_at, now)
+            elif now - asked_at > _PATIENCE_SECONDS:  # the next message would wait in vain too
+                self._note_away(pace, now, "a late answer")
             else:  # those that it was asked for have places of this worker's own
                 pace.away_until = None
+                pace.start_anew()
                 logger.info(
                     "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
                 )
@@ -316,6 +324,7 @@ class Pacer:
 
     def _note_away(self, pace: Pace, now: float, why: str) -> None:
         if pace.away_until is None:
+            pace.start_anew()
             logger.warning(
                 "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
                 " until the store answers",

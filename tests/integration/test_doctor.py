@@ -295,6 +295,18 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
         assert f'"sqs:{action}"' in found["fix"]["aws"]
 
 
+def test_a_wrong_secret_key_lacks_no_permission(
+    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
+) -> None:
+    """Whoever is told so looks for a policy, and the key stays wrong."""
+    proxy.inject(http_error(403, "SignatureDoesNotMatch", sender_fault=True))
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert f"cannot read queue {queue.name}: SignatureDoesNotMatch" in result.stderr
+    assert "E027" not in result.stdout
+
+
 def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(
     diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
 ) -> None:

@@ -177,6 +177,32 @@ def test_a_success_whose_result_cannot_be_stored_is_done(case, caplog):
     assert "sqs_backoff.after_run_failed" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("body", "method", "result"),
+    [(returns, "mark_as_done", "PENDING"), (raises(Retryable("down")), "mark_as_retry", "PENDING")],
+    ids=["success", "retry"],
+)
+def test_a_result_that_cannot_be_stored_for_a_moment_is_missing_and_no_failure(
+    case, body, method, result, caplog
+):
+    """The backend is back when Celery would store FAILURE, and call what undoes the work."""
+    told = []
+
+    class Compensating(SQSBackoffTask):
+        abstract = True
+
+        def on_failure(self, *args):
+            told.append("on_failure")
+
+    run = case(body, base=Compensating, embed={"errbacks": [{"task": "refund"}]})
+    run.app.backend._call_task_errbacks = lambda *args: told.append("link_error")
+    break_backend(run, method)
+    run.ends()
+    assert told == []
+    assert run.result == result
+    assert "sqs_backoff.after_run_failed: task mail[task-id]" in caplog.text
+
+
 def test_a_result_that_is_not_json_does_not_make_a_dead_letter(case):
     run = case(lambda self: object())
     run.app.conf.result_serializer = "json"

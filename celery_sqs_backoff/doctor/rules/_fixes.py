@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from ..facts import QueueFacts
 from ..finding import Fix
 
-__all__ = ["resource_name", "set_attributes", "terraform"]
+__all__ = ["NO_REDRIVE_POLICY", "resource_name", "set_attributes", "terraform"]
+
+#: For Terraform. With ``null`` it leaves the policy as it is: the argument is a computed one.
+NO_REDRIVE_POLICY = 'redrive_policy = ""'
 
 #: SQS's attribute names and Terraform's arguments of ``aws_sqs_queue``.
 #: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue

@@ -11,7 +11,7 @@ from ...units import in_words
 from ..facts import Facts, QueueFacts, TaskFacts
 from ..finding import Fix, Report, Rule
 from ..horizon import dead_lettered_after
-from ._fixes import resource_name, set_attributes, terraform
+from ._fixes import NO_REDRIVE_POLICY, resource_name, set_attributes, terraform
 
 __all__ = ["RULES"]
 
@@ -44,8 +44,9 @@ def _missing(facts: Facts) -> Iterator[Report]:
     for queue in facts.consumed:
         if not queue.redrive_policy:
             dlq = _dlq_name(queue)
+            arn = f"{queue.arn.rpartition(':')[0]}:{dlq}" if queue.arn else f"ARN of {dlq}"
             policy = json.dumps(
-                {"deadLetterTargetArn": f"ARN of {dlq}", "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
+                {"deadLetterTargetArn": arn, "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
             )
             yield (
                 queue.name,
@@ -92,7 +93,7 @@ def _itself(facts: Facts) -> Iterator[Report]:
                 Fix(
                     aws=f"aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
                     ' \'{"RedrivePolicy": ""}\'',
-                    terraform=terraform(queue, "redrive_policy = null"),
+                    terraform=terraform(queue, NO_REDRIVE_POLICY),
                     text="Then create a dead-letter queue of its own.",
                 ),
             )
@@ -173,7 +174,7 @@ def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
                 Fix(
                     aws=f"aws sqs set-queue-attributes --queue-url {dlq.url} --attributes"
                     ' \'{"RedrivePolicy": ""}\'',
-                    terraform=terraform(dlq, "redrive_policy = null"),
+                    terraform=terraform(dlq, NO_REDRIVE_POLICY),
                 ),
             )
 
@@ -321,8 +322,17 @@ def _retention(facts: Facts) -> Iterator[Report]:
                 f" retried for {in_words(horizon)}",
                 f"{_messages(queue)} would be given up {in_words(kept)} into an outage, because SQS"
                 " deletes it then.",
-                set_attributes(queue, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
+                _longer_retention(queue, task, kept, horizon),
             )
+
+
+def _longer_retention(queue: QueueFacts, task: TaskFacts, kept: int, horizon: float) -> Fix:
+    longest = _FOURTEEN_DAYS_SECONDS
+    fix = set_attributes(queue, {"MessageRetentionPeriod": str(longest)})
+    if horizon < longest:
+        return fix
+    text = f"SQS keeps no message for longer than 14 days: lower the retry_for of {task.name}."
+    return replace(fix if kept < longest else Fix(), text=text)
 
 
 _DLQ_PAGE = (
