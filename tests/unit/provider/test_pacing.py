@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.provider.fleet import Taken
+from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, Taken
 from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
@@ -92,6 +92,24 @@ def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptur
     assert 5 <= len(scene.started) - 1 <= 6, "2 s at a quarter of 10/s"
     assert "rate_store_away" in caplog.text
     assert "password" not in caplog.text
+
+
+def test_a_worker_that_was_idle_does_not_take_itself_for_the_whole_fleet() -> None:
+    """By day one message now and then, each in another worker; at night a batch, and no store."""
+    fleet = Fleet(workers=1)
+    scene = Scene(fleet)
+    scene.join("by day")
+    scene.step()
+    scene.answer()
+    scene.step()
+    fleet.error = StoreUnavailable("away")
+    scene.now += PRESENT_SECONDS + 1
+    scene.join(*map(str, range(50)))
+    scene.step()
+    scene.answer()
+    for _ in range(20):
+        scene.step(0.1)
+    assert 2 <= len(scene.started) - 1 <= 3, "2 s at a tenth of 10/s"
 
 
 def test_a_slow_store_is_not_waited_for() -> None:
