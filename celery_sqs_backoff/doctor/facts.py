@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..retry.budget import receives_needed, tolerant, under_cap
 from ..retry.policies import Policy
+from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from .horizon import receives_within
@@ -49,6 +51,11 @@ class QueueFacts:
     @property
     def is_missing(self) -> bool:
         return self.failure in (NO_SUCH_QUEUE, NOT_CREATED, NOT_PREDEFINED)
+
+    @property
+    def region(self) -> str | None:
+        """As the URL names it; ``None``: it names none."""
+        return region_of(urlsplit(self.url).hostname or "")
 
     @property
     def arn(self) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import connection_to_look, find_queue
+from ..sqs.redact import mask
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
 __all__ = [
@@ -79,7 +80,7 @@ def why_not_loaded(exc: BaseException) -> str:
 def _reason(exc: BaseException) -> str:
     lines = [f for f in traceback.extract_tb(exc.__traceback__) if f.name == "<module>"]
     place = f" ({lines[-1].filename}, line {lines[-1].lineno})" if lines else ""
-    return f"{type(exc).__name__}: {exc}{place}"
+    return f"{type(exc).__name__}: {mask(str(exc))}{place}"
 
 
 def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:

@@ -182,6 +182,19 @@ def test_tasks_that_only_a_worker_imports_are_looked_at(
     assert result.exit_code == doctor.WARNINGS
 
 
+def test_a_module_that_cannot_be_imported_shows_no_credentials(
+    diagnose: Callable[..., Result], app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"tasks_{uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(f"raise ValueError('redis://u:{SECRET}@db: not a DSN')")
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = [module]
+    result = diagnose("--offline")
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert "ValueError: redis://***@db: not a DSN" in result.stderr
+    assert SECRET not in result.output
+
+
 def test_a_dead_letter_queue_that_is_gone(
     diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], sqs: SQSClient
 ) -> None:

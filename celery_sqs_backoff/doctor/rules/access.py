@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
+from ._fixes import aws_sqs
 
 __all__ = ["RULES"]
 
@@ -39,9 +40,10 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
             if queue.failure == NOT_CREATED
             else "Workers that consume it receive nothing; what is sent to it is refused.",
             Fix(
-                aws=f"aws sqs create-queue --queue-name {queue.url.rpartition('/')[2]}"
+                aws=f"{aws_sqs('create-queue', queue)} --queue-name {queue.url.rpartition('/')[2]}"
                 + (" --attributes FifoQueue=true" if queue.is_fifo else ""),
-                text="If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
+                text=_elsewhere(queue)
+                + "If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
             ),
         )
 
@@ -62,6 +64,16 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
             "How this queue is set up was not checked.",
             Fix(text=f"Name what workers consume: sqs-doctor -Q {name}, or task_queues."),
         )
+
+
+def _elsewhere(queue: QueueFacts) -> str:
+    """Calls go to the client's Region, whichever the URL names: there the queue does not exist."""
+    if queue.region is None:
+        return ""
+    return (
+        f"Its URL is one of {queue.region}: is that the region in broker_transport_options, or in"
+        " predefined_queues? "
+    )
 
 
 def _denied(facts: Facts) -> Iterator[Report]:

@@ -11,7 +11,13 @@ from ...units import in_words
 from ..facts import Facts, QueueFacts, TaskFacts
 from ..finding import Fix, Report, Rule
 from ..horizon import dead_lettered_after
-from ._fixes import NO_REDRIVE_POLICY, resource_name, set_attributes, terraform
+from ._fixes import (
+    aws_sqs,
+    resource_name,
+    set_attributes,
+    terraform,
+    without_redrive_policy,
+)
 
 __all__ = ["RULES"]
 
@@ -54,11 +60,10 @@ def _missing(facts: Facts) -> Iterator[Report]:
                 "A task that is given up is deleted with its message; nothing is left to look at"
                 " or to replay.",
                 Fix(
-                    aws=f"aws sqs create-queue --queue-name {dlq} --attributes"
+                    aws=f"{aws_sqs('create-queue', queue)} --queue-name {dlq} --attributes"
                     f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
                     + (",FifoQueue=true" if queue.is_fifo else "")
-                    + f" && aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
-                    f" '{json.dumps({'RedrivePolicy': policy})}'",
+                    + f" && {set_attributes(queue, {'RedrivePolicy': policy}).aws}",
                     terraform=(
                         f'resource "aws_sqs_queue" "{resource_name(queue)}_dlq" {{\n'
                         f'  name = "{dlq}"\n'
@@ -90,10 +95,8 @@ def _itself(facts: Facts) -> Iterator[Report]:
                 "deadLetterTargetArn is the queue's own ARN",
                 "Workers delete a message that is given up; nothing is left to look at or to"
                 " replay. One that SQS moves itself comes back at once, as often as it is moved.",
-                Fix(
-                    aws=f"aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
-                    ' \'{"RedrivePolicy": ""}\'',
-                    terraform=terraform(queue, NO_REDRIVE_POLICY),
+                replace(
+                    without_redrive_policy(queue),
                     text="Then create a dead-letter queue of its own.",
                 ),
             )
@@ -108,7 +111,7 @@ def _gone(facts: Facts) -> Iterator[Report]:
                 "What is given up can go nowhere: it stays hidden in the queue and is tried again"
                 " until retention deletes it.",
                 Fix(
-                    aws=f"aws sqs create-queue --queue-name {dlq.name} --attributes"
+                    aws=f"{aws_sqs('create-queue', queue)} --queue-name {dlq.name} --attributes"
                     f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
                     + (",FifoQueue=true" if queue.is_fifo else "")
                 ),
@@ -171,11 +174,7 @@ def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
                 f" (maxReceiveCount {dlq.max_receive_count})",
                 "Looking at its messages, in the console or with sqs-peek, counts as a receive: SQS"
                 " moves them on, away from who looks for them.",
-                Fix(
-                    aws=f"aws sqs set-queue-attributes --queue-url {dlq.url} --attributes"
-                    ' \'{"RedrivePolicy": ""}\'',
-                    terraform=terraform(dlq, NO_REDRIVE_POLICY),
-                ),
+                without_redrive_policy(dlq),
             )
 
 

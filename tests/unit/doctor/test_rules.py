@@ -431,6 +431,24 @@ def test_the_key_that_aws_manages_is_no_key_of_your_own(key: str) -> None:
     assert examine(with_queue(KmsMasterKeyId=key, KmsDataKeyReusePeriodSeconds="60")) == []
 
 
+def test_a_queue_of_another_region_is_not_created_where_the_command_line_is() -> None:
+    """Without a region in the settings, kombu asks us-east-1 whatever the URL says."""
+    [found] = examine(BROKEN["E001 queue"][0])
+    assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
+    assert found.fix.text.startswith("Its URL is one of eu-central-1: is that the region in")
+    absent = replace(queue(), url="mails", attributes=None, failure="QueueDoesNotExist", dlq=None)
+    [found] = examine(replace(WELL, queues=(absent,)))
+    assert found.fix.aws == "aws sqs create-queue --queue-name mails"
+    assert found.fix.text.startswith("If workers consume others")
+
+
+@pytest.mark.parametrize("name", ["W002 no DLQ", "E003 own DLQ", "E004 DLQ is gone", "W015 delay"])
+def test_lines_to_paste_name_the_region(name: str) -> None:
+    [found] = examine(BROKEN[name][0])
+    for line in found.fix.aws.split(" && "):
+        assert line.split()[3:5] == ["--region", "eu-central-1"]
+
+
 def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
     [missing] = examine(BROKEN["W002 no DLQ"][0])
     assert f"{ARN}:mails-dlq" in missing.fix.aws
