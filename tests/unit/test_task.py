@@ -380,7 +380,7 @@ def test_no_rule_retries_what_the_task_itself_retries_no_more(app, base):
 def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
     """After a deadlock in the database, for example. A task that calls itself is another call."""
     app.conf.sqs_backoff = {"store": MemoryStore()}
-    ids = []
+    ids, charged = [], []
 
     class Repeats(SQSBackoffTask):
         abstract = True
@@ -394,9 +394,13 @@ def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
         ids.append((is_inner, self.idempotency_key("charge")))
         if not is_inner:
             pay(is_inner=True)
+            self.step("charge", charged.append, 1)
+            with self.workflow("order:7") as order:
+                order.step("release", charged.append, 2)
 
     with received(pay):
         pay()
+    assert charged == [1, 2]
     outer = [key for is_inner, key in ids if not is_inner]
     inner = [key for is_inner, key in ids if is_inner]
     assert len(outer) == 2
