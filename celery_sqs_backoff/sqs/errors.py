@@ -21,6 +21,7 @@ __all__ = [
     "Failure",
     "Kind",
     "Operation",
+    "code_of",
     "failure_of",
     "failure_of_entry",
 ]
@@ -208,8 +209,15 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
     """
     if isinstance(exc, botocore.ClientError):
         return _of_response(exc, operation)
-    code = exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
-    return Failure(_kind_of_exception(exc), code, is_of_call=True)
+    return Failure(_kind_of_exception(exc), code_of(exc), is_of_call=True)
+
+
+def code_of(exc: BaseException) -> str:
+    """Name an error of a call to AWS: its code without the namespace, else the exception's name."""
+    if isinstance(exc, botocore.ClientError):
+        error = _mapping(_mapping(exc.response).get("Error"))
+        return str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
+    return exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
 
 
 def _kind_of_exception(exc: BaseException) -> Kind:
@@ -240,9 +248,8 @@ def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
 
 
 def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
-    response = exc.response if isinstance(exc.response, Mapping) else {}
+    response, code = _mapping(exc.response), code_of(exc)
     error = _mapping(response.get("Error"))
-    code = str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
     metadata = _mapping(response.get("ResponseMetadata"))
     status = metadata.get("HTTPStatusCode")
     kind = _kind(code, str(error.get("Message", "")), operation)

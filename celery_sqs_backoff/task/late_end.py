@@ -85,9 +85,12 @@ class _LateEnd:
         self._end(TERM_SIGNAL, None)
 
     def _signal_again(self) -> None:
-        while (seconds := self.may_end_at - time.monotonic()) > 0:
+        while _LateEnd.waiting is self:  # a signal would cut the end itself short
+            seconds = self.may_end_at - time.monotonic()
+            if seconds <= 0:
+                os.kill(os.getpid(), TERM_SIGNAL)
+                seconds = _REPORT_SECONDS
             time.sleep(min(seconds, _REPORT_SECONDS))
-        os.kill(os.getpid(), TERM_SIGNAL)
 
 
 def _late_end() -> _LateEnd | None:

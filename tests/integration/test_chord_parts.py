@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task import late_end
 from celery_sqs_backoff.task.chords import count_parts_whole
 from celery_sqs_backoff.task.handover import RUNNING, Run
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.redis
 
@@ -30,8 +32,8 @@ def pool_process() -> Iterator[None]:
     """This process, with the signal's handler of one of the pool's."""
     before = signal.signal(common.TERM_SIGNAL, common._shutdown_cleanup)
     yield
-    signal.signal(common.TERM_SIGNAL, before)
     late_end._LateEnd.waiting = None
+    signal.signal(common.TERM_SIGNAL, before)
     common._should_have_exited[0] = False
 
 
@@ -108,6 +110,10 @@ def test_a_process_that_is_told_to_end_begins_no_other_run(
     end_this_process()
     with pytest.raises(SystemExit):
         late_end.end_if_told()
+    signals: list[int] = []
+    signal.signal(common.TERM_SIGNAL, lambda number, _: signals.append(number))
+    eventually(lambda: "sqs-end" not in [thread.name for thread in threading.enumerate()])
+    assert not signals, "its own end is not cut short"
 
 
 @pytest.mark.usefixtures("pool_process")
