@@ -6,6 +6,8 @@ https://docs.python.org/3/library/urllib.request.html and https://urllib3.readth
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from ..retry.outcomes import Classifier
 from ..traces import (
@@ -147,12 +149,17 @@ RULES: tuple[Rule, ...] = (
 def _redirected(exc: BaseException) -> bool:
     if "http_error_302" in entered(exc, "urllib.request"):
         return True
-    # urllib3's pool manager goes on only if the answer that it has got is a redirect.
-    return any(
-        (module, function) == ("urllib3.poolmanager", "urlopen")
-        and frame.f_locals.get("response") is not None
-        for module, function, frame in frames(exc)
-    )
+    if "resolve_redirects" in entered(exc, "requests.sessions"):  # which lets some of them through
+        return True
+    return any(_follows(module, function, f.f_locals) for module, function, f in frames(exc))
+
+
+def _follows(module: str, function: str, local: Mapping[str, Any]) -> bool:
+    """Whether a call of urllib3's follows a redirect: its pool manager goes on for no other."""
+    if (module, function) == ("urllib3.poolmanager", "urlopen"):
+        return local.get("response") is not None
+    is_pools = (module, function) == ("urllib3.connectionpool", "urlopen")
+    return is_pools and bool(local.get("redirect_location"))
 
 
 def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:

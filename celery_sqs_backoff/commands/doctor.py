@@ -95,7 +95,7 @@ def sqs_doctor(
         sys.exit(COULD_NOT_LOOK)
     select_queues(app, queues)
     try:
-        facts = facts if offline else look(app)
+        facts = facts if offline else look(app, are_named=bool(queues))
     except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
         click.echo(f"Error: cannot look at SQS: {why_not(exc)}", err=True)
         sys.exit(COULD_NOT_LOOK)

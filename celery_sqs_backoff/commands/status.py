@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -29,7 +29,7 @@ from celery_sqs_backoff.units import in_words
 from .options import option, queues_option, select_queues
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
     from rich.text import Text
 
@@ -127,7 +127,7 @@ def _watch(app: Any, interval: float, *, are_named: bool) -> None:
         with Live(auto_refresh=False, screen=True) as live:
             while True:
                 seen = _look(app, are_named=are_named)
-                live.update(_screen(seen, live.console.width), refresh=True)
+                live.update(_screen(seen, live.console), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -209,16 +209,22 @@ def _shown(seen: _Seen, width: int) -> Group:
     return Group(*_numbers(seen, width), *_notes(seen))
 
 
-def _screen(seen: _Seen, width: int) -> Group:
+def _screen(seen: _Seen, console: Console) -> Group:
     """The time of the look, for the next may take a while; what there is to say; the table.
 
-    A full screen shows the first lines alone.
+    A full screen shows the first lines alone, so the queues that have messages come first.
     """
     from rich.console import Group
     from rich.text import Text
 
+    seen = replace(seen, queues=sorted(seen.queues, key=lambda q: q.has_nothing))
     at = time.strftime("%H:%M:%S %Z", time.localtime(seen.at))
-    return Group(Text(f"seen at {at}", style="dim"), *_notes(seen), *_numbers(seen, width))
+    head, notes = Text(f"seen at {at}", style="dim"), list(_notes(seen))
+    room = console.height // 2
+    screen = Group(head, *notes[:room], *_numbers(seen, console.width))
+    if len(notes) > room or len(console.render_lines(screen)) > console.height:
+        head.append("; more than fits: name queues with -Q", style="yellow")
+    return screen
 
 
 def _numbers(seen: _Seen, width: int) -> list[Table] | list[Text]:
@@ -269,20 +275,20 @@ def _notes(seen: _Seen) -> Iterator[Text]:
     from rich.text import Text
 
     yield from (Text(line, style="yellow") for line in _down(seen.providers))
-    for queue in seen.queues:
-        yield from (Text(f"{queue.name}: {said}") for said in _outlook(queue, seen.at))
     for fault, names in _unread(seen.queues).items():
         yield Text(f"{_named(names)}: {fault}", style="red")
+    if seen.others:
+        yield Text(_not_shown(seen), style="yellow")
     if seen.workers is None:
         yield Text(f"? is not known: {seen.why}", style="dim")
         return
-    if seen.others:
-        yield Text(_not_shown(seen), style="yellow")
     unknown = [q.name for q in seen.queues if not (q.workers or q.is_empty or q.failure)]
     if unknown:
         of = f" of {_named(unknown)}" if seen.workers else ""
         why = f"no worker{of} has written within the last minute"
         yield Text(f"? is not known: {why}", style="dim")
+    for queue in seen.queues:
+        yield from (Text(f"{queue.name}: {said}") for said in _outlook(queue, seen.at))
 
 
 def _down(providers: Iterable[ProviderStatus]) -> Iterator[str]:

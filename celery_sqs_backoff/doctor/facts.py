@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..retry.budget import receives_needed, tolerant, under_cap
 from ..retry.policies import Policy
+from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from .horizon import receives_within
@@ -49,6 +51,11 @@ class QueueFacts:
     @property
     def is_missing(self) -> bool:
         return self.failure in (NO_SUCH_QUEUE, NOT_CREATED, NOT_PREDEFINED)
+
+    @property
+    def region(self) -> str | None:
+        """As the URL names it; ``None``: it names none."""
+        return region_of(urlsplit(self.url).hostname or "")
 
     @property
     def arn(self) -> str | None:
@@ -136,8 +143,8 @@ class TaskFacts:
 
     Arguments:
         name: as registered.
-        queue: where it goes unless its caller says otherwise, by the task or by task_routes;
-            ``None``: neither says so.
+        queue: where it goes unless its caller says otherwise: by the task, by task_routes, or
+            because that is the default; ``None``: not known.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds, ``None`` = no limit.
@@ -209,6 +216,7 @@ class AppFacts:
     pool: str = "prefork"
     #: Whether tasks run where they are sent, as in tests: eagerly, or from a broker in memory.
     runs_here: bool = False
+    default_queue: str = "celery"
     concurrency: int | None = None
     prefetch_multiplier: int = 4
     remote_control: bool = False
@@ -228,6 +236,8 @@ class Facts:
 
     app: AppFacts = field(default_factory=AppFacts)
     queues: tuple[QueueFacts, ...] = ()
+    #: Whether ``queues`` are all that the app consumes, and not some that somebody has named.
+    are_all: bool = False
     #: Names of queues beside those consumed, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
     #: The broker, if it is not SQS: then no queue was looked at.
@@ -242,10 +252,13 @@ class Facts:
     def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
         """The tasks that a queue is likely to have: not those that go to another one.
 
-        All, if each goes to another one: then callers name this queue, for any of them.
+        If each goes to another one, callers name this queue: for those that nothing routes, or,
+        if all are routed, for any.
         """
-        found = [task for task in self.app.tasks if task.queue in (None, queue.name)]
-        return found or list(self.app.tasks)
+        tasks = self.app.tasks
+        found = [task for task in tasks if task.queue in (None, queue.name)]
+        unrouted = [task for task in tasks if task.queue == self.app.default_queue]
+        return found or unrouted or list(tasks)
 
     @property
     def consumed(self) -> list[QueueFacts]:

@@ -18,6 +18,7 @@ from typing import Any
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import connection_to_look, find_queue
+from ..sqs.redact import mask
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
 __all__ = [
@@ -79,15 +80,16 @@ def why_not_loaded(exc: BaseException) -> str:
 def _reason(exc: BaseException) -> str:
     lines = [f for f in traceback.extract_tb(exc.__traceback__) if f.name == "<module>"]
     place = f" ({lines[-1].filename}, line {lines[-1].lineno})" if lines else ""
-    return f"{type(exc).__name__}: {exc}{place}"
+    return f"{type(exc).__name__}: {mask(str(exc))}{place}"
 
 
-def look(app: Any, *, live: bool = True) -> Facts:
+def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
     """Read what is known of an app.
 
     Arguments:
         app: the Celery app; its tasks are loaded (:func:`load_tasks`).
         live: whether to ask SQS and the store too.
+        are_named: whether somebody has named the queues to look at (``-Q``).
 
     Raises:
         kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
@@ -110,7 +112,7 @@ def look(app: Any, *, live: bool = True) -> Facts:
                 else facts_of_queue(name, *found)
             )
         others = _other_queues(channel, {q.url for q in queues})
-    return Facts(app=facts, queues=tuple(queues), other_queues=others)
+    return Facts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)
 
 
 def ignored_by(app: Any) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ def facts_of_app(app: Any) -> AppFacts:
         store=None if store is None else _scheme(store),
         pool=str(conf.worker_pool or "prefork"),
         runs_here=bool(conf.task_always_eager) or _scheme(conf.broker_url or "") == "memory",
+        default_queue=conf.task_default_queue,
         concurrency=conf.worker_concurrency,
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         remote_control=bool(conf.worker_enable_remote_control),
@@ -162,7 +165,7 @@ def facts_of_queue(
     answer = calls.attributes()
     if isinstance(answer, Failure):
         denied: list[str] = []
-        if answer.kind is Kind.DENIED:
+        if _is_forbidden(answer):
             # Whoever sends dead letters need not read the queue that they go to.
             denied = ["sqs:GetQueueAttributes"] if is_consumed else []
             denied += _denied(calls, is_consumed)
@@ -204,17 +207,24 @@ def _not_found(name: str, sqs_name: str, failure: Failure) -> QueueFacts:
 def _denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
     """Try the actions of a worker: with a handle that does not exist, or with nothing to send."""
     if not is_consumed:
-        failure = calls.send_nothing()
-        if failure is not None and failure.kind is Kind.DENIED:
+        if _is_forbidden(calls.send_nothing()):
             yield "sqs:SendMessage"
         return
     for action, results in (
         ("sqs:ChangeMessageVisibility", calls.change_visibility([(_FALSE_HANDLE, 0)])),
         ("sqs:DeleteMessage", calls.delete([_FALSE_HANDLE])),
     ):
-        failure = results[0]
-        if failure is not None and failure.kind is Kind.DENIED:
+        if _is_forbidden(results[0]):
             yield action
+
+
+def _is_forbidden(failure: Failure | None) -> bool:
+    """Whether a permission is missing. A wrong secret key is refused too, and lacks none."""
+    return (
+        failure is not None
+        and failure.kind is Kind.DENIED
+        and not failure.newer_credentials_may_help
+    )
 
 
 def _tasks(app: Any) -> Iterable[TaskFacts]:
@@ -253,10 +263,13 @@ def _queue_of(app: Any, task: Any) -> str | None:
     queue = getattr(task, "queue", None)
     if queue is None:
         try:
-            route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
+            route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
         except Exception:  # noqa: BLE001  # a router of the user's, which looks at the arguments
             return None
-        queue = route.get("queue") if isinstance(route, Mapping) else route
+        if not isinstance(route, Mapping):
+            queue = route
+        elif "queue" in route or not (route.get("exchange") or getattr(task, "exchange", None)):
+            queue = route.get("queue") or app.conf.task_default_queue
     name = getattr(queue, "name", queue)
     return name if isinstance(name, str) else None
 

@@ -40,11 +40,14 @@ _ROUNDED: Final = '{{ $value | printf "%.0f" }}'
 def _new(metric: str, window: str) -> str:
     """How much a counter has grown, a series that has just begun included.
 
-    ``increase`` alone misses the first event of each label set: the series begins at 1. One that
-    was not scraped for a while is not new: it is looked for in a window before this one.
+    ``increase`` alone misses what a series begins with: its first event, or all that a worker has
+    done before it was scraped for the first time. One that was not scraped for a while is not new:
+    it is looked for in a window before this one. If it is smaller than there, its worker has
+    started anew.
     """
-    is_known = f"last_over_time({metric}[{window}] offset {window})"
-    return f"(increase({metric}[{window}]) > 0 or ({metric} unless {is_known}))"
+    before = f"last_over_time({metric}[{window}] offset {window})"
+    grown = f"increase({metric}[{window}]) > 0"
+    return f"({metric} unless {before} or {grown} or {metric} < {before})"
 
 
 ALERTS: Final = (
@@ -112,9 +115,9 @@ ALERTS: Final = (
     Alert(
         name="SqsBackoffManyDeadLetters",
         expr=(
-            "sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m]))"
-            " / sum by (task, queue) (increase(sqs_backoff_runs_total[15m])) > 0.05"
-            " and sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m])) > 10"
+            f"sum by (task, queue) ({_new('sqs_backoff_dead_letters_total', '15m')})"
+            f" / sum by (task, queue) ({_new('sqs_backoff_runs_total', '15m')}) > 0.05"
+            f" and sum by (task, queue) ({_new('sqs_backoff_dead_letters_total', '15m')}) > 10"
         ),
         lasts="5m",
         severity="critical",

@@ -341,7 +341,7 @@ class OfProvider(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider refuses calls and may be up: a rate limits them, from one a second on."""
+    """The provider refuses calls and may be up: a rate limits them, from two a second on."""
 
     name = "provider slowed"
 

@@ -217,7 +217,7 @@ def _provider_opened(event: ProviderOpened) -> None:
 
 def _provider_slowed(event: ProviderSlowed) -> None:
     logger.warning(
-        "sqs_backoff.provider_slowed: %s: it refuses calls; they are limited, from one a second on",
+        "sqs_backoff.provider_slowed: %s: it refuses calls; they are limited, from two a second on",
         _provider(event),
     )
 

@@ -82,6 +82,11 @@ class QueueStatus:
         """Whether nothing is on the queue, as far as SQS knows."""
         return self.ready == self.in_flight == self.delayed == 0
 
+    @property
+    def has_nothing(self) -> bool:
+        """Whether there is no message to show, of it or of its dead-letter queue."""
+        return self.failure is not None or (self.is_empty and not self.dead_letters)
+
     def as_dict(self) -> dict[str, object]:
         """Return what ``sqs-status --json`` prints of it."""
         return {name: value for name, value in asdict(self).items() if name in _PUBLISHED}

@@ -154,6 +154,12 @@ class Line(Generic[K]):
             else:
                 self._hide.append((key, place.at))
 
+    def take_back(self) -> None:
+        """Take the slots of all messages back; they are as without a place."""
+        for _, _, key, longest in sorted(self._here, reverse=True):
+            self._new.appendleft((key, longest))
+        self._here.clear()
+
     def depart(self, now: float) -> Departure[K]:
         """Take out the messages that start now, and those that are hidden."""
         leaving: Departure[K] = Departure(hide=self._hide)

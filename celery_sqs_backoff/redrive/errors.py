@@ -48,6 +48,7 @@ class RedriveUnreachable(RedriveError):
 _WHAT_TO_DO = {
     Kind.DENIED: " Allow the call (docs/iam.md), or check the credentials.",
     Kind.CREDENTIALS: " Renew the credentials.",
+    Kind.CREDENTIALS_LATE: " Look at where the credentials come from (STS, for one).",
     Kind.LOCAL: " Nothing was sent: check credentials and Region.",
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 from kombu.exceptions import OperationalError
 
 from ..retry.policies import FullJitter
-from ..sqs.arns import QueueArn, is_queue_name
+from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls
 from ..sqs.clients import settling_client
 from ..sqs.errors import Failure, Kind, Operation, failure_of
@@ -35,7 +34,6 @@ __all__ = ["Broker", "Depth", "Endpoint", "broker_of", "retried"]
 _TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
 
-_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 
 T = TypeVar("T")
 
@@ -193,7 +191,7 @@ class Broker:
             found,
             QueueArn(
                 found.arn.partition,
-                _region_of(url.hostname or "") or found.arn.region,
+                region_of(url.hostname or "") or found.arn.region,
                 parts[-2] if len(parts) > 1 and parts[-2].isdigit() else found.arn.account,
                 parts[-1],
             ),
@@ -363,16 +361,6 @@ def broker_of(app: Celery, *, connections: int = 40) -> Iterator[Broker]:
         if isinstance(channel, Failure):
             raise _error("Cannot connect to SQS", channel)
         yield Broker(channel)
-
-
-def _region_of(host: str) -> str | None:
-    """The Region that a queue's URL names, whatever the form; ``None``: a local server's does not.
-
-    https://docs.aws.amazon.com/general/latest/gr/sqs-service.html (the legacy names, too)
-    """
-    if host == "queue.amazonaws.com":
-        return "us-east-1"
-    return next((label for label in reversed(host.split(".")) if _REGION.fullmatch(label)), None)
 
 
 def _certain(

@@ -184,17 +184,18 @@ class Hooks:
         if request.called_directly or not has_store(self.app):
             return True
         opened: dict[str, Workflow] = getattr(request, "sqs_workflows", {})
-        if not opened and not request.retries and not self.enters_workflows:
+        may_owe = bool(opened) or self.enters_workflows  # by an earlier run, before this one has
+        if not may_owe and not request.retries:
             return True  # no run of this message has entered one
         taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
-        if taken is TakenBack.UNREACHED and opened and not may_run_again:
+        if taken is TakenBack.UNREACHED and may_owe and not may_run_again:
             for seconds in _PAUSES:
                 time.sleep(seconds)
                 taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
                 if taken is not TakenBack.UNREACHED:
                     break
         if taken is TakenBack.UNREACHED:
-            return not (opened and may_run_again)
+            return not (may_owe and may_run_again)
         return taken is TakenBack.DONE
 
     def _unset(self, passage: Passage) -> None:

@@ -12,6 +12,7 @@ from .names import input_of
 
 __all__ = [
     "acts_of",
+    "begin_again",
     "begin_call",
     "carrier_of",
     "is_in_a_message",
@@ -53,6 +54,17 @@ def begin_call(request: Any) -> None:
     facts["sqs_is_running"] = True
     facts.pop("sqs_identity", None)
     facts.setdefault("sqs_calls", {})
+
+
+def begin_again(request: Any) -> None:
+    """Note that a task's own ``__call__`` calls its ``run``, perhaps not for the first time.
+
+    What has been done stays noted, and the names of its steps are free again.
+    """
+    facts = vars(request)
+    facts.pop("sqs_steps", None)
+    for workflow in facts.get("sqs_workflows", {}).values():
+        workflow.used.clear()
 
 
 def carrier_of(task: Any) -> tuple[str, Any] | None:

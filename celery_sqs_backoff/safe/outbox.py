@@ -22,9 +22,10 @@ from uuid import uuid4
 
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
-from kombu.exceptions import EncodeError
+from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
+from ..sqs.errors import Operation, failure_of
 from ..text import error_site, printable
 from .commit import (
     after_commit,
@@ -44,7 +45,7 @@ CLAIM_SECONDS = 60.0
 #: Calls that are looked up in one go.
 _BATCH = 100
 
-#: So many in a row that could not be sent mean that the broker is away, not that they are bad.
+#: So many in a row that did not reach the broker mean that it is away: the others wait.
 _MAX_FAILED = 10
 
 
@@ -131,7 +132,7 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
                 continue  # somebody else was quicker
             failure = _send(app, calls, task_id, mine)
             sent += failure is None
-            if not _is_the_calls_own(failure):
+            if failure is None or _is_of_the_broker(failure):
                 failed = 0 if failure is None else failed + 1
             if failed >= _MAX_FAILED:
                 break
@@ -172,7 +173,7 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     except Exception as exc:  # noqa: BLE001  # whatever the broker's library raises; the row stays
         logger.error(
             "sqs_backoff.outbox_not_sent: %s[%s]: %s",
-            *(printable(name), printable(sent_as), error_site(exc)),
+            *(printable(name), printable(sent_as), _why(exc)),
         )
         return exc
     try:
@@ -185,10 +186,19 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     return None
 
 
-def _is_the_calls_own(failure: Exception | None) -> bool:
-    """Whether a failure says nothing of the broker, so that other calls may be sent."""
-    is_its_own = isinstance(failure, TypeError | ValueError | LookupError | EncodeError)
-    return is_its_own and not isinstance(failure, OSError)  # a certificate's is a ValueError too
+def _is_of_the_broker(failure: Exception) -> bool:
+    """Whether other calls would fail too: the broker is away, or asks for fewer of them.
+
+    A queue that is missing, a right that a worker lacks or a call that is too large is the call's.
+    """
+    is_away = isinstance(failure, OperationalError | OSError)  # kombu's, of all brokers
+    return is_away or failure_of(failure, Operation.SEND).is_transient
+
+
+def _why(failure: Exception) -> str:
+    cause = failure.__cause__ if isinstance(failure, OperationalError) else None
+    code = failure_of(cause or failure, Operation.SEND).code
+    return f"{printable(code)}: {error_site(cause or failure)}"
 
 
 def _connect(alias: str) -> None:

@@ -75,6 +75,8 @@ class Workflow:
         self._lock = Lock(vault, scope, lease=lease)
         self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
         self.used: set[str] = set() if used is None else used
+        #: The lock's record with which this run has entered; empty before.
+        self._entered_with = ""
         self._ended = False
 
     def step(
@@ -164,6 +166,7 @@ class Workflow:
         if scope["state"] != OPEN:
             self._steps.compensate()  # what an earlier run could not send
             raise Compensated("The steps of this workflow have been taken back")
+        self._entered_with = self._lock.text
 
     def take_back(self) -> None:
         """Compensate for a message that is given up, if the scope is still that message's.
@@ -176,7 +179,11 @@ class Workflow:
             return
         if scope["state"] == CLOSED:
             return
-        # The message is given up, so no run of it goes on; a killed one may have left its lock.
+        if self._entered_with and scope["lock"] not in ("", self._entered_with):
+            # Paused for longer than its lease, this run was overtaken by the message's next one,
+            # which goes on.
+            return
+        # No run of the message goes on; a killed one may have left its lock.
         self._lock.steal(scope["lock"])
         try:
             self._lock.acquire()
@@ -184,10 +191,25 @@ class Workflow:
             self._close_unless_taken_over(exc)
             return
         try:
-            if self._steps.scope.update(self._forsaken).get("owner") in self._run.messages:
+            if self._close():
                 self._steps.compensate()
         finally:
             self._lock.release()
+
+    def _close(self) -> bool:
+        """Let no run do a step, if the scope is this message's; whether it is so.
+
+        Of one that has ended well nothing is taken back: another delivery of the message may have
+        ended it a moment ago.
+        """
+        mine = self._run.messages
+
+        def closing(scope: dict[str, Any]) -> dict[str, Any]:
+            is_owed = scope.get("owner") in mine and not scope.get("ended")
+            return {"state": CLOSING} if is_owed else self._forsaken(scope)
+
+        scope = self._steps.scope.update(closing)
+        return scope["state"] == CLOSING and scope.get("owner") in mine
 
     def _leave(self) -> bool:
         """This message is refused, so another one goes on with the workflow: it owns it again.
@@ -199,7 +221,10 @@ class Workflow:
         def left(scope: dict[str, Any]) -> dict[str, Any]:
             others = self._others(scope)
             is_ours = scope.get("owner") in mine and not scope.get("ended")
-            return {"owner": others[-1], "working": others} if is_ours and others else {}
+            if not (is_ours and others):
+                return {}
+            # This run's lock is not that one's, which had ended before.
+            return {"owner": others[-1], "working": others, "lock": ""}
 
         scope = self._steps.scope.update(left)
         return scope.get("owner") in mine and bool(scope.get("forsaken"))
@@ -234,13 +259,7 @@ class Workflow:
         Raises:
             NotDispatched: it was about to. It sends the undoing tasks, but it may end before that.
         """
-        mine = self._run.messages
-        scope = self._steps.scope.update(
-            lambda scope: (
-                {"state": CLOSING} if scope.get("owner") in mine else self._forsaken(scope)
-            )
-        )
-        if scope["state"] == CLOSING and scope.get("owner") in mine:
+        if self._close():
             raise NotDispatched("The tasks that undo the steps are still to be sent") from busy
 
 

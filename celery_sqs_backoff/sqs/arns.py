@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-__all__ = ["QueueArn", "is_queue_name"]
+__all__ = ["QueueArn", "is_queue_name", "region_of"]
 
 _NAME = r"(?=.{1,80}\Z)[A-Za-z0-9_-]+(?:\.fifo)?"
 
 #: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
 _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})")
+
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,16 @@ class QueueArn:
 
     def __str__(self) -> str:
         return f"arn:{self.partition}:sqs:{self.region}:{self.account}:{self.name}"
+
+
+def region_of(host: str) -> str | None:
+    """The Region that a queue's URL names, whatever the form; ``None``: a local server's does not.
+
+    https://docs.aws.amazon.com/general/latest/gr/sqs-service.html (the legacy names, too)
+    """
+    if host == "queue.amazonaws.com":
+        return "us-east-1"
+    return next((label for label in reversed(host.split(".")) if _REGION.fullmatch(label)), None)
 
 
 def is_queue_name(text: str) -> bool:

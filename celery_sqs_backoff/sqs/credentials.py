@@ -16,9 +16,8 @@ from botocore.exceptions import ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NotConnected
 
 from ..threads import SharedCall
-from .errors import CredentialsNotRenewed
+from .errors import CredentialsNotRenewed, code_of
 from .handshakes import handshakes
-from .queues import error_code
 
 __all__ = ["RoleCredentials", "renew_beside", "wait_for_credentials"]
 
@@ -59,7 +58,7 @@ def wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> 
     except SharedCall.TakesTooLong:
         raise _not_renewed(method, "no answer") from None
     except (ClientError, NotConnected, HTTPClientError) as exc:  # of STS, not of SQS
-        raise _not_renewed(method, error_code(exc)) from exc
+        raise _not_renewed(method, code_of(exc)) from exc
 
 
 def _not_renewed(method: str, error_msg: str) -> CredentialsNotRenewed:

@@ -21,6 +21,7 @@ __all__ = [
     "Failure",
     "Kind",
     "Operation",
+    "code_of",
     "failure_of",
     "failure_of_entry",
 ]
@@ -50,6 +51,8 @@ class Kind(Enum):
     IN_DOUBT = "in doubt"
     #: The credentials have expired, or could not be fetched. Nothing was done; newer ones may do.
     CREDENTIALS = "credentials"
+    #: Newer credentials are being fetched, and do not come. Nothing was done.
+    CREDENTIALS_LATE = "late credentials"
     #: A person has to act: permissions, or the state of a KMS key. Nothing was done.
     DENIED = "denied"
     #: There is no such queue.
@@ -107,9 +110,7 @@ class Failure:
     @property
     def newer_credentials_may_help(self) -> bool:
         """Whether to fetch credentials anew before somebody looks for a missing permission."""
-        if self.kind is Kind.CREDENTIALS:  # unless they are being fetched already
-            return not self.code.startswith(CredentialsNotRenewed.__name__)
-        return self.code in _SIGNED_WRONGLY
+        return self.kind is Kind.CREDENTIALS or self.code in _SIGNED_WRONGLY
 
     def __str__(self) -> str:
         return self.code
@@ -118,7 +119,15 @@ class Failure:
 #: SQS said neither that it did it nor that it did not (a proxy's empty 200, for one).
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
-_TRANSIENT = frozenset({Kind.THROTTLED, Kind.UNREACHABLE, Kind.IN_DOUBT, Kind.CREDENTIALS})
+_TRANSIENT = frozenset(
+    {
+        Kind.THROTTLED,
+        Kind.UNREACHABLE,
+        Kind.IN_DOUBT,
+        Kind.CREDENTIALS,
+        Kind.CREDENTIALS_LATE,
+    }
+)
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 #: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference.
@@ -200,13 +209,22 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
     """
     if isinstance(exc, botocore.ClientError):
         return _of_response(exc, operation)
-    code = exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
-    return Failure(_kind_of_exception(exc), code, is_of_call=True)
+    return Failure(_kind_of_exception(exc), code_of(exc), is_of_call=True)
+
+
+def code_of(exc: BaseException) -> str:
+    """Name an error of a call to AWS: its code without the namespace, else the exception's name."""
+    if isinstance(exc, botocore.ClientError):
+        error = _mapping(_mapping(exc.response).get("Error"))
+        return str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
+    return exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
 
 
 def _kind_of_exception(exc: BaseException) -> Kind:
     if isinstance(exc, _UNREACHABLE):
         return Kind.UNREACHABLE
+    if isinstance(exc, CredentialsNotRenewed):
+        return Kind.CREDENTIALS_LATE
     if isinstance(exc, _CREDENTIALS):
         return Kind.CREDENTIALS
     if isinstance(exc, _IN_DOUBT):
@@ -230,9 +248,8 @@ def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
 
 
 def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
-    response = exc.response if isinstance(exc.response, Mapping) else {}
+    response, code = _mapping(exc.response), code_of(exc)
     error = _mapping(response.get("Error"))
-    code = str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
     metadata = _mapping(response.get("ResponseMetadata"))
     status = metadata.get("HTTPStatusCode")
     kind = _kind(code, str(error.get("Message", "")), operation)

@@ -51,7 +51,7 @@ def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | 
         code = _CODES.get(type(exc).__name__)
         if code is not None:
             return Failure(Kind.NO_QUEUE, code)
-        return Failure(Kind.LOCAL, type(exc.__cause__ or exc).__name__)
+        return Failure(Kind.LOCAL, why_not(exc))
     return url, partial(Calls, client)
 
 

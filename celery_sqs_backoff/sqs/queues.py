@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import ClientError
 from celery.utils.log import get_logger
 
 from .calls import Calls
@@ -17,7 +16,7 @@ from .limits import DEFAULT_VISIBILITY_TIMEOUT_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-__all__ = ["Queue", "error_code", "read_queue"]
+__all__ = ["Queue", "read_queue"]
 
 logger = get_logger(__name__)
 
@@ -134,10 +133,3 @@ def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
         is_its_own_dlq=is_its_own_dlq,
         attributes=attributes,
     )
-
-
-def error_code(exc: BaseException) -> str:
-    """Name an error of a call to SQS: its code without the namespace, else the exception's type."""
-    if isinstance(exc, ClientError):
-        return str(exc.response.get("Error", {}).get("Code", "Unknown")).rpartition(".")[2]
-    return type(exc).__name__

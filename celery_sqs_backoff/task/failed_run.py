@@ -17,7 +17,7 @@ from celery.utils.log import get_task_logger
 
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
-from ..retry.outcomes import Outcome, Verdict, judge, known_verdict
+from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge, known_verdict
 from ..safe.errors import Busy, TryLater
 from ..safe.identity import acts_of
 from ..safe.lock import busy_delay
@@ -160,9 +160,8 @@ class FailedRun:
             if retry is None and not self._is_called_again(exc):
                 self._task._compensate_given_up(may_run_again=False)
             return retry
-        word: Word
-        word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
-        if isinstance(word, GiveUp) and self._leaves_in_doubt(verdict):
+        word: Word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
+        if isinstance(word, GiveUp) and self._leaves_in_doubt(exc, verdict):
             word = replace(word, outcome=Outcome.UNKNOWN)
         if isinstance(word, GiveUp) and not self._task._compensate_given_up(
             may_run_again=verdict.wants_retry or verdict.nothing_was_processed
@@ -183,13 +182,13 @@ class FailedRun:
         if self._task.backoff_options.undo is None:
             # No doubt is asked for: while another run may have done it, the record is not ours.
             self._task._unset_guard()
-        elif verdict.outcome is Outcome.RETRYABLE and self._was_in_doubt is None:
+        elif not isinstance(exc, NonRetryable) and self._was_in_doubt is None:
             logger.error(
                 "sqs_backoff.not_undone: task %s[%s]: the store does not say whether an earlier run"
                 " is in doubt",
                 *(printable(self._task.name), printable(self._request.id)),
             )
-        elif not self._leaves_in_doubt(verdict):
+        elif not self._leaves_in_doubt(exc, verdict):
             undo(self._task, exc, *self._arguments)
 
     def _note_doubt(self, exc: BaseException | None, outcome: Outcome) -> None:
@@ -198,12 +197,14 @@ class FailedRun:
         if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, TryLater):
             count_doubt(self._task.app, self._task.name, self._request.id)
 
-    def _leaves_in_doubt(self, verdict: Verdict) -> bool:
+    def _leaves_in_doubt(self, exc: BaseException, verdict: Verdict) -> bool:
         """Whether an earlier run may have done the work, and this failure does not say.
 
-        A provider that is down says nothing of the call before it. One that refuses for good does.
+        A provider that is down says nothing of the call before it, nor does one that refuses
+        this one: the key may have been revoked since. The task's own ``NonRetryable`` does.
         """
-        return verdict.outcome is Outcome.RETRYABLE and bool(self._was_in_doubt)
+        is_word = isinstance(exc, NonRetryable)
+        return verdict.nothing_was_processed and not is_word and bool(self._was_in_doubt)
 
     @cached_property
     def _was_in_doubt(self) -> bool | None:

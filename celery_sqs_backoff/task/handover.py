@@ -60,13 +60,23 @@ class Report:
 class Run:
     """A run that is under way in this process, for a message from SQS."""
 
-    __slots__ = ("busy_receives", "delivery", "has_asked", "has_begun", "report", "task_id")
+    __slots__ = (
+        "busy_receives",
+        "delivery",
+        "has_asked",
+        "has_begun",
+        "is_followed",
+        "report",
+        "task_id",
+    )
 
     def __init__(self, task_id: str, delivery: Delivery) -> None:
         self.task_id = task_id
         self.delivery = delivery
         #: Whether the task's own code was called.
         self.has_begun = False
+        #: Whether callbacks or the rest of a chain are to be sent once it has returned.
+        self.is_followed = False
         #: What the run has said about its end; ``None`` until then.
         self.report: Report | None = None
         #: Whether the store was asked for the next.

@@ -17,7 +17,7 @@ from ..retry.decision import End, Ended, GiveUp
 from ..retry.outcomes import Outcome
 from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
-from ..safe.identity import begin_call
+from ..safe.identity import begin_again, begin_call
 from .failed_run import FailedRun
 from .handover import Report, describe, run_of
 from .tracing import note_end
@@ -82,6 +82,7 @@ def wrap_call(cls: Any) -> None:
 def _run_in_call(task: Any, request: Any, run: Callable[[], Any]) -> Any:
     """Call ``run`` with the request that is judged: what it notes there (steps) counts then."""
     del vars(request)[_IN_CALL]  # a task that calls itself is called as a function
+    begin_again(request)
     task.request_stack.push(request)
     try:
         return run()

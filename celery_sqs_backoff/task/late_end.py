@@ -5,6 +5,8 @@ Timeline of a run that is part of a chord, on prefork::
     run  |  result stored  |  part counted; the last one sends the body  |  reported  |  idle
          TERM: runs again  |            TERM: not before the report      |  TERM: ends
 
+If the next run is about to begin by then, the process ends before that.
+
 All versions: billiard makes a SystemExit of the signal; seen where a supervisor signals the whole
 process group. During the count that loses the body of the chord. After it the part, which is not
 reported, runs again: backends that count by a number, and Redis before Celery 5.7, count it twice,
@@ -20,13 +22,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from billiard.common import TERM_SIGNAL
 
 from ..threads import start_daemon
 
-__all__ = ["report_before_the_end"]
+__all__ = ["end_if_told", "report_before_the_end"]
 
 #: Time to report to the main process that a run is over; it takes milliseconds.
 _REPORT_SECONDS: Final = 0.5
@@ -49,6 +51,12 @@ def report_before_the_end() -> Iterator[None]:
         late_end.may_end_at = time.monotonic() + _REPORT_SECONDS
 
 
+def end_if_told() -> None:
+    """End this process if it has been told to: what begins now would be cut off midway."""
+    if _LateEnd.waiting is not None:
+        _LateEnd.waiting.end()
+
+
 class _LateEnd:
     """A handler of the signal that calls billiard's once the process may end.
 
@@ -56,25 +64,33 @@ class _LateEnd:
         end: billiard's.
     """
 
+    #: This process's, once it has been told to end, and until it does.
+    waiting: ClassVar[_LateEnd | None] = None
+
     def __init__(self, end: Callable[[int, Any], object]) -> None:
         self._end = end
-        self._is_waiting = False
         #: By the monotonic clock.
         self.may_end_at = -math.inf
 
     def __call__(self, number: int, frame: Any) -> None:
         if time.monotonic() >= self.may_end_at:
-            self._end(number, frame)
-        elif not self._is_waiting:
-            self._is_waiting = True
+            self.end()
+        elif _LateEnd.waiting is None:
+            _LateEnd.waiting = self
             if start_daemon("sqs-end", self._signal_again) is None:
-                self._end(number, frame)
+                self.end()
+
+    def end(self) -> None:
+        _LateEnd.waiting = None
+        self._end(TERM_SIGNAL, None)
 
     def _signal_again(self) -> None:
-        while (seconds := self.may_end_at - time.monotonic()) > 0:
+        while _LateEnd.waiting is self:  # a signal would cut the end itself short
+            seconds = self.may_end_at - time.monotonic()
+            if seconds <= 0:
+                os.kill(os.getpid(), TERM_SIGNAL)
+                seconds = _REPORT_SECONDS
             time.sleep(min(seconds, _REPORT_SECONDS))
-        self._is_waiting = False
-        os.kill(os.getpid(), TERM_SIGNAL)
 
 
 def _late_end() -> _LateEnd | None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 from billiard.einfo import ExceptionInfo
 from celery import Task, states
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
-from celery.utils.log import get_task_logger
 from kombu.utils.encoding import safe_repr
 
 from ..retry.budget import GiveUpReason
@@ -23,7 +22,6 @@ from ..retry.decision import End, Ended, GiveUp, RetryIn
 from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
-from ..text import error_site, printable
 from .chords import count_parts_whole
 from .failed_run import Aborted, ended_by
 from .handover import (
@@ -37,12 +35,12 @@ from .handover import (
     run_of,
 )
 from .judging import RETURNED, wrap_call, wrap_run
+from .late_end import end_if_told
 from .leaving import ends_the_process, is_pools_time_limit
 from .starting import prepare_start
+from .storing import keep_ends, log_failed_later
 
 __all__ = ["wrap_task", "wrap_trace"]
-
-logger = get_task_logger(__name__)
 
 #: Celery's hooks that run after the task's end has been decided.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
@@ -91,7 +89,7 @@ def _contained(hook: Callable[..., Any]) -> Callable[..., Any]:
             run = run_of(self.request)
             if run is None:  # another broker, or the main process, which contains it too
                 raise
-            _log_failed_later(self, run.task_id, exc)
+            log_failed_later(self.name, run.task_id, exc)
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]
     return wrapped
@@ -104,10 +102,14 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
+        end_if_told()
         run = Run(task_id, delivery)
+        # Now: Celery before 5.7 takes the next task off its list before it sends it.
+        run.is_followed = bool(request.get("callbacks") or request.get("chain"))
         token = RUNNING.set(run)
         try:
             count_parts_whole(task.backend)  # each thread has its own
+            keep_ends(task.backend)
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
             is_over = run.report is not None  # and the time limit has come too late to say more
@@ -143,7 +145,7 @@ def _result_of_escaped(task: Any, run: Run, request: Any, exc: BaseException) ->
     elif report.ended.end is End.ABORTED:
         exc = WorkerLostError(f"The run was aborted: {report.error.exception_type}")
     else:
-        _log_failed_later(task, run.task_id, exc)
+        log_failed_later(task.name, run.task_id, exc)
     info = _small(exc, report, traceback=report.error.traceback or "", internal=True)
     return trace_ok_t(info, TraceInfo(states.FAILURE, exc), 0.0, None)
 
@@ -167,8 +169,8 @@ def _handed_over(task: Any, run: Run, request: Any, result: Any) -> Any:
 
 def _returned_but(task: Any, run: Run, request: Any, exc: BaseException) -> Report:
     """Say what becomes of a run that returned, although something failed after it."""
-    _log_failed_later(task, run.task_id, exc)
-    reason = _undelivered_work(request, exc)
+    log_failed_later(task.name, run.task_id, exc)
+    reason = _undelivered_work(run, request, exc)
     if reason is None:
         return RETURNED
     return Report(Ended(End.RETURNED, GiveUp(reason, Outcome.UNKNOWN)), _error_of(task, exc))
@@ -186,7 +188,7 @@ def _is_abort(exc: BaseException) -> bool:
     return isinstance(exc, WorkerLostError)
 
 
-def _undelivered_work(request: Any, exc: BaseException) -> GiveUpReason | None:
+def _undelivered_work(run: Run, request: Any, exc: BaseException) -> GiveUpReason | None:
     """Why a task that has returned is not done: what follows it was not, or may not be, sent.
 
     Celery sends the callbacks and the rest of a chain first, then stores the result and with it
@@ -196,9 +198,7 @@ def _undelivered_work(request: Any, exc: BaseException) -> GiveUpReason | None:
     if "mark_as_done" in failed_in:
         is_lost = bool(request.get("chord"))
     else:
-        is_lost = "apply_async" in failed_in and bool(
-            request.get("callbacks") or request.get("chain")
-        )
+        is_lost = "apply_async" in failed_in and run.is_followed
     return GiveUpReason.NOT_HANDED_ON if is_lost else None
 
 
@@ -266,14 +266,3 @@ def _error_of(task: Any, exc: BaseException) -> ErrorText:
     if isinstance(exc, Aborted):
         return ErrorText(exception_type=str(exc))
     return describe(exc, task.backoff_options)
-
-
-def _log_failed_later(task: Any, task_id: str, exc: BaseException) -> None:
-    # No text of the exception: it may quote the task's arguments.
-    logger.error(
-        "sqs_backoff.after_run_failed: task %s[%s]: what had been decided stands; %s",
-        printable(task.name),
-        printable(task_id),
-        error_site(exc),
-        extra={"task_name": task.name, "task_id": task_id},
-    )

@@ -27,6 +27,7 @@ from ..sqs.memory import Memory
 from ..sqs.queues import Queue
 from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, Want
 from ..text import BUG_CALLS, error_site
+from .backlog import Backlog
 from .lease import Lease, State
 from .relay import Relay
 from .reports import report, settled
@@ -38,9 +39,6 @@ _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
 logger = get_logger(__name__)
-
-#: Settlements of a queue waiting, from which on no more of its messages are asked for.
-_BEHIND = 1_000
 
 #: Until a queue that could not be read is looked at again.
 _POSTPONED_SECONDS = 5
@@ -78,6 +76,7 @@ class Keeper:
         self._table = SettlementTable(
             linger_seconds=linger_seconds, rng=rng, in_flight_quota=in_flight_quota
         )
+        self.is_behind = Backlog(self._table.waiting_for, clock).is_behind
         self._calls: dict[str, Calls] = {}
         self._lock = threading.RLock()
         self._relay = Relay(
@@ -172,10 +171,6 @@ class Keeper:
     def waiting(self) -> int:
         """Settlements that SQS has not confirmed."""
         return self._table.waiting
-
-    def is_behind(self, url: str) -> bool:
-        """Whether so many of a queue's settlements wait that it should not bring more messages."""
-        return self._table.waiting_for(url) > _BEHIND
 
     def start(self) -> None:
         self._relay.start()

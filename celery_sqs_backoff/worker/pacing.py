@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from celery.utils.log import get_logger
 
-from ..provider.fleet import Taken
+from ..provider.fleet import PRESENT_SECONDS, Taken
 from ..provider.rate import HEADROOM, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
@@ -42,7 +42,8 @@ _LONGEST_TURN_SECONDS: Final = 0.25
 #: A slot may be further away than a thread can sleep.
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
 
-#: Workers to share a rate with, as long as the store has never said how many there are.
+#: Workers to share a rate with, if the store has not said lately how many there are. It knows those
+#: that have taken slots: a worker that took none for as long may have been told of itself alone.
 _WORKERS_UNKNOWN: Final = 10
 
 
@@ -84,7 +85,7 @@ class Pace:
         self.rate = rate * HEADROOM
         self.fleet = fleet
         self.line: Line[Paced] = Line()
-        self.workers = _WORKERS_UNKNOWN
+        self.workers, self.told_at = _WORKERS_UNKNOWN, -math.inf
         #: Since when a message is in line that has no place.
         self.waiting_since: float | None = None
         self.away_until: float | None = None
@@ -102,6 +103,11 @@ class Pace:
         self.waiting_since = None
         then = (asked_at + now) / 2
         self.line.give(Place(max(now, then + each.at), each.is_slot) for each in taken.places)
+
+    def start_anew(self) -> None:
+        """Take all slots back: others than those who gave them give them from now on."""
+        self.line.take_back()
+        self.times = Times()
 
 
 class Turns:
@@ -303,12 +309,15 @@ class Pacer:
                 self._changed.notify()
             return
         with self._lock:
-            self._answered_at = self._clock()
-            pace.workers = max(1, taken.workers)
+            now = self._answered_at = self._clock()
+            pace.workers, pace.told_at = max(1, taken.workers), now
             if pace.away_until is None:
-                pace.give_shared(taken, asked_at, self._clock())
+                pace.give_shared(taken, asked_at, now)
+            elif now - asked_at > _PATIENCE_SECONDS:  # the next message would wait in vain too
+                self._note_away(pace, now, "a late answer")
             else:  # those that it was asked for have places of this worker's own
                 pace.away_until = None
+                pace.start_anew()
                 logger.info(
                     "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
                 )
@@ -316,6 +325,9 @@ class Pacer:
 
     def _note_away(self, pace: Pace, now: float, why: str) -> None:
         if pace.away_until is None:
+            pace.start_anew()
+            if now > pace.told_at + PRESENT_SECONDS:
+                pace.workers = max(pace.workers, _WORKERS_UNKNOWN)
             logger.warning(
                 "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
                 " until the store answers",

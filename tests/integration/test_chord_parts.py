@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task import late_end
 from celery_sqs_backoff.task.chords import count_parts_whole
 from celery_sqs_backoff.task.handover import RUNNING, Run
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.redis
 
@@ -30,6 +32,7 @@ def pool_process() -> Iterator[None]:
     """This process, with the signal's handler of one of the pool's."""
     before = signal.signal(common.TERM_SIGNAL, common._shutdown_cleanup)
     yield
+    late_end._LateEnd.waiting = None
     signal.signal(common.TERM_SIGNAL, before)
     common._should_have_exited[0] = False
 
@@ -93,6 +96,24 @@ def test_a_process_that_is_told_to_end_after_the_count_reports_first(
     complete(backend)
     end_this_process()
     wait_for_the_end()
+
+
+@pytest.mark.usefixtures("pool_process")
+def test_a_process_that_is_told_to_end_begins_no_other_run(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be cut off midway."""
+    monkeypatch.setattr(Signature, "delay", lambda *_: None)
+    count_parts_whole(backend)
+    complete(backend)
+    late_end.end_if_told()
+    end_this_process()
+    with pytest.raises(SystemExit):
+        late_end.end_if_told()
+    signals: list[int] = []
+    signal.signal(common.TERM_SIGNAL, lambda number, _: signals.append(number))
+    eventually(lambda: "sqs-end" not in [thread.name for thread in threading.enumerate()])
+    assert not signals, "its own end is not cut short"
 
 
 @pytest.mark.usefixtures("pool_process")

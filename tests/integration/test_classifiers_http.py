@@ -358,6 +358,27 @@ def test_a_redirect_to_what_is_no_address_is_in_doubt(
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
+def by_urllib3s_pool(url: str) -> None:
+    with urllib3.connection_from_url(url) as pool:
+        pool.request("POST", url, body=b"{}", timeout=TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("call", "location"),
+    [(by_requests, f"http://{'a' * 80}.example/"), (by_urllib3s_pool, "http://127.0.0.1:99999/")],
+    ids=["a label of a host is too long", "no such port"],
+)
+def test_a_redirect_whose_error_urllib3_raises_itself_is_in_doubt(
+    call: Call, provider: HttpFaults, location: str
+) -> None:
+    """requests, too, passes it on as it is."""
+    provider.behave = answer(303, Location=location)
+    exc = raised(call, provider.url)
+    assert provider.seen == 1
+    assert isinstance(exc, urllib3.exceptions.LocationParseError)
+    assert shown(classifiers.known_errors()(exc)) is UNKNOWN
+
+
 @every_library_with_status
 def test_a_status_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults) -> None:
     with http_faults() as second:

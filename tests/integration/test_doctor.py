@@ -182,6 +182,19 @@ def test_tasks_that_only_a_worker_imports_are_looked_at(
     assert result.exit_code == doctor.WARNINGS
 
 
+def test_a_module_that_cannot_be_imported_shows_no_credentials(
+    diagnose: Callable[..., Result], app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"tasks_{uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(f"raise ValueError('redis://u:{SECRET}@db: not a DSN')")
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = [module]
+    result = diagnose("--offline")
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert "ValueError: redis://***@db: not a DSN" in result.stderr
+    assert SECRET not in result.output
+
+
 def test_a_dead_letter_queue_that_is_gone(
     diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], sqs: SQSClient
 ) -> None:
@@ -293,6 +306,18 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
     assert found["id"] == "E027"
     for action in ("GetQueueAttributes", "ChangeMessageVisibility", "DeleteMessage"):
         assert f'"sqs:{action}"' in found["fix"]["aws"]
+
+
+def test_a_wrong_secret_key_lacks_no_permission(
+    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
+) -> None:
+    """Whoever is told so looks for a policy, and the key stays wrong."""
+    proxy.inject(http_error(403, "SignatureDoesNotMatch", sender_fault=True))
+    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
+    result = diagnose()
+    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert f"cannot read queue {queue.name}: SignatureDoesNotMatch" in result.stderr
+    assert "E027" not in result.stdout
 
 
 def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
 from celery import Celery, Task, _state
 from celery.exceptions import ImproperlyConfigured
+from kombu.exceptions import OperationalError
+from kombu.transport.SQS import UndefinedQueueException
 
 from celery_sqs_backoff.safe import SafeTask, StoreInTransaction, outbox
 from celery_sqs_backoff.safe.outbox import send_left_calls
@@ -239,7 +242,6 @@ def test_calls_that_cannot_be_sent_do_not_hold_up_the_others(
 
     type(mail).apply_async = send
     monkeypatch.setattr(outbox, "_BATCH", 4)
-    monkeypatch.setattr(outbox, "_MAX_FAILED", 3)
     for task_id in [f"bad {n}" for n in range(6)] + ["good"]:
         OutboxCall.objects.create(
             task_id=task_id,
@@ -249,9 +251,7 @@ def test_calls_that_cannot_be_sent_do_not_hold_up_the_others(
             claimed_until=UTCNow() - timedelta(seconds=1),
             created_at=UTCNow(),
         )
-    for _ in range(3):  # a round ends after some failures in a row: the broker may be away
-        send_left_calls(mail.app)
-        let_claims_end()
+    send_left_calls(mail.app)
     assert [task_id for task_id, _, _ in broker.sent] == ["good"]
     assert left() == 6
 
@@ -396,14 +396,25 @@ def test_with_autocommit_off_what_was_left_is_sent_once(mail: Any, broker: Broke
     assert (len(broker.sent), left()) == (1, 0)
 
 
-def test_many_calls_that_are_wrong_in_themselves_do_not_end_a_round(
-    mail: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+REFUSED = ("AccessDenied", "QueueDoesNotExist", "InvalidParameterValue")
+
+
+@pytest.mark.parametrize("failure", [TypeError, UndefinedQueueException, *REFUSED])
+def test_many_calls_that_are_refused_do_not_end_a_round(
+    mail: Any,
+    broker: Broker,
+    failure: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A release has changed the task's arguments, or its queue; SQS answers, and says no."""
     from django.db import transaction
 
     def send(_: Any, args: Any, kwargs: Any, **options: Any) -> None:
         if tuple(args) == (0,):
-            raise TypeError("the task's arguments were changed by a deployment")
+            if isinstance(failure, str):
+                raise ClientError({"Error": {"Code": failure, "Message": "hunter2"}}, "SendMessage")
+            raise failure("hunter2")
         broker.send(args, kwargs, **options)
 
     monkeypatch.setattr(outbox, "_MAX_FAILED", 3)
@@ -414,8 +425,45 @@ def test_many_calls_that_are_wrong_in_themselves_do_not_end_a_round(
     broker.is_down = False
     type(mail).apply_async = send
     let_claims_end()
+    caplog.clear()
     assert send_left_calls(mail.app) == 1
     assert left() == 9
+    assert (failure if isinstance(failure, str) else failure.__name__) in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("failure", ["refused", "throttled", "kombu's"])
+def test_a_broker_that_is_away_ends_a_round(
+    mail: Any,
+    failure: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from django.db import transaction
+
+    tried: list[str] = []
+
+    def send(_: Any, args: Any, kwargs: Any, task_id: str, **options: Any) -> None:
+        tried.append(task_id)
+        if failure == "throttled":
+            raise ClientError({"Error": {"Code": "RequestThrottled"}}, "SendMessage")
+        if failure == "refused":
+            raise ConnectionRefusedError
+        raise OperationalError from EndpointConnectionError(endpoint_url="http://hunter2")
+
+    monkeypatch.setattr(outbox, "_MAX_FAILED", 3)
+    type(mail).apply_async = send
+    with transaction.atomic():
+        for number in range(5):
+            mail.delay_on_commit(number, durable=True)
+    let_claims_end()
+    tried.clear()
+    caplog.clear()
+    assert send_left_calls(mail.app) == 0
+    assert len(tried) == 3
+    if failure == "kombu's":
+        assert "EndpointConnectionError" in caplog.text
+        assert "hunter2" not in caplog.text
 
 
 def test_arguments_that_the_task_does_not_take_are_refused_at_once(mail: Any) -> None:

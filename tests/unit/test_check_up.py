@@ -104,17 +104,29 @@ def by_arguments(name: str, args: Any, kwargs: Any, options: Any, **_: Any) -> A
         ({"shop.mail": {"queue": "bulk"}}, []),
         ({"shop.m*": "bulk"}, []),
         (by_name, []),
-        ({"shop.p*": "mails"}, ["W010"]),
+        ({"shop.p*": "mails"}, []),
+        ({"shop.p*": "mails", "shop.m*": {"exchange": "mails"}}, ["W010"]),
         (by_arguments, ["W010"]),
         (None, ["W010"]),
     ],
-    ids=["map", "pattern", "function", "of another task", "looks at the arguments", "none"],
+    ids=["map", "pattern", "function", "default", "exchange", "looks at the arguments", "none"],
 )
 def test_a_queue_needs_no_receives_for_tasks_that_are_routed_elsewhere(
     app: Celery, routes: Any, rules: list[str]
 ) -> None:
     app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
     app.conf.task_routes = routes
+    policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
+    found = check_up(app, [("mails", queue(RedrivePolicy=policy))])
+    assert [line.split()[0] for _, line in found] == rules
+
+
+@pytest.mark.parametrize(("default", "rules"), [("mails", ["W010"]), ("celery", [])])
+def test_a_task_that_nothing_routes_counts_for_the_default_queue(
+    app: Celery, default: str, rules: list[str]
+) -> None:
+    app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
+    app.conf.update(task_default_queue=default, task_routes={"shop.ping": "mails"})
     policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
     found = check_up(app, [("mails", queue(RedrivePolicy=policy))])
     assert [line.split()[0] for _, line in found] == rules

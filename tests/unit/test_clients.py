@@ -329,7 +329,7 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
         failure = in_time(port.attributes)
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.code) == (
-            Kind.CREDENTIALS,
+            Kind.CREDENTIALS_LATE,
             "CredentialsNotRenewed (no answer)",
         )
     assert clients.settling_client(url) is client, "new clients would be asking the same STS"
@@ -380,7 +380,7 @@ def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(
         failure = in_time(port.attributes)
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.code) == (
-            Kind.CREDENTIALS,
+            Kind.CREDENTIALS_LATE,
             "CredentialsNotRenewed (no answer)",
         )
     assert hanging.asked <= 1
@@ -411,7 +411,10 @@ def test_an_error_of_sts_is_not_taken_for_one_of_sqs(
     monkeypatch.setattr(Channel, "generate_sts_session_token", fail)
     [failure] = clients.settling(url).delete(["handle"])
     assert failure is not None
-    assert (failure.kind, failure.code) == (Kind.CREDENTIALS, f"CredentialsNotRenewed ({code})")
+    assert (failure.kind, failure.code) == (
+        Kind.CREDENTIALS_LATE,
+        f"CredentialsNotRenewed ({code})",
+    )
     assert not read_queue(clients.settling(url), url).is_read, "nothing is assumed of the queue"
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from celery_sqs_backoff.sqs.queues import Queue, error_code, read_queue
+from celery_sqs_backoff.sqs.errors import code_of
+from celery_sqs_backoff.sqs.queues import Queue, read_queue
 
 URL = "https://sqs.us-east-1.amazonaws.com/123456789012/mail"
 DLQ_ARN = "arn:aws:sqs:us-east-1:123456789012:mail-dlq"
@@ -84,7 +85,7 @@ def test_a_queue_that_cannot_be_read_now_is_not_taken_for_one_without_dead_lette
     ],
 )
 def test_errors_have_short_names(error, code):
-    assert error_code(error) == code
+    assert code_of(error) == code
 
 
 def test_a_queue_that_cannot_be_read_any_more_keeps_what_was_read(caplog):

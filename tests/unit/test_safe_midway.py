@@ -212,6 +212,37 @@ def test_a_workflow_that_goes_for_good_is_taken_back_after_the_stores_hiccup(
     assert undone == ["charged"]
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_what_an_earlier_run_has_begun_is_taken_back_after_the_stores_hiccup(
+    app: Celery, store: FickleStore, monkeypatch: pytest.MonkeyPatch, retries: int
+) -> None:
+    """The last run has not come to the workflow. A redriven message has no retries."""
+    undone: list[object] = []
+    app.conf.task_always_eager = True
+
+    @app.task(shared=False, name="undo")
+    def undo(result: object) -> None:
+        undone.append(result)
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any) -> None:
+        if store.is_away:
+            raise NonRetryable("the customer is gone")
+        with self.workflow("order:7") as order:
+            order.step("charge", lambda: "charged", undo=undo.s())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        delivered(pay).run()
+    store.is_away = True
+    again = delivered(pay, retries=retries)
+    assert not again._compensate_given_up(may_run_again=True), "the message comes back"
+    monkeypatch.setattr(hooks, "time", Clock(on_sleep=lambda: setattr(store, "is_away", False)))
+    with pytest.raises(NonRetryable):
+        again.run()
+    assert undone == ["charged"]
+
+
 def test_no_log_line_holds_the_text_of_an_exception(
     app: Celery, store: FickleStore, caplog: pytest.LogCaptureFixture
 ) -> None:

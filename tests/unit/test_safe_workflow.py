@@ -239,6 +239,35 @@ def test_each_step_renews_the_lock_first(app: Celery, bank: Bank, now: list[floa
     assert isinstance(apply(paused, 11, task_id="message 2").result, LockLost)
 
 
+@pytest.mark.parametrize("fails", ["at its next step", "in its step"])
+def test_a_run_that_outlived_its_lease_takes_nothing_back_of_the_messages_next_run(
+    app: Celery, bank: Bank, now: list[float], fails: str
+) -> None:
+    """Its machine was suspended, so SQS has delivered the message again; that run goes on."""
+    run = Run.of(vault_of(app), "paused", "message 1", "the next run")
+    following = Workflow(vault_of(app), "scope:order:7", app, run, lease=10, namespace="")
+
+    def wake_up_late() -> None:
+        now[0] += 11
+        following.__enter__()
+        if fails == "in its step":
+            raise NonRetryable("no")
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="paused")
+    def paused(self: Any) -> None:
+        with self.workflow("order:7", lease=10) as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            order.step("pause", wake_up_late)
+            order.step("b", bank.do, "b", undo=bank.take_back.s("b"))
+
+    expected = NonRetryable if fails == "in its step" else LockLost
+    assert isinstance(apply(paused).result, expected)
+    following.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+    following.step("b", bank.do, "b", undo=bank.take_back.s("b"))
+    following.__exit__(None, None, None)
+    assert bank.log == ["a", "b"]
+
+
 def test_a_step_that_is_taken_back_while_the_store_is_away_is_owed(
     app: Celery, fund: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +491,36 @@ def test_what_enters_while_a_message_is_given_up_takes_it_back_when_it_is_refuse
     assert compensate_given_up(app, "once", "message 1")
     other.__exit__(Refused, Refused({"refused": "another message has passed"}), None)
     assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+@pytest.mark.parametrize("next_one_enters", [False, True])
+def test_what_another_delivery_ends_while_the_message_is_given_up_is_not_taken_back(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, next_one_enters: bool
+) -> None:
+    vault, steal = vault_of(app), Lock.steal
+
+    def workflow(message: str) -> Workflow:
+        run = Run.of(vault, "fund", message, "its run")
+        return Workflow(vault, "scope:order:7", app, run, lease=60, namespace="")
+
+    ending, next_one = workflow("message 1").__enter__(), Lock(vault, "scope:order:7", lease=60)
+    ending.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+
+    def end_first(lock: Lock, text: str) -> bool:
+        ending.__exit__(None, None, None)
+        stolen = steal(lock, text)
+        if next_one_enters:
+            next_one.acquire()
+        return stolen
+
+    monkeypatch.setattr(Lock, "steal", end_first)
+    assert compensate_given_up(app, "fund", "message 1")
+    monkeypatch.undo()
+    if next_one_enters:
+        next_one.release()
+    with workflow("message 2"):
+        pass
+    assert bank.log == ["a"]
 
 
 def test_a_message_under_way_when_the_secret_is_changed_stays_itself(

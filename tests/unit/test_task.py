@@ -182,14 +182,17 @@ def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown(failing, undone):
         ("in doubt", ProviderDown("x"), Outcome.UNKNOWN),
         ("in doubt, by hand", ProviderDown("x"), Outcome.UNKNOWN),
         ("lost", ProviderDown("x"), Outcome.UNKNOWN),
-        # It has answered the same call: nothing was done, then or now.
+        ("in doubt", PermissionError("the key was revoked"), Outcome.UNKNOWN),
+        ("lost", PermissionError("the key was revoked"), Outcome.UNKNOWN),
+        # The task's own word, which may have looked: nothing was done, then or now.
         ("in doubt", NonRetryable("declined", safe_to_undo=True), Outcome.NOT_PROCESSED),
+        ("down", PermissionError("the key was revoked"), Outcome.NOT_PROCESSED),
         ("busy", ProviderDown("x"), Outcome.RETRYABLE),
         ("down", ProviderDown("x"), Outcome.RETRYABLE),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
+def test_a_provider_that_is_down_or_refuses_says_nothing_of_an_earlier_run_in_doubt(
     app, undone, earlier, later, outcome
 ):
     """An outage begins with an answer that is lost, and goes on with refused connections."""
@@ -197,6 +200,8 @@ def test_a_provider_that_is_down_says_nothing_of_an_earlier_run_in_doubt(
     failures = {"busy": Busy("held"), "down": ProviderDown("x")}
 
     def in_doubt(exc):
+        if isinstance(exc, PermissionError):
+            return Outcome.NOT_PROCESSED
         is_timeout = isinstance(exc, TimeoutError)
         return Verdict(Outcome.UNKNOWN, safe_to_repeat=True) if is_timeout else None
 
@@ -375,7 +380,7 @@ def test_no_rule_retries_what_the_task_itself_retries_no_more(app, base):
 def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
     """After a deadlock in the database, for example. A task that calls itself is another call."""
     app.conf.sqs_backoff = {"store": MemoryStore()}
-    ids = []
+    ids, charged = [], []
 
     class Repeats(SQSBackoffTask):
         abstract = True
@@ -389,9 +394,13 @@ def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
         ids.append((is_inner, self.idempotency_key("charge")))
         if not is_inner:
             pay(is_inner=True)
+            self.step("charge", charged.append, 1)
+            with self.workflow("order:7") as order:
+                order.step("release", charged.append, 2)
 
     with received(pay):
         pay()
+    assert charged == [1, 2]
     outer = [key for is_inner, key in ids if not is_inner]
     inner = [key for is_inner, key in ids if is_inner]
     assert len(outer) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import logging
@@ -18,6 +19,7 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.exceptions import ChordError, Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
+from kombu.exceptions import OperationalError
 
 from celery_sqs_backoff import (
     NonRetryable,
@@ -27,11 +29,13 @@ from celery_sqs_backoff import (
     SQSBackoffTask,
     Verdict,
 )
+from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.safe.errors import Refused
 from celery_sqs_backoff.safe.shared import is_in_doubt
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.task import wrapping
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
 from celery_sqs_backoff.worker.payload import task_payload
@@ -173,6 +177,32 @@ def test_a_success_whose_result_cannot_be_stored_is_done(case, caplog):
     assert "sqs_backoff.after_run_failed" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("body", "method", "result"),
+    [(returns, "mark_as_done", "PENDING"), (raises(Retryable("down")), "mark_as_retry", "PENDING")],
+    ids=["success", "retry"],
+)
+def test_a_result_that_cannot_be_stored_for_a_moment_is_missing_and_no_failure(
+    case, body, method, result, caplog
+):
+    """The backend is back when Celery would store FAILURE, and call what undoes the work."""
+    told = []
+
+    class Compensating(SQSBackoffTask):
+        abstract = True
+
+        def on_failure(self, *args):
+            told.append("on_failure")
+
+    run = case(body, base=Compensating, embed={"errbacks": [{"task": "refund"}]})
+    run.app.backend._call_task_errbacks = lambda *args: told.append("link_error")
+    break_backend(run, method)
+    run.ends()
+    assert told == []
+    assert run.result == result
+    assert "sqs_backoff.after_run_failed: task mail[task-id]" in caplog.text
+
+
 def test_a_result_that_is_not_json_does_not_make_a_dead_letter(case):
     run = case(lambda self: object())
     run.app.conf.result_serializer = "json"
@@ -225,6 +255,31 @@ def test_a_refused_message_that_no_chord_waits_for_is_done(case):
     run = case(raises(Refused({"refused": "another message has passed"})))
     break_backend(run, "mark_as_done")
     assert run.ends() is State.DONE
+
+
+_NEXT = {"task": "next", "args": [], "kwargs": {}, "options": {"task_id": "2"}, "immutable": False}
+
+
+@pytest.mark.parametrize(
+    "embed",
+    [
+        {"chain": [_NEXT]},
+        {"chain": [_NEXT, _NEXT]},
+        {"callbacks": [_NEXT]},
+        {"callbacks": [_NEXT, _NEXT]},
+    ],
+    ids=["the last of a chain", "a chain", "a callback", "callbacks"],
+)
+def test_a_success_that_could_not_be_handed_on_is_a_dead_letter(case, monkeypatch, embed):
+    run = case(returns, embed=copy.deepcopy(embed))
+
+    def send_task_message(*args, **kwargs):
+        raise OperationalError("SQS is away")
+
+    monkeypatch.setattr(run.app.amqp, "send_task_message", send_task_message)
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.reason == GiveUpReason.NOT_HANDED_ON.value
+    assert run.lease.record.exception_type == "kombu.exceptions.OperationalError"
 
 
 def test_a_failure_whose_result_cannot_be_stored_keeps_its_reason(case):
@@ -308,6 +363,15 @@ def test_gevents_time_limit_does_not_overrule_a_run_that_has_ended(case, body, m
     setattr(run.app.backend, method, hang)
     assert run.ends() is settled
     assert run.report is None or run.report.ended.end is not End.TIME_LIMIT
+
+
+def test_a_process_that_has_been_told_to_end_begins_no_run(case, monkeypatch):
+    begun = []
+    run = case(lambda self: begun.append(self))
+    monkeypatch.setattr(wrapping, "end_if_told", sys.exit)
+    with pytest.raises(SystemExit):
+        run.ends()
+    assert not begun
 
 
 @pytest.mark.usefixtures("gevent")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..facts import QueueFacts
 from ..finding import Fix
 
-__all__ = ["resource_name", "set_attributes", "terraform"]
+__all__ = ["aws_sqs", "resource_name", "set_attributes", "terraform", "without_redrive_policy"]
 
 #: SQS's attribute names and Terraform's arguments of ``aws_sqs_queue``.
 #: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue
@@ -19,6 +19,11 @@ _TERRAFORM = {
     "MessageRetentionPeriod": "message_retention_seconds",
     "VisibilityTimeout": "visibility_timeout_seconds",
 }
+
+
+def aws_sqs(action: str, queue: QueueFacts) -> str:
+    """The beginning of a line for the command line, which goes by its own Region, not the URL's."""
+    return f"aws sqs {action}" + (f" --region {queue.region}" if queue.region else "")
 
 
 def resource_name(queue: QueueFacts) -> str:
@@ -46,8 +51,17 @@ def set_attributes(queue: QueueFacts, attributes: Mapping[str, str], *arguments:
     ]
     return Fix(
         aws=(
-            f"aws sqs set-queue-attributes --queue-url {queue.url}"
+            f"{aws_sqs('set-queue-attributes', queue)} --queue-url {queue.url}"
             f" --attributes '{json.dumps(dict(attributes))}'"
         ),
         terraform=terraform(queue, *plain, *arguments),
     )
+
+
+def without_redrive_policy(queue: QueueFacts) -> Fix:
+    """Remove a queue's redrive policy.
+
+    Terraform leaves it as it is where the configuration has ``null``: the argument is a computed
+    one.
+    """
+    return set_attributes(queue, {"RedrivePolicy": ""}, 'redrive_policy = ""')

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
+from ._fixes import aws_sqs
 
 __all__ = ["RULES"]
 
@@ -39,23 +40,52 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
             if queue.failure == NOT_CREATED
             else "Workers that consume it receive nothing; what is sent to it is refused.",
             Fix(
-                aws=f"aws sqs create-queue --queue-name {queue.url.rpartition('/')[2]}"
+                aws=f"{aws_sqs('create-queue', queue)} --queue-name {queue.url.rpartition('/')[2]}"
                 + (" --attributes FifoQueue=true" if queue.is_fifo else ""),
-                text="If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
+                text=_elsewhere(queue)
+                + "If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
             ),
         )
 
 
+def _not_looked_at(facts: Facts) -> Iterator[Report]:
+    if not facts.are_all:
+        return
+    looked_at = {queue.name for queue in facts.queues}
+    tasks: dict[str, list[str]] = {}
+    for task in facts.app.tasks:
+        if task.queue is not None and task.queue not in looked_at:
+            tasks.setdefault(task.queue, []).append(task.name)
+    for name, (first, *more) in sorted(tasks.items()):
+        yield (
+            name,
+            f"{first}{f' and {len(more)} more tasks go' if more else ' goes'} there; looked at:"
+            f" {', '.join(sorted(looked_at))}",
+            "How this queue is set up was not checked.",
+            Fix(text=f"Name what workers consume: sqs-doctor -Q {name}, or task_queues."),
+        )
+
+
+def _elsewhere(queue: QueueFacts) -> str:
+    """Calls go to the client's Region, whichever the URL names: there the queue does not exist."""
+    if queue.region is None:
+        return ""
+    return (
+        f"Its URL is one of {queue.region}: is that the region in broker_transport_options, or in"
+        " predefined_queues? "
+    )
+
+
 def _denied(facts: Facts) -> Iterator[Report]:
     for queue in facts.queues:
-        for one in (queue, *([queue.dlq] if queue.dlq else [])):
-            if one.denied:
+        for one, arn in ((queue, queue.arn), (queue.dlq, queue.dlq_arn)):
+            if one is not None and one.denied:
                 actions = ", ".join(one.denied)
                 yield (
                     one.name,
                     f"SQS refuses {actions} to the identity that ran this",
                     _consequence(one),
-                    Fix(aws=_statement(one), text="Workers may run as another identity."),
+                    Fix(aws=_statement(one, arn), text="Workers may run as another identity."),
                 )
 
 
@@ -81,11 +111,11 @@ def _consequence(queue: QueueFacts) -> str:
     return "Workers cannot see how the queue is set up, or cannot receive."
 
 
-def _statement(queue: QueueFacts) -> str:
+def _statement(queue: QueueFacts, arn: str | None) -> str:
     statement = {
         "Effect": "Allow",
         "Action": list(queue.denied),
-        "Resource": queue.arn or f"ARN of {queue.name}",
+        "Resource": arn or f"ARN of {queue.name}",
     }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     # Of its own: put-role-policy replaces what the role has under the same name.
@@ -111,6 +141,13 @@ RULES = (
         " does not exist, SendMessage to the dead-letter queue without a message. SQS checks"
         " permissions first.",
         _denied,
+    ),
+    Rule(
+        "W036",
+        "A queue that tasks go to was not looked at",
+        "Without task_queues an app knows its default queue alone. A task's queue or task_routes"
+        " name others, and workers receive from those that their -Q names.",
+        _not_looked_at,
     ),
     Rule(
         "I033",

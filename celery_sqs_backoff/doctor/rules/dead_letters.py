@@ -11,7 +11,13 @@ from ...units import in_words
 from ..facts import Facts, QueueFacts, TaskFacts
 from ..finding import Fix, Report, Rule
 from ..horizon import dead_lettered_after
-from ._fixes import resource_name, set_attributes, terraform
+from ._fixes import (
+    aws_sqs,
+    resource_name,
+    set_attributes,
+    terraform,
+    without_redrive_policy,
+)
 
 __all__ = ["RULES"]
 
@@ -44,8 +50,9 @@ def _missing(facts: Facts) -> Iterator[Report]:
     for queue in facts.consumed:
         if not queue.redrive_policy:
             dlq = _dlq_name(queue)
+            arn = f"{queue.arn.rpartition(':')[0]}:{dlq}" if queue.arn else f"ARN of {dlq}"
             policy = json.dumps(
-                {"deadLetterTargetArn": f"ARN of {dlq}", "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
+                {"deadLetterTargetArn": arn, "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
             )
             yield (
                 queue.name,
@@ -53,11 +60,10 @@ def _missing(facts: Facts) -> Iterator[Report]:
                 "A task that is given up is deleted with its message; nothing is left to look at"
                 " or to replay.",
                 Fix(
-                    aws=f"aws sqs create-queue --queue-name {dlq} --attributes"
+                    aws=f"{aws_sqs('create-queue', queue)} --queue-name {dlq} --attributes"
                     f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
                     + (",FifoQueue=true" if queue.is_fifo else "")
-                    + f" && aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
-                    f" '{json.dumps({'RedrivePolicy': policy})}'",
+                    + f" && {set_attributes(queue, {'RedrivePolicy': policy}).aws}",
                     terraform=(
                         f'resource "aws_sqs_queue" "{resource_name(queue)}_dlq" {{\n'
                         f'  name = "{dlq}"\n'
@@ -89,10 +95,8 @@ def _itself(facts: Facts) -> Iterator[Report]:
                 "deadLetterTargetArn is the queue's own ARN",
                 "Workers delete a message that is given up; nothing is left to look at or to"
                 " replay. One that SQS moves itself comes back at once, as often as it is moved.",
-                Fix(
-                    aws=f"aws sqs set-queue-attributes --queue-url {queue.url} --attributes"
-                    ' \'{"RedrivePolicy": ""}\'',
-                    terraform=terraform(queue, "redrive_policy = null"),
+                replace(
+                    without_redrive_policy(queue),
                     text="Then create a dead-letter queue of its own.",
                 ),
             )
@@ -107,7 +111,7 @@ def _gone(facts: Facts) -> Iterator[Report]:
                 "What is given up can go nowhere: it stays hidden in the queue and is tried again"
                 " until retention deletes it.",
                 Fix(
-                    aws=f"aws sqs create-queue --queue-name {dlq.name} --attributes"
+                    aws=f"{aws_sqs('create-queue', queue)} --queue-name {dlq.name} --attributes"
                     f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
                     + (",FifoQueue=true" if queue.is_fifo else "")
                 ),
@@ -170,11 +174,7 @@ def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
                 f" (maxReceiveCount {dlq.max_receive_count})",
                 "Looking at its messages, in the console or with sqs-peek, counts as a receive: SQS"
                 " moves them on, away from who looks for them.",
-                Fix(
-                    aws=f"aws sqs set-queue-attributes --queue-url {dlq.url} --attributes"
-                    ' \'{"RedrivePolicy": ""}\'',
-                    terraform=terraform(dlq, "redrive_policy = null"),
-                ),
+                without_redrive_policy(dlq),
             )
 
 
@@ -321,8 +321,17 @@ def _retention(facts: Facts) -> Iterator[Report]:
                 f" retried for {in_words(horizon)}",
                 f"{_messages(queue)} would be given up {in_words(kept)} into an outage, because SQS"
                 " deletes it then.",
-                set_attributes(queue, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
+                _longer_retention(queue, task, kept, horizon),
             )
+
+
+def _longer_retention(queue: QueueFacts, task: TaskFacts, kept: int, horizon: float) -> Fix:
+    longest = _FOURTEEN_DAYS_SECONDS
+    fix = set_attributes(queue, {"MessageRetentionPeriod": str(longest)})
+    if horizon < longest:
+        return fix
+    text = f"SQS keeps no message for longer than 14 days: lower the retry_for of {task.name}."
+    return replace(fix if kept < longest else Fix(), text=text)
 
 
 _DLQ_PAGE = (

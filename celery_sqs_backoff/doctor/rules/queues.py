@@ -115,7 +115,7 @@ def _kms_reuse(facts: Facts) -> Iterator[Report]:
         seconds = queue.kms_reuse_seconds
         if (
             queue.kms_key
-            and queue.kms_key != "alias/aws/sqs"
+            and not queue.kms_key.endswith("alias/aws/sqs")
             and seconds is not None
             and seconds < _SHORT_KMS_REUSE_SECONDS
         ):

@@ -145,6 +145,7 @@ _MEANINGS: Mapping[Kind, Meaning] = {
     Kind.THROTTLED: Meaning.LATER,
     Kind.UNREACHABLE: Meaning.LATER,
     Kind.CREDENTIALS: Meaning.LATER,
+    Kind.CREDENTIALS_LATE: Meaning.LATER,
     Kind.IN_DOUBT: Meaning.IN_DOUBT,
     Kind.DENIED: Meaning.REFUSED,
     Kind.NO_QUEUE: Meaning.REFUSED,

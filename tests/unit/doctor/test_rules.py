@@ -232,6 +232,7 @@ BROKEN = {
         ),
         "I033",
     ),
+    "W036 not looked at": (replace(with_task(queue="bulk"), are_all=True), "W036"),
 }
 
 
@@ -355,7 +356,8 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
     [
         pytest.param("reports", [], id="it goes to another queue"),
         pytest.param("mails", ["W009", "W010"], id="it goes to this one"),
-        pytest.param(None, ["W009", "W010"], id="nothing says where it goes"),
+        pytest.param("celery", [], id="it goes to the default queue"),
+        pytest.param(None, ["W009", "W010"], id="nobody knows where it goes"),
     ],
 )
 def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
@@ -373,6 +375,13 @@ def test_a_queue_that_no_route_names_is_set_up_for_all_tasks() -> None:
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = with_task(queue="bulk").app
     assert [f.id for f in examine(replace(facts, app=app))] == ["W010"]
+
+
+def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route() -> None:
+    brief = replace(TASK, name="shop.ping", queue="celery", max_retries=3, retry_for=600.0)
+    facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
+    app = replace(APP, tasks=(brief, replace(TASK, queue="bulk")))
+    assert examine(replace(facts, app=app)) == []
 
 
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
@@ -406,6 +415,56 @@ def test_a_policy_to_paste_replaces_no_other() -> None:
         for f in examine(replace(WELL, queues=queues))
     ]
     assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
+
+
+def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened() -> None:
+    """A line that sets what is set would be pasted again and again."""
+    facts = with_queue(MessageRetentionPeriod="1209600")
+    app = with_task(retry_for=1209600.0).app
+    [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W009"]
+    assert (found.fix.aws, found.fix.terraform) == ("", "")
+    assert "lower the retry_for of shop.send_mail" in found.fix.text
+
+
+@pytest.mark.parametrize("key", ["alias/aws/sqs", "arn:aws:kms:eu-west-1:1:alias/aws/sqs"])
+def test_the_key_that_aws_manages_is_no_key_of_your_own(key: str) -> None:
+    assert examine(with_queue(KmsMasterKeyId=key, KmsDataKeyReusePeriodSeconds="60")) == []
+
+
+def test_a_queue_of_another_region_is_not_created_where_the_command_line_is() -> None:
+    """Without a region in the settings, kombu asks us-east-1 whatever the URL says."""
+    [found] = examine(BROKEN["E001 queue"][0])
+    assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
+    assert found.fix.text.startswith("Its URL is one of eu-central-1: is that the region in")
+    absent = replace(queue(), url="mails", attributes=None, failure="QueueDoesNotExist", dlq=None)
+    [found] = examine(replace(WELL, queues=(absent,)))
+    assert found.fix.aws == "aws sqs create-queue --queue-name mails"
+    assert found.fix.text.startswith("If workers consume others")
+
+
+@pytest.mark.parametrize("name", ["W002 no DLQ", "E003 own DLQ", "E004 DLQ is gone", "W015 delay"])
+def test_lines_to_paste_name_the_region(name: str) -> None:
+    [found] = examine(BROKEN[name][0])
+    for line in found.fix.aws.split(" && "):
+        assert line.split()[3:5] == ["--region", "eu-central-1"]
+
+
+def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
+    [missing] = examine(BROKEN["W002 no DLQ"][0])
+    assert f"{ARN}:mails-dlq" in missing.fix.aws
+    refused = replace(
+        dead_letters(), attributes=None, failure="AccessDenied", denied=("sqs:SendMessage",)
+    )
+    found = examine(replace(WELL, queues=(queue(dlq=refused),)))
+    [denied] = [f for f in found if f.id == "E027"]
+    assert f'"Resource": "{ARN}:mails-dlq"' in denied.fix.aws
+
+
+@pytest.mark.parametrize("name", ["E003 own DLQ", "W007 DLQ of the DLQ"])
+def test_terraform_removes_a_redrive_policy(name: str) -> None:
+    """It leaves an optional computed argument as it is where the configuration has ``null``."""
+    [found] = examine(BROKEN[name][0])
+    assert 'redrive_policy = ""' in found.fix.terraform
 
 
 def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
@@ -468,3 +527,14 @@ def test_the_simulated_time_to_a_dead_letter(
     assert first[0] <= found[0] <= first[1]
     assert half[0] <= found[1] <= half[1]
     assert found[0] <= found[1]
+
+
+def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well() -> None:
+    """Without task_queues, workers started with -Q consume what the app does not know."""
+    tasks = [replace(TASK, name=f"shop.mail_{n}", queue="bulk") for n in range(3)]
+    app = replace(APP, tasks=(TASK, replace(TASK, name="shop.ping", queue="mails"), *tasks))
+    [found] = examine(replace(WELL, app=app, are_all=True))
+    assert (found.id, found.subject) == ("W036", "bulk")
+    assert found.evidence == "shop.mail_0 and 2 more tasks go there; looked at: mails"
+    assert "-Q bulk" in found.fix.text
+    assert examine(replace(WELL, app=app)) == [], "-Q, or a worker: its queues are on purpose"

@@ -152,6 +152,28 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
     ),
 }
 
+#: The same for alerts that have a case above.
+ALSO_FIRES: list[tuple[str, dict[str, str], int, dict[str, str]]] = [
+    (  # a bad deploy: the new workers have emptied the queue before they are scraped
+        "SqsBackoffManyDeadLetters",
+        {
+            f'sqs_backoff_runs_total{{{T},outcome="succeeded",pod="old"}}': "0+30x20 stale",
+            f'sqs_backoff_runs_total{{{T},outcome="unknown",pod="new"}}': "_x20 300 302x30",
+            f'sqs_backoff_dead_letters_total{{{T},reason="not retryable",pod="new"}}': (
+                "_x20 300 302x30"
+            ),
+        },
+        28,
+        {"queue": "mails", "task": "shop.mail"},
+    ),
+    (  # a worker that starts anew where it was, and gives up its first message later
+        "SqsBackoffDeadLetters",
+        {f'sqs_backoff_dead_letters_total{{{T},reason="revoked"}}': "7x40 stale _x17 1x30"},
+        64,
+        {"queue": "mails", "task": "shop.mail", "reason": "revoked"},
+    ),
+]
+
 #: All is well: traffic, one failure in ten that is retried, and a worker that is busy for long.
 WELL = {
     f'sqs_backoff_runs_total{{{T},outcome="succeeded"}}': "0+90x60",
@@ -166,6 +188,8 @@ WELL = {
     # What was counted days ago: a scrape fails once, Prometheus is away for twelve minutes.
     'sqs_backoff_dead_letters_total{task="a",queue="bulk",reason="revoked"}': "31x8 stale 31x50",
     'sqs_backoff_leases_lost_total{task="a",queue="bulk"}': "31x3 stale _x11 31x44",
+    # A worker that starts anew, and has long given up a message since.
+    'sqs_backoff_dead_letters_total{task="b",queue="bulk",reason="revoked"}': "7x2 stale 1x57",
     # A provider that fails for three minutes; the task's retry_for is an hour.
     'sqs_backoff_messages_giving_up{queue="bulk"}': "0x16 3x3 0x39",
     # A deploy: the workers change, and for two minutes there are none.
@@ -197,7 +221,10 @@ def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
                 }
             ],
         }
-        for name, (series, minute, labels) in FIRES.items()
+        for name, series, minute, labels in [
+            *((name, *case) for name, case in FIRES.items()),
+            *ALSO_FIRES,
+        ]
     ]
     tests.append(
         {

@@ -78,13 +78,38 @@ def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
     queues = [QueueStatus(name=f"queue-{number}", failure="Denied") for number in range(60)]
     down = ProviderStatus(name="mailgun", state="open", waiting=7, workers=1)
     console = Console(width=100, file=StringIO())
-    console.print(_screen(_Seen(queues, [down], NOW, 1), 100))
+    console.print(_screen(_Seen(queues, [down], NOW, 1), console))
     assert isinstance(console.file, StringIO)
     seen_at, provider, unread, header, *_ = console.file.getvalue().splitlines()
-    assert re.fullmatch(r"seen at \d\d:\d\d:\d\d \S+", seen_at), "the next look may take a while"
+    assert re.match(r"seen at \d\d:\d\d:\d\d \S+;", seen_at), "the next look may take a while"
     assert provider.startswith("provider mailgun is down")
     assert unread == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
     assert header.split()[0] == "queue"
+
+
+def screen_of(*queues: QueueStatus) -> list[str]:
+    """The lines that a terminal of 24 shows."""
+    console = Console(width=100, height=24, file=StringIO())
+    console.print(_screen(_Seen(list(queues), [], NOW, 1), console))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()[:24]
+
+
+def test_a_screen_that_is_too_small_says_so_and_shows_the_queues_with_messages() -> None:
+    empty = QueueStatus(name="", ready=0, delayed=0, in_flight=0, dead_letters=0, workers=1)
+    queues = [replace(empty, name=f"queue-{number}") for number in range(60)]
+    queues[40] = replace(queues[40], dead_letters=7)
+    seen_at, _, first, *_ = screen_of(*queues)
+    assert seen_at.endswith("; more than fits: name queues with -Q")
+    assert first.startswith("queue-40 ")
+    assert "more than fits" not in screen_of(*queues[:22])[0]
+
+
+def test_what_there_is_to_say_of_each_queue_leaves_room_for_the_numbers() -> None:
+    full = QueueStatus(name="", ready=5, delayed=0, in_flight=0, given_up={"expired": 1}, workers=1)
+    lines = screen_of(*(replace(full, name=f"queue-{number}") for number in range(60)))
+    assert "more than fits" in lines[0]
+    assert [line.split()[0] for line in lines[13:15]] == ["queue", "queue-0"]
 
 
 def test_many_providers_that_are_down_leave_room_for_the_numbers() -> None:
@@ -93,7 +118,7 @@ def test_many_providers_that_are_down_leave_room_for_the_numbers() -> None:
         ProviderStatus(name=f"shop[{n}]", state="open", waiting=n, workers=1) for n in range(100)
     ]
     console = Console(width=100, file=StringIO())
-    console.print(_screen(_Seen([QueueStatus(name="mails")], down, NOW, 1), 100))
+    console.print(_screen(_Seen([QueueStatus(name="mails")], down, NOW, 1), console))
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
     worst, rest = lines[1], lines[6]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.provider.fleet import Taken
-from celery_sqs_backoff.provider.rate import HEADROOM, Place
+from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, Taken
+from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
@@ -94,6 +94,24 @@ def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptur
     assert "password" not in caplog.text
 
 
+def test_a_worker_that_was_idle_does_not_take_itself_for_the_whole_fleet() -> None:
+    """By day one message now and then, each in another worker; at night a batch, and no store."""
+    fleet = Fleet(workers=1)
+    scene = Scene(fleet)
+    scene.join("by day")
+    scene.step()
+    scene.answer()
+    scene.step()
+    fleet.error = StoreUnavailable("away")
+    scene.now += PRESENT_SECONDS + 1
+    scene.join(*map(str, range(50)))
+    scene.step()
+    scene.answer()
+    for _ in range(20):
+        scene.step(0.1)
+    assert 2 <= len(scene.started) - 1 <= 3, "2 s at a tenth of 10/s"
+
+
 def test_a_slow_store_is_not_waited_for() -> None:
     scene = Scene(Fleet())
     scene.join("a")
@@ -155,6 +173,57 @@ def test_a_store_that_is_back_is_used_again(caplog: pytest.LogCaptureFixture) ->
     scene.step()
     scene.answer()
     assert fleet.asked == [1, 0, 1]
+
+
+def test_slots_of_the_store_and_of_this_worker_do_not_add_up() -> None:
+    class Slots(Fleet):
+        times = Times()
+
+        def take(self, longest: Any) -> Taken:
+            super().take(longest)  # which may fail
+            places, self.times = assign(self.times, scene.now, longest, rate=10.0)
+            return Taken([Place(each.at - scene.now, each.is_slot) for each in places], 1)
+
+    fleet = Slots()
+    scene = Scene(fleet)
+
+    def started_in_a_second() -> int:
+        before = len(scene.started)
+        for _ in range(10):
+            scene.join(*"ab")
+            scene.step(0.1)
+            if scene.pace.away_until is None:
+                scene.answer()
+        return len(scene.started) - before
+
+    assert [started_in_a_second() for _ in range(3)] == [10, 10, 10]
+    fleet.error = StoreUnavailable("away")
+    assert max(started_in_a_second() for _ in range(8)) <= 11
+    fleet.error = None
+    scene.now += pacing._AWAY_SECONDS
+    scene.join("a")
+    scene.step()
+    scene.answer()
+    assert scene.pace.away_until is None
+    assert max(started_in_a_second() for _ in range(5)) <= 11
+
+
+def test_a_store_that_answers_too_late_each_time_stays_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Slow(Fleet):
+        def take(self, longest: Any) -> Taken:
+            scene.step(pacing._PATIENCE_SECONDS + 0.1)
+            return super().take(longest)
+
+    scene = Scene(Slow(workers=2))
+    with caplog.at_level(logging.INFO):
+        for number in range(100):
+            scene.join(str(number))
+            scene.step(0.2)
+            scene.answer()
+    assert caplog.text.count("rate_store_away") == 1
+    assert "rate_shared_again" not in caplog.text
 
 
 def test_without_a_store_no_one_is_asked() -> None:
