@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import kombu.asynchronous
 import pytest
+from celery.bootsteps import Blueprint
 
 from celery_sqs_backoff.worker import upstream
 from celery_sqs_backoff.worker.upstream import pools
@@ -158,16 +159,23 @@ def job(*, accepted, ready=False, process=None):
     return SimpleNamespace(_accepted=accepted, _write_to=process, ready=lambda: ready)
 
 
-def test_at_a_lost_connection_the_tasks_that_a_process_has_are_not_forgotten():
+@pytest.mark.parametrize(
+    "close",
+    [lambda consumer: consumer.on_close(), lambda consumer: consumer.blueprint.close(consumer)],
+    ids=["lost connection", "stop"],
+)
+def test_the_tasks_that_a_process_has_are_not_forgotten(close):
+    """At a stop, a process whose result nobody read took 30 seconds, and its task ran again."""
     jobs = {
         "running": job(accepted=True, process="p"),
         "ended meanwhile": job(accepted=True, ready=True, process="p"),
         "sent to a process": job(accepted=False, process="p"),
         "waiting": job(accepted=False),
     }
-    consumer = SimpleNamespace(pool=Pool(jobs), on_close=jobs.clear)
+    blueprint = Blueprint(on_close=jobs.clear)
+    consumer = SimpleNamespace(pool=Pool(jobs), on_close=jobs.clear, blueprint=blueprint, steps=[])
     upstream.remember_running_tasks(consumer)
-    consumer.on_close()
+    close(consumer)
     assert set(jobs) == {"running", "sent to a process"}
 
 

@@ -30,12 +30,13 @@ def pool_size(pool: Any) -> int:
 
 
 def remember_running_tasks(consumer: Any) -> None:
-    """Prefork: at a lost connection, do not forget which tasks are running.
+    """Prefork: at a lost connection or a stop, do not forget which tasks are running.
 
     ``AsynPool.flush`` drops jobs from the pool's cache, so nobody hears of their results. All
     versions: those that a process has been sent and has not accepted yet; it runs them, although
     their messages are given back. Celery 5.5: those that run, too (celery#8541); their messages
-    would be held as long as the worker lives.
+    would be held as long as the worker lives. And a process whose results nobody reads takes 30
+    seconds to end.
     """
     if not is_pool_of(consumer.pool, "prefork"):
         return
@@ -47,7 +48,7 @@ def remember_running_tasks(consumer: Any) -> None:
         on_close()
         jobs.update((number, job) for number, job in running.items() if not job.ready())
 
-    consumer.on_close = on_close_and_remember
+    consumer.on_close = consumer.blueprint.on_close = on_close_and_remember  # which a stop calls
 
 
 def start_nothing_given_back(
