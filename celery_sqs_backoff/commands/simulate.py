@@ -31,7 +31,7 @@ from celery_sqs_backoff.simulate.scenario import (
     Task,
 )
 from celery_sqs_backoff.simulate.strategies import STRATEGIES
-from celery_sqs_backoff.simulate.suggest import DRAWS, Suggestion, parse_goals, suggest
+from celery_sqs_backoff.simulate.suggest import DRAWS, Suggestion, parse_goals, suggest, throughput
 from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
@@ -333,7 +333,8 @@ def _clock(seconds: float) -> str:
 
 def _suggest(scenario: Scenario, text: str, *, seed: int, as_json: bool) -> None:
     goals = parse_goals(text)
-    limit = scenario.arrivals.rate * goals.survive / goals.calls
+    calls = throughput(scenario, goals)
+    limit = scenario.arrivals.rate * goals.survive / calls
     found = suggest(scenario, goals, seed=seed)
     if found is None:
         allowed = spell_duration(goals.drain)
@@ -341,8 +342,12 @@ def _suggest(scenario: Scenario, text: str, *, seed: int, as_json: bool) -> None
         if limit > goals.drain:
             why = (
                 f"the backlog alone takes {spell_duration(limit)} at"
-                f" {goals.calls:g} calls a second, and you allow {allowed}"
+                f" {calls:g} calls a second, and you allow {allowed}"
             )
+            if calls < goals.calls:
+                processes = scenario.fleet.workers * scenario.fleet.processes
+                call = f"{scenario.script.call_seconds:g} s a call"
+                why += f"; all processes together ({processes}) make no more, at {call}"
         click.echo(f"nothing found: {why}", err=True)
         sys.exit(NOT_FOUND)
     if as_json:
