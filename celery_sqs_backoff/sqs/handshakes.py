@@ -8,8 +8,10 @@ that speaks to SQS.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +21,8 @@ from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
 __all__ = ["Handshakes", "announce_handshakes", "guard_forks", "handshakes"]
 
-#: A fork is in the event loop's way, and a server may be silent: it waits no longer than this.
+#: A fork is in the event loop's way, and a server may be silent for minutes: none waits for what
+#: has been under way for so long already.
 _LONGEST_WAIT_SECONDS = 1.0
 
 
@@ -29,31 +32,39 @@ class Handshakes:
     def __init__(self) -> None:
         self.after_in_child()
 
-    def begin(self) -> None:
+    def begin(self) -> object:
         """Note that one begins; waits for a fork that waits, and until it is over."""
+        handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
-            self._under_way += 1
+            self._begun_at[handshake] = time.monotonic()
+        return handshake
 
-    def end(self) -> None:
+    def end(self, handshake: object) -> None:
+        """Note the end of what :meth:`begin` has returned."""
         with self._cond:
-            self._under_way -= 1
+            self._begun_at.pop(handshake, None)
             self._cond.notify_all()
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Note what may make a TLS connection, for as long as the block takes."""
-        self.begin()
+        handshake = self.begin()
         try:
             yield
         finally:
-            self.end()
+            self.end(handshake)
 
     def before_fork(self) -> None:
-        """Wait until none is under way, for a second at most; let none begin."""
+        """Wait until none is under way that has just begun; let none begin."""
         self._cond.acquire()
         self._fork_waits = True
-        self._cond.wait_for(lambda: self._under_way == 0, _LONGEST_WAIT_SECONDS)
+        while (seconds := self._seconds_to_wait()) > 0:
+            self._cond.wait(seconds)
+
+    def _seconds_to_wait(self) -> float:
+        last = max(self._begun_at.values(), default=-math.inf)
+        return last + _LONGEST_WAIT_SECONDS - time.monotonic()
 
     def after_fork(self) -> None:
         self._fork_waits = False
@@ -63,7 +74,7 @@ class Handshakes:
     def after_in_child(self) -> None:
         """Forget them: the threads that make them are not in this process."""
         self._cond = threading.Condition(threading.Lock())
-        self._under_way = 0
+        self._begun_at: dict[object, float] = {}
         self._fork_waits = False
 
 
@@ -90,21 +101,18 @@ def announce_handshakes(http_session: Any) -> None:
 class _Connection(AWSHTTPSConnection):
     """The wait for the server's address and for TCP is not in the way of a fork."""
 
-    _is_noted = False
+    _handshake: object = None
 
     def _new_conn(self) -> Any:
         sock = super()._new_conn()
-        handshakes.begin()
-        self._is_noted = True
+        self._handshake = handshakes.begin()
         return sock
 
     def connect(self) -> None:
         try:
             super().connect()
         finally:
-            if self._is_noted:
-                self._is_noted = False
-                handshakes.end()
+            handshakes.end(self._handshake)
 
 
 class _Pool(AWSHTTPSConnectionPool):
