@@ -8,10 +8,8 @@ that speaks to SQS.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,8 +19,7 @@ from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
 __all__ = ["Handshakes", "announce_handshakes", "guard_forks", "handshakes"]
 
-#: A fork is in the event loop's way, and a server may be silent for minutes: none waits for what
-#: has been under way for so long already.
+#: A fork is in the event loop's way, and a server may be silent: it waits no longer than this.
 _LONGEST_WAIT_SECONDS = 1.0
 
 
@@ -37,13 +34,13 @@ class Handshakes:
         handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
-            self._begun_at[handshake] = time.monotonic()
+            self._under_way.add(handshake)
         return handshake
 
     def end(self, handshake: object) -> None:
         """Note the end of what :meth:`begin` has returned."""
         with self._cond:
-            self._begun_at.pop(handshake, None)
+            self._under_way.discard(handshake)
             self._cond.notify_all()
 
     @contextmanager
@@ -56,15 +53,15 @@ class Handshakes:
             self.end(handshake)
 
     def before_fork(self) -> None:
-        """Wait until none is under way that has just begun; let none begin."""
+        """Wait until none is under way, for a second at most; let none begin.
+
+        The next fork does not wait for what this one has waited for in vain: STS may be silent for
+        minutes, in which a pool replaces many processes.
+        """
         self._cond.acquire()
         self._fork_waits = True
-        while (seconds := self._seconds_to_wait()) > 0:
-            self._cond.wait(seconds)
-
-    def _seconds_to_wait(self) -> float:
-        last = max(self._begun_at.values(), default=-math.inf)
-        return last + _LONGEST_WAIT_SECONDS - time.monotonic()
+        self._cond.wait_for(lambda: not self._under_way, _LONGEST_WAIT_SECONDS)
+        self._under_way.clear()
 
     def after_fork(self) -> None:
         self._fork_waits = False
@@ -74,7 +71,7 @@ class Handshakes:
     def after_in_child(self) -> None:
         """Forget them: the threads that make them are not in this process."""
         self._cond = threading.Condition(threading.Lock())
-        self._begun_at: dict[object, float] = {}
+        self._under_way: set[object] = set()
         self._fork_waits = False
 
 

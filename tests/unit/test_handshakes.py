@@ -51,7 +51,7 @@ def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile() -> None:
     assert order == ["fork", "second handshake"]
 
 
-def test_a_handshake_that_hangs_holds_up_the_first_forks_only(
+def test_a_handshake_that_hangs_holds_up_one_fork_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """STS may be silent for minutes, in which a pool may replace its processes many times."""
