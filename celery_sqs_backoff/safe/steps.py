@@ -247,7 +247,8 @@ class Steps:
             undoing = self._all_undoing(scope["steps"], _RESULT_CHARACTERS)
         if undoing:
             task = undoing[0] if len(undoing) == 1 else chain(*undoing, app=self._app)
-            _send(task, "What undoes the steps")
+            wait = (scope.get("undo_at") or 0.0) - self._clock()
+            _send(task, "What undoes the steps", **({"countdown": wait} if wait > 0 else {}))
         self.scope.change(state=CLOSED)
 
     def _all_undoing(self, names: list[str], max_result: int) -> list[Signature]:
@@ -351,9 +352,9 @@ def _with_undo(vault: Vault, key: str, text: str, undo: Signature | None) -> str
     return new if settle(vault, key, text, new, KEEP_SECONDS) else text
 
 
-def _send(task: Signature, what: str) -> None:
+def _send(task: Signature, what: str, **options: Any) -> None:
     try:
-        task.apply_async()
+        task.apply_async(**options)
     except Exception as exc:  # whatever the broker's library raises
         raise NotDispatched(f"{what} could not be sent: {error_site(exc)}") from exc
 

@@ -15,8 +15,7 @@ from ..retry.decision import End, Ended
 from ..retry.options import TYPE_ONLY, Options
 from ..sqs.eta import parse_eta
 from ..sqs.redact import ErrorText
-from ..task.failed_run import ended_by
-from ..task.handover import report_of
+from ..task.handover import ended_by, report_of
 from ..text import printable
 from .results import BackendHangs, in_time
 

@@ -674,6 +674,16 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
     assert run.ended is State.DEFERRED
 
 
+def test_a_crash_that_is_given_up_at_the_last_receive_is_a_dead_letter_with_its_reason(
+    monkeypatch,
+):
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    run = Run(crash_budget=1, facts={"receive_count": 3, "max_receive_count": 3})
+    fails(run, WorkerLostError("killed"))
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == GiveUpReason.WORKER_LOST.value
+
+
 class HangingStore(MemoryStore):
     """Answers nothing until ``goes_on``."""
 

@@ -24,6 +24,7 @@ from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.safe.workflow import compensate_scopes_of
 
 
 @pytest.fixture
@@ -266,6 +267,31 @@ def test_a_run_that_outlived_its_lease_takes_nothing_back_of_the_messages_next_r
     following.step("b", bank.do, "b", undo=bank.take_back.s("b"))
     following.__exit__(None, None, None)
     assert bank.log == ["a", "b"]
+
+
+def test_a_step_under_way_ends_before_it_is_undone(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQS has delivered its message again, whose last receive finds the lock held."""
+    sent: list[Any] = []
+    app.conf.task_always_eager = False
+    monkeypatch.setattr(type(bank.take_back), "apply_async", lambda *_, **o: sent.append(o))
+
+    def give_up() -> None:
+        run = Run.of(vault_of(app), "slow", "message 1", "the last receive's")
+        compensate_scopes_of(vault_of(app), app, run, opened={})
+        bank.log.append("a")
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="slow")
+    def slow(self: Any) -> None:
+        with self.workflow("order:7", lease=100) as order:
+            order.step("a", give_up, undo=bank.take_back.s("a"))
+            order.step("b", bank.do, "b")
+
+    assert isinstance(apply(slow).result, LockLost)
+    [options] = sent
+    assert options["countdown"] == pytest.approx(100, abs=10)
+    assert bank.log == ["a"]
 
 
 def test_a_step_that_is_taken_back_while_the_store_is_away_is_owed(

@@ -20,7 +20,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import GiveUp
+from celery_sqs_backoff.retry.decision import GiveUp, RetryIn
 from celery_sqs_backoff.safe import Busy, StepNotRecorded
 from celery_sqs_backoff.safe.inspect import look
 from celery_sqs_backoff.safe.settings import vault_of
@@ -465,6 +465,23 @@ def test_a_spent_budget_ends_the_retries_with_the_failure_itself(failing, option
     raised, give_up = raised_by(failing(**options), failure, **facts)
     assert raised is failure
     assert (give_up.reason, give_up.outcome) == (reason, Outcome.RETRYABLE)
+
+
+@pytest.mark.parametrize(
+    ("receive_count", "on_give_up", "word"),
+    [(2, "dead-letter", RetryIn), (3, "fail", RetryIn), (3, "dead-letter", GiveUp)],
+)
+def test_a_message_whose_workflow_is_owed_comes_back_while_sqs_lets_it(
+    failing, monkeypatch, receive_count, on_give_up, word
+):
+    """After its last receive SQS would make a dead letter of it, without the reason."""
+    task = failing(max_retries=0, on_give_up=on_give_up)
+    monkeypatch.setattr(type(task), "_compensate_given_up", lambda *_, **__: False)
+    facts = {"receive_count": receive_count, "max_receive_count": 3}
+    with received(task, args=(ProviderDown("x"),), **facts) as run:
+        with pytest.raises((Retry, ProviderDown)):
+            task.run(ProviderDown("x"))
+        assert isinstance(run.report.ended.word, word)
 
 
 @pytest.mark.parametrize(
