@@ -15,6 +15,7 @@ from celery_sqs_backoff import (
     Guard,
     NonRetryable,
     Outcome,
+    Provider,
     Retryable,
     Schedule,
     SQSBackoffTask,
@@ -574,10 +575,20 @@ def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
         def run():
             raise ProviderDown
 
+    class OfClass(SQSBackoffTask):
+        name = "of class"
+        retry_on = ProviderDown
+        provider = Provider("mail", key="{customer}")
+
+        @classmethod
+        def run(cls, customer="c-1"):
+            raise ProviderDown
+
     app.register_task(Based())
     app.register_task(Static())
+    app.register_task(OfClass())
     app.finalize()
-    for name in ("bound", "unbound", "based", "static"):
+    for name in ("bound", "unbound", "based", "static", "of class"):
         raised, _ = raised_by(app.tasks[name])
         assert type(raised) is BackoffRetry, name
 
