@@ -40,6 +40,10 @@ _AWAY_SECONDS: Final = 10.0
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
+#: Slots of so many seconds may wait for a process. None: a small pool, hardly faster than its
+#: rate, would lose a third of them. All: after a call that hangs they would begin at once.
+_SPARE_SECONDS: Final = 0.5
+
 #: Between two looks for a free process, while a message lacks one.
 _PROCESS_LOOK_SECONDS: Final = 0.02
 
@@ -87,8 +91,6 @@ class Pace:
     ) -> None:
         self.name = name
         self.rate = rate * HEADROOM
-        #: Messages that may wait for a process at their slots: no second is fuller than agreed.
-        self.spare = int(rate - self.rate)
         self.fleet = fleet
         self.line: Line[Paced] = Line()
         self.workers, self.told_at = _WORKERS_UNKNOWN, -math.inf
@@ -96,6 +98,12 @@ class Pace:
         self.waiting_since: float | None = None
         self.away_until: float | None = None
         self.times = times or Times()
+
+    @property
+    def spare(self) -> int:
+        """How many messages may have their slots and wait for a process."""
+        workers = 1 if self.fleet is None else self.workers
+        return math.ceil(_SPARE_SECONDS * self.rate / workers)
 
     def give_local(self, now: float, share: float) -> None:
         """Give places of this worker's own, at a share of the rate."""
