@@ -31,7 +31,7 @@ from celery_sqs_backoff.simulate.scenario import (
     Task,
 )
 from celery_sqs_backoff.simulate.strategies import STRATEGIES
-from celery_sqs_backoff.simulate.suggest import Suggestion, parse_goals, suggest
+from celery_sqs_backoff.simulate.suggest import DRAWS, Suggestion, parse_goals, suggest
 from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
@@ -363,5 +363,6 @@ def _print_suggestion(found: Suggestion, *, goals_calls: float) -> None:
     drain, limit = _duration(result.drain), _duration(result.drain_limit)
     click.echo(
         f"simulated with {result.messages:,} messages: drained in {drain} (at best {limit}),"
-        f" {result.wasted:,} calls wasted, at most {result.receives_max} receives"
+        f" {result.wasted:,} calls wasted, at most {result.receives_max} receives;"
+        f" the slowest of {DRAWS} draws"
     )

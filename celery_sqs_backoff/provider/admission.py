@@ -71,7 +71,8 @@ class Admission:
         self.is_limiting = True
         self.rate = START_RATE
         self._refused_rate = None
-        self._refused_at = now - SETTLE_SECONDS  # calls that began before had no such rate
+        # Calls under way had no such rate; and a provider may refuse the rest of the second.
+        self._refused_at = now + SETTLE_SECONDS
         self._tokens = self._recalls = 1.0
         self._filled_at = self._calm_since = now
 

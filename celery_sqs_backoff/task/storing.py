@@ -3,14 +3,20 @@
 All versions: Celery takes what the result backend raises for the task's failure. It calls
 ``on_failure`` and ``link_error``, which may undo what has been done, and stores FAILURE if the
 backend is back by then: a database that restarts, a connection that is closed.
+
+A backend that works may refuse a result for ever: one of more than 64 KB on MySQL, of 400 KB on
+DynamoDB. Whoever waits for it is told so: its state is FAILURE, with what the backend has raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 from kombu.exceptions import EncodeError
 
@@ -25,32 +31,61 @@ logger = get_task_logger(__name__)
 def keep_ends(backend: Any) -> None:
     """Contain what a backend raises when it stores a success or a retry. Does nothing twice.
 
-    Not where a chord waits for the result, nor for a result that nothing can store: Celery makes a
+    Not of a success that a chord waits for, nor of one that cannot be encoded: Celery makes a
     failure of that.
     """
-    for name in ("mark_as_done", "mark_as_retry"):
-        store = getattr(backend, name)
-        if not getattr(store, "_is_wrapped", False):
-            setattr(backend, name, _contained(store))
+    if not getattr(backend.mark_as_done, "_is_wrapped", False):
+        backend.mark_as_done = _contained_success(backend, backend.mark_as_done)
+        backend.mark_as_retry = _contained_retry(backend.mark_as_retry)
 
 
-def _contained(store: Callable[..., Any]) -> Callable[..., Any]:
+def _contained_success(backend: Any, store: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(store)
-    def stored(task_id: str, *args: Any, **kwargs: Any) -> Any:
-        run = RUNNING.get()
+    def mark_as_done(
+        task_id: str, result: Any, request: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         try:
-            return store(task_id, *args, **kwargs)
+            store(task_id, result, request, *args, **kwargs)
         except EncodeError:
             raise
         except Exception as exc:
-            request = kwargs.get("request", args[1] if len(args) > 1 else None)
-            if run is None or run.report is None or getattr(request, "chord", None):
+            if not _is_ended() or getattr(request, "chord", None):
                 raise
             log_failed_later(getattr(request, "task", None), task_id, exc)
-            return None
+            if not isinstance(exc, SoftTimeLimitExceeded):  # another attempt may take as long
+                _store_again(backend, task_id, result, request)
 
-    stored._is_wrapped = True  # type: ignore[attr-defined]
-    return stored
+    mark_as_done._is_wrapped = True  # type: ignore[attr-defined]
+    return mark_as_done
+
+
+def _store_again(backend: Any, task_id: str, result: Any, request: Any) -> None:
+    """Store a success, or, if a backend that takes something small refuses it, that it does."""
+    with suppress(Exception):  # the backend is away, and that has been logged
+        backend.store_result(task_id, None, states.STARTED, request=request)
+        try:
+            backend.store_result(task_id, result, states.SUCCESS, request=request)
+        except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
+            backend.store_result(task_id, exc, states.FAILURE, request=request)
+
+
+def _contained_retry(store: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(store)
+    def mark_as_retry(task_id: str, *args: Any, **kwargs: Any) -> None:
+        try:
+            store(task_id, *args, **kwargs)
+        except Exception as exc:
+            if not _is_ended():
+                raise
+            log_failed_later(getattr(kwargs.get("request"), "task", None), task_id, exc)
+
+    return mark_as_retry
+
+
+def _is_ended() -> bool:
+    """Whether the run of a message in this process has said how it ended."""
+    run = RUNNING.get()
+    return run is not None and run.report is not None
 
 
 def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:

@@ -134,7 +134,7 @@ class Settler:
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
         owes = ended.end is End.REVOKED or (_gives_up(settle) and ended.end not in _COMPENSATED)
-        if owes and not self._compensate():
+        if owes and not self._compensate() and not self._is_last_chance_of(settle):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
@@ -152,6 +152,11 @@ class Settler:
         if is_settled and isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
             self._emit_given_up(settle, error)
         return settle
+
+    def _is_last_chance_of(self, settle: Settle) -> bool:
+        """Whether SQS would move the message itself, at the next receive, without its reason."""
+        is_last = self._lease.delivery.is_last_before_sqs_moves_it
+        return isinstance(settle, DeadLetter) and is_last
 
     def _compensate(self) -> bool:
         """Take the message's workflows back; return whether that is done."""

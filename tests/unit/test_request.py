@@ -674,6 +674,16 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
     assert run.ended is State.DEFERRED
 
 
+def test_a_crash_that_is_given_up_at_the_last_receive_is_a_dead_letter_with_its_reason(
+    monkeypatch,
+):
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    run = Run(crash_budget=1, facts={"receive_count": 3, "max_receive_count": 3})
+    fails(run, WorkerLostError("killed"))
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == GiveUpReason.WORKER_LOST.value
+
+
 class HangingStore(MemoryStore):
     """Answers nothing until ``goes_on``."""
 
@@ -702,6 +712,47 @@ def test_a_store_that_hangs_does_not_hold_up_the_event_loop(crash_budget, monkey
     assert shared._is_left_alone(run.app)
     timer.cancel()
     store.goes_on.set()
+
+
+@pytest.fixture
+def hangs():
+    """What a result backend does that accepts a connection, and is silent from then on."""
+    goes_on = threading.Event()
+    timer = threading.Timer(30, goes_on.set)
+    timer.start()
+
+    def hang(*args, **kwargs):
+        assert goes_on.wait(60)
+
+    hang.goes_on = goes_on
+    yield hang
+    goes_on.set()
+    timer.cancel()
+
+
+def test_a_result_backend_that_hangs_does_not_block_the_event_loop(monkeypatch, caplog, hangs):
+    """Redis for two minutes and more, a database for good: neither results nor signals come in."""
+    hooks = []
+    monkeypatch.setattr(Request, "_success_was_stored", hangs, raising=False)
+    facts = {"sent_at": time.time()}
+    run = Run(facts=facts, on_retry=lambda self, *args: hooks.append("on_retry"))
+    monkeypatch.setattr(type(run.request.task.backend), "mark_as_retry", hangs)
+    fails(run, WorkerLostError("SIGKILL"))
+    assert not hangs.goes_on.is_set(), "the event loop has waited"
+    assert run.ended is State.DEFERRED
+    assert hooks == ["on_retry"]
+    assert "sqs_backoff.result_backend_hangs" in caplog.text
+
+
+def test_whether_a_lost_process_had_stored_a_success_is_asked_once(monkeypatch):
+    """Celery asks again; two answers would make a dead letter of a task that it calls done."""
+    answers = iter([False, {"result": 1, "date_done": "2100-01-01T00:00:00+00:00"}])
+    monkeypatch.setattr(Request, "_success_was_stored", lambda self: next(answers), raising=False)
+    run, told = Run(facts={"sent_at": time.time()}, crash_budget=1), []
+    monkeypatch.setattr(run.app.backend, "mark_as_failure", lambda *_, **__: told.append("failed"))
+    fails(run, WorkerLostError("SIGKILL"))
+    assert run.ended is State.DEAD_LETTERED
+    assert told == ["failed"]
 
 
 def test_a_result_backend_that_is_down_does_not_keep_a_worker_from_cancelling_the_next(caplog):

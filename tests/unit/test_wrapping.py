@@ -177,16 +177,15 @@ def test_a_success_whose_result_cannot_be_stored_is_done(case, caplog):
     assert "sqs_backoff.after_run_failed" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("body", "method", "result"),
-    [(returns, "mark_as_done", "PENDING"), (raises(Retryable("down")), "mark_as_retry", "PENDING")],
-    ids=["success", "retry"],
-)
-def test_a_result_that_cannot_be_stored_for_a_moment_is_missing_and_no_failure(
-    case, body, method, result, caplog
-):
-    """The backend is back when Celery would store FAILURE, and call what undoes the work."""
-    told = []
+@pytest.fixture
+def told():
+    """What has been told of a failure: the task's hook, its errbacks, the chord that waits."""
+    return []
+
+
+@pytest.fixture
+def compensating_case(case, told):
+    """A case of a task whose failures undo something."""
 
     class Compensating(SQSBackoffTask):
         abstract = True
@@ -194,13 +193,69 @@ def test_a_result_that_cannot_be_stored_for_a_moment_is_missing_and_no_failure(
         def on_failure(self, *args):
             told.append("on_failure")
 
-    run = case(body, base=Compensating, embed={"errbacks": [{"task": "refund"}]})
-    run.app.backend._call_task_errbacks = lambda *args: told.append("link_error")
-    break_backend(run, method)
+    def make(body, **embed):
+        run = case(body, base=Compensating, embed={"errbacks": [{"task": "refund"}], **embed})
+        run.app.backend._call_task_errbacks = lambda *args: told.append("link_error")
+        run.app.backend.on_chord_part_return = lambda *args: told.append("chord")
+        return run
+
+    return make
+
+
+def fail_store_result(case, *, fails):
+    """Let the backend raise where ``fails`` says so, given a state, and how often it was stored."""
+    backend, seen = case.app.backend, []
+    store = backend.store_result
+
+    def store_result(task_id, result, state, **kwargs):
+        seen.append(state)
+        if fails(state, seen.count(state)):
+            raise Down("not now, or never")
+        return store(task_id, result, state, **kwargs)
+
+    backend.store_result = store_result
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [(returns, "SUCCESS"), (raises(Retryable("down")), "PENDING")],
+    ids=["success", "retry"],
+)
+def test_a_result_that_cannot_be_stored_for_a_moment_is_no_failure(
+    compensating_case, told, body, result, caplog
+):
+    """The backend is back when Celery would store FAILURE, and call what undoes the work."""
+    run = compensating_case(body)
+    fail_store_result(run, fails=lambda state, nth: state in {"SUCCESS", "RETRY"} and nth == 1)
     run.ends()
     assert told == []
     assert run.result == result
     assert "sqs_backoff.after_run_failed: task mail[task-id]" in caplog.text
+
+
+def test_who_waits_for_a_result_that_the_backend_refuses_is_told_so(compensating_case, told):
+    """More than 64 KB on MySQL, for example: nobody should wait for it for ever."""
+    run = compensating_case(returns)
+    fail_store_result(run, fails=lambda state, nth: state == "SUCCESS")
+    assert run.ends() is State.DONE
+    assert run.result == "FAILURE"
+    assert told == []
+
+
+def test_a_backend_that_is_away_is_asked_for_one_thing_more(compensating_case, told):
+    run = compensating_case(returns)
+    seen = fail_store_result(run, fails=lambda state, nth: True)
+    assert run.ends() is State.DONE
+    assert seen == ["SUCCESS", "STARTED"]
+    assert told == []
+
+
+def test_a_part_whose_retry_cannot_be_stored_does_not_fail_its_chord(compensating_case, told):
+    run = compensating_case(raises(Retryable("down")), chord={"task": "sum"})
+    fail_store_result(run, fails=lambda state, nth: state == "RETRY")
+    assert run.ends() is State.DEFERRED
+    assert told == []
 
 
 def test_a_result_that_is_not_json_does_not_make_a_dead_letter(case):

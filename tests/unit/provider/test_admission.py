@@ -92,13 +92,16 @@ def test_it_is_back_at_the_refused_rate_within_the_given_time_also_if_few_calls_
 
 
 def test_refusals_of_calls_from_before_the_rate_do_not_cut_it() -> None:
-    """A worker that was too fast is slowed. Its calls under way would end the doubling at once."""
+    """A worker that was too fast is slowed. Its calls under way would end the doubling at once.
+
+    So would those that begin in the same second, which the provider refuses at any rate.
+    """
     admission = Admission()
     admission.start(100.0)
-    for _ in range(8):
-        admission.refused(began=99.9, now=100.1)
+    for began in (99.9, 99.9, 100.1, 100.7):
+        admission.refused(began, now=began + 0.2)
     assert admission.rate == START_RATE
-    play(admission, 4 * DOUBLING_SECONDS, begin=100.1)
+    play(admission, 4 * DOUBLING_SECONDS, begin=101.0)
     fast = admission.rate
     assert fast > 8 * START_RATE
     admission.refused(began=103.0, now=103.0)

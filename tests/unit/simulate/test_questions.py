@@ -11,6 +11,7 @@ import pytest
 from celery_sqs_backoff import EqualJitter, FullJitter
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.forecast import forecast, scenario_of_queue
+from celery_sqs_backoff.simulate.measures import Measures
 from celery_sqs_backoff.simulate.plot import plot, svg
 from celery_sqs_backoff.simulate.results import result_of
 from celery_sqs_backoff.simulate.scenario import (
@@ -22,7 +23,7 @@ from celery_sqs_backoff.simulate.scenario import (
     ScenarioError,
     Script,
 )
-from celery_sqs_backoff.simulate.strategies import STRATEGIES
+from celery_sqs_backoff.simulate.strategies import STRATEGIES, Strategy
 from celery_sqs_backoff.simulate.suggest import Goals, parse_goals, suggest
 from celery_sqs_backoff.simulate.toml import load, scenario_from
 
@@ -217,11 +218,14 @@ def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
 
 
 def test_few_messages_of_many_workers_drain_in_time_with_the_receives_suggested() -> None:
-    """Probes spare a message that has used up half of its receives: 71 would make them too rare."""
+    """Probes spare a message that has used up half of its receives: 71 would make them too rare.
+
+    A cap of an hour reaches it in one draw, after 81 s, and takes 23 minutes in another.
+    """
     outage = Phase(kind=Kind.OUTAGE, start=0.0, lasts=3600.0)
     fleet, arrivals = Fleet(workers=20), Arrivals(rate=0.02, lasts=3600.0)
     found = suggest(
-        Scenario(arrivals=arrivals, fleet=fleet), Goals(survive=3600.0, drain=120.0, calls=2.0)
+        Scenario(arrivals=arrivals, fleet=fleet), Goals(survive=3600.0, drain=210.0, calls=2.0)
     )
     assert found is not None
     assert found.provider
@@ -233,7 +237,7 @@ def test_few_messages_of_many_workers_drain_in_time_with_the_receives_suggested(
     ).with_task(backoff=FullJitter(base=2, cap=found.cap), retry_for=found.retry_for)
     played = result_of("it", scenario, simulate(scenario, STRATEGIES["gate+recall"], seed=1))
     assert played.drain is not None
-    assert played.drain < 2 * 120.0, "it was 40 minutes"
+    assert played.drain <= 210.0, "it was 40 minutes"
     assert not played.dead
 
 
@@ -287,3 +291,22 @@ def test_a_picture_is_svg_with_a_panel_per_strategy_and_all_labels(tmp_path: Pat
 
 def test_a_picture_of_nothing_is_a_picture() -> None:
     assert ET.fromstring(svg([], "nothing")) is not None
+
+
+def test_suggested_options_hold_in_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draw may be lucky: the other draws of the first candidate find a dead letter here."""
+    played: list[tuple[float, int]] = []
+
+    def play(scenario: Scenario, strategy: type[Strategy], *, seed: int) -> Measures:
+        measures = simulate(scenario, strategy, seed=seed)
+        cap = scenario.task.backoff.ceiling(1000)
+        played.append((cap, seed))
+        if cap == played[0][0] and seed == 2:
+            measures.died("unlucky", 1.0)
+        return measures
+
+    monkeypatch.setattr("celery_sqs_backoff.simulate.suggest.simulate", play)
+    found = suggest(Scenario(), Goals(survive=3600.0, drain=3600.0, calls=40.0))
+    assert found is not None
+    assert found.cap < played[0][0]
+    assert {seed for cap, seed in played if cap == found.cap} == {0, 1, 2}
