@@ -232,6 +232,8 @@ def sqs_redrive(
         click.echo(f"Error: {safe(exc, 2_000)}", err=True)
         sys.exit(UNREACHABLE)
     except (RedriveError, OSError) as exc:  # the archive of a dry run: the disk is full
+        if dry_run and isinstance(exc, BrokenPipeError):
+            raise
         shell.fail("failed", str(exc))
         click.echo(f"Error: {safe(exc)}. What was not sent is given back.", err=True)
         sys.exit(SOME_FAILED)
