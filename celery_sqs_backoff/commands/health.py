@@ -11,7 +11,7 @@ from typing import Final
 import click
 from celery.bin.base import handle_preload_options
 
-from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis
+from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis, seconds_up
 
 from .command import Command, drop_stdout
 from .options import option
@@ -64,7 +64,7 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
             "no heartbeat file: set app.conf.sqs_backoff['heartbeat'] to a path that the worker"
             " and this command share, or give --file"
         )
-    why = diagnosis(path, now=time.time(), max_age_seconds=max_age)
+    why = diagnosis(path, now=time.time(), max_age_seconds=max_age, up_seconds=seconds_up())
     try:
         click.echo("healthy" if why is None else f"unhealthy: {why}")
     except OSError:  # a full disk, for one, makes no worker unhealthy
