@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from celery.canvas import Signature
+from celery.exceptions import Ignore
 from celery.utils.log import get_task_logger
 from kombu.utils.json import dumps, loads
 
@@ -144,18 +145,29 @@ class Workflow:
     ) -> None:
         is_left_half = False
         try:
-            if exc is None:
-                # Paused for longer than its lease, this run may end while another message is in
-                # the workflow: that one's steps have not ended.
-                mine, over = self._run.messages, {"ended": True, "working": [], "forsaken": False}
-                self._steps.scope.update(lambda scope: over if scope.get("owner") in mine else {})
-                self._ended = True
+            if exc is None or isinstance(exc, Ignore):  # the message is done with, in either case
+                self._end()
             elif isinstance(exc, Refused):
                 is_left_half = self._leave()
         finally:
             self._lock.release()
         if is_left_half:
             self.take_back()
+
+    def _end(self) -> None:
+        """Note that the block has ended well.
+
+        Raises:
+            Compensated: its steps have been taken back, and not by this run: another delivery of
+                the message was given up, or another message that went on with them.
+        """
+        # Paused for longer than its lease, this run may end while another message is in the
+        # workflow: that one's steps have not ended.
+        mine, over = self._run.messages, {"ended": True, "working": [], "forsaken": False}
+        scope = self._steps.scope.update(lambda scope: over if scope.get("owner") in mine else {})
+        self._ended = True
+        if scope["state"] != OPEN and scope.get("closed_by") != self._run.id:
+            raise Compensated("The steps of this workflow have been taken back")
 
     def _own(self) -> None:
         _note_scope(self._vault, self._run.message, self._scope)

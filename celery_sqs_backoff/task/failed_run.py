@@ -224,8 +224,9 @@ class FailedRun:
             return False
         # A run that has waited for a lock leaves the guard's record too.
         has_waited = self._request.retries > 0 and self._retries == 0
-        if self._task._joins_another_run() and not has_waited:
-            return True  # one of a worker that was lost as a whole, perhaps: nothing else tells
+        is_joined: bool | None = self._task._is_joined()  # by a run that was lost, perhaps
+        if is_joined is None or (is_joined and not has_waited):
+            return is_joined
         return is_in_doubt(self._task.app, self._task.name, self._request.id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
@@ -394,6 +395,4 @@ def _celerys_retry(task: Any, **options: Any) -> Any:
 
 
 def _as_exception(exc: BaseException) -> Exception:
-    return WorkerLostError(  # type: ignore[no-any-return]
-        f"The task raised {type_name(exc)}"
-    )
+    return WorkerLostError(f"The task raised {type_name(exc)}")  # type: ignore[no-any-return]
