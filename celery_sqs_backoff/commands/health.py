@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis, seconds_up
 
+from .command import Command, drop_stdout
 from .options import option
 
 __all__ = ["HEALTHY", "UNHEALTHY", "sqs_health"]
@@ -32,7 +33,7 @@ Examples:
 """
 
 
-@click.command("sqs-health", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-health", cls=Command, epilog=_EPILOG)
 @option(
     "Where to look",
     "--file",
@@ -64,7 +65,10 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
             " and this command share, or give --file"
         )
     why = diagnosis(path, now=time.time(), max_age_seconds=max_age, up_seconds=seconds_up())
-    click.echo("healthy" if why is None else f"unhealthy: {why}")
+    try:
+        click.echo("healthy" if why is None else f"unhealthy: {why}")
+    except OSError:  # a full disk, for one, makes no worker unhealthy
+        drop_stdout()
     sys.exit(HEALTHY if why is None else UNHEALTHY)
 
 

@@ -764,6 +764,22 @@ def test_a_result_backend_that_hangs_does_not_block_the_event_loop(monkeypatch, 
     assert "sqs_backoff.result_backend_hangs" in caplog.text
 
 
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_task_that_ends_its_process_is_shown_as_retried(monkeypatch, caplog, exc):
+    """Celery before 5.7 cannot store such an exception, so neither hook nor signal was called."""
+    run, stored, hooks = Run(on_retry=lambda self, exc, *_: hooks.append(exc)), [], []
+    backend = type(run.request.task.backend)
+    monkeypatch.setattr(
+        backend, "mark_as_retry", lambda self, _, exc, *__, **___: stored.append(exc)
+    )
+    fails(run, exc)
+    assert run.ended is State.DEFERRED
+    [failure] = stored
+    assert hooks == stored
+    assert repr(failure) == f"WorkerLostError('The run was aborted: {type(exc).__name__}')"
+    assert "callback_failed" not in caplog.text
+
+
 def test_whether_a_lost_process_had_stored_a_success_is_asked_once(monkeypatch):
     """Celery asks again; two answers would make a dead letter of a task that it calls done."""
     answers = iter([False, {"result": 1, "date_done": "2100-01-01T00:00:00+00:00"}])
