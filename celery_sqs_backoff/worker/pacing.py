@@ -42,7 +42,7 @@ _LONGEST_TURN_SECONDS: Final = 0.25
 
 #: Slots of so many seconds may wait for a process. None: a small pool, hardly faster than its
 #: rate, would lose a third of them. All: after a call that hangs they would begin at once.
-_SPARE_SECONDS: Final = 0.5
+_SPARE_SECONDS: Final = 1.0
 
 #: Between two looks for a free process, while a message lacks one.
 _PROCESS_LOOK_SECONDS: Final = 0.02
