@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.doctor.look import load_tasks, why_not_loaded
 from celery_sqs_backoff.provider import Provider
@@ -38,6 +38,7 @@ from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, wh
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
+from .command import Command
 from .options import option
 
 __all__ = ["DONE", "NOT_FOUND", "UNREACHABLE", "USAGE", "sqs_simulate"]
@@ -63,7 +64,7 @@ Examples:
 """
 
 
-@click.command("sqs-simulate", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-simulate", cls=Command, epilog=_EPILOG)
 @click.argument(
     "scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )

@@ -282,14 +282,13 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
             state.task_ready(self)
-            _announce_retry(self, raised(exc_info), exc_info, int(settle.seconds))
+            _announce_retry(self, _failure(exc_info), exc_info, int(settle.seconds))
         elif isinstance(ended.word, RetryIn) or comes_back:
             state.task_ready(self)
             exc = raised(exc_info)
             _send_retried(self, getattr(exc, "exc", None) or exc, exc_info.traceback)
         elif ended.end is End.ABORTED:
-            failure = WorkerLostError(f"The run was aborted: {type(raised(exc_info)).__name__}")
-            self._report_lost(_exc_info(failure))
+            self._report_lost(_exc_info(_failure(exc_info)))
         else:
             report()
             if ended.end is End.TIME_LIMIT:
@@ -300,7 +299,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         super().on_failure(exc_info)
 
 
-def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, delay: int) -> None:
+def _failure(exc_info: Any) -> Exception:
+    """What ended a run. Celery before 5.7 stores nothing of what is no ``Exception``."""
+    exc = raised(exc_info)
+    if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+        return exc
+    return WorkerLostError(f"The run was aborted: {type(exc).__name__}")  # type: ignore[no-any-return]
+
+
+def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, delay: int) -> None:
     """What the task's own process says of a retry, for one that could not say it."""
     task, context = request.task, request._context
     if request.store_errors:
@@ -316,7 +323,7 @@ def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, 
     logger.info("Task %s retry: %s", _named(request), reason)
 
 
-def _store_retry(request: BackoffRequest, exc: BaseException, traceback: str) -> None:
+def _store_retry(request: BackoffRequest, exc: Exception, traceback: str) -> None:
     backend = request.task.backend
     backend.mark_as_retry(request.id, exc, traceback, request=request._context)
 

@@ -1,4 +1,7 @@
-"""The result backend, asked in Celery's event loop: it may hang, and the loop must not."""
+"""The result backend, asked by us in Celery's event loop: it may hang, and the loop must not.
+
+What Celery itself stores there (a failure of a lost process, a revoked task) waits as in Celery.
+"""
 
 from __future__ import annotations
 

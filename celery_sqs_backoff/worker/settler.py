@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 
-from ..observe.events import DeadLettered, OfTask, Retried, RunEnded
+from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted_before_run
 from ..retry.decision import (
     DeadLetter,
@@ -146,8 +146,8 @@ class Settler:
                 self._lease.give_back_unrun()
             elif self._lease.release():
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
-        else:
-            self._lease.done()
+        elif self._lease.done() and ended.end is End.REVOKED:
+            self._emit(Discarded)
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
         if is_settled and isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
             self._emit_given_up(settle, error)

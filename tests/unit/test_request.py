@@ -24,7 +24,7 @@ from celery.worker.request import Request
 from kombu.message import Message
 
 from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
-from celery_sqs_backoff.observe.events import Retried
+from celery_sqs_backoff.observe.events import Discarded, Retried
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
@@ -472,6 +472,26 @@ def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped
     assert run.ended is State.DONE
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["ours", "lost"])
+@pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
+def test_a_message_that_is_dropped_is_reported_unless_it_was_lost(ending, is_lost):
+    """In an outage calls that expire were deleted, and no number said so."""
+    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+    told = []
+    run.keeper.events.subscribe(told.append)
+    if is_lost:
+        run.lease.lose()
+        told.clear()
+    if ending == "revoked":
+        worker_state.revoked.add("task-id")
+    if ending == "terminated":
+        fails(run, Terminated(signals.SIGTERM))
+    else:
+        assert run.request.revoked()
+        assert run.request.revoked()
+    assert [type(event) for event in told] == ([] if is_lost else [Discarded])
+
+
 def test_what_has_been_given_back_is_not_started():
     run = Run()
     run.lease.release()
@@ -742,6 +762,22 @@ def test_a_result_backend_that_hangs_does_not_block_the_event_loop(monkeypatch, 
     assert run.ended is State.DEFERRED
     assert hooks == ["on_retry"]
     assert "sqs_backoff.result_backend_hangs" in caplog.text
+
+
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_task_that_ends_its_process_is_shown_as_retried(monkeypatch, caplog, exc):
+    """Celery before 5.7 cannot store such an exception, so neither hook nor signal was called."""
+    run, stored, hooks = Run(on_retry=lambda self, exc, *_: hooks.append(exc)), [], []
+    backend = type(run.request.task.backend)
+    monkeypatch.setattr(
+        backend, "mark_as_retry", lambda self, _, exc, *__, **___: stored.append(exc)
+    )
+    fails(run, exc)
+    assert run.ended is State.DEFERRED
+    [failure] = stored
+    assert hooks == stored
+    assert repr(failure) == f"WorkerLostError('The run was aborted: {type(exc).__name__}')"
+    assert "callback_failed" not in caplog.text
 
 
 def test_whether_a_lost_process_had_stored_a_success_is_asked_once(monkeypatch):
