@@ -48,7 +48,9 @@ def _meaning(code: object) -> Meaning | None:
 
 def _reply(exc: Any) -> Finding:
     otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
-    return Finding(_meaning(exc.smtp_code) or otherwise)
+    # smtplib's own words for a reply that it has not read to its end: whatever that says.
+    is_unread = exc.smtp_error == "Line too long."
+    return Finding((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
 
 
 def _refused_recipients(exc: Any) -> Finding:

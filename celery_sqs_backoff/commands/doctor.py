@@ -10,12 +10,13 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, asked, examine
 from celery_sqs_backoff.sqs.find_queue import why_not
 from celery_sqs_backoff.version import __version__
 
+from .command import Command
 from .options import option, queues_option, select_queues
 
 __all__ = ["COULD_NOT_LOOK", "ERRORS", "HEALTHY", "WARNINGS", "sqs_doctor"]
@@ -45,7 +46,7 @@ Examples:
 """
 
 
-@click.command("sqs-doctor", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-doctor", cls=Command, epilog=_EPILOG)
 @queues_option
 @option("What to look at", "--offline", is_flag=True, help="Ask neither SQS nor the store.")
 @option(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
-from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis
+from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis, seconds_up
 
+from .command import Command, drop_stdout
 from .options import option
 
 __all__ = ["HEALTHY", "UNHEALTHY", "sqs_health"]
@@ -32,7 +33,7 @@ Examples:
 """
 
 
-@click.command("sqs-health", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-health", cls=Command, epilog=_EPILOG)
 @option(
     "Where to look",
     "--file",
@@ -63,8 +64,11 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
             "no heartbeat file: set app.conf.sqs_backoff['heartbeat'] to a path that the worker"
             " and this command share, or give --file"
         )
-    why = diagnosis(path, now=time.time(), max_age_seconds=max_age)
-    click.echo("healthy" if why is None else f"unhealthy: {why}")
+    why = diagnosis(path, now=time.time(), max_age_seconds=max_age, up_seconds=seconds_up())
+    try:
+        click.echo("healthy" if why is None else f"unhealthy: {why}")
+    except OSError:  # a full disk, for one, makes no worker unhealthy
+        drop_stdout()
     sys.exit(HEALTHY if why is None else UNHEALTHY)
 
 

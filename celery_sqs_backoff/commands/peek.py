@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 from click.core import ParameterSource
 
 from celery_sqs_backoff.redrive import RedriveRefused, RedriveUnreachable, peek
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE
 
+from .command import Command
 from .environment import until_signalled
 from .exit_codes import INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection, ids_of, option, selection_options
@@ -32,7 +33,7 @@ Examples:
 """
 
 
-@click.command("sqs-peek", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-peek", cls=Command, epilog=_EPILOG)
 @click.argument("queue")
 @selection_options
 @option(

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE
 
+from .command import Command
 from .environment import interrupted_by_signals, journal_directory
 from .exit_codes import INTERRUPTED, SOME_FAILED, UNREACHABLE, USAGE, exit_code
 from .options import has_selection, ids_of, option, selection_options
@@ -42,7 +43,7 @@ Examples:
 """
 
 
-@click.command("sqs-redrive", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-redrive", cls=Command, epilog=_EPILOG)
 @click.argument("queue", required=False)
 @option(
     "Where",
@@ -231,6 +232,8 @@ def sqs_redrive(
         click.echo(f"Error: {safe(exc, 2_000)}", err=True)
         sys.exit(UNREACHABLE)
     except (RedriveError, OSError) as exc:  # the archive of a dry run: the disk is full
+        if dry_run and isinstance(exc, BrokenPipeError):
+            raise
         shell.fail("failed", str(exc))
         click.echo(f"Error: {safe(exc)}. What was not sent is given back.", err=True)
         sys.exit(SOME_FAILED)

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Final
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff.safe.errors import SafeError
@@ -15,6 +15,7 @@ from celery_sqs_backoff.safe.inspect import Entry, free, look
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.text import printable
 
+from .command import Command
 from .options import option
 
 __all__ = ["DONE", "NOTHING", "UNREACHABLE", "USAGE", "sqs_safe"]
@@ -44,7 +45,7 @@ Examples:
 """
 
 
-@click.command("sqs-safe", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-safe", cls=Command, epilog=_EPILOG)
 @click.argument("action", type=click.Choice(["list", "show", "free"]))
 @click.argument("scope")
 @option("Which records", "--kind", type=click.Choice(_KINDS), help="Only records of this kind.")

@@ -16,6 +16,7 @@ from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
+from .command import console_of_stdout
 from .environment import as_typed, django_options
 from .options import has_selection
 from .text import safe
@@ -269,7 +270,8 @@ def _arguments(body: str, content_type: str | None) -> str:
 def _console(*, err: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=err, highlight=False, soft_wrap=True)
+    make = Console if err else console_of_stdout
+    return make(stderr=err, highlight=False, soft_wrap=True)
 
 
 def _plain(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.doctor.look import load_tasks, why_not_loaded
 from celery_sqs_backoff.provider import Provider
@@ -31,13 +31,14 @@ from celery_sqs_backoff.simulate.scenario import (
     Task,
 )
 from celery_sqs_backoff.simulate.strategies import STRATEGIES
-from celery_sqs_backoff.simulate.suggest import DRAWS, Suggestion, parse_goals, suggest
+from celery_sqs_backoff.simulate.suggest import DRAWS, Suggestion, parse_goals, suggest, throughput
 from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
+from .command import Command
 from .options import option
 
 __all__ = ["DONE", "NOT_FOUND", "UNREACHABLE", "USAGE", "sqs_simulate"]
@@ -63,7 +64,7 @@ Examples:
 """
 
 
-@click.command("sqs-simulate", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-simulate", cls=Command, epilog=_EPILOG)
 @click.argument(
     "scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
@@ -333,7 +334,8 @@ def _clock(seconds: float) -> str:
 
 def _suggest(scenario: Scenario, text: str, *, seed: int, as_json: bool) -> None:
     goals = parse_goals(text)
-    limit = scenario.arrivals.rate * goals.survive / goals.calls
+    calls = throughput(scenario, goals)
+    limit = scenario.arrivals.rate * goals.survive / calls
     found = suggest(scenario, goals, seed=seed)
     if found is None:
         allowed = spell_duration(goals.drain)
@@ -341,8 +343,12 @@ def _suggest(scenario: Scenario, text: str, *, seed: int, as_json: bool) -> None
         if limit > goals.drain:
             why = (
                 f"the backlog alone takes {spell_duration(limit)} at"
-                f" {goals.calls:g} calls a second, and you allow {allowed}"
+                f" {calls:g} calls a second, and you allow {allowed}"
             )
+            if calls < goals.calls:
+                processes = scenario.fleet.workers * scenario.fleet.processes
+                call = f"{scenario.script.call_seconds:g} s a call"
+                why += f"; all processes together ({processes}) make no more, at {call}"
         click.echo(f"nothing found: {why}", err=True)
         sys.exit(NOT_FOUND)
     if as_json:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.observe.board import Board, WorkerNow
 from celery_sqs_backoff.observe.status import (
@@ -26,6 +26,7 @@ from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.units import in_words
 
+from .command import Command, console_of_stdout
 from .options import option, queues_option, select_queues
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _LEAST_NAME_COLUMNS: Final = 12
 _MOST_NAMES: Final = 5
 
 _NO_STORE: Final = "sqs_backoff['store'] is not set"
+_OWN_STORE: Final = "sqs_backoff['store'] is one that workers do not share with this command"
 
 #: From here on it is worth a word that SQS deletes a message.
 _SOON_DELETED_SECONDS: Final = 24 * 3600.0
@@ -66,7 +68,7 @@ Examples:
 """
 
 
-@click.command("sqs-status", cls=CeleryCommand, epilog=_EPILOG)
+@click.command("sqs-status", cls=Command, epilog=_EPILOG)
 @queues_option
 @option("Output", "--json", "as_json", is_flag=True, help="One JSON object; null is not known.")
 @option("Output", "--watch", is_flag=True, help="Go on until Ctrl-C, on a terminal.")
@@ -106,9 +108,7 @@ def sqs_status(
         if seen.others:
             click.echo(f"Warning: {_not_shown(seen)}", err=True)
     else:
-        from rich.console import Console
-
-        console = Console(width=None if _has_terminal() else _PIPE_COLUMNS)
+        console = console_of_stdout(width=None if _has_terminal() else _PIPE_COLUMNS)
         console.print(_shown(seen, console.width))
     for queue in seen.queues:
         if queue.failure:
@@ -153,7 +153,8 @@ def _look(app: Any, *, are_named: bool) -> _Seen:
     queues, now = _read(app), time.time()
     workers, why = _workers(app)
     if workers is None:
-        return _Seen(queues, [], now, None, why, is_store_away=why != _NO_STORE)
+        is_away = why not in (_NO_STORE, _OWN_STORE)
+        return _Seen(queues, [], now, None, why, is_store_away=is_away)
     queues = [with_workers(queue, workers, now=now) for queue in queues]
     theirs = {name for worker in workers for name in worker.queues}
     others = set() if are_named else theirs - {q.sqs_name for q in queues}
@@ -182,8 +183,9 @@ def _read_one(channel: Any, name: str) -> QueueStatus:
 
 def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     settings = app.conf.get("sqs_backoff")
-    if not isinstance(settings, Mapping) or not is_shared(settings.get("store")):
-        return None, _NO_STORE
+    store = settings.get("store") if isinstance(settings, Mapping) else None
+    if not is_shared(store):
+        return None, _NO_STORE if store is None else _OWN_STORE
     try:
         return list(Board(vault_of(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything

@@ -145,6 +145,8 @@ class TaskFacts:
         name: as registered.
         queue: where it goes unless its caller says otherwise: by the task, by task_routes, or
             because that is the default; ``None``: not known.
+        also_to: queues that entries of ``beat_schedule`` name for it.
+        exchange: that it is routed to, where no queue is bound to it when kombu sends.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds, ``None`` = no limit.
@@ -160,6 +162,8 @@ class TaskFacts:
     name: str
     is_covered: bool
     queue: str | None = None
+    also_to: tuple[str, ...] = ()
+    exchange: str | None = None
     backoff: Policy | None = None
     retry_for: float | None = None
     max_retries: int | None = None
@@ -256,7 +260,7 @@ class Facts:
         if all are routed, for any.
         """
         tasks = self.app.tasks
-        found = [task for task in tasks if task.queue in (None, queue.name)]
+        found = [t for t in tasks if t.queue in (None, queue.name) or queue.name in t.also_to]
         unrouted = [task for task in tasks if task.queue == self.app.default_queue]
         return found or unrouted or list(tasks)
 

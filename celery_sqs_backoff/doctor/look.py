@@ -6,6 +6,7 @@ exist, and one to the dead-letter queue with nothing to send, to see what it is 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -230,15 +231,20 @@ def _is_forbidden(failure: Failure | None) -> bool:
 def _tasks(app: Any) -> Iterable[TaskFacts]:
     from ..task import SQSBackoffTask  # the rules can do without Celery
 
+    by_beat = _beat_queues(app)
     for name, task in sorted(app.tasks.items()):
         if name.startswith("celery."):
             continue
         autoretries = bool(getattr(task, "autoretry_for", ()))
+        queue, exchange = _destination(app, task)
+        also_to = tuple(sorted(by_beat.get(name, ())))
         if not isinstance(task, SQSBackoffTask):
             yield TaskFacts(
                 name=name,
                 is_covered=False,
-                queue=_queue_of(app, task),
+                queue=queue,
+                also_to=also_to,
+                exchange=exchange,
                 acks_late=bool(task.acks_late),
                 autoretries=autoretries,
             )
@@ -247,7 +253,9 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
         yield TaskFacts(
             name=name,
             is_covered=True,
-            queue=_queue_of(app, task),
+            queue=queue,
+            also_to=also_to,
+            exchange=exchange,
             backoff=options.backoff,
             retry_for=options.retry_for,
             max_retries=options.max_retries,
@@ -259,19 +267,53 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
         )
 
 
-def _queue_of(app: Any, task: Any) -> str | None:
-    queue = getattr(task, "queue", None)
-    if queue is None:
-        try:
-            route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
-        except Exception:  # noqa: BLE001  # a router of the user's, which looks at the arguments
-            return None
+def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
+    """The queue that a task goes to unless its caller says otherwise; else the exchange.
+
+    Neither is known where a router of the user's looks at the arguments.
+    """
+    try:
+        route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
         if not isinstance(route, Mapping):
-            queue = route
-        elif "queue" in route or not (route.get("exchange") or getattr(task, "exchange", None)):
-            queue = route.get("queue") or app.conf.task_default_queue
-    name = getattr(queue, "name", queue)
+            route = {"queue": route}
+        default = app.conf.task_default_queue
+    except Exception:  # noqa: BLE001  # whatever the user's router raises
+        route, default = {}, None
+    queue, exchange, key = (
+        _name(own if (own := getattr(task, option, None)) is not None else route.get(option))
+        for option in ("queue", "exchange", "routing_key")
+    )
+    known = app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
+    if exchange and key and _drops(known, queue, exchange, key):
+        return None, exchange
+    if queue is None:
+        return (None if exchange else default), None
+    return (queue if known is None else known.name), None
+
+
+def _drops(queue: Any, name: str | None, exchange: str, key: str) -> bool:
+    """Whether no binding matches that kombu declares before it sends: that of the queue alone."""
+    if queue is None:  # one that Celery makes up
+        return (exchange, key) != (name, name)
+    is_direct = queue.exchange is None or queue.exchange.type == "direct"
+    return is_direct and (exchange, key) != (_name(queue.exchange), queue.routing_key)
+
+
+def _name(of: Any) -> str | None:
+    """The name of one of kombu's queues or exchanges, or the name itself."""
+    name = getattr(of, "name", of)
     return name if isinstance(name, str) else None
+
+
+def _beat_queues(app: Any) -> Mapping[str, set[str]]:
+    """The queues that beat names for a task, by the task's name."""
+    found: dict[str, set[str]] = {}
+    for entry in (app.conf.beat_schedule or {}).values():
+        get = entry.get if isinstance(entry, Mapping) else functools.partial(getattr, entry)
+        queue = _name((get("options", None) or {}).get("queue"))
+        if queue is not None:
+            found.setdefault(get("task", None), set()).add(queue)
+    return found
 
 
 def _scheme(store: object) -> str:

@@ -110,7 +110,10 @@ ALERTS: Final = (
         lasts="0m",
         severity="warning",
         summary=f"{_ROUNDED} dead letters of {{{{ $labels.task }}}}: {{{{ $labels.reason }}}}",
-        description="Look at them with celery sqs-peek; replay them with celery sqs-redrive.",
+        description=(
+            "Look at them with celery sqs-peek; replay them with celery sqs-redrive. Without a"
+            " dead-letter queue, or with on_give_up='fail', they are deleted."
+        ),
     ),
     Alert(
         name="SqsBackoffManyDeadLetters",

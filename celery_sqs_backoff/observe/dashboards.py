@@ -51,7 +51,7 @@ _PANELS: Final[tuple[tuple[str, str, bool, tuple[tuple[str, str], ...]], ...]] =
         ),
     ),
     (
-        "Dead letters by reason",
+        "Given up, by reason",
         "short",
         True,
         (
@@ -59,6 +59,11 @@ _PANELS: Final[tuple[tuple[str, str, bool, tuple[tuple[str, str], ...]], ...]] =
                 "sum by (task, reason)"
                 ' (increase(sqs_backoff_dead_letters_total{queue=~"$queue"}[$__rate_interval]))',
                 "{{task}} {{reason}}",
+            ),
+            (
+                "sum by (task)"
+                ' (increase(sqs_backoff_discarded_total{queue=~"$queue"}[$__rate_interval]))',
+                "{{task}} expired or revoked: deleted",
             ),
         ),
     ),

@@ -15,6 +15,7 @@ __all__ = [
     "BroughtForward",
     "CountRefused",
     "DeadLettered",
+    "Discarded",
     "Event",
     "GaveBack",
     "HeldTooLong",
@@ -104,18 +105,23 @@ class ReceivingPaused(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OfTask(Event):
+class OfMessage(Event):
+    """Something that happened to one message, by SQS's id of it."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfTask(OfMessage):
     """Something that happened to one message of a task.
 
     Attributes:
         task: the task's name.
         task_id: Celery's.
-        message_id: SQS's.
     """
 
     task: str
     task_id: str
-    message_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,11 +196,17 @@ class Parked(OfTask):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hidden(Event):
+class Discarded(OfTask):
+    """A message was deleted because its task had expired, or was revoked."""
+
+    name = "discarded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hidden(OfMessage):
     """SQS is asked to hide a message: for a retry, an ETA, or a provider that is down.
 
     Attributes:
-        message_id: SQS's.
         seconds: for how long, from now on.
         sent_at: when the message was sent, in seconds since the epoch; ``None`` = not known.
         eta: when its task is due at the earliest, as its sender wished; ``None`` = at once.
@@ -202,7 +214,6 @@ class Hidden(Event):
     """
 
     name = "hidden"
-    message_id: str
     seconds: float
     sent_at: float | None = None
     eta: float | None = None
@@ -223,11 +234,10 @@ class BroughtForward(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaveBack(Event):
+class GaveBack(OfMessage):
     """A message that had not been started was given back."""
 
     name = "given back"
-    message_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,43 +248,34 @@ class LeaseLost(OfTask):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RenewalRefused(Event):
+class RenewalRefused(OfMessage):
     """SQS no longer honours the receipt handle of a held message.
 
     Attributes:
-        message_id: SQS's.
         code: SQS's error code.
     """
 
     name = "renewal refused"
-    message_id: str
     code: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldTooLong(Event):
-    """A message is held for longer than the 12 hours that SQS allows.
-
-    Attributes:
-        message_id: SQS's.
-    """
+class HeldTooLong(OfMessage):
+    """A message is held for longer than the 12 hours that SQS allows."""
 
     name = "held too long"
-    message_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SettlementFailed(Event):
+class SettlementFailed(OfMessage):
     """A message could not be settled any more: it comes back, or another worker has it.
 
     Attributes:
-        message_id: SQS's.
         action: what was to be done, such as "delete".
         code: SQS's error code; ``None``: its visibility timeout was over.
     """
 
     name = "settlement failed"
-    message_id: str
     action: str
     code: str | None
 
@@ -392,8 +393,8 @@ class Recalled(OfProvider):
 #: Every kind of event, in the order of a message's life.
 ALL: tuple[type[Event], ...] = (
     *(Received, ReceiveFailed, ReceivingAgain, ReceivingPaused),
-    *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, GaveBack),
-    *(LeaseLost, RenewalRefused, HeldTooLong),
+    *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, Discarded),
+    *(GaveBack, LeaseLost, RenewalRefused, HeldTooLong),
     *(Settled, SettlementFailed, SettlementRefused, CountRefused),
     *(ProviderSlowed, ProviderOpened, ProviderProbing, ProviderClosed, Recalled, ProviderRecovered),
 )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-__all__ = ["MAX_AGE_SECONDS", "Heartbeat", "Pulse", "diagnosis"]
+__all__ = ["MAX_AGE_SECONDS", "Heartbeat", "Pulse", "diagnosis", "seconds_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -262,13 +262,30 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECONDS) -> str | None:
+def seconds_up() -> float | None:
+    """How long this container, or this machine, has been up; ``None``: not known (no Linux)."""
+    try:
+        began = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None
+
+
+def diagnosis(
+    path: Path,
+    *,
+    now: float,
+    max_age_seconds: float = MAX_AGE_SECONDS,
+    up_seconds: float | None = None,
+) -> str | None:
     """Say in one line why the writer of a heartbeat file is unhealthy; ``None``: it is not.
 
     Arguments:
         path: the file.
         now: seconds since the epoch.
         max_age_seconds: age from which on the file says that nobody writes it.
+        up_seconds: how long the reader's container has been up. A volume keeps the file of a
+            container that has crashed, and a startup probe would take it for the new one's.
     """
     try:
         found = json.loads(path.read_text())
@@ -284,4 +301,6 @@ def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECOND
         return f"the last heartbeat is {-age:.0f} s in the future: the clock was set back"
     if age > max_age_seconds:
         return f"the last heartbeat is {age:.0f} s old; expected at most {max_age_seconds:g} s"
+    if up_seconds is not None and age > up_seconds:
+        return "the last heartbeat is from before this container started"
     return "; ".join(faults) or None

@@ -62,15 +62,31 @@ def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Instrument:
     return Instrument(name, Kind.GAUGE, text, labels, unit=unit)
 
 
-RUNS = _counter("runs", "Runs of tasks that have ended.", *_TASK, "outcome")
-RETRIES = _counter("retries", "Failed runs whose message was hidden for a retry.", *_TASK)
+RUNS = _counter(
+    "runs",
+    "Runs of tasks with the base class that have ended, but for those that a stopping worker cuts"
+    " short.",
+    *(*_TASK, "outcome"),
+)
+RETRIES = _counter(
+    "retries",
+    "Runs that are to be repeated. If the message is parked, it is a dead letter as well.",
+    *_TASK,
+)
 DELAY = Instrument(
     "retry_delay_seconds", Kind.HISTOGRAM, "Delays asked of SQS for retries.", _TASK, _DELAYS, "s"
 )
 ATTEMPTS = Instrument(
     "attempts", Kind.HISTOGRAM, "Runs that a message needed to succeed.", _TASK, _ATTEMPTS
 )
-DEAD_LETTERS = _counter("dead_letters", "Messages given up.", *_TASK, "reason")
+DEAD_LETTERS = _counter(
+    "dead_letters",
+    "Messages given up. Without a dead-letter queue, or with on_give_up='fail', they are deleted.",
+    *(*_TASK, "reason"),
+)
+DISCARDED = _counter(
+    "discarded", "Messages deleted because their task had expired, or was revoked.", *_TASK
+)
 RUNNING = _gauge(
     "messages_running",
     "Messages whose task is running now, with the base class or without; not those that wait for a"
@@ -103,14 +119,14 @@ POLL_AGE = _gauge(
     "queue",
     unit="s",
 )
-CALLS = _counter("calls", "Batch calls to SQS.", "queue", "action")
+CALLS = _counter("calls", "Batch calls to SQS, failed ones too.", "queue", "action")
 CALL_FAILURES = _counter(
     "call_failures", "Entries of batch calls that SQS did not accept.", "queue", "action", "code"
 )
 BATCH = Instrument(
     "batch_entries", Kind.HISTOGRAM, "Entries of a batch call.", ("queue", "action"), _BATCH
 )
-RENEWALS = _counter("lease_renewals", "Entries that keep a running message hidden.", "queue")
+RENEWALS = _counter("lease_renewals", "Entries to keep a running message hidden.", "queue")
 LEASES_LOST = _counter("leases_lost", "Running messages that another worker may have.", *_TASK)
 GIVEN_BACK = _counter("given_back", "Messages given back before their task started.", "queue")
 
@@ -131,7 +147,7 @@ PROVIDER_WAITING = _gauge(
 RECALLED = _counter("recalled", "Hidden messages that were brought forward.", "provider")
 
 INSTRUMENTS: Final = (
-    *(RUNS, RETRIES, DELAY, ATTEMPTS, DEAD_LETTERS),
+    *(RUNS, RETRIES, DELAY, ATTEMPTS, DEAD_LETTERS, DISCARDED),
     *(RUNNING, WAITING, OLDEST, GIVING_UP),
     *(RECEIVED, RECEIVES, RECEIVE_FAILURES, POLL_AGE),
     *(CALLS, CALL_FAILURES, BATCH, RENEWALS, LEASES_LOST, GIVEN_BACK),

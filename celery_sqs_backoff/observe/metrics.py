@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from . import instruments
 from .events import (
     DeadLettered,
+    Discarded,
     Event,
     GaveBack,
     LeaseLost,
@@ -87,6 +88,7 @@ class Metrics:
             Retried: self._on_retried,
             DeadLettered: lambda e: self._dead_letter(e, e.reason),
             Parked: lambda e: self._dead_letter(e, "parked"),
+            Discarded: lambda e: self._add(instruments.DISCARDED, 1, e.task, e.queue),
             GaveBack: lambda e: self._add(instruments.GIVEN_BACK, 1, e.queue),
             LeaseLost: lambda e: self._add(instruments.LEASES_LOST, 1, e.task, e.queue),
             Settled: self._on_settled,

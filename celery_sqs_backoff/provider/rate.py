@@ -124,10 +124,11 @@ class Line(Generic[K]):
         self._new: deque[tuple[K, float]] = deque()
         self._hide: list[tuple[K, float]] = []
         self._here: list[tuple[float, int, K, float]] = []
+        self._without_process: deque[tuple[K, float]] = deque()
         self._sequence = count()
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._here) + len(self._hide)
+        return len(self._new) + len(self._here) + len(self._hide) + len(self._without_process)
 
     @property
     def missing(self) -> list[float]:
@@ -160,13 +161,28 @@ class Line(Generic[K]):
             self._new.appendleft((key, longest))
         self._here.clear()
 
-    def depart(self, now: float) -> Departure[K]:
-        """Take out the messages that start now, and those that are hidden."""
+    @property
+    def lacks_process(self) -> bool:
+        """Whether a message has missed its slot because no process was free."""
+        return bool(self._without_process)
+
+    def ask_again(self, most: int) -> None:
+        """Let so many of those that lacked a process have new slots."""
+        for _ in range(min(most, len(self._without_process))):
+            self._new.append(self._without_process.popleft())
+
+    def depart(self, now: float, most: float = math.inf) -> Departure[K]:
+        """Take out the messages that start now, ``most`` at the most, and those that are hidden.
+
+        The others lose their slots: later, all at once, they would be more calls than agreed.
+        """
         leaving: Departure[K] = Departure(hide=self._hide)
         self._hide = []
         while self._here and self._here[0][0] <= now:
             slot, _, key, longest = heapq.heappop(self._here)
-            if now - slot > LATEST_SECONDS:
+            if len(leaving.start) >= most:
+                self._without_process.append((key, longest))
+            elif now - slot > LATEST_SECONDS:
                 self._new.append((key, longest))
             else:
                 leaving.start.append((key, slot))

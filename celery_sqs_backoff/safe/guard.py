@@ -28,7 +28,7 @@ from .names import text_of
 from .store import MARK, key_of
 from .vault import Vault
 
-__all__ = ["Guard", "Passage", "Run", "enter", "finish", "read_record", "unset"]
+__all__ = ["Guard", "Passage", "Run", "enter", "finish", "is_joined", "read_record", "unset"]
 
 _IN_PROGRESS, _DONE = "in progress", "done"
 
@@ -153,6 +153,15 @@ def finish(vault: Vault, passage: Passage, result: object) -> None:
 def unset(vault: Vault, passage: Passage) -> bool:
     """Take the record back if this run made it and no other has passed since; whether it was."""
     return passage.is_ours and vault.delete(passage.key, passage.text)
+
+
+def is_joined(vault: Vault, passage: Passage) -> bool:
+    """Whether another run of the same message has passed, before this one or since."""
+    there = vault.get(passage.key) if passage.is_ours else None
+    if there is None:
+        return not passage.is_ours
+    same: bool = read_record(there)["message"] == read_record(passage.text)["message"]
+    return same and there != passage.text
 
 
 def read_record(text: str) -> dict[str, Any]:

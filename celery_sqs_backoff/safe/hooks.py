@@ -16,7 +16,7 @@ from celery.utils.log import get_task_logger
 
 from ..text import error_site, printable
 from .errors import AlreadyDone, Refused
-from .guard import Guard, Passage, Run, enter, finish, unset
+from .guard import Guard, Passage, Run, enter, finish, is_joined, unset
 from .identity import acts_of, message_of, run_id_of
 from .names import input_of
 from .settings import vault_of
@@ -119,10 +119,16 @@ class Hooks:
         if passage is not None and not acts_of(self):
             self._unset(passage)
 
-    def _joins_another_run(self) -> bool:
-        """Whether another run of this message has passed the guard, and not given it back."""
+    def _is_joined(self) -> bool | None:
+        """Whether another run of this message has passed the guard, and not given it back.
+
+        Does not raise. ``None``: the store does not say.
+        """
         passage: Passage | None = getattr(self.request, "sqs_passage", None)
-        return passage is not None and not passage.is_ours
+        try:
+            return passage is not None and is_joined(self._vault, passage)
+        except Exception:  # noqa: BLE001  # away, or whatever a user's store raises
+            return None
 
     def _take_back_refused(self, refused: Refused) -> bool:
         """Take back what earlier runs have done in workflows, if the window ended before the next.

@@ -59,10 +59,12 @@ def begin_call(request: Any) -> None:
 def begin_again(request: Any) -> None:
     """Note that a task's own ``__call__`` calls its ``run``, perhaps not for the first time.
 
-    What has been done stays noted, and the names of its steps are free again.
+    What has been done stays noted. The names of its steps are free again, and so are the ids of the
+    tasks that it calls as functions: those are counted anew, as by the message's next run.
     """
     facts = vars(request)
     facts.pop("sqs_steps", None)
+    facts["sqs_calls"].clear()
     for workflow in facts.get("sqs_workflows", {}).values():
         workflow.used.clear()
 

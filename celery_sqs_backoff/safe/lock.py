@@ -130,7 +130,7 @@ class Lock:
         """Free the lock. A failure to free it is logged: the body has ended."""
         try:
             # A renewal that the store did not answer may have been written all the same.
-            if not self._store.delete(self._key, self.text) and not self.steal(self.text):
+            if not self._store.delete(self._key, self.text) and self.steal(self.text) is None:
                 logger.warning("sqs_backoff.lock_outlived: %s", self._why_gone())
         except Exception as exc:  # noqa: BLE001  # the store is away, or a soft time limit has come
             # How the body has ended counts: retried for this, it would be done again.
@@ -138,13 +138,18 @@ class Lock:
                 "sqs_backoff.lock_not_released: it ends with its lease; %s", error_site(exc)
             )
 
-    def steal(self, text: str) -> bool:
-        """Free the lock of a holder that is known to be gone, by its record; whether it was."""
+    def steal(self, text: str) -> float | None:
+        """Free the lock of a holder that shall not go on, by its record.
+
+        Returns:
+            when its lease would have ended, in seconds since the epoch; ``None``: it had not got
+            the lock any more.
+        """
         nonce = text.partition(" ")[0]
         there = self._store.get(self._key)
         if not nonce or there is None or there.partition(" ")[0] != nonce:
-            return False
-        return self._store.delete(self._key, there)
+            return None
+        return _until(there) if self._store.delete(self._key, there) else None
 
     def _written(self, nonce: str, token: int) -> str:
         return f"{nonce} {token} {self._clock() + self._lease:.3f}"
@@ -157,7 +162,7 @@ class Lock:
     def _lease_left(self, text: str) -> float:
         """By the holder's clock; from 0 up to a lease of ours."""
         try:
-            until = float(text.rpartition(" ")[2])
+            until = _until(text)
         except ValueError:  # somebody else's text, on a store that is not signed
             return self._lease
         return min(max(0.0, until - self._clock()), self._lease)
@@ -172,6 +177,10 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _until(text: str) -> float:
+    return float(text.rpartition(" ")[2])
 
 
 def refuse_lock_in_transaction() -> None:

@@ -135,9 +135,7 @@ class Steps:
         begins = loads(text)["state"] == IN_PROGRESS
         self._note(name, text if is_ours else None, key, undo, begins=begins)
         if not is_ours:
-            text = _with_undo(self._vault, key, text, undo)
-        if loads(text)["state"] == IN_PROGRESS and not is_ours:
-            text = self._joined(key, text)
+            text = self._joined(key, _with_undo(self._vault, key, text, undo))
         if loads(text)["state"] == IN_PROGRESS:
             try:
                 result = fn(*args, **kwargs)
@@ -173,14 +171,15 @@ class Steps:
 
     def _joined(self, key: str, text: str) -> str:
         """Go on with a step that another run has begun: that run may not take its note back now."""
-        record = loads(text)
-        mine: str = dumps(record | {"run": self._run.id, "runs": record.get("runs", 1) + 1})
-        if settle(self._vault, key, text, mine, KEEP_SECONDS):
-            return mine
-        there = self._vault.get(key)
-        if there is None:
-            raise StoreUnavailable("The step's record comes and goes")
-        return there
+        while (record := loads(text))["state"] == IN_PROGRESS:
+            mine: str = dumps(record | {"run": self._run.id, "runs": record.get("runs", 1) + 1})
+            if settle(self._vault, key, text, mine, KEEP_SECONDS):
+                return mine
+            there = self._vault.get(key)
+            if there is None:
+                raise StoreUnavailable("The step's record comes and goes")
+            text = there  # of a third run
+        return text
 
     def _forget(self, key: str, text: str) -> None:
         try:
@@ -239,7 +238,7 @@ class Steps:
 
     def compensate(self) -> None:
         """Close the scope, and send the undoing tasks of its steps as one chain, the last first."""
-        scope = self.scope.change(state=CLOSING)
+        scope = self.scope.change(state=CLOSING, closed_by=self._run.id)
         if scope["state"] == CLOSED:
             return
         undoing = self._all_undoing(scope["steps"], _MAX_UNDO_CHARACTERS)
@@ -247,7 +246,8 @@ class Steps:
             undoing = self._all_undoing(scope["steps"], _RESULT_CHARACTERS)
         if undoing:
             task = undoing[0] if len(undoing) == 1 else chain(*undoing, app=self._app)
-            _send(task, "What undoes the steps")
+            wait = (scope.get("undo_at") or 0.0) - self._clock()
+            _send(task, "What undoes the steps", **({"countdown": wait} if wait > 0 else {}))
         self.scope.change(state=CLOSED)
 
     def _all_undoing(self, names: list[str], max_result: int) -> list[Signature]:
@@ -351,9 +351,9 @@ def _with_undo(vault: Vault, key: str, text: str, undo: Signature | None) -> str
     return new if settle(vault, key, text, new, KEEP_SECONDS) else text
 
 
-def _send(task: Signature, what: str) -> None:
+def _send(task: Signature, what: str, **options: Any) -> None:
     try:
-        task.apply_async()
+        task.apply_async(**options)
     except Exception as exc:  # whatever the broker's library raises
         raise NotDispatched(f"{what} could not be sent: {error_site(exc)}") from exc
 

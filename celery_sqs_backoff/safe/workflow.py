@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from celery.canvas import Signature
+from celery.exceptions import Ignore
 from celery.utils.log import get_task_logger
 from kombu.utils.json import dumps, loads
 
@@ -144,18 +145,29 @@ class Workflow:
     ) -> None:
         is_left_half = False
         try:
-            if exc is None:
-                # Paused for longer than its lease, this run may end while another message is in
-                # the workflow: that one's steps have not ended.
-                mine, over = self._run.messages, {"ended": True, "working": [], "forsaken": False}
-                self._steps.scope.update(lambda scope: over if scope.get("owner") in mine else {})
-                self._ended = True
+            if exc is None or isinstance(exc, Ignore):  # the message is done with, in either case
+                self._end()
             elif isinstance(exc, Refused):
                 is_left_half = self._leave()
         finally:
             self._lock.release()
         if is_left_half:
             self.take_back()
+
+    def _end(self) -> None:
+        """Note that the block has ended well.
+
+        Raises:
+            Compensated: its steps have been taken back, and not by this run: another delivery of
+                the message was given up, or another message that went on with them.
+        """
+        # Paused for longer than its lease, this run may end while another message is in the
+        # workflow: that one's steps have not ended.
+        mine, over = self._run.messages, {"ended": True, "working": [], "forsaken": False}
+        scope = self._steps.scope.update(lambda scope: over if scope.get("owner") in mine else {})
+        self._ended = True
+        if scope["state"] != OPEN and scope.get("closed_by") != self._run.id:
+            raise Compensated("The steps of this workflow have been taken back")
 
     def _own(self) -> None:
         _note_scope(self._vault, self._run.message, self._scope)
@@ -168,8 +180,13 @@ class Workflow:
             raise Compensated("The steps of this workflow have been taken back")
         self._entered_with = self._lock.text
 
-    def take_back(self) -> None:
+    def take_back(self, *, is_holder_gone: bool = False) -> None:
         """Compensate for a message that is given up, if the scope is still that message's.
+
+        Arguments:
+            is_holder_gone: the process of the message's last run is known to have ended. If not,
+                a run that has left its lock may still be in a step (its worker is cut off from
+                SQS): the steps are undone once its lease is over.
 
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
@@ -184,29 +201,32 @@ class Workflow:
             # which goes on.
             return
         # No run of the message goes on; a killed one may have left its lock.
-        self._lock.steal(scope["lock"])
+        until = self._lock.steal(scope["lock"])
         try:
             self._lock.acquire()
         except Busy as exc:
             self._close_unless_taken_over(exc)
             return
         try:
-            if self._close():
+            if self._close(undo_at=None if is_holder_gone else until):
                 self._steps.compensate()
         finally:
             self._lock.release()
 
-    def _close(self) -> bool:
+    def _close(self, *, undo_at: float | None = None) -> bool:
         """Let no run do a step, if the scope is this message's; whether it is so.
 
         Of one that has ended well nothing is taken back: another delivery of the message may have
         ended it a moment ago.
+
+        Arguments:
+            undo_at: seconds since the epoch, when any step that is under way will have ended.
         """
         mine = self._run.messages
 
         def closing(scope: dict[str, Any]) -> dict[str, Any]:
             is_owed = scope.get("owner") in mine and not scope.get("ended")
-            return {"state": CLOSING} if is_owed else self._forsaken(scope)
+            return {"state": CLOSING, "undo_at": undo_at} if is_owed else self._forsaken(scope)
 
         scope = self._steps.scope.update(closing)
         return scope["state"] == CLOSING and scope.get("owner") in mine
@@ -281,7 +301,8 @@ def compensate_scopes_of(
 
     Arguments:
         run: one of the message's, or what stands for it.
-        opened: workflows of the run that has ended, by scope, if it was in this process.
+        opened: workflows of the run that has ended, by scope, if it was in this process. ``None``:
+            its process is gone.
 
     One that cannot be taken back leaves the others be. What could not be done is done when a run
     of the message enters the workflow again, such as after a redrive.
@@ -291,7 +312,7 @@ def compensate_scopes_of(
         workflow = (opened or {}).get(scope)
         if workflow is None:
             workflow = Workflow(vault, scope, app, run, lease=60, namespace="")
-        workflow.take_back()
+        workflow.take_back(is_holder_gone=opened is None)
 
     scopes: list[str] = []
     taken_back = _outcome(lambda: scopes.extend(_scopes_of(vault, run)))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .engine import simulate
-from .scenario import Arrivals, Kind, Phase, Scenario, Script
+from .scenario import Arrivals, Kind, Phase, Scenario, ScenarioError, Script
 from .strategies import STRATEGIES
 
 __all__ = ["Forecast", "forecast", "scenario_of_queue"]
@@ -55,10 +55,17 @@ def scenario_of_queue(
         attributes: as GetQueueAttributes returns them.
         max_receive_count: of the redrive policy; ``None`` = the queue has no dead-letter queue.
         oldest: age in seconds of the oldest message; the others are spread evenly below it.
+
+    Raises:
+        ScenarioError: the queue would not have kept the oldest message.
     """
     stem = "ApproximateNumberOfMessages"
     depth = sum(int(attributes.get(stem + part, 0)) for part in ("", "NotVisible", "Delayed"))
     retention = float(attributes.get("MessageRetentionPeriod", scenario.retention))
+    if oldest > retention:
+        raise ScenarioError(
+            f"oldest={oldest:g} s: the queue keeps its messages for {retention:g} s at the most"
+        )
     budgets = [retention]
     if scenario.task.retry_for is not None:
         budgets.append(scenario.task.retry_for)

@@ -101,11 +101,8 @@ def result_of(strategy: str, scenario: Scenario, measures: Measures) -> Result:
 
 def _drain_limit(scenario: Scenario, backlog: int) -> float | None:
     """The shortest time in which a backlog can be sent; ``None``: it never can."""
-    fleet, script, arrivals = scenario.fleet, scenario.script, scenario.arrivals
-    capacity = fleet.workers * fleet.processes / script.call_seconds
-    if script.capacity is not None:
-        capacity = min(capacity, script.capacity)
-    fresh_for = max(0.0, arrivals.lasts - script.recovered_at)
+    arrivals, capacity = scenario.arrivals, scenario.throughput
+    fresh_for = max(0.0, arrivals.lasts - scenario.script.recovered_at)
     spare = capacity - arrivals.rate
     if spare > 0 and backlog <= spare * fresh_for:
         return backlog / spare

@@ -203,6 +203,12 @@ class Scenario:
             raise ScenarioError("queue.max_receive_count: expected a whole number from 1 up")
         _above_0("queue.retention", self.retention)
 
+    @property
+    def throughput(self) -> float:
+        """Calls a second that the fleet makes and the provider takes, at the most."""
+        made = self.fleet.workers * self.fleet.processes / self.script.call_seconds
+        return made if self.script.capacity is None else min(made, self.script.capacity)
+
     def with_task(self, **changes: object) -> Scenario:
         return replace(self, task=replace(self.task, **changes))  # type: ignore[arg-type]
 

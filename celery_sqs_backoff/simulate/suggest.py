@@ -14,7 +14,7 @@ from .results import Result, result_of
 from .scenario import Arrivals, Kind, Phase, Scenario, ScenarioError, Script
 from .strategies import STRATEGIES
 
-__all__ = ["DRAWS", "Goals", "Suggestion", "parse_goals", "suggest"]
+__all__ = ["DRAWS", "Goals", "Suggestion", "parse_goals", "suggest", "throughput"]
 
 #: The longest first: it makes the fewest calls.
 _CAPS_SECONDS = (14_400.0, 7200.0, 3600.0, 1800.0, 900.0, 300.0)
@@ -88,6 +88,12 @@ def parse_goals(text: str) -> Goals:
     return Goals(**found)
 
 
+def throughput(scenario: Scenario, goals: Goals) -> float:
+    """Return how many calls a second the fleet makes of those that the provider takes."""
+    script = replace(scenario.script, capacity=goals.calls)
+    return replace(scenario, script=script).throughput
+
+
 def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | None:
     """Find the simplest options that reach the goals: without a provider's gate if that will do.
 
@@ -97,10 +103,11 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
         seed: of the first draw; the others follow it.
 
     Returns:
-        ``None``: none of the candidates reaches them; the provider may take too few calls.
+        ``None``: none of the candidates reaches them; the provider may take too few calls, or the
+        fleet make too few.
     """
-    backlog = scenario.arrivals.rate * goals.survive
-    if backlog / goals.calls > goals.drain:
+    backlog, calls = scenario.arrivals.rate * goals.survive, throughput(scenario, goals)
+    if backlog / calls > goals.drain:
         return None
     if not backlog:
         raise ScenarioError("messages.rate=0: expected new messages to suggest options for")
@@ -108,7 +115,7 @@ def suggest(scenario: Scenario, goals: Goals, *, seed: int = 0) -> Suggestion | 
     tried = replace(
         scenario,
         script=Script(
-            capacity=goals.calls / scale,
+            capacity=calls / scale,  # the fleet is not scaled
             call_seconds=scenario.script.call_seconds,
             failed_call_seconds=scenario.script.failed_call_seconds,
             phases=(Phase(kind=Kind.OUTAGE, start=0.0, lasts=goals.survive),),

@@ -29,31 +29,39 @@ class Handshakes:
     def __init__(self) -> None:
         self.after_in_child()
 
-    def begin(self) -> None:
+    def begin(self) -> object:
         """Note that one begins; waits for a fork that waits, and until it is over."""
+        handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
-            self._under_way += 1
+            self._under_way.add(handshake)
+        return handshake
 
-    def end(self) -> None:
+    def end(self, handshake: object) -> None:
+        """Note the end of what :meth:`begin` has returned."""
         with self._cond:
-            self._under_way -= 1
+            self._under_way.discard(handshake)
             self._cond.notify_all()
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Note what may make a TLS connection, for as long as the block takes."""
-        self.begin()
+        handshake = self.begin()
         try:
             yield
         finally:
-            self.end()
+            self.end(handshake)
 
     def before_fork(self) -> None:
-        """Wait until none is under way, for a second at most; let none begin."""
+        """Wait until none is under way, for a second at most; let none begin.
+
+        The next fork does not wait for what this one has waited for in vain: STS may be silent for
+        minutes, in which a pool replaces many processes.
+        """
         self._cond.acquire()
         self._fork_waits = True
-        self._cond.wait_for(lambda: self._under_way == 0, _LONGEST_WAIT_SECONDS)
+        self._cond.wait_for(lambda: not self._under_way, _LONGEST_WAIT_SECONDS)
+        self._under_way.clear()
 
     def after_fork(self) -> None:
         self._fork_waits = False
@@ -63,7 +71,7 @@ class Handshakes:
     def after_in_child(self) -> None:
         """Forget them: the threads that make them are not in this process."""
         self._cond = threading.Condition(threading.Lock())
-        self._under_way = 0
+        self._under_way: set[object] = set()
         self._fork_waits = False
 
 
@@ -90,21 +98,18 @@ def announce_handshakes(http_session: Any) -> None:
 class _Connection(AWSHTTPSConnection):
     """The wait for the server's address and for TCP is not in the way of a fork."""
 
-    _is_noted = False
+    _handshake: object = None
 
     def _new_conn(self) -> Any:
         sock = super()._new_conn()
-        handshakes.begin()
-        self._is_noted = True
+        self._handshake = handshakes.begin()
         return sock
 
     def connect(self) -> None:
         try:
             super().connect()
         finally:
-            if self._is_noted:
-                self._is_noted = False
-                handshakes.end()
+            handshakes.end(self._handshake)
 
 
 class _Pool(AWSHTTPSConnectionPool):

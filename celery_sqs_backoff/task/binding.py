@@ -121,7 +121,8 @@ def _check_provider_key(cls: Any) -> None:
     if key is None:
         return
     run = inspect.getattr_static(cls, "run")
-    function = run.__func__ if isinstance(run, staticmethod) else MethodType(run, cls)
+    is_bound = isinstance(run, staticmethod | classmethod)
+    function = cls.run if is_bound else MethodType(run, cls)
     try:
         Template(key).check(function)
     except ValueError as exc:

@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Reject, Retry, TaskPredicate, WorkerLostError
+from celery.exceptions import Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
+from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge, known_verdict
 from ..safe.errors import Busy, TryLater
 from ..safe.identity import acts_of
@@ -24,7 +25,7 @@ from ..safe.lock import busy_delay
 from ..safe.shared import busy_receives, count_busy, count_doubt, is_in_doubt
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable, type_name
-from .handover import BackoffRetry, NamedRetry, Report, delivery_of, describe, run_of
+from .handover import BackoffRetry, Report, delivery_of, describe, ended_by, run_of
 from .leaving import ends_the_process, is_pools_time_limit
 from .tracing import current_trace, note_end
 from .unpublished import is_unpublished, retried_for
@@ -34,7 +35,6 @@ __all__ = [
     "FailedRun",
     "Final",
     "drawn_delay",
-    "ended_by",
     "judge_failure",
     "limit_now",
     "retries_before",
@@ -163,17 +163,28 @@ class FailedRun:
         word: Word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
         if isinstance(word, GiveUp) and self._leaves_in_doubt(exc, verdict):
             word = replace(word, outcome=Outcome.UNKNOWN)
-        if isinstance(word, GiveUp) and not self._task._compensate_given_up(
-            may_run_again=verdict.wants_retry or verdict.nothing_was_processed
-        ):
-            # What is owed is sent by the next run: until then the message must not be gone.
-            word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
+        if isinstance(word, GiveUp):
+            comes_again = self._comes_again()
+            is_safe = verdict.wants_retry or verdict.nothing_was_processed
+            may_go = self._task._compensate_given_up(may_run_again=comes_again and is_safe)
+            if comes_again and not may_go:
+                # What is owed is sent by the next run: until then the message must not be gone.
+                word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         self._note(Ended(End.RAISED, word), cause or exc)
         if isinstance(word, RetryIn) or self._task.backoff_options.undo is not None:
             self._note_doubt(exc, verdict.outcome)
         if isinstance(word, RetryIn):
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
+
+    def _comes_again(self) -> bool:
+        """Whether the message is received again for what could not be done at this receive.
+
+        If not, a dead letter of ours, with its reason, is better than SQS's own.
+        """
+        assert self._run is not None
+        is_last = self._run.delivery.is_last_before_sqs_moves_it
+        return not is_last or self._task.backoff_options.on_give_up != DEAD_LETTER
 
     def _undo(self, exc: BaseException, verdict: Verdict) -> None:
         """Undo if nothing can have been processed, by this run or by one before it."""
@@ -213,8 +224,9 @@ class FailedRun:
             return False
         # A run that has waited for a lock leaves the guard's record too.
         has_waited = self._request.retries > 0 and self._retries == 0
-        if self._task._joins_another_run() and not has_waited:
-            return True  # one of a worker that was lost as a whole, perhaps: nothing else tells
+        is_joined: bool | None = self._task._is_joined()  # by a run that was lost, perhaps
+        if is_joined is None or (is_joined and not has_waited):
+            return is_joined
         return is_in_doubt(self._task.app, self._task.name, self._request.id)
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
@@ -294,18 +306,6 @@ class FailedRun:
             error = describe(exc, self._task.backoff_options)
             self._run.report = Report(ended, replace(error, trace=current_trace()))
             note_end(self._run, attempt=self._request.retries + 1)
-
-
-def ended_by(exc: TaskPredicate) -> Ended:
-    """Say how a run ended that raised one of Celery's own words."""
-    if isinstance(exc, BackoffRetry):
-        word = RetryIn(exc.when, is_named=isinstance(exc, NamedRetry))
-        return Ended(End.RETRY_ASKED, word)
-    if isinstance(exc, Retry):
-        return Ended(End.RETRY_ASKED)
-    if isinstance(exc, Reject):
-        return Ended(End.REQUEUED if exc.requeue else End.REJECTED)
-    return Ended(End.IGNORED)
 
 
 def judge_failure(task: Any, exc: Exception) -> Verdict:
@@ -395,6 +395,4 @@ def _celerys_retry(task: Any, **options: Any) -> Any:
 
 
 def _as_exception(exc: BaseException) -> Exception:
-    return WorkerLostError(  # type: ignore[no-any-return]
-        f"The task raised {type_name(exc)}"
-    )
+    return WorkerLostError(f"The task raised {type_name(exc)}")  # type: ignore[no-any-return]

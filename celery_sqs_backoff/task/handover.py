@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry, TaskPredicate
 
-from ..retry.decision import Ended
+from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import TYPE_ONLY, Options
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
@@ -28,6 +28,7 @@ __all__ = [
     "attach_report",
     "delivery_of",
     "describe",
+    "ended_by",
     "report_of",
     "run_of",
 ]
@@ -106,6 +107,18 @@ def delivery_of(request: Any) -> Delivery | None:
 def describe(exc: BaseException, options: Options) -> ErrorText:
     """Say what a dead-letter record may say of an exception, in the process that ran the task."""
     return ErrorText.of(exc, type_only=options.record_detail == TYPE_ONLY, redact=options.redact)
+
+
+def ended_by(exc: TaskPredicate) -> Ended:
+    """Say how a run ended that raised one of Celery's own words."""
+    if isinstance(exc, BackoffRetry):
+        word = RetryIn(exc.when, is_named=isinstance(exc, NamedRetry))
+        return Ended(End.RETRY_ASKED, word)
+    if isinstance(exc, Retry):
+        return Ended(End.RETRY_ASKED)
+    if isinstance(exc, Reject):
+        return Ended(End.REQUEUED if exc.requeue else End.REJECTED)
+    return Ended(End.IGNORED)
 
 
 def attach_report(exc_info: Any, report: Report) -> None:

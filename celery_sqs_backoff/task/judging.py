@@ -36,7 +36,7 @@ def wrap_run(cls: Any) -> None:
     run = cls.run
     if getattr(run, "_is_wrapped", False):
         return
-    takes_self = not isinstance(getattr_static(cls, "run"), staticmethod)
+    takes_self = not isinstance(getattr_static(cls, "run"), staticmethod | classmethod)
 
     @wraps(run)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from .chords import count_parts_whole
-from .failed_run import Aborted, ended_by
+from .failed_run import Aborted
 from .handover import (
     DELIVERY_KEY,
     RUNNING,
@@ -32,6 +32,7 @@ from .handover import (
     Run,
     attach_report,
     describe,
+    ended_by,
     run_of,
 )
 from .judging import RETURNED, wrap_call, wrap_run

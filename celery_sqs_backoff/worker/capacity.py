@@ -130,7 +130,12 @@ class Capacity:
     @property
     def has_free_process(self) -> bool:
         """Whether a task that is started now would run at once."""
-        return len(self._running) < max(1, self._processes())
+        return self.free_processes > 0
+
+    @property
+    def free_processes(self) -> int:
+        """How many tasks would run at once; below 0: as many wait for a process."""
+        return max(1, self._processes()) - len(self._running)
 
     def startable_within(self, seconds: float) -> int:
         """How many messages that arrive in the next seconds would have a place in the window."""

@@ -8,19 +8,26 @@ from typing import Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..retry.decision import End, Ended
 from ..retry.options import TYPE_ONLY, Options
 from ..sqs.eta import parse_eta
 from ..sqs.redact import ErrorText
-from ..task.failed_run import ended_by
-from ..task.handover import report_of
+from ..task.handover import ended_by, report_of
+from ..text import printable
+from .results import BackendHangs, in_time
 
 __all__ = ["WITHOUT_THE_TASK", "is_stopping", "own_success", "raised", "read_end"]
 
+logger = get_logger(__name__)
+
 #: Ends in which no code of the task's was left to say what happened.
 WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
+
+#: Attribute of a request: its success, once it has been looked up.
+_SUCCESS: Final = "sqs_success"
 
 #: By how much the clocks of SQS and of this machine may differ.
 _CLOCKS_DIFFER_SECONDS: Final = 5.0
@@ -84,20 +91,42 @@ def _end_by(request: Any, exc: BaseException) -> End:
 def own_success(request: Any, find: Callable[[], Any] | None) -> Any:
     """Return what is stored of the success of a run whose process was lost; else ``False``.
 
-    An older message may have had the same task id: tasks that are sent again under an id of their
-    own. And a part of a chord is counted after its result is stored; without it the chord would
-    never end.
+    Looked up once: a later look, by Celery, must not contradict what has been settled.
 
     Arguments:
         find: Celery's own look at the result backend; ``None``: it has none.
     """
-    stored: Any = False if find is None else find()
-    if not stored or request.lease is None:
-        return stored
-    ended_at, sent_at = _seconds(stored.get("date_done")), request.lease.delivery.sent_at
-    if ended_at is None or sent_at is None or _is_in_chord(request):
+    if find is None:
         return False
-    return stored if ended_at > sent_at - _CLOCKS_DIFFER_SECONDS else False
+    if request.lease is None:
+        return find()
+    if _SUCCESS not in vars(request):
+        vars(request)[_SUCCESS] = _own_success(request, find)
+    return vars(request)[_SUCCESS]
+
+
+def _own_success(request: Any, find: Callable[[], Any]) -> Any:
+    """An older message may have had the same task id: some tasks are sent under one of their own.
+
+    And a part of a chord is counted after its result is stored; without it the chord would never
+    end.
+    """
+    sent_at = request.lease.delivery.sent_at
+    if sent_at is None or _is_in_chord(request):
+        return False
+    try:
+        stored = in_time(find)
+    except BackendHangs:
+        logger.error(
+            "sqs_backoff.result_backend_hangs: task %s[%s]: its process was lost; that it may have"
+            " succeeded is not known",
+            *(printable(request.name), printable(request.id)),
+        )
+        return False
+    ended_at = _seconds(stored.get("date_done")) if stored else None
+    if ended_at is None or ended_at <= sent_at - _CLOCKS_DIFFER_SECONDS:
+        return False
+    return stored
 
 
 def _seconds(date_done: object) -> float | None:

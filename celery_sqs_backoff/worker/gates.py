@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import sys
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -87,6 +88,7 @@ class Gates:
         room: most messages that the worker has processes for now.
         fleet: from the name of a provider and its tenant, and its rate, to where its slots are
             shared; ``None``: each worker has the rate for itself.
+        free: how many processes are.
         share: makes the thread that shares the health of providers, once one wants that.
         mix: which provider's messages each queue brings.
         rng: draws intervals and delays.
@@ -101,6 +103,7 @@ class Gates:
         room: Callable[[], int],
         fleet: Callable[[tuple[str, ...], float], Fleet | None] = lambda name, rate: None,
         share: Callable[..., Sharing | None] = lambda **facts: None,
+        free: Callable[[], int] = lambda: sys.maxsize,
         mix: QueueMix | None = None,
         rng: random.Random | None = None,
         today: Callable[[], float] = time.time,
@@ -110,7 +113,7 @@ class Gates:
         self.clock = keeper.clock
         self.today = today
         self.events = keeper.events
-        self.pacer = Pacer(keeper.clock)
+        self.pacer = Pacer(keeper.clock, free)
         self.mix = mix or QueueMix()
         self._calls = calls
         self.recaller = Recaller(self, calls=calls, room=room)
@@ -166,8 +169,7 @@ class Gates:
         if provider.rate is not None:
             times = self._times.pop((provider.name, tenant), None)
             pace = Pace(provider.name, provider.rate, self._fleet(name, provider.rate), times)
-        stands_for = digest_of(tenant) if tenant else ""
-        gate = Gate(provider, self, tenant=stands_for, pace=pace)
+        gate = Gate(provider, self, tenant=digest_of(tenant) if tenant else "", pace=pace)
         self._gates[provider.name, tenant] = gate
         if provider.shared:
             self._sharing = self._sharing or self._share(
@@ -218,10 +220,9 @@ class Gates:
             gate = None if name is None else self._gates.get((name, ""))
             if gate is None or gate.provider.key is not None:
                 return MAX_BATCH_ENTRIES
-            health = gate.control.health
-            if health.state is State.CLOSED:
+            if gate.control.health.state is State.CLOSED:
                 return MAX_BATCH_ENTRIES
-            return 1 if health.needs_probe(self.clock()) else 0
+            return 0 if gate.hides_all else 1
 
     def now(self) -> list[ProviderNow]:
         """Return the state of each provider, for ``sqs-status``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,6 +39,13 @@ _AWAY_SECONDS: Final = 10.0
 
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
+
+#: Slots of so many seconds may wait for a process. None: a small pool, hardly faster than its
+#: rate, would lose a third of them. All: after a call that hangs they would begin at once.
+_SPARE_SECONDS: Final = 1.0
+
+#: Between two looks for a free process, while a message lacks one.
+_PROCESS_LOOK_SECONDS: Final = 0.02
 
 #: A slot may be further away than a thread can sleep.
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
@@ -90,6 +98,12 @@ class Pace:
         self.waiting_since: float | None = None
         self.away_until: float | None = None
         self.times = times or Times()
+
+    @property
+    def spare(self) -> int:
+        """How many messages may have their slots and wait for a process."""
+        workers = 1 if self.fleet is None else self.workers
+        return math.ceil(_SPARE_SECONDS * self.rate / workers)
 
     def give_local(self, now: float, share: float) -> None:
         """Give places of this worker's own, at a share of the rate."""
@@ -145,10 +159,14 @@ class Pacer:
 
     Arguments:
         clock: seconds, monotonic.
+        free: how many processes are; below 0: messages wait for one.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], free: Callable[[], int] = lambda: sys.maxsize
+    ) -> None:
         self._clock = clock
+        self._free = free
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
@@ -224,8 +242,10 @@ class Pacer:
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
+                room = self._free() + pace.spare
+                pace.line.ask_again(room)
                 self._see_to_slots(pace, now)
-                departure = pace.line.depart(now)
+                departure = pace.line.depart(now, room)
                 self._see_to_slots(pace, now)  # of those that have missed theirs
                 actions += [
                     functools.partial(paced.start, slot)
@@ -267,6 +287,8 @@ class Pacer:
         now = self._clock()
         times = [at for pace in self._busy if (at := pace.line.next_at()) is not None]
         times += [turns.next_at(now) for turns in self._turns]
+        if any(pace.line.lacks_process for pace in self._busy):
+            times.append(now + _PROCESS_LOOK_SECONDS)
         times += [
             self._patience_ends(pace.waiting_since)
             for pace in self._busy

@@ -97,6 +97,7 @@ class Receive:
             room=room,
             fleet=fleet_of(app, worker=name_among_workers(self._consumer)),
             share=sharing_of(app, worker=name_among_workers(self._consumer)),
+            free=lambda: self._capacity.free_processes,
             mix=QueueMix(lambda name: providers_routed_to(app, name)),
         )
 

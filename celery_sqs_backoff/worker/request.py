@@ -30,6 +30,7 @@ from ..text import error_site, printable
 from .ends import WITHOUT_THE_TASK, own_success, raised, read_end
 from .lease import Lease, may_start
 from .lost import LostFlags
+from .results import in_time
 from .settler import Settler
 
 __all__ = ["BackoffRequest", "SettledBeforeRun"]
@@ -199,7 +200,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def _success_was_stored(self) -> Any:
-        """Celery asks it too, and cannot tell before 5.7."""
+        """Celery asks it too, after us, and cannot tell before 5.7."""
         return own_success(self, getattr(super(), "_success_was_stored", None))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -281,14 +282,13 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
             state.task_ready(self)
-            _announce_retry(self, raised(exc_info), exc_info, int(settle.seconds))
+            _announce_retry(self, _failure(exc_info), exc_info, int(settle.seconds))
         elif isinstance(ended.word, RetryIn) or comes_back:
             state.task_ready(self)
             exc = raised(exc_info)
             _send_retried(self, getattr(exc, "exc", None) or exc, exc_info.traceback)
         elif ended.end is End.ABORTED:
-            failure = WorkerLostError(f"The run was aborted: {type(raised(exc_info)).__name__}")
-            self._report_lost(_exc_info(failure))
+            self._report_lost(_exc_info(_failure(exc_info)))
         else:
             report()
             if ended.end is End.TIME_LIMIT:
@@ -299,11 +299,19 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         super().on_failure(exc_info)
 
 
-def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, delay: int) -> None:
+def _failure(exc_info: Any) -> Exception:
+    """What ended a run. Celery before 5.7 stores nothing of what is no ``Exception``."""
+    exc = raised(exc_info)
+    if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+        return exc
+    return WorkerLostError(f"The run was aborted: {type(exc).__name__}")  # type: ignore[no-any-return]
+
+
+def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, delay: int) -> None:
     """What the task's own process says of a retry, for one that could not say it."""
     task, context = request.task, request._context
     if request.store_errors:
-        task.backend.mark_as_retry(request.id, exc, exc_info.traceback, request=context)
+        _contained(request, in_time, partial(_store_retry, request, exc, exc_info.traceback))
     _send_retried(request, exc, exc_info.traceback)
     reason = Retry(exc=exc, when=delay)
     task.request_stack.push(context)
@@ -313,6 +321,11 @@ def _announce_retry(request: BackoffRequest, exc: BaseException, exc_info: Any, 
     finally:
         task.request_stack.pop()
     logger.info("Task %s retry: %s", _named(request), reason)
+
+
+def _store_retry(request: BackoffRequest, exc: Exception, traceback: str) -> None:
+    backend = request.task.backend
+    backend.mark_as_retry(request.id, exc, traceback, request=request._context)
 
 
 def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 
-from ..observe.events import DeadLettered, OfTask, Retried, RunEnded
+from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted_before_run
 from ..retry.decision import (
     DeadLetter,
@@ -134,7 +134,7 @@ class Settler:
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
         owes = ended.end is End.REVOKED or (_gives_up(settle) and ended.end not in _COMPENSATED)
-        if owes and not self._compensate():
+        if owes and not self._compensate() and not self._is_last_chance_of(settle):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
@@ -146,12 +146,17 @@ class Settler:
                 self._lease.give_back_unrun()
             elif self._lease.release():
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
-        else:
-            self._lease.done()
+        elif self._lease.done() and ended.end is End.REVOKED:
+            self._emit(Discarded)
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
         if is_settled and isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
             self._emit_given_up(settle, error)
         return settle
+
+    def _is_last_chance_of(self, settle: Settle) -> bool:
+        """Whether SQS would move the message itself, at the next receive, without its reason."""
+        is_last = self._lease.delivery.is_last_before_sqs_moves_it
+        return isinstance(settle, DeadLetter) and is_last
 
     def _compensate(self) -> bool:
         """Take the message's workflows back; return whether that is done."""

@@ -182,3 +182,8 @@ def test_a_suggestion_and_none(run: Callable[..., Result]) -> None:
     bad = run("--suggest", "survive 2h, drain 1m, 5 calls/s")
     assert bad.exit_code == simulate.NOT_FOUND
     assert "backlog alone takes" in bad.stderr
+    small = ("--workers", "1", "--processes", "1")
+    bad = run("--suggest", "survive 24h, drain 1h, 40 calls/s", "--messages", "1/s", *small)
+    assert bad.exit_code == simulate.NOT_FOUND
+    assert "takes 4 h 48 min at 5 calls a second" in bad.stderr
+    assert "all processes together (1) make no more, at 0.2 s a call" in bad.stderr

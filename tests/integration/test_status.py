@@ -86,6 +86,14 @@ def test_watching_needs_a_terminal(run: Callable[..., Result], more: tuple[str, 
     assert "--watch needs a terminal" in result.stderr
 
 
+def test_a_store_of_each_process_is_one_that_is_set(
+    run: Callable[..., Result], app: Celery
+) -> None:
+    app.conf.sqs_backoff = {"store": "memory://"}
+    assert "sqs_backoff['store'] is one that workers do not share" in run().stdout
+    assert run("--json").stderr == ""
+
+
 def test_a_queue_that_cannot_be_read_is_named(run: Callable[..., Result], app: Celery) -> None:
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.broker_transport_options = {

@@ -106,10 +106,20 @@ def by_arguments(name: str, args: Any, kwargs: Any, options: Any, **_: Any) -> A
         (by_name, []),
         ({"shop.p*": "mails"}, []),
         ({"shop.p*": "mails", "shop.m*": {"exchange": "mails"}}, ["W010"]),
+        ({"shop.p*": "mails", "shop.m*": {"exchange": "m", "routing_key": "m"}}, ["E037", "W010"]),
         (by_arguments, ["W010"]),
         (None, ["W010"]),
     ],
-    ids=["map", "pattern", "function", "default", "exchange", "looks at the arguments", "none"],
+    ids=[
+        "map",
+        "pattern",
+        "function",
+        "default",
+        "exchange",
+        "key",
+        "looks at the arguments",
+        "none",
+    ],
 )
 def test_a_queue_needs_no_receives_for_tasks_that_are_routed_elsewhere(
     app: Celery, routes: Any, rules: list[str]
@@ -137,6 +147,16 @@ def test_a_task_with_a_queue_of_its_own_counts_for_no_other(app: Celery) -> None
     app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
     policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
     assert check_up(app, [("mails", queue(RedrivePolicy=policy))]) == []
+
+
+def test_a_task_counts_for_a_queue_that_beat_names(app: Celery) -> None:
+    app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
+    app.conf.task_routes = {"shop.ping": "mails"}
+    entry = {"task": "shop.mail", "schedule": 60, "options": {"queue": "mails"}}
+    app.conf.beat_schedule = {"nightly": entry}
+    policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
+    found = check_up(app, [("mails", queue(RedrivePolicy=policy))])
+    assert [line.split()[0] for _, line in found] == ["W010"]
 
 
 def test_each_rule_has_one_line(app: Celery) -> None:

@@ -303,6 +303,28 @@ def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch: pytest.MonkeyPat
     assert verdict_of(None, "IdempotencyError") is Outcome.UNKNOWN
 
 
+def test_an_smtp_reply_that_never_ends_is_none() -> None:
+    """smtplib makes a 500 of it, whatever the server has said of the mail."""
+
+    class Endless:
+        def sendall(self, data: bytes) -> None: ...
+
+        def makefile(self, mode: str) -> Endless:
+            return self
+
+        def readline(self, size: int) -> bytes:
+            return replies.pop() if replies else b"2" * size
+
+        def close(self) -> None: ...
+
+    replies = [b"354 go\r\n"]
+    server: Any = smtplib.SMTP()
+    server.sock = Endless()
+    with pytest.raises(smtplib.SMTPResponseException) as caught:
+        server.data("Hello")
+    assert shown(classifiers.smtplib_errors()(caught.value)) is Outcome.UNKNOWN
+
+
 def test_retry_after_is_read_from_the_response_too() -> None:
     """As in django-anymail's errors."""
     response = SimpleNamespace(status_code=429, headers={"Retry-After": "120"})

@@ -11,7 +11,6 @@ from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.task.failed_run import ended_by
 from celery_sqs_backoff.task.handover import (
     DELIVERY_KEY,
     RUNNING,
@@ -22,6 +21,7 @@ from celery_sqs_backoff.task.handover import (
     attach_report,
     delivery_of,
     describe,
+    ended_by,
     report_of,
 )
 

@@ -28,7 +28,7 @@ def in_thread(call: Any) -> threading.Thread:
 
 def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile() -> None:
     handshakes, order = Handshakes(), []
-    handshakes.begin()
+    first = handshakes.begin()
 
     def fork() -> None:
         handshakes.before_fork()
@@ -45,22 +45,24 @@ def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile() -> None:
     shaking = in_thread(second)
     time.sleep(0.05)
     assert order == []
-    handshakes.end()
+    handshakes.end(first)
     forking.join(5)
     shaking.join(5)
     assert order == ["fork", "second handshake"]
 
 
-def test_a_handshake_that_hangs_does_not_hold_up_a_fork_for_long(
+def test_a_handshake_that_hangs_holds_up_one_fork_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.05)
+    """STS may be silent for minutes, in which a pool may replace its processes many times."""
+    monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.2)
     handshakes = Handshakes()
     handshakes.begin()
     began = time.monotonic()
-    handshakes.before_fork()
-    handshakes.after_fork()
-    assert 0.05 <= time.monotonic() - began < 2
+    for _ in range(20):
+        handshakes.before_fork()
+        handshakes.after_fork()
+    assert 0.2 <= time.monotonic() - began < 2
 
 
 def test_a_child_has_no_handshakes_of_its_parent() -> None:
@@ -78,7 +80,7 @@ def test_a_clients_connections_are_noted(monkeypatch: pytest.MonkeyPatch) -> Non
     """From TCP to the end of the handshake, which fails here: nobody speaks TLS."""
     seen: list[str] = []
     monkeypatch.setattr(module.handshakes, "begin", lambda: seen.append("begin"))
-    monkeypatch.setattr(module.handshakes, "end", lambda: seen.append("end"))
+    monkeypatch.setattr(module.handshakes, "end", lambda _: seen.append("end"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         in_thread(lambda: server.accept()[0].close())
         client = settling_client(sqs_client(f"https://127.0.0.1:{server.getsockname()[1]}"))
@@ -92,9 +94,9 @@ def test_forks_of_a_process_are_guarded_once() -> None:
         "import os, time, threading\n"
         "from celery_sqs_backoff.sqs.handshakes import guard_forks, handshakes\n"
         "guard_forks(); guard_forks()\n"
-        "handshakes.begin()\n"
+        "first = handshakes.begin()\n"
         "began = time.monotonic()\n"
-        "threading.Timer(0.2, handshakes.end).start()\n"
+        "threading.Timer(0.2, handshakes.end, [first]).start()\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    handshakes.begin()\n"

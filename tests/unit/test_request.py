@@ -24,7 +24,7 @@ from celery.worker.request import Request
 from kombu.message import Message
 
 from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
-from celery_sqs_backoff.observe.events import Retried
+from celery_sqs_backoff.observe.events import Discarded, Retried
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
@@ -472,6 +472,26 @@ def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped
     assert run.ended is State.DONE
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["ours", "lost"])
+@pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
+def test_a_message_that_is_dropped_is_reported_unless_it_was_lost(ending, is_lost):
+    """In an outage calls that expire were deleted, and no number said so."""
+    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+    told = []
+    run.keeper.events.subscribe(told.append)
+    if is_lost:
+        run.lease.lose()
+        told.clear()
+    if ending == "revoked":
+        worker_state.revoked.add("task-id")
+    if ending == "terminated":
+        fails(run, Terminated(signals.SIGTERM))
+    else:
+        assert run.request.revoked()
+        assert run.request.revoked()
+    assert [type(event) for event in told] == ([] if is_lost else [Discarded])
+
+
 def test_what_has_been_given_back_is_not_started():
     run = Run()
     run.lease.release()
@@ -674,6 +694,16 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
     assert run.ended is State.DEFERRED
 
 
+def test_a_crash_that_is_given_up_at_the_last_receive_is_a_dead_letter_with_its_reason(
+    monkeypatch,
+):
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    run = Run(crash_budget=1, facts={"receive_count": 3, "max_receive_count": 3})
+    fails(run, WorkerLostError("killed"))
+    assert run.ended is State.DEAD_LETTERED
+    assert run.lease.record.reason == GiveUpReason.WORKER_LOST.value
+
+
 class HangingStore(MemoryStore):
     """Answers nothing until ``goes_on``."""
 
@@ -702,6 +732,63 @@ def test_a_store_that_hangs_does_not_hold_up_the_event_loop(crash_budget, monkey
     assert shared._is_left_alone(run.app)
     timer.cancel()
     store.goes_on.set()
+
+
+@pytest.fixture
+def hangs():
+    """What a result backend does that accepts a connection, and is silent from then on."""
+    goes_on = threading.Event()
+    timer = threading.Timer(30, goes_on.set)
+    timer.start()
+
+    def hang(*args, **kwargs):
+        assert goes_on.wait(60)
+
+    hang.goes_on = goes_on
+    yield hang
+    goes_on.set()
+    timer.cancel()
+
+
+def test_a_result_backend_that_hangs_does_not_block_the_event_loop(monkeypatch, caplog, hangs):
+    """Redis for two minutes and more, a database for good: neither results nor signals come in."""
+    hooks = []
+    monkeypatch.setattr(Request, "_success_was_stored", hangs, raising=False)
+    facts = {"sent_at": time.time()}
+    run = Run(facts=facts, on_retry=lambda self, *args: hooks.append("on_retry"))
+    monkeypatch.setattr(type(run.request.task.backend), "mark_as_retry", hangs)
+    fails(run, WorkerLostError("SIGKILL"))
+    assert not hangs.goes_on.is_set(), "the event loop has waited"
+    assert run.ended is State.DEFERRED
+    assert hooks == ["on_retry"]
+    assert "sqs_backoff.result_backend_hangs" in caplog.text
+
+
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_a_task_that_ends_its_process_is_shown_as_retried(monkeypatch, caplog, exc):
+    """Celery before 5.7 cannot store such an exception, so neither hook nor signal was called."""
+    run, stored, hooks = Run(on_retry=lambda self, exc, *_: hooks.append(exc)), [], []
+    backend = type(run.request.task.backend)
+    monkeypatch.setattr(
+        backend, "mark_as_retry", lambda self, _, exc, *__, **___: stored.append(exc)
+    )
+    fails(run, exc)
+    assert run.ended is State.DEFERRED
+    [failure] = stored
+    assert hooks == stored
+    assert repr(failure) == f"WorkerLostError('The run was aborted: {type(exc).__name__}')"
+    assert "callback_failed" not in caplog.text
+
+
+def test_whether_a_lost_process_had_stored_a_success_is_asked_once(monkeypatch):
+    """Celery asks again; two answers would make a dead letter of a task that it calls done."""
+    answers = iter([False, {"result": 1, "date_done": "2100-01-01T00:00:00+00:00"}])
+    monkeypatch.setattr(Request, "_success_was_stored", lambda self: next(answers), raising=False)
+    run, told = Run(facts={"sent_at": time.time()}, crash_budget=1), []
+    monkeypatch.setattr(run.app.backend, "mark_as_failure", lambda *_, **__: told.append("failed"))
+    fails(run, WorkerLostError("SIGKILL"))
+    assert run.ended is State.DEAD_LETTERED
+    assert told == ["failed"]
 
 
 def test_a_result_backend_that_is_down_does_not_keep_a_worker_from_cancelling_the_next(caplog):

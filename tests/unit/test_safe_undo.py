@@ -15,11 +15,12 @@ from kombu.utils.json import dumps, loads
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import Compensated, RecordRejected
 from celery_sqs_backoff.safe.guard import Run
+from celery_sqs_backoff.safe.names import input_of
 from celery_sqs_backoff.safe.scope import Scope, scope_key
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.steps import Steps, step_key
-from celery_sqs_backoff.safe.store import KEEP_SECONDS
+from celery_sqs_backoff.safe.store import KEEP_SECONDS, settle
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.vault import Vault
 from celery_sqs_backoff.safe.workflow import (
@@ -119,6 +120,34 @@ def test_two_runs_that_list_steps_at_once_lose_none(app: Celery, undone: list[An
     assert scope.read()["steps"] == ["first", "b", "a"]
     steps(app, "another").compensate()
     assert [name for name, _ in undone] == ["a", "b", "first"]
+
+
+def test_a_step_that_a_third_run_has_begun_anew_is_joined_too(
+    app: Celery, undone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that had begun it took its note back before this one had joined."""
+    key, joins = step_key("scope:order:7", "a"), settle
+    undo = app.tasks["take_back"].s("a")
+    given = vault_of(app).digest("input", input_of(fail, (), {}))
+    first, third = steps(app, "first"), steps(app, "third")
+    notes = [first._begun(key, given, undo)[0]]
+
+    def settle_late(*args: Any) -> bool:
+        if len(notes) == 1:
+            first._forget(key, notes[0])
+            notes.append(third._begun(key, given, undo)[0])
+        return joins(*args)
+
+    monkeypatch.setattr("celery_sqs_backoff.safe.steps.settle", settle_late)
+    with pytest.raises(TimeoutError):
+        steps(app, "joining").do("a", fail, (), {}, undo=undo, confirm=None)
+    third._forget(key, notes[1])
+    steps(app, "another").compensate()
+    assert undone == [("a", None)]
+
+
+def fail() -> None:
+    raise TimeoutError("the answer was lost")
 
 
 def test_a_step_whose_undo_would_not_fit_into_a_message_is_refused_before_it_is_done(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.exceptions import Ignore
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import (
@@ -24,6 +25,7 @@ from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.safe.workflow import compensate_scopes_of
 
 
 @pytest.fixture
@@ -266,6 +268,31 @@ def test_a_run_that_outlived_its_lease_takes_nothing_back_of_the_messages_next_r
     following.step("b", bank.do, "b", undo=bank.take_back.s("b"))
     following.__exit__(None, None, None)
     assert bank.log == ["a", "b"]
+
+
+def test_a_step_under_way_ends_before_it_is_undone(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQS has delivered its message again, whose last receive finds the lock held."""
+    sent: list[Any] = []
+    app.conf.task_always_eager = False
+    monkeypatch.setattr(type(bank.take_back), "apply_async", lambda *_, **o: sent.append(o))
+
+    def give_up() -> None:
+        run = Run.of(vault_of(app), "slow", "message 1", "the last receive's")
+        compensate_scopes_of(vault_of(app), app, run, opened={})
+        bank.log.append("a")
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="slow")
+    def slow(self: Any) -> None:
+        with self.workflow("order:7", lease=100) as order:
+            order.step("a", give_up, undo=bank.take_back.s("a"))
+            order.step("b", bank.do, "b")
+
+    assert isinstance(apply(slow).result, LockLost)
+    [options] = sent
+    assert options["countdown"] == pytest.approx(100, abs=10)
+    assert bank.log == ["a"]
 
 
 def test_a_step_that_is_taken_back_while_the_store_is_away_is_owed(
@@ -520,6 +547,62 @@ def test_what_another_delivery_ends_while_the_message_is_given_up_is_not_taken_b
         next_one.release()
     with workflow("message 2"):
         pass
+    assert bank.log == ["a"]
+
+
+@pytest.mark.parametrize("other", ["message 1", "message 2"])
+def test_a_run_whose_steps_are_taken_back_before_it_ends_does_not_succeed(
+    app: Celery, bank: Bank, other: str
+) -> None:
+    """Another delivery of the message was given up, or, after a long pause, another message."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            if other != self.request.id:
+                Lock(vault_of(app), "scope:order:7").steal(order._lock.text)
+                vault = vault_of(app)
+                run = Run.of(vault, "fund", other, "its run")
+                Workflow(vault, "scope:order:7", app, run, lease=60, namespace="").__enter__()
+            assert compensate_given_up(app, "fund", other)
+
+    ended = apply(fund)
+    assert isinstance(ended.result, Compensated)
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+@pytest.mark.parametrize("by_the_workflow", [True, False])
+def test_a_run_that_takes_its_own_steps_back_may_end_well(
+    app: Celery, bank: Bank, by_the_workflow: bool
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any) -> str:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            if by_the_workflow:
+                order.compensate()
+            else:
+                self.compensate(scope="order:7")
+        return "taken back"
+
+    assert apply(fund).result == "taken back"
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_what_ends_by_ignore_has_ended_well(app: Celery, bank: Bank) -> None:
+    """The message is deleted as one that is done: nobody else's failure takes its steps back."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    def fund(self: Any, fails: bool) -> None:
+        with self.workflow("order:7") as order:
+            if fails:
+                raise NonRetryable("before a step of its own")
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise Ignore
+
+    assert apply(fund, False).state == "IGNORED"
+    assert apply(fund, True, task_id="message 2").state == "FAILURE"
     assert bank.log == ["a"]
 
 

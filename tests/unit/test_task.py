@@ -1,11 +1,13 @@
 """A task in its own process: what is raised instead of its failure, and what is undone."""
 
 import random
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from celery import Celery, signature
+from celery._state import _task_stack
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, WorkerLostError
 
 from celery_sqs_backoff import (
@@ -13,13 +15,14 @@ from celery_sqs_backoff import (
     Guard,
     NonRetryable,
     Outcome,
+    Provider,
     Retryable,
     Schedule,
     SQSBackoffTask,
     Verdict,
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import GiveUp
+from celery_sqs_backoff.retry.decision import GiveUp, RetryIn
 from celery_sqs_backoff.safe import Busy, StepNotRecorded
 from celery_sqs_backoff.safe.inspect import look
 from celery_sqs_backoff.safe.settings import vault_of
@@ -96,9 +99,11 @@ def received(task, *, args=(), kwargs=None, retries=0, **facts):
     )
     run = Run("task-id", delivery)
     token = RUNNING.set(run)
+    _task_stack.push(task)  # as Celery's tracer does
     try:
         yield run
     finally:
+        _task_stack.pop()
         RUNNING.reset(token)
         task.pop_request()
 
@@ -277,6 +282,39 @@ def test_a_guard_tells_of_a_run_that_was_lost_with_its_whole_worker(app, undone,
     assert bool(undone) is (outcome is Outcome.RETRYABLE)
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_nothing_is_undone_after_another_delivery_of_the_message_has_acted(app, undone, is_lost):
+    """SQS may deliver a message twice. The second run has done the work, or was lost in it."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+
+    @app.task(
+        base=SQSBackoffTask,
+        lazy=False,
+        shared=False,
+        retry_on=ProviderDown,
+        max_retries=0,
+        guard=Guard(key="mail", window=3600),
+        undo=lambda *each: undone.append(each),
+    )
+    def mail():
+        if threading.current_thread() is not threading.main_thread():
+            if is_lost:
+                raise KeyboardInterrupt  # as SIGKILL would
+            return
+        other = threading.Thread(target=deliver_again)
+        other.start()
+        other.join()
+        raise ProviderDown("x")
+
+    def deliver_again():
+        with received(mail), suppress(KeyboardInterrupt):
+            mail.run()
+
+    _, give_up = raised_by(mail)
+    assert undone == []
+    assert give_up.outcome is Outcome.UNKNOWN
+
+
 def test_while_the_store_does_not_say_whether_a_run_is_in_doubt_nothing_is_undone(
     app, failing, undone, caplog
 ):
@@ -406,6 +444,7 @@ def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
     assert len(outer) == 2
     assert len({*outer}) == 1
     assert not {*outer} & {*inner}
+    assert inner[:2] == inner[2:], "what it calls as a function would do its steps once more"
 
 
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
@@ -467,6 +506,23 @@ def test_a_spent_budget_ends_the_retries_with_the_failure_itself(failing, option
 
 
 @pytest.mark.parametrize(
+    ("receive_count", "on_give_up", "word"),
+    [(2, "dead-letter", RetryIn), (3, "fail", RetryIn), (3, "dead-letter", GiveUp)],
+)
+def test_a_message_whose_workflow_is_owed_comes_back_while_sqs_lets_it(
+    failing, monkeypatch, receive_count, on_give_up, word
+):
+    """After its last receive SQS would make a dead letter of it, without the reason."""
+    task = failing(max_retries=0, on_give_up=on_give_up)
+    monkeypatch.setattr(type(task), "_compensate_given_up", lambda *_, **__: False)
+    facts = {"receive_count": receive_count, "max_receive_count": 3}
+    with received(task, args=(ProviderDown("x"),), **facts) as run:
+        with pytest.raises((Retry, ProviderDown)):
+            task.run(ProviderDown("x"))
+        assert isinstance(run.report.ended.word, word)
+
+
+@pytest.mark.parametrize(
     "word", [Ignore(), Reject("no", requeue=False), Retry("later", when=3, sig=signature("copy"))]
 )
 def test_the_tasks_own_word_passes(failing, word):
@@ -519,10 +575,20 @@ def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
         def run():
             raise ProviderDown
 
+    class OfClass(SQSBackoffTask):
+        name = "of class"
+        retry_on = ProviderDown
+        provider = Provider("mail", key="{customer}")
+
+        @classmethod
+        def run(cls, customer="c-1"):
+            raise ProviderDown
+
     app.register_task(Based())
     app.register_task(Static())
+    app.register_task(OfClass())
     app.finalize()
-    for name in ("bound", "unbound", "based", "static"):
+    for name in ("bound", "unbound", "based", "static", "of class"):
         raised, _ = raised_by(app.tasks[name])
         assert type(raised) is BackoffRetry, name
 

@@ -54,12 +54,13 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
     looked_at = {queue.name for queue in facts.queues}
     tasks: dict[str, list[str]] = {}
     for task in facts.app.tasks:
-        if task.queue is not None and task.queue not in looked_at:
-            tasks.setdefault(task.queue, []).append(task.name)
+        for queue in {task.queue, *task.also_to} - looked_at:
+            if queue is not None:
+                tasks.setdefault(queue, []).append(task.name)
     for name, (first, *more) in sorted(tasks.items()):
         yield (
             name,
-            f"{first}{f' and {len(more)} more tasks go' if more else ' goes'} there; looked at:"
+            f"{first}{f' and {len(more)} more go' if more else ' goes'} there; looked at:"
             f" {', '.join(sorted(looked_at))}",
             "How this queue is set up was not checked.",
             Fix(text=f"Name what workers consume: sqs-doctor -Q {name}, or task_queues."),
@@ -145,8 +146,8 @@ RULES = (
     Rule(
         "W036",
         "A queue that tasks go to was not looked at",
-        "Without task_queues an app knows its default queue alone. A task's queue or task_routes"
-        " name others, and workers receive from those that their -Q names.",
+        "Without task_queues an app knows its default queue alone. A task's queue, task_routes or"
+        " beat_schedule name others, and workers receive from those that their -Q names.",
         _not_looked_at,
     ),
     Rule(

@@ -51,6 +51,20 @@ def _events(facts: Facts) -> Iterator[Report]:
         )
 
 
+def _exchanges(facts: Facts) -> Iterator[Report]:
+    if facts.other_broker is not None:
+        return
+    for task in facts.app.tasks:
+        if task.exchange is not None:
+            yield (
+                task.name,
+                f"it is routed to the exchange {task.exchange} with a routing_key that leads to no"
+                " queue",
+                "What is sent to it by this route is lost, without an error for its sender.",
+                Fix(text="Name a queue in the route, and no exchange."),
+            )
+
+
 def _prefetch(facts: Facts) -> Iterator[Report]:
     app = facts.app
     if not facts.covered:
@@ -188,5 +202,12 @@ RULES = (
         "Celery's events need fanout, which SQS alone has not (kombu 5.7 adds it through SNS).",
         _events,
         is_live=False,
+    ),
+    Rule(
+        "E037",
+        "A task is routed to an exchange",
+        "SQS has queues alone. kombu keeps bindings in the memory of each connection, declares that"
+        " of the task's queue before it sends, and drops what no binding matches.",
+        _exchanges,
     ),
 )

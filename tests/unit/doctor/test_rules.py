@@ -233,6 +233,8 @@ BROKEN = {
         "I033",
     ),
     "W036 not looked at": (replace(with_task(queue="bulk"), are_all=True), "W036"),
+    "W036 by beat": (replace(with_task(queue="mails", also_to=("bulk",)), are_all=True), "W036"),
+    "E037 exchange": (with_task(exchange="media"), "E037"),
 }
 
 
@@ -535,6 +537,11 @@ def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well() -> None:
     app = replace(APP, tasks=(TASK, replace(TASK, name="shop.ping", queue="mails"), *tasks))
     [found] = examine(replace(WELL, app=app, are_all=True))
     assert (found.id, found.subject) == ("W036", "bulk")
-    assert found.evidence == "shop.mail_0 and 2 more tasks go there; looked at: mails"
+    assert found.evidence == "shop.mail_0 and 2 more go there; looked at: mails"
     assert "-Q bulk" in found.fix.text
     assert examine(replace(WELL, app=app)) == [], "-Q, or a worker: its queues are on purpose"
+
+
+def test_an_exchange_is_no_fault_with_another_broker() -> None:
+    facts = replace(with_task(exchange="media"), other_broker="amqp", queues=())
+    assert examine(facts) == []

@@ -77,6 +77,24 @@ def test_a_fresh_file_without_faults_is_healthy(pulse: Pulse, clock: Clock, tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["heartbeat"], "nothing else is left"
 
 
+def test_a_file_from_before_the_container_started_says_nothing_of_its_worker(
+    pulse: Pulse, tmp_path: Path
+) -> None:
+    """An emptyDir outlives a container that crashes: the startup probe passed at once."""
+    path = tmp_path / "heartbeat"
+    Heartbeat(path, pulse, now=lambda: 5_000).write()
+    assert diagnosis(path, now=5_003, up_seconds=4) is None
+    assert diagnosis(path, now=5_003, up_seconds=2) == (
+        "the last heartbeat is from before this container started"
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="no Linux")
+def test_the_first_process_tells_how_long_the_container_is_up() -> None:
+    machine = float(Path("/proc/uptime").read_text().split()[0])
+    assert 0 < (health.seconds_up() or 0) < machine + 5
+
+
 def test_a_stopped_worker_is_noticed_within_30_seconds() -> None:
     assert health.INTERVAL_SECONDS + health.MAX_AGE_SECONDS < 30
 

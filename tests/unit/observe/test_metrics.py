@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
+    Discarded,
     GaveBack,
     Hidden,
     LeaseLost,
@@ -121,6 +122,13 @@ def test_dead_letters_are_counted_by_reason(metrics: Metrics, registry: Collecto
     metrics(Parked(**OF_TASK))
     assert value(registry, "dead_letters_total", task="t", reason="not retryable") == 1
     assert value(registry, "dead_letters_total", task="t", reason="parked") == 1
+
+
+def test_messages_that_nobody_wants_any_more_are_counted(
+    metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    metrics(Discarded(**OF_TASK))
+    assert value(registry, "discarded_total", task="t") == 1
 
 
 def test_the_age_of_the_last_poll_grows_until_the_next(

@@ -39,7 +39,8 @@ class Scene:
     def __init__(self, fleet: Fleet | None, *, rate: float = 10.0 / HEADROOM) -> None:
         self.now = 100.0
         self.fleet = fleet
-        self.pacer = Pacer(lambda: self.now)
+        self.free = 1_000
+        self.pacer = Pacer(lambda: self.now, lambda: self.free)
         self.pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
         self.pace = Pace("mail", rate, fleet)
         self.started: list[str] = []
@@ -73,6 +74,49 @@ def test_one_call_for_all_messages_in_line() -> None:
     scene.step(0.101)
     assert fleet.asked == [3]
     assert scene.started == ["a", "b", "c"]
+
+
+def test_calls_that_waited_for_a_process_do_not_begin_all_at_once() -> None:
+    """The provider hangs for a while, and its calls take up the pool: then all processes are free.
+
+    What waited in the pool, up to its whole prefetch window, made all its calls in that second.
+    """
+    scene = Scene(None)
+    scene.free = 2
+    scene.join(*map(str, range(40)))
+
+    def step(seconds: float) -> None:
+        before = len(scene.started)
+        scene.step(seconds)
+        scene.free -= len(scene.started) - before
+
+    for _ in range(30):
+        step(0.1)
+    assert len(scene.started) == 2 + 10, "both processes hang, and a second's calls wait"
+    scene.free = 1_000
+    for _ in range(10):
+        step(0.1)
+    assert 9 <= len(scene.started) - 12 <= 11, "10/s"
+    for _ in range(40):
+        step(0.1)
+    assert sorted(map(int, scene.started)) == list(range(40)), "each once"
+
+
+def test_a_store_is_not_asked_for_slots_that_no_process_takes() -> None:
+    fleet = Fleet()
+    scene = Scene(fleet)
+    scene.free = -10
+    scene.join("a", "b")
+    for _ in range(50):
+        scene.step(0.1)
+        scene.answer()
+    assert fleet.asked == [2], "as each came"
+    scene.free = 1 - scene.pace.spare
+    scene.step()
+    scene.answer()
+    scene.step()
+    assert scene.started == ["a"]
+    assert fleet.asked == [2, 1]
 
 
 def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptureFixture) -> None:

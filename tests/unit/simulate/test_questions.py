@@ -293,6 +293,28 @@ def test_a_picture_of_nothing_is_a_picture() -> None:
     assert ET.fromstring(svg([], "nothing")) is not None
 
 
+def test_a_message_older_than_its_queue_keeps_any_is_refused() -> None:
+    attributes = {"MessageRetentionPeriod": "3600", "ApproximateNumberOfMessages": "1"}
+    with pytest.raises(ScenarioError, match="keeps its messages for 3600 s"):
+        scenario_of_queue(Scenario(), attributes, max_receive_count=None, oldest=3601.0)
+
+
+def test_nothing_is_suggested_that_the_fleet_cannot_make() -> None:
+    """Arrivals and capacity are scaled down, a fleet is not: one process looked like enough."""
+    small = Fleet(workers=1, processes=1)
+    goals = Goals(survive=86_400.0, drain=3600.0, calls=40.0)
+    assert suggest(Scenario(arrivals=Arrivals(rate=1.0), fleet=small), goals) is None
+
+
+def test_a_suggestion_drains_no_faster_than_the_fleet() -> None:
+    small = Fleet(workers=1, processes=2)  # 10 calls a second
+    goals = Goals(survive=7200.0, drain=3600.0, calls=40.0)
+    found = suggest(Scenario(arrivals=Arrivals(rate=1.0), fleet=small), goals)
+    assert found is not None
+    assert found.result.drain is not None
+    assert found.result.drain > 600
+
+
 def test_suggested_options_hold_in_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draw may be lucky: the other draws of the first candidate find a dead letter here."""
     played: list[tuple[float, int]] = []

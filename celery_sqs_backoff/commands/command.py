@@ -1,0 +1,65 @@
+"""The class of all commands: how one ends whose output nobody takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from celery.bin.base import CeleryCommand
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["NOBODY_READS", "NOT_WRITTEN", "Command", "console_of_stdout", "drop_stdout"]
+
+#: Whoever read stdout has gone (``| head``): the code of a program that SIGPIPE ends.
+NOBODY_READS: Final = 141
+#: stdout could not be written: the disk is full, for one. (``EX_IOERR`` of sysexits.h.)
+NOT_WRITTEN: Final = 74
+
+
+#: What a write to stdout fails with, beside a closed pipe.
+_OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
+
+
+class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
+    """Ends with a code of its own if stdout fails: 1, click's, means something else in each."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            drop_stdout()
+            sys.exit(NOBODY_READS)
+        except OSError as exc:
+            if exc.errno not in _OF_WRITING or exc.filename is not None:
+                raise
+            drop_stdout()
+            click.echo(f"Error: cannot print the result: {exc.strerror}", err=True)
+            sys.exit(NOT_WRITTEN)
+
+
+def drop_stdout() -> None:
+    """Else Python tries again at the end of the process, says so, and changes the exit code.
+
+    https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    """
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def console_of_stdout(**options: Any) -> Console:
+    """rich's, but for a closed pipe, at which that would end the process with code 1."""
+    from rich.console import Console
+
+    class Raising(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Raising(**options)

@@ -1,0 +1,82 @@
+"""How a command ends whose output nobody takes: not with a code that means something else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from celery_sqs_backoff.commands import command, health
+from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS
+
+app = Celery("printing", broker="sqs://testing:testing@127.0.0.1:1//", set_as_current=False)
+app.conf.broker_transport_options = {"region": "us-east-1", "is_secure": False}
+
+DOCTOR = ("sqs-doctor", "--explain", "W010")
+STATUS = ("sqs-status",)
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        yield write
+    finally:
+        os.close(write)
+
+
+@contextmanager
+def full_disk() -> Iterator[int]:
+    with Path("/dev/full").open("wb") as full:
+        yield full.fileno()
+
+
+def run(stdout: int, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", __name__, *arguments],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is left in the buffer fails once more
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [DOCTOR, STATUS], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("sink", "code", "said"),
+    [
+        (closed_pipe, command.NOBODY_READS, ""),
+        (full_disk, command.NOT_WRITTEN, "Error: cannot print the result: No space left on device"),
+    ],
+    ids=["closed pipe", "full disk"],
+)
+def test_output_that_nobody_takes_has_a_code_of_its_own(
+    sink: Callable[[], AbstractContextManager[int]],
+    code: int,
+    said: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """``sqs-doctor | true`` said 1, "warnings"; a full disk was a traceback."""
+    with sink() as stdout:
+        ended, stderr = run(stdout, *arguments)
+    assert (ended, stderr.strip()) == (code, said)
+
+
+def test_a_full_disk_makes_no_worker_unhealthy(tmp_path: Path) -> None:
+    """Whoever keeps what the probe says in a file would restart a worker that is well."""
+    heartbeat = tmp_path / "heartbeat"
+    heartbeat.write_text(json.dumps({"at": time.time() + MAX_AGE_SECONDS, "faults": []}))
+    with full_disk() as stdout:
+        ended, _ = run(stdout, "sqs-health", "--file", str(heartbeat))
+    assert ended == health.HEALTHY
