@@ -41,6 +41,17 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
             drop_stdout()
             click.echo(f"Error: cannot print the result: {exc.strerror}", err=True)
             sys.exit(NOT_WRITTEN)
+        finally:
+            _flush_or_drop_stdout()
+
+
+def _flush_or_drop_stdout() -> None:
+    """A command that has said so itself keeps its code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        drop_stdout()
 
 
 def drop_stdout() -> None:

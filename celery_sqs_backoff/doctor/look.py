@@ -273,17 +273,18 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
     Neither is known where a router of the user's looks at the arguments.
     """
     try:
-        route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
-        if not isinstance(route, Mapping):
+        route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
+        if route and not isinstance(route, Mapping):
             route = {"queue": route}
         default = app.conf.task_default_queue
     except Exception:  # noqa: BLE001  # whatever the user's router raises
         route, default = {}, None
-    queue, exchange, key = (
-        _name(own if (own := getattr(task, option, None)) is not None else route.get(option))
-        for option in ("queue", "exchange", "routing_key")
-    )
-    known = app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
+    options = dict(route or {"queue": default})
+    for option in ("queue", "exchange", "routing_key"):
+        if (own := getattr(task, option, None)) is not None:
+            options[option] = own
+    queue, exchange, key = (_name(options.get(o)) for o in ("queue", "exchange", "routing_key"))
+    known = _queue_of(app, options.get("queue"))
     if exchange and key and _drops(known, queue, exchange, key):
         return None, exchange
     if queue is None:
@@ -291,12 +292,26 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
     return (queue if known is None else known.name), None
 
 
+def _queue_of(app: Any, queue: Any) -> Any:
+    """kombu's queue of this name or alias; ``None`` for one that Celery makes up."""
+    if not isinstance(queue, str):
+        return queue
+    return app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
+
+
 def _drops(queue: Any, name: str | None, exchange: str, key: str) -> bool:
-    """Whether no binding matches that kombu declares before it sends: that of the queue alone."""
-    if queue is None:  # one that Celery makes up
+    """Whether no binding matches that kombu declares before it sends: those of the queue alone.
+
+    Of direct exchanges only: a topic's patterns are not looked at.
+    """
+    if queue is None:
         return (exchange, key) != (name, name)
-    is_direct = queue.exchange is None or queue.exchange.type == "direct"
-    return is_direct and (exchange, key) != (_name(queue.exchange), queue.routing_key)
+    bound = [(queue.exchange, queue.routing_key)]
+    bound += [(each.exchange, each.routing_key) for each in queue.bindings]
+    return all(
+        (of is None or of.type == "direct") and (exchange, key) != (_name(of), routing_key)
+        for of, routing_key in bound
+    )
 
 
 def _name(of: Any) -> str | None:
@@ -310,7 +325,8 @@ def _beat_queues(app: Any) -> Mapping[str, set[str]]:
     found: dict[str, set[str]] = {}
     for entry in (app.conf.beat_schedule or {}).values():
         get = entry.get if isinstance(entry, Mapping) else functools.partial(getattr, entry)
-        queue = _name((get("options", None) or {}).get("queue"))
+        named = (get("options", None) or {}).get("queue")
+        queue = _name(_queue_of(app, named)) or _name(named)
         if queue is not None:
             found.setdefault(get("task", None), set()).add(queue)
     return found

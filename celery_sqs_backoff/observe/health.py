@@ -285,11 +285,13 @@ def diagnosis(
         now: seconds since the epoch.
         max_age_seconds: age from which on the file says that nobody writes it.
         up_seconds: how long the reader's container has been up. A volume keeps the file of a
-            container that has crashed, and a startup probe would take it for the new one's.
+            container that has crashed, and a startup probe would take it for the new one's, which
+            has the same host name. (Another that looks at this one's file has its own.)
     """
     try:
         found = json.loads(path.read_text())
         at, faults = float(found["at"]), [str(fault) for fault in found["faults"]]
+        is_of_this_host = str(found.get("where")).partition(" ")[0] == socket.gethostname()
         if not math.isfinite(at):
             raise ValueError("not a time")
     except OSError as exc:
@@ -301,6 +303,6 @@ def diagnosis(
         return f"the last heartbeat is {-age:.0f} s in the future: the clock was set back"
     if age > max_age_seconds:
         return f"the last heartbeat is {age:.0f} s old; expected at most {max_age_seconds:g} s"
-    if up_seconds is not None and age > up_seconds:
+    if is_of_this_host and up_seconds is not None and age > up_seconds:
         return "the last heartbeat is from before this container started"
     return "; ".join(faults) or None

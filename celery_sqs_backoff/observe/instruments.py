@@ -85,7 +85,9 @@ DEAD_LETTERS = _counter(
     *(*_TASK, "reason"),
 )
 DISCARDED = _counter(
-    "discarded", "Messages deleted because their task had expired, or was revoked.", *_TASK
+    "discarded",
+    "Messages of tasks with the base class, deleted because they had expired or were revoked.",
+    *_TASK,
 )
 RUNNING = _gauge(
     "messages_running",

@@ -55,7 +55,10 @@ def region_of(host: str) -> str | None:
     """
     if host == "queue.amazonaws.com":
         return "us-east-1"
-    return next((label for label in reversed(host.split(".")) if _REGION.fullmatch(label)), None)
+    labels = host.split(".")
+    if len(labels) == 1:  # a container's name may look like one
+        return None
+    return next((label for label in reversed(labels) if _REGION.fullmatch(label)), None)
 
 
 def is_queue_name(text: str) -> bool:

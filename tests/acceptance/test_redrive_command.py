@@ -385,7 +385,8 @@ def test_a_result_that_cannot_be_printed_is_said_on_stderr(stage, tmp_path):
                 *("sqs-redrive", stage.dlq.name, "--yes"),
             ],
             env=os.environ
-            | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)},
+            | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)}
+            | {"PYTHONUNBUFFERED": ""},  # else nothing is left to be written at the very end
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

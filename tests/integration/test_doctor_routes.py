@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu import Exchange, Queue, binding
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.doctor.look import facts_of_app
@@ -58,9 +58,29 @@ ROUTES = {
         None,
     ),
     "exchange": ({"shop.mail": {"exchange": "media", "routing_key": "key"}}, None),
+    "one of several bindings": (
+        {"shop.mail": {"queue": "many", "exchange": "media", "routing_key": "c"}},
+        "many",
+    ),
+    "none of several bindings": (
+        {"shop.mail": {"queue": "many", "exchange": "media", "routing_key": "d"}},
+        None,
+    ),
+    "Queue with an exchange": (
+        {
+            "shop.mail": {
+                "queue": Queue("bulk", MEDIA, routing_key="own"),
+                "exchange": "media",
+                "routing_key": "own",
+            }
+        },
+        "bulk",
+    ),
+    "decorator: the default exchange": ({"exchange": "plain", "routing_key": "plain"}, "plain"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:(?s).*task attribute is deprecated")
 @pytest.mark.parametrize(("routes", "expected"), ROUTES.values(), ids=ROUTES.keys())
 def test_a_task_goes_where_the_doctor_says(
     sqs_endpoint: str,
@@ -70,7 +90,7 @@ def test_a_task_goes_where_the_doctor_says(
     expected: str | None,
 ) -> None:
     """To no queue where its route names an exchange: kombu drops it, and raises nothing."""
-    queues = {"plain": make_queue(), "bulk": make_queue()}
+    queues = {"plain": make_queue(), "bulk": make_queue(), "many": make_queue()}
     settings = local_sqs_settings(sqs_endpoint, *queues.values())
     urls = settings["broker_transport_options"]["predefined_queues"]
     settings["broker_transport_options"]["predefined_queues"] = {
@@ -78,12 +98,19 @@ def test_a_task_goes_where_the_doctor_says(
     }
     app = Celery("routed", set_as_current=False)
     app.conf.update(settings)
+    bindings = [binding(MEDIA, routing_key="b"), binding(MEDIA, routing_key="c")]
+    is_of_task = isinstance(routes, dict) and "exchange" in routes
     app.conf.update(
         task_default_queue="plain",
-        task_queues=[Queue("plain"), Queue("bulk", MEDIA, routing_key="key", alias="b")],
-        task_routes=routes,
+        task_queues=[
+            Queue("plain"),
+            Queue("bulk", MEDIA, routing_key="key", alias="b"),
+            Queue("many", bindings),
+        ],
+        task_routes=None if is_of_task else routes,
     )
-    app.task(base=SQSBackoffTask, name="shop.mail", shared=False)(by_name)
+    options = routes if is_of_task else {}
+    app.task(base=SQSBackoffTask, name="shop.mail", shared=False, **options)(by_name)
     [found] = [task for task in facts_of_app(app).tasks if task.name == "shop.mail"]
     app.tasks["shop.mail"].apply_async(("shop.mail",))
     app.close()

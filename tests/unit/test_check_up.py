@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from kombu import Queue as KombuQueue
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.sqs.queues import Queue, read_queue
@@ -149,10 +150,12 @@ def test_a_task_with_a_queue_of_its_own_counts_for_no_other(app: Celery) -> None
     assert check_up(app, [("mails", queue(RedrivePolicy=policy))]) == []
 
 
-def test_a_task_counts_for_a_queue_that_beat_names(app: Celery) -> None:
+@pytest.mark.parametrize("name", ["mails", "an alias of it"])
+def test_a_task_counts_for_a_queue_that_beat_names(app: Celery, name: str) -> None:
     app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
     app.conf.task_routes = {"shop.ping": "mails"}
-    entry = {"task": "shop.mail", "schedule": 60, "options": {"queue": "mails"}}
+    app.conf.task_queues = [KombuQueue("mails", alias="an alias of it")]
+    entry = {"task": "shop.mail", "schedule": 60, "options": {"queue": name}}
     app.conf.beat_schedule = {"nightly": entry}
     policy = redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5)
     found = check_up(app, [("mails", queue(RedrivePolicy=policy))])

@@ -60,8 +60,8 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
     for name, (first, *more) in sorted(tasks.items()):
         yield (
             name,
-            f"{first}{f' and {len(more)} more go' if more else ' goes'} there; looked at:"
-            f" {', '.join(sorted(looked_at))}",
+            f"{first}{f' and {len(more)} more go' if more else ' goes'} there unless its caller"
+            f" names another; looked at: {', '.join(sorted(looked_at))}",
             "How this queue is set up was not checked.",
             Fix(text=f"Name what workers consume: sqs-doctor -Q {name}, or task_queues."),
         )

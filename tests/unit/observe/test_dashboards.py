@@ -188,6 +188,9 @@ WELL = {
     # What was counted days ago: a scrape fails once, Prometheus is away for twelve minutes.
     'sqs_backoff_dead_letters_total{task="a",queue="bulk",reason="revoked"}': "31x8 stale 31x50",
     'sqs_backoff_leases_lost_total{task="a",queue="bulk"}': "31x3 stale _x11 31x44",
+    # A fleet of which Prometheus knows nothing for 25 minutes: most had failed, days ago.
+    'sqs_backoff_dead_letters_total{task="c",queue="bulk",reason="revoked"}': "400x5 _x25 400x29",
+    'sqs_backoff_runs_total{task="c",queue="bulk",outcome="unknown"}': "400x5 _x25 400x29",
     # A worker that starts anew, and has long given up a message since.
     'sqs_backoff_dead_letters_total{task="b",queue="bulk",reason="revoked"}': "7x2 stale 1x57",
     # A provider that fails for three minutes; the task's retry_for is an hour.
@@ -233,7 +236,7 @@ def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
             "alert_rule_test": [
                 {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []}
                 for name in FIRES
-                for minute in (20, 24, 28, 59)
+                for minute in (20, 24, 28, 38, 59)
             ],
         }
     )

@@ -89,6 +89,16 @@ def test_a_file_from_before_the_container_started_says_nothing_of_its_worker(
     )
 
 
+def test_a_container_that_has_just_started_may_look_at_the_worker_of_another(
+    pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``docker compose run`` with the same volume: five looks of eight were false."""
+    path = tmp_path / "heartbeat"
+    Heartbeat(path, pulse, now=lambda: 5_000).write()
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert diagnosis(path, now=5_003, up_seconds=1) is None
+
+
 @pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="no Linux")
 def test_the_first_process_tells_how_long_the_container_is_up() -> None:
     machine = float(Path("/proc/uptime").read_text().split()[0])
