@@ -167,7 +167,8 @@ class Line(Generic[K]):
         return bool(self._without_process)
 
     def ask_again(self, most: int) -> None:
-        """Let so many of those that lacked a process have new slots."""
+        """Let those that lacked a process have new slots, while fewer than ``most`` have one."""
+        most -= len(self._here) + len(self._new)
         for _ in range(min(most, len(self._without_process))):
             self._new.append(self._without_process.popleft())
 
@@ -180,12 +181,12 @@ class Line(Generic[K]):
         self._hide = []
         while self._here and self._here[0][0] <= now:
             slot, _, key, longest = heapq.heappop(self._here)
-            if len(leaving.start) >= most:
-                self._without_process.append((key, longest))
-            elif now - slot > LATEST_SECONDS:
+            if now - slot > LATEST_SECONDS and len(leaving.start) < most:
                 self._new.append((key, longest))
-            else:
-                leaving.start.append((key, slot))
+                continue
+            self._without_process.append((key, longest))
+            if len(leaving.start) < most:  # the slot is for whoever has waited longest
+                leaving.start.append((self._without_process.popleft()[0], slot))
         return leaving
 
     def next_at(self) -> float | None:

@@ -17,7 +17,7 @@ from celery.utils.log import get_task_logger
 from ..text import error_site, printable
 from .errors import AlreadyDone, Refused
 from .guard import Guard, Passage, Run, enter, finish, is_joined, unset
-from .identity import acts_of, message_of, run_id_of
+from .identity import acts_of, carrier_of, message_of, run_id_of
 from .names import input_of
 from .settings import vault_of
 from .store import ask_to_write
@@ -228,8 +228,11 @@ class Hooks:
 
     @property
     def _run(self) -> Run:
-        request = getattr(self, "request_stack").top  # noqa: B009  # Celery's
-        return Run.of(self._vault, *message_of(self), run_id_of(request))
+        message = message_of(self)
+        # Called as a function, it is a part of the run that has called it.
+        carrier = carrier_of(self)
+        request = carrier[1] if carrier else getattr(self, "request_stack").top  # noqa: B009
+        return Run.of(self._vault, *message, run_id_of(request))
 
     @property
     def _vault(self) -> Vault:

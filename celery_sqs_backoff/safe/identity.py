@@ -60,13 +60,21 @@ def begin_again(request: Any) -> None:
     """Note that a task's own ``__call__`` calls its ``run``, perhaps not for the first time.
 
     What has been done stays noted. The names of its steps are free again, and so are the ids of the
-    tasks that it calls as functions: those are counted anew, as by the message's next run.
+    tasks that it calls as functions: those are counted anew, as by the message's next run. What
+    ``__call__`` had done before the first time is not repeated, and keeps its own.
     """
     facts = vars(request)
-    facts.pop("sqs_steps", None)
-    facts["sqs_calls"].clear()
-    for workflow in facts.get("sqs_workflows", {}).values():
-        workflow.used.clear()
+    steps, calls = facts.setdefault("sqs_steps", {}), facts["sqs_calls"]
+    opened = facts.get("sqs_workflows", {})
+    used = {scope: set(workflow.used) for scope, workflow in opened.items()}
+    first = facts.setdefault("sqs_before_run", (dict(steps), dict(calls), used))
+    steps_then, calls_then, used_then = first
+    steps.clear()
+    steps.update(steps_then)
+    calls.clear()
+    calls.update(calls_then)
+    for scope, workflow in opened.items():
+        workflow.used &= used_then.get(scope, set())
 
 
 def carrier_of(task: Any) -> tuple[str, Any] | None:

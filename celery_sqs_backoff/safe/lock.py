@@ -130,7 +130,7 @@ class Lock:
         """Free the lock. A failure to free it is logged: the body has ended."""
         try:
             # A renewal that the store did not answer may have been written all the same.
-            if not self._store.delete(self._key, self.text) and self.steal(self.text) is None:
+            if not self._store.delete(self._key, self.text) and not self.steal(self.text):
                 logger.warning("sqs_backoff.lock_outlived: %s", self._why_gone())
         except Exception as exc:  # noqa: BLE001  # the store is away, or a soft time limit has come
             # How the body has ended counts: retried for this, it would be done again.
@@ -138,18 +138,24 @@ class Lock:
                 "sqs_backoff.lock_not_released: it ends with its lease; %s", error_site(exc)
             )
 
-    def steal(self, text: str) -> float | None:
-        """Free the lock of a holder that shall not go on, by its record.
+    def steal(self, text: str) -> bool:
+        """Free the lock of a holder that shall not go on, by its record; whether it was."""
+        there = self._held_as(text)
+        return there is not None and self._store.delete(self._key, there)
 
-        Returns:
-            when its lease would have ended, in seconds since the epoch; ``None``: it had not got
-            the lock any more.
+    def lease_end(self, text: str) -> float | None:
+        """When the lease of a holder ends, by its record, in seconds since the epoch.
+
+        ``None``: it has not got the lock any more.
         """
+        there = self._held_as(text)
+        return None if there is None else _until(there)
+
+    def _held_as(self, text: str) -> str | None:
         nonce = text.partition(" ")[0]
         there = self._store.get(self._key)
-        if not nonce or there is None or there.partition(" ")[0] != nonce:
-            return None
-        return _until(there) if self._store.delete(self._key, there) else None
+        is_held = nonce and there is not None and there.partition(" ")[0] == nonce
+        return there if is_held else None
 
     def _written(self, nonce: str, token: int) -> str:
         return f"{nonce} {token} {self._clock() + self._lease:.3f}"

@@ -111,7 +111,9 @@ def busy_receives(app: Any, message_id: str) -> int | None:
     return _ask(app, counts.busy, message_id)
 
 
-def compensate_given_up(app: Any, task_name: str, task_id: str) -> bool:
+def compensate_given_up(
+    app: Any, task_name: str, task_id: str, *, is_holder_gone: bool = False
+) -> bool:
     """Take back the workflows of a message that the main process gives up; whether that is done.
 
     Blocks while the store is asked, once for a message that was never in a workflow. Never raises.
@@ -127,7 +129,7 @@ def compensate_given_up(app: Any, task_name: str, task_id: str) -> bool:
         return True
     run = Run.of(vault, task_name, task_id, "given up")
     began = time.monotonic()
-    taken_back = compensate_scopes_of(vault, app, run)
+    taken_back = compensate_scopes_of(vault, app, run, is_holder_gone=is_holder_gone)
     if taken_back is TakenBack.UNREACHED:
         _note_failure(app, began)
     return taken_back is TakenBack.DONE

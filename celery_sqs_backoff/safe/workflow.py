@@ -171,7 +171,7 @@ class Workflow:
 
     def _own(self) -> None:
         _note_scope(self._vault, self._run.message, self._scope)
-        mine = {"owner": self._run.message, "lock": self._lock.text}
+        mine = {"owner": self._run.message, "lock": self._lock.text, "undo_at": None}
         scope = self._steps.scope.update(
             lambda scope: mine | {"working": [*self._others(scope), self._run.message]}
         )
@@ -201,32 +201,38 @@ class Workflow:
             # which goes on.
             return
         # No run of the message goes on; a killed one may have left its lock.
-        until = self._lock.steal(scope["lock"])
+        if not is_holder_gone:
+            self._note_lease(scope["lock"])  # stolen, the lock does not tell any more
+        self._lock.steal(scope["lock"])
         try:
             self._lock.acquire()
         except Busy as exc:
             self._close_unless_taken_over(exc)
             return
         try:
-            if self._close(undo_at=None if is_holder_gone else until):
+            if self._close():
                 self._steps.compensate()
         finally:
             self._lock.release()
 
-    def _close(self, *, undo_at: float | None = None) -> bool:
+    def _note_lease(self, lock: str) -> None:
+        """Note when any step that is under way will have ended: nothing is undone before."""
+        mine, until = self._run.messages, self._lock.lease_end(lock)
+        self._steps.scope.update(
+            lambda scope: {"undo_at": until} if until and scope.get("owner") in mine else {}
+        )
+
+    def _close(self) -> bool:
         """Let no run do a step, if the scope is this message's; whether it is so.
 
         Of one that has ended well nothing is taken back: another delivery of the message may have
         ended it a moment ago.
-
-        Arguments:
-            undo_at: seconds since the epoch, when any step that is under way will have ended.
         """
         mine = self._run.messages
 
         def closing(scope: dict[str, Any]) -> dict[str, Any]:
             is_owed = scope.get("owner") in mine and not scope.get("ended")
-            return {"state": CLOSING, "undo_at": undo_at} if is_owed else self._forsaken(scope)
+            return {"state": CLOSING} if is_owed else self._forsaken(scope)
 
         scope = self._steps.scope.update(closing)
         return scope["state"] == CLOSING and scope.get("owner") in mine
@@ -295,7 +301,12 @@ class TakenBack(Enum):
 
 
 def compensate_scopes_of(
-    vault: Vault, app: Any, run: Run, *, opened: dict[str, Workflow] | None = None
+    vault: Vault,
+    app: Any,
+    run: Run,
+    *,
+    opened: dict[str, Workflow] | None = None,
+    is_holder_gone: bool = False,
 ) -> TakenBack:
     """Take back the workflows of a message that is given up. Does not raise.
 
@@ -312,7 +323,7 @@ def compensate_scopes_of(
         workflow = (opened or {}).get(scope)
         if workflow is None:
             workflow = Workflow(vault, scope, app, run, lease=60, namespace="")
-        workflow.take_back(is_holder_gone=opened is None)
+        workflow.take_back(is_holder_gone=is_holder_gone)
 
     scopes: list[str] = []
     taken_back = _outcome(lambda: scopes.extend(_scopes_of(vault, run)))

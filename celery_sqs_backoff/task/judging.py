@@ -36,11 +36,13 @@ def wrap_run(cls: Any) -> None:
     run = cls.run
     if getattr(run, "_is_wrapped", False):
         return
-    takes_self = not isinstance(getattr_static(cls, "run"), staticmethod | classmethod)
+    given = getattr_static(cls, "run")
+    takes_self = not isinstance(given, staticmethod | classmethod)
 
     @wraps(run)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        call = partial(run, self) if takes_self else run
+        # A classmethod's class is the task's own, not that from which it inherits ``run``.
+        call = partial(run, self) if takes_self else given.__get__(None, type(self))
         request = self.request_stack.top
         judged = getattr(request, _IN_CALL, None)
         if judged is not None:

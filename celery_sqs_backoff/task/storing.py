@@ -5,7 +5,8 @@ All versions: Celery takes what the result backend raises for the task's failure
 backend is back by then: a database that restarts, a connection that is closed.
 
 A backend that works may refuse a result for ever: one of more than 64 KB on MySQL, of 400 KB on
-DynamoDB. Whoever waits for it is told so: its state is FAILURE, with what the backend has raised.
+DynamoDB. Whoever waits for it is told so: its state is FAILURE, with the name of what the backend
+has raised.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import wraps
 from typing import Any
 
 from celery import states
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import BackendStoreError, SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 from kombu.exceptions import EncodeError
 
@@ -65,8 +66,12 @@ def _store_again(backend: Any, task_id: str, result: Any, request: Any) -> None:
         backend.store_result(task_id, None, states.STARTED, request=request)
         try:
             backend.store_result(task_id, result, states.SUCCESS, request=request)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
-            backend.store_result(task_id, exc, states.FAILURE, request=request)
+            # Not the exception itself: it may hold what was too large.
+            refused = BackendStoreError(f"The result is refused: {type(exc).__name__}")
+            backend.store_result(task_id, refused, states.FAILURE, request=request)
 
 
 def _contained_retry(store: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from ..retry.options import TYPE_ONLY, Options
 from ..sqs.eta import parse_eta
 from ..sqs.redact import ErrorText
 from ..task.handover import ended_by, report_of
-from ..text import printable
-from .results import BackendHangs, in_time
+from ..text import error_site, printable
+from .results import in_time
 
 __all__ = ["WITHOUT_THE_TASK", "is_stopping", "own_success", "raised", "read_end"]
 
@@ -81,8 +81,10 @@ def _end_by(request: Any, exc: BaseException) -> End:
         return End.REVOKED
     if isinstance(exc, TimeLimitExceeded):
         return End.TIME_LIMIT
-    if isinstance(exc, WorkerLostError):
-        return End.RETURNED if request._success_was_stored() else End.PROCESS_LOST
+    if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
+        if request._success_was_stored():
+            return End.RETURNED
+        return End.PROCESS_LOST if isinstance(exc, WorkerLostError) else End.ABORTED
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return End.RAISED
     return End.ABORTED
@@ -116,11 +118,11 @@ def _own_success(request: Any, find: Callable[[], Any]) -> Any:
         return False
     try:
         stored = in_time(find)
-    except BackendHangs:
+    except Exception as exc:  # noqa: BLE001  # it hangs, or cannot be made in that thread
         logger.error(
             "sqs_backoff.result_backend_hangs: task %s[%s]: its process was lost; that it may have"
-            " succeeded is not known",
-            *(printable(request.name), printable(request.id)),
+            " succeeded is not known; %s",
+            *(printable(request.name), printable(request.id), error_site(exc)),
         )
         return False
     ended_at = _seconds(stored.get("date_done")) if stored else None

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from celery.utils.log import get_logger
 
 from ..provider.fleet import PRESENT_SECONDS, Taken
-from ..provider.rate import HEADROOM, Line, Place, Times, assign
+from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 
@@ -98,12 +98,23 @@ class Pace:
         self.waiting_since: float | None = None
         self.away_until: float | None = None
         self.times = times or Times()
+        self._begun: list[Paced] = []
 
     @property
     def spare(self) -> int:
         """How many messages may have their slots and wait for a process."""
         workers = 1 if self.fleet is None else self.workers
         return math.ceil(_SPARE_SECONDS * self.rate / workers)
+
+    def room(self, free: int) -> int:
+        """How many messages may start now. Those that wait behind others' tasks may do so, too."""
+        self._begun = [paced for paced in self._begun if not paced.is_over()]
+        return max(free, -len(self._begun)) + self.spare
+
+    def depart(self, now: float, most: int) -> Departure[Paced]:
+        departure = self.line.depart(now, most)
+        self._begun += [paced for paced, _ in departure.start]
+        return departure
 
     def give_local(self, now: float, share: float) -> None:
         """Give places of this worker's own, at a share of the rate."""
@@ -242,10 +253,10 @@ class Pacer:
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
-                room = self._free() + pace.spare
+                room = pace.room(self._free())
                 pace.line.ask_again(room)
                 self._see_to_slots(pace, now)
-                departure = pace.line.depart(now, room)
+                departure = pace.depart(now, room)
                 self._see_to_slots(pace, now)  # of those that have missed theirs
                 actions += [
                     functools.partial(paced.start, slot)

@@ -134,7 +134,7 @@ class Settler:
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
         owes = ended.end is End.REVOKED or (_gives_up(settle) and ended.end not in _COMPENSATED)
-        if owes and not self._compensate() and not self._is_last_chance_of(settle):
+        if owes and not self._compensate(ended.end) and not self._is_last_chance_of(settle):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
@@ -158,9 +158,10 @@ class Settler:
         is_last = self._lease.delivery.is_last_before_sqs_moves_it
         return isinstance(settle, DeadLetter) and is_last
 
-    def _compensate(self) -> bool:
+    def _compensate(self, end: End) -> bool:
         """Take the message's workflows back; return whether that is done."""
-        return self._ask(compensate_given_up, self._task, self._task_id, otherwise=False)
+        give_up = partial(compensate_given_up, is_holder_gone=end in _CRASHES)
+        return self._ask(give_up, self._task, self._task_id, otherwise=False)
 
     def _ask(self, ask: Callable[..., T], *args: str, otherwise: T) -> T:
         """Ask the store that workers share. A hang of it holds up the event loop but briefly."""

@@ -13,6 +13,7 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery
 from celery.exceptions import (
     Ignore,
+    ImproperlyConfigured,
     Reject,
     Retry,
     Terminated,
@@ -460,7 +461,9 @@ def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped
     """Its workflow would stay half done, and nobody would ever come back to it."""
     taken_back = []
     monkeypatch.setattr(
-        settler, "compensate_given_up", lambda app, *message: taken_back.append(message) or True
+        settler,
+        "compensate_given_up",
+        lambda app, *message, **_: taken_back.append(message) or True,
     )
     run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
     if ending == "terminated":
@@ -669,7 +672,7 @@ def test_a_run_that_celery_fails_to_begin_with_is_not_held_for_good(pid, monkeyp
 
 def test_a_refused_run_compensates_nothing_in_the_main_process(monkeypatch):
     """It has seen to that in its own; another message may go on with its workflow."""
-    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: False)
     run = Run()
     word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
     fails(run, Ignore(), Report(Ended(End.IGNORED, word), ErrorText()))
@@ -678,7 +681,7 @@ def test_a_refused_run_compensates_nothing_in_the_main_process(monkeypatch):
 
 def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypatch):
     """Its part of a chord could not be stored: the same Redis. Its workflows have all ended."""
-    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: False)
     run = Run()
     word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
     fails(run, OSError(), Report(Ended(End.RETURNED, word), ErrorText()))
@@ -688,7 +691,7 @@ def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypat
 
 def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch):
     """Its workflows are to be taken back first."""
-    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: False)
     run = Run(crash_budget=1)
     fails(run, WorkerLostError("killed"))
     assert run.ended is State.DEFERRED
@@ -697,7 +700,7 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
 def test_a_crash_that_is_given_up_at_the_last_receive_is_a_dead_letter_with_its_reason(
     monkeypatch,
 ):
-    monkeypatch.setattr(settler, "compensate_given_up", lambda *_: False)
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: False)
     run = Run(crash_budget=1, facts={"receive_count": 3, "max_receive_count": 3})
     fails(run, WorkerLostError("killed"))
     assert run.ended is State.DEAD_LETTERED
@@ -762,6 +765,27 @@ def test_a_result_backend_that_hangs_does_not_block_the_event_loop(monkeypatch, 
     assert run.ended is State.DEFERRED
     assert hooks == ["on_retry"]
     assert "sqs_backoff.result_backend_hangs" in caplog.text
+
+
+def test_a_result_backend_that_cannot_be_made_leaves_no_message_held(monkeypatch, caplog):
+    """A directory that is away, a name that DNS does not know."""
+
+    def away(self):
+        raise ImproperlyConfigured("no such directory")
+
+    monkeypatch.setattr(Request, "_success_was_stored", away, raising=False)
+    run = Run(facts={"sent_at": time.time()})
+    fails(run, WorkerLostError("SIGKILL"))
+    assert run.ended is State.DEFERRED
+    assert "sqs_backoff.result_backend_hangs" in caplog.text
+
+
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_what_ends_the_process_after_the_result_was_stored_undoes_no_success(stored_success, exc):
+    """``on_success``, or a receiver of ``task_postrun``, may call ``sys.exit``."""
+    run = Run(facts=stored_success(60))
+    fails(run, exc)
+    assert run.keeper.settlements == [State.DONE]
 
 
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)

@@ -270,16 +270,29 @@ def test_a_run_that_outlived_its_lease_takes_nothing_back_of_the_messages_next_r
     assert bank.log == ["a", "b"]
 
 
+@pytest.mark.parametrize("giver", ["last receive", "main process", "store away"])
 def test_a_step_under_way_ends_before_it_is_undone(
-    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, giver: str
 ) -> None:
-    """SQS has delivered its message again, whose last receive finds the lock held."""
+    """SQS has delivered its message again, whose last receive finds the lock held.
+
+    Or that receive is too late (``expires``); or the store goes away once the lock is stolen.
+    """
     sent: list[Any] = []
     app.conf.task_always_eager = False
     monkeypatch.setattr(type(bank.take_back), "apply_async", lambda *_, **o: sent.append(o))
 
+    def away(_: Lock) -> None:
+        raise StoreUnavailable("away")
+
     def give_up() -> None:
         run = Run.of(vault_of(app), "slow", "message 1", "the last receive's")
+        if giver == "main process":
+            assert compensate_given_up(app, "slow", "message 1")
+        if giver == "store away":
+            with monkeypatch.context() as patch:
+                patch.setattr(Lock, "acquire", away)
+                compensate_scopes_of(vault_of(app), app, run, opened={})
         compensate_scopes_of(vault_of(app), app, run, opened={})
         bank.log.append("a")
 
@@ -293,6 +306,24 @@ def test_a_step_under_way_ends_before_it_is_undone(
     [options] = sent
     assert options["countdown"] == pytest.approx(100, abs=10)
     assert bank.log == ["a"]
+
+
+def test_a_task_that_is_called_as_a_function_may_take_its_callers_steps_back(
+    app: Celery, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="cancel")
+    def cancel(self: Any) -> None:
+        self.compensate(scope="order:7")
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="asks")
+    def asks(self: Any) -> str:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            cancel()
+        return "cancelled"
+
+    assert apply(asks).result == "cancelled"
+    assert bank.log == ["a", ("undo", "a", "a done")]
 
 
 def test_a_step_that_is_taken_back_while_the_store_is_away_is_owed(

@@ -447,6 +447,34 @@ def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
     assert inner[:2] == inner[2:], "what it calls as a function would do its steps once more"
 
 
+def test_what_a_tasks_own_call_does_before_its_run_is_another_call(app):
+    """The second one's step was taken for a repetition of the first, and skipped."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    sent = []
+
+    @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False)
+    def audit(self):
+        self.step("send", sent.append, self.idempotency_key("send"))
+
+    class Audited(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self):
+            self.step("begin", sent.append, 1)
+            audit()
+            super().__call__()
+            audit()
+
+    @app.task(base=Audited, bind=True, lazy=False, shared=False)
+    def pay(self):
+        with pytest.raises(ValueError, match="of that name"):
+            self.step("begin", sent.append, 1)
+
+    with received(pay):
+        pay()
+    assert len(sent) == len({*sent}) == 3
+
+
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
     def broken(task, exc, args, kwargs):
         raise RuntimeError("the store is down too")
@@ -591,6 +619,20 @@ def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
     for name in ("bound", "unbound", "based", "static", "of class"):
         raised, _ = raised_by(app.tasks[name])
         assert type(raised) is BackoffRetry, name
+
+
+def test_a_class_method_that_a_task_inherits_from_another_has_its_own_class(app):
+    class First(SQSBackoffTask):
+        name = "first"
+
+        @classmethod
+        def run(cls):
+            return cls.name
+
+    class Second(First):
+        name = "second"
+
+    assert [app.register_task(task())() for task in (First, Second)] == ["first", "second"]
 
 
 # The draws

@@ -243,6 +243,21 @@ def test_who_waits_for_a_result_that_the_backend_refuses_is_told_so(compensating
     assert told == []
 
 
+def test_a_time_limit_while_a_result_is_stored_again_makes_no_failure(compensating_case, told):
+    run = compensating_case(returns)
+    stored = []
+
+    def store_result(task_id, result, state, **_):
+        stored.append(state)
+        if state == "SUCCESS":
+            raise SoftTimeLimitExceeded if len(stored) > 1 else OSError("a blip")
+
+    run.app.backend.store_result = store_result
+    assert run.ends() is State.DONE
+    assert stored == ["SUCCESS", "STARTED", "SUCCESS"]
+    assert told == []
+
+
 def test_a_backend_that_is_away_is_asked_for_one_thing_more(compensating_case, told):
     run = compensating_case(returns)
     seen = fail_store_result(run, fails=lambda state, nth: True)

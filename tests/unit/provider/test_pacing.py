@@ -102,21 +102,32 @@ def test_calls_that_waited_for_a_process_do_not_begin_all_at_once() -> None:
     assert sorted(map(int, scene.started)) == list(range(40)), "each once"
 
 
+def test_messages_start_although_other_tasks_fill_the_pool() -> None:
+    """Others may fill the prefetch window for hours; those in line wait with them."""
+    scene = Scene(None, rate=1.0 / HEADROOM)
+    scene.free = -12
+    scene.join("a", "b")
+    scene.step()
+    assert scene.started == ["a"], "in the pool's own line"
+    scene.step(1.0)
+    assert scene.started == ["a"], "no second one, while the first has not run"
+
+
 def test_a_store_is_not_asked_for_slots_that_no_process_takes() -> None:
     fleet = Fleet()
     scene = Scene(fleet)
     scene.free = -10
-    scene.join("a", "b")
+    most = scene.pace.spare
+    scene.join(*map(str, range(most + 2)))
     for _ in range(50):
         scene.step(0.1)
         scene.answer()
-    assert fleet.asked == [2], "as each came"
-    scene.free = 1 - scene.pace.spare
-    scene.step()
-    scene.answer()
-    scene.step()
-    assert scene.started == ["a"]
-    assert fleet.asked == [2, 1]
+    assert len(scene.started) == scene.pace.spare
+    asked = list(fleet.asked)
+    for _ in range(50):
+        scene.step(0.1)
+        scene.answer()
+    assert fleet.asked == asked
 
 
 def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptureFixture) -> None:
