@@ -42,11 +42,16 @@ def _new(metric: str, window: str) -> str:
 
     ``increase`` alone misses what a series begins with: its first event, or all that a worker has
     done before it was scraped for the first time. One that was not scraped for a while is not new:
-    it is looked for in the day before this window. If it is smaller than there, its worker has
-    started anew.
+    it is looked for in a window before this one, and, unless its worker was scraped in that window,
+    in the six hours before. If it is smaller than there, its worker has started anew.
     """
-    before = f"last_over_time({metric}[1d] offset {window})"
-    grown = f"increase({metric}[{window}]) > 0"
+    scraped = f"last_over_time(sqs_backoff_poll_age_seconds[{window}] offset {window})"
+    before = (
+        f"(last_over_time({metric}[{window}] offset {window})"
+        f" or last_over_time({metric}[6h] offset {window})"
+        f" unless ignoring (task, reason, outcome) {scraped})"
+    )
+    grown = f"increase({metric}[{window}]) > 0 or {metric} - {before} > 0"
     return f"({metric} unless {before} or {grown} or {metric} < {before})"
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from string import Formatter
 from typing import Any
+from uuid import uuid4
 
 from celery.exceptions import ImproperlyConfigured
 from kombu.utils.json import dumps, loads
@@ -65,6 +66,13 @@ class Run:
     def messages(self) -> tuple[str, ...]:
         """All that records may call its message; the first is what is written now."""
         return (self.message, *(run.message for run in self.former))
+
+    def anew(self) -> Run:
+        """Return this run under an id of its own, for one of the blocks that it guards.
+
+        A second one, with the same key, must not take back what the first has done.
+        """
+        return replace(self, id=uuid4().hex)
 
     def given(self, inputs: Sequence[str]) -> Run:
         """Return this run with its input, under each of the secrets: see ``Vault.digests``."""

@@ -194,7 +194,7 @@ class SafeTask(Hooks):
             yield
             return
         with self._in_the_middle():
-            passage = enter(self._vault, text, self._run, seconds)
+            passage = enter(self._vault, text, self._run.anew(), seconds)
         before = acts_of(self)
         try:
             yield

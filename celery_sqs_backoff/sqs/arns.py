@@ -12,7 +12,8 @@ _NAME = r"(?=.{1,80}\Z)[A-Za-z0-9_-]+(?:\.fifo)?"
 #: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
 _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})")
 
-_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
+#: ``sqs-mock-0`` is a pod.
+_REGION = re.compile(r"(?!sqs-)[a-z]{2,4}(-[a-z]+)+-\d+")
 
 
 @dataclass(frozen=True, slots=True)

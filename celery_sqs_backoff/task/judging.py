@@ -47,6 +47,8 @@ def wrap_run(cls: Any) -> None:
         judged = getattr(request, _IN_CALL, None)
         if judged is not None:
             return _run_in_call(self, judged, partial(call, *args, **kwargs))
+        if request is not None and _is_running(request) and type(self).run is not wrapped:
+            return call(*args, **kwargs)  # by ``super().run()``, in a task that inherits from it
         return _judged(self, request, call, args, kwargs)
 
     wrapped._is_wrapped = True  # type: ignore[attr-defined]

@@ -525,6 +525,23 @@ def test_a_guarded_block_does_not_ask_when_the_task_is_called_as_a_function(app:
     assert [direct(), direct()] == ["sent", "sent"]
 
 
+def test_a_second_guarded_block_in_one_run_takes_nothing_of_the_first_back(app: Celery) -> None:
+    """Two reminders of one customer in a message: the second is refused, the first is sent."""
+    sent: list[str] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="remind", max_retries=0)
+    def remind(self: Any, refuses: bool) -> None:
+        with self.guarded("customer:7", window=3600):
+            sent.append(self.request.id)
+        with self.guarded("customer:7", window=3600):
+            if refuses:
+                raise Retryable("refused")
+
+    remind.apply((True,), task_id="message 1")
+    remind.apply((False,), task_id="message 2")
+    assert sent == ["message 1"]
+
+
 def test_a_guarded_block_passes_its_own_message_only(workflow: Workflow) -> None:
     for _ in range(2):
         with workflow.deliver().guarded("mail:7", window=3600):

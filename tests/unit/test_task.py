@@ -621,6 +621,31 @@ def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
         assert type(raised) is BackoffRetry, name
 
 
+def test_a_task_may_call_the_run_of_a_registered_task_that_it_inherits_from(app):
+    """It passed for a task that calls itself as a function: its retry was a dead letter."""
+    seen = []
+
+    class First(SQSBackoffTask):
+        name = "first"
+
+        def run(self):
+            seen.append(self.request.id)
+            raise self.retry(exc=KeyError("x"), countdown=7)
+
+    class Second(First):
+        name = "second"
+
+        def run(self):
+            return super().run()
+
+    app.register_task(First())
+    task = app.register_task(Second())
+    with received(task) as run, pytest.raises(BackoffRetry):
+        task()
+    assert run.report.ended.word.seconds == 7
+    assert seen == ["task-id"]
+
+
 def test_a_class_method_that_a_task_inherits_from_another_has_its_own_class(app):
     class First(SQSBackoffTask):
         name = "first"

@@ -172,6 +172,28 @@ ALSO_FIRES: list[tuple[str, dict[str, str], int, dict[str, str]]] = [
         64,
         {"queue": "mails", "task": "shop.mail", "reason": "revoked"},
     ),
+    (  # the same on a machine of its own, hours later: its count is what it was
+        "SqsBackoffDeadLetters",
+        {
+            f'sqs_backoff_dead_letters_total{{{T},reason="revoked",instance="vm"}}': (
+                "1x97 stale _x198 1x100"
+            ),
+            f'sqs_backoff_poll_age_seconds{{{Q},instance="vm"}}': "1x97 _x1 1x400",
+        },
+        303,
+        {"queue": "mails", "task": "shop.mail", "reason": "revoked"},
+    ),
+    (  # messages that are given up while Prometheus is away
+        "SqsBackoffDeadLetters",
+        {
+            f'sqs_backoff_dead_letters_total{{{T},reason="revoked",instance="vm"}}': (
+                "1x97 stale _x40 40x100"
+            ),
+            f'sqs_backoff_poll_age_seconds{{{Q},instance="vm"}}': "1x97 stale _x40 1x100",
+        },
+        145,
+        {"queue": "mails", "task": "shop.mail", "reason": "revoked"},
+    ),
 ]
 
 #: All is well: traffic, one failure in ten that is retried, and a worker that is busy for long.
