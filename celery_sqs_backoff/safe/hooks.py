@@ -290,8 +290,7 @@ def _signature_of(cls: type[Hooks]) -> inspect.Signature:
     run = getattr_static(cls, "__wrapped__", None)  # what @app.task was given
     if run is None:
         run = getattr_static(cls, "run")
-        run = run if isinstance(run, staticmethod) else inspect.unwrap(run)
-    if isinstance(run, staticmethod):
-        return inspect.signature(run.__func__)
+    if isinstance(run, staticmethod | classmethod):
+        return inspect.signature(run.__get__(None, cls))
     signature = inspect.signature(run)
     return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -647,6 +647,28 @@ def test_a_store_that_is_away_does_not_hide_why_the_task_failed(
     guarded._unset_guard((), {})
 
 
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, lambda run: run])
+def test_a_class_based_task_of_any_kind_is_guarded(app: Celery, kind: Any) -> None:
+    """The check at binding passed, and each message was a dead letter that had not run."""
+    sent: list[int] = []
+
+    def of_class(cls: Any, order: int) -> None:
+        sent.append(order)
+
+    def of_none(order: int) -> None:
+        sent.append(order)
+
+    class Mail(SQSBackoffTask):
+        name = "mail"
+        guard = Guard(key="{order}", window=3600)
+        run = kind(of_none if kind is staticmethod else of_class)
+
+    task = app.register_task(Mail())
+    for message in ("message 1", "message 2"):
+        task.apply((7,), task_id=message)
+    assert sent == [7]
+
+
 def test_a_direct_call_is_not_guarded(app: Celery) -> None:
     @app.task(shared=False, base=Host, name="free", guard=Guard(key="a", window=1))
     def free() -> None: ...
