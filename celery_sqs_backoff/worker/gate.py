@@ -139,12 +139,14 @@ class Gate:
             once it has, or the message is hidden until slots are near again.
         """
         if lease.turn is Turn.IS_AWAITED:
+            lease.slot_at = None
             self._wait_for_turn(lease, start)
             return True
         if self.pace is None or _has_slot(lease, self._owner.clock()):
             return False
         if _is_given_up(lease, options, self._owner.today()):
             return False
+        lease.slot_at = None  # it was too late for it
         with self._owner.lock:
             self.control.abandoned(lease.delivery.message_id, self._owner.clock())
 
@@ -161,7 +163,8 @@ class Gate:
         has_time = _longest_hold(lease, options, self._owner.today()) > 0
         longest = self._longest_wait(lease) if has_time else math.inf
         lease.keeps_place = self._owner.is_alone(lease, self.provider)
-        self._owner.pacer.join(self.pace, Paced(give_slot, hide, lease.is_settled), longest)
+        paced = Paced(give_slot, hide, lease.is_settled, lambda slot: lease.slot_at == slot)
+        self._owner.pacer.join(self.pace, paced, longest)
         return True
 
     def _wait_for_turn(self, lease: Lease, start: Callable[[], object]) -> None:

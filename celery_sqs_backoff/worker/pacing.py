@@ -63,11 +63,14 @@ class Paced:
         start: called in the pacer's thread at its slot, which it is given; must not block.
         hide: called with the time until which it is to be hidden; must not block.
         is_over: whether somebody else has settled it meanwhile.
+        has_begun: called with a slot that it was given: whether it goes on with that one. Too late
+            for it, it is in line again.
     """
 
     start: Callable[[float], object]
     hide: Callable[[float], object]
     is_over: Callable[[], bool]
+    has_begun: Callable[[float], bool] = lambda slot: True
 
 
 class Fleet(Protocol):
@@ -98,7 +101,7 @@ class Pace:
         self.waiting_since: float | None = None
         self.away_until: float | None = None
         self.times = times or Times()
-        self._begun: list[Paced] = []
+        self._begun: list[tuple[Paced, float]] = []
 
     @property
     def spare(self) -> int:
@@ -108,12 +111,16 @@ class Pace:
 
     def room(self, free: int) -> int:
         """How many messages may start now. Those that wait behind others' tasks may do so, too."""
-        self._begun = [paced for paced in self._begun if not paced.is_over()]
+        self._begun = [
+            (paced, slot)
+            for paced, slot in self._begun
+            if paced.has_begun(slot) and not paced.is_over()
+        ]
         return max(free, -len(self._begun)) + self.spare
 
     def depart(self, now: float, most: int) -> Departure[Paced]:
         departure = self.line.depart(now, most)
-        self._begun += [paced for paced, _ in departure.start]
+        self._begun += departure.start
         return departure
 
     def give_local(self, now: float, share: float) -> None:

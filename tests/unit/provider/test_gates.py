@@ -536,6 +536,26 @@ def step(scene: Scene) -> None:
         action()
 
 
+def test_a_message_that_is_too_late_for_its_slot_takes_up_no_process() -> None:
+    """Others fill the pool: it would wait for itself, and no other of its provider would start."""
+    scene = Scene(provider=Provider("mail", rate=1.0))
+    scene.gates.pacer._free = lambda: -12
+    lease: Any = Lease("a")
+    begun: list[str] = []
+
+    def start() -> None:
+        scene.keeper.now += 0.0 if begun else 0.15  # once, Celery's loop is late
+        begun.append("a")
+        if scene.gate.waits(lease, scene.options, start):
+            begun.append("in line again")
+
+    assert scene.gate.waits(lease, scene.options, start)
+    for _ in range(100):
+        step(scene)
+        scene.keeper.now += 0.05
+    assert begun == ["a", "in line again", "a"]
+
+
 def test_messages_of_a_provider_with_a_rate_start_at_their_slots() -> None:
     scene = Scene(provider=Provider("mail", rate=1.0))
     first, second = paced(scene, "a"), paced(scene, "b")
