@@ -42,16 +42,12 @@ def _new(metric: str, window: str) -> str:
 
     ``increase`` alone misses what a series begins with: its first event, or all that a worker has
     done before it was scraped for the first time. One that was not scraped for a while is not new:
-    it is looked for in a window before this one, and, unless its worker was scraped in that window,
-    in the six hours before. If it is smaller than there, its worker has started anew.
+    it is looked for in a window before this one. If it is smaller than there, its worker has
+    started anew. Nothing that Prometheus has tells a worker that started anew from one that it did
+    not scrape for longer: that one's totals count as new.
     """
-    scraped = f"last_over_time(sqs_backoff_poll_age_seconds[{window}] offset {window})"
-    before = (
-        f"(last_over_time({metric}[{window}] offset {window})"
-        f" or last_over_time({metric}[6h] offset {window})"
-        f" unless ignoring (task, reason, outcome) {scraped})"
-    )
-    grown = f"increase({metric}[{window}]) > 0 or {metric} - {before} > 0"
+    before = f"last_over_time({metric}[{window}] offset {window})"
+    grown = f"increase({metric}[{window}]) > 0"
     return f"({metric} unless {before} or {grown} or {metric} < {before})"
 
 
@@ -123,9 +119,11 @@ ALERTS: Final = (
     Alert(
         name="SqsBackoffManyDeadLetters",
         expr=(
-            f"sum by (task, queue) ({_new('sqs_backoff_dead_letters_total', '15m')})"
-            f" / sum by (task, queue) ({_new('sqs_backoff_runs_total', '15m')}) > 0.05"
-            f" and sum by (task, queue) ({_new('sqs_backoff_dead_letters_total', '15m')}) > 10"
+            # Not _new: after Prometheus was away it takes old totals for new, and this one is
+            # critical. What a new worker does before it is scraped is left to the one above.
+            "sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m]))"
+            " / sum by (task, queue) (increase(sqs_backoff_runs_total[15m])) > 0.05"
+            " and sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m])) > 10"
         ),
         lasts="5m",
         severity="critical",
