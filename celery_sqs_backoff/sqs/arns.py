@@ -12,8 +12,10 @@ _NAME = r"(?=.{1,80}\Z)[A-Za-z0-9_-]+(?:\.fifo)?"
 #: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
 _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})")
 
-#: ``sqs-mock-0`` is a pod.
-_REGION = re.compile(r"(?!sqs-)[a-z]{2,4}(-[a-z]+)+-\d+")
+_REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
+
+#: ``sqs.REGION.`` and the legacy ``REGION.queue.``; elsewhere it is a pod, or a namespace.
+_REGION_IN_HOST = re.compile(rf"(?:^|\.)sqs(?:-fips)?\.({_REGION})\.|^({_REGION})\.queue\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,8 @@ def region_of(host: str) -> str | None:
     """
     if host == "queue.amazonaws.com":
         return "us-east-1"
-    labels = host.split(".")
-    if len(labels) == 1:  # a container's name may look like one
-        return None
-    return next((label for label in reversed(labels) if _REGION.fullmatch(label)), None)
+    found = _REGION_IN_HOST.search(host)
+    return found and (found[1] or found[2])
 
 
 def is_queue_name(text: str) -> bool:

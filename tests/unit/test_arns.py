@@ -1,0 +1,27 @@
+"""The Region that a queue's URL names."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_backoff.sqs.arns import region_of
+
+HOSTS = {
+    "sqs.eu-central-1.amazonaws.com": "eu-central-1",
+    "sqs-fips.us-gov-west-1.amazonaws.com": "us-gov-west-1",
+    "sqs.cn-north-1.amazonaws.com.cn": "cn-north-1",
+    "sqs.us-east-1.api.aws": "us-east-1",
+    "vpce-0a-1b.sqs.eu-west-3.vpce.amazonaws.com": "eu-west-3",
+    "eu-west-1.queue.amazonaws.com": "eu-west-1",
+    "queue.amazonaws.com": "us-east-1",
+    "sqs.ap-south-1.localhost.localstack.cloud": "ap-south-1",
+    "localhost": None,
+    "app-sqs-1": None,
+    "moto-server-0.moto.svc": None,
+    "localstack.pr-shop-12.svc.cluster.local": None,
+}
+
+
+@pytest.mark.parametrize(("host", "region"), HOSTS.items(), ids=HOSTS)
+def test_the_region_of_a_host(host: str, region: str | None) -> None:
+    assert region_of(host) == region
