@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import StoreInTransaction
 
 __all__ = [
     "after_commit",
+    "ask_and_close",
     "is_in_transaction",
-    "open_connections",
     "open_transactions",
     "refuse_manual_transaction",
     "refuse_open_transaction",
 ]
+
+T = TypeVar("T")
 
 
 def after_commit(send: Callable[[], object], *, committed: tuple[str, ...] = ()) -> None:
@@ -93,6 +95,18 @@ def is_in_transaction(connection: Any) -> bool:
     if blocks := connection.atomic_blocks:
         return any(not getattr(block, "_from_testcase", False) for block in blocks)
     return not connection.get_autocommit()
+
+
+def ask_and_close(ask: Callable[[], T]) -> T:
+    """Return what ``ask`` returns, in a thread whose next call may be to another service.
+
+    Django's connections of this thread are closed then.
+    """
+    try:
+        return ask()
+    finally:
+        for connection in open_connections():
+            connection.close()
 
 
 def open_connections() -> Iterator[Any]:

@@ -20,7 +20,7 @@ from celery.utils.log import get_task_logger
 from ..text import error_site
 from ..threads import call_in_time
 from . import counts
-from .commit import open_connections
+from .commit import ask_and_close
 from .guard import Run
 from .settings import vault_of
 from .stores import has_store
@@ -66,7 +66,7 @@ def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
     if _is_left_alone(app):
         return otherwise
     began = time.monotonic()
-    asked = call_in_time(partial(_ask_here, ask), seconds=_WAIT_SECONDS)
+    asked = call_in_time(partial(ask_and_close, ask), seconds=_WAIT_SECONDS)
     if asked is None:
         logger.warning("sqs_backoff.no_thread_left: the store is not asked")
         return otherwise
@@ -75,14 +75,6 @@ def in_time(app: Any, ask: Callable[[], T], *, otherwise: T) -> T:
     setattr(app, _HANGING, asked)
     _note_failure(app, began)
     return otherwise
-
-
-def _ask_here(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    finally:
-        for connection in open_connections():  # of this thread: its next call may be to SQS
-            connection.close()
 
 
 def count_crash(app: Any, message_id: str, task_name: str, task_id: str) -> int:

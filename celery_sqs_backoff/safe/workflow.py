@@ -312,8 +312,8 @@ def compensate_scopes_of(
 
     Arguments:
         run: one of the message's, or what stands for it.
-        opened: workflows of the run that has ended, by scope, if it was in this process. ``None``:
-            its process is gone.
+        opened: workflows of the run that has ended, by scope, if it was in this process.
+        is_holder_gone: as of :meth:`Workflow.take_back`.
 
     One that cannot be taken back leaves the others be. What could not be done is done when a run
     of the message enters the workflow again, such as after a redrive.

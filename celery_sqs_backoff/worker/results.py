@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from ..safe.commit import open_connections
+from ..safe.commit import ask_and_close
 from ..threads import call_in_time
 
 __all__ = ["BackendHangs", "in_time"]
@@ -32,15 +32,7 @@ def in_time(ask: Callable[[], T]) -> T:
     Raises:
         BackendHangs: it takes longer than a second, and goes on. Else what ``ask`` raises.
     """
-    asked = call_in_time(partial(_ask, ask), seconds=_LONGEST_WAIT_SECONDS)
+    asked = call_in_time(partial(ask_and_close, ask), seconds=_LONGEST_WAIT_SECONDS)
     if asked is None or not asked.done():
         raise BackendHangs
     return asked.result()
-
-
-def _ask(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    finally:
-        for connection in open_connections():  # Django's, of this thread
-            connection.close()
