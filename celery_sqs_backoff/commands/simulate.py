@@ -60,7 +60,7 @@ Examples:
   celery -A proj sqs-simulate --outage 2h --compare autoretry,full-jitter,gate,gate+recall
   celery -A proj sqs-simulate scenario.toml --plot outage.svg
   celery -A proj sqs-simulate --live mails --oldest 3h
-  celery -A proj sqs-simulate --suggest 'survive 24h, drain 1h, 20 calls/s' --messages 1/s
+  celery -A proj sqs-simulate --suggest 'survive 24h, drain 1h, 40 calls/s' --messages 1/s
 """
 
 

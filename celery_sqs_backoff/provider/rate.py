@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Hashable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import islice
 from typing import Generic, TypeVar
 
 __all__ = ["HEADROOM", "Departure", "Line", "Place", "Times", "assign", "longest_wait"]
@@ -39,7 +39,7 @@ ALONE_SECONDS = 60.0
 RETURN_SHARE = 0.97
 
 #: A slot that was missed by more is lost, even for a message that was there: the worker stood
-#: still.
+#: still, or its processes did.
 LATEST_SECONDS = 0.1
 
 K = TypeVar("K", bound=Hashable)
@@ -111,84 +111,92 @@ def assign(
 
 @dataclass(slots=True)
 class Departure(Generic[K]):
-    """What becomes of messages that waited: some start at a slot, some are hidden until a time."""
+    """What becomes of messages that waited.
+
+    Attributes:
+        start: those that start now, each with its slot.
+        hide: those that are hidden, each with the time until which.
+        missed: how many slots were lost.
+    """
 
     start: list[tuple[K, float]] = field(default_factory=list)
     hide: list[tuple[K, float]] = field(default_factory=list)
+    missed: int = 0
 
 
 class Line(Generic[K]):
-    """The messages of one provider that wait in a worker. Not safe for threads by itself."""
+    """The messages of one provider that wait in a worker, and the slots that they have been given.
 
-    def __init__(self) -> None:
-        self._new: deque[tuple[K, float]] = deque()
+    Slots belong to the line: one that is due is for the message that has waited longest. Not safe
+    for threads by itself.
+
+    Args:
+        is_over: whether a message is settled, and needs no slot any more.
+    """
+
+    def __init__(self, is_over: Callable[[K], bool] = lambda key: False) -> None:
+        self._is_over = is_over
+        self._waiting: OrderedDict[K, float] = OrderedDict()
+        self._slots: list[float] = []
         self._hide: list[tuple[K, float]] = []
-        self._here: list[tuple[float, int, K, float]] = []
-        self._without_process: deque[tuple[K, float]] = deque()
-        self._sequence = count()
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._here) + len(self._hide) + len(self._without_process)
-
-    @property
-    def missing(self) -> list[float]:
-        """How long each message without a place may wait."""
-        return [longest for _, longest in self._new]
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether a message has no place."""
-        return bool(self._new)
+        return len(self._waiting) + len(self._hide)
 
     def join(self, key: K, longest: float) -> None:
         """Add a message that may start but for its slot; ``longest`` as from `longest_wait`."""
-        self._new.append((key, longest))
+        self._waiting[key] = longest
 
-    def give(self, places: Iterable[Place]) -> None:
-        """Give places to the messages without one, in their order; any beyond them are lost."""
-        for place in places:
-            if not self._new:
-                return
-            key, longest = self._new.popleft()
+    def lacking(self, most: int | None = None) -> list[tuple[K, float]]:
+        """Return the messages without a slot, and how long each may wait.
+
+        Args:
+            most: slots that the line may have, with those that it has; ``None`` = no limit.
+        """
+        while len(self._slots) < len(self._waiting):
+            found = list(islice(self._waiting.items(), len(self._slots), most))
+            over = [key for key, _ in found if self._is_over(key)]
+            if not over:
+                return found
+            for key in over:
+                del self._waiting[key]
+        return []
+
+    def give(self, asked: Iterable[tuple[K, float]], places: Iterable[Place]) -> None:
+        """Add the places that were given for messages without a slot, in the same order."""
+        for (key, _), place in zip(asked, places, strict=False):
             if place.is_slot:
-                heapq.heappush(self._here, (place.at, next(self._sequence), key, longest))
-            else:
+                heapq.heappush(self._slots, place.at)
+            elif key in self._waiting:
+                del self._waiting[key]
                 self._hide.append((key, place.at))
 
     def take_back(self) -> None:
-        """Take the slots of all messages back; they are as without a place."""
-        for _, _, key, longest in sorted(self._here, reverse=True):
-            self._new.appendleft((key, longest))
-        self._here.clear()
-
-    @property
-    def lacks_process(self) -> bool:
-        """Whether a message has missed its slot because no process was free."""
-        return bool(self._without_process)
-
-    def ask_again(self, most: int) -> None:
-        """Let those that lacked a process have new slots, while fewer than ``most`` have one."""
-        most -= len(self._here) + len(self._new)
-        for _ in range(min(most, len(self._without_process))):
-            self._new.append(self._without_process.popleft())
+        """Take all slots back; all messages are as without one."""
+        self._slots.clear()
 
     def depart(self, now: float, most: float = math.inf) -> Departure[K]:
         """Take out the messages that start now, ``most`` at the most, and those that are hidden.
 
-        The others lose their slots: later, all at once, they would be more calls than agreed.
+        A slot that is not used in time is lost: later, all at once, they would be more calls than
+        agreed.
         """
         leaving: Departure[K] = Departure(hide=self._hide)
         self._hide = []
-        while self._here and self._here[0][0] <= now:
-            slot, _, key, longest = heapq.heappop(self._here)
-            if now - slot > LATEST_SECONDS and len(leaving.start) < most:
-                self._new.append((key, longest))
-                continue
-            self._without_process.append((key, longest))
-            if len(leaving.start) < most:  # the slot is for whoever has waited longest
-                leaving.start.append((self._without_process.popleft()[0], slot))
+        while self._slots and now - self._slots[0] > LATEST_SECONDS:
+            heapq.heappop(self._slots)
+            leaving.missed += 1
+        while self._waiting and self._slots and self._slots[0] <= now:
+            key = next(iter(self._waiting))
+            if not self._is_over(key):
+                if len(leaving.start) >= most:
+                    break
+                leaving.start.append((key, heapq.heappop(self._slots)))
+            del self._waiting[key]
+        if not self._waiting:
+            self._slots.clear()
         return leaving
 
     def next_at(self) -> float | None:
         """Return when ``depart`` is worth calling; ``None`` = not before a place is given."""
-        return self._here[0][0] if self._here else None
+        return self._slots[0] if self._slots else None

@@ -75,7 +75,7 @@ class Gate:
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
-            is_its_turn = _has_slot(lease, now) or lease.turn is Turn.HAS_COME
+            is_its_turn = lease.slot_at is not None or lease.turn is Turn.HAS_COME
             may_start = is_its_turn and self.control.health.state is State.CLOSED
             if may_start or self.control.is_quiet:
                 self.control.look_quietly(delivery.message_id, now)
@@ -95,7 +95,7 @@ class Gate:
             )
             lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
             if look.is_probe:
-                lease.slot_at = math.inf  # one call, from time to time
+                lease.slot_at = math.inf  # it needs none: one call, from time to time
                 self._replace_if_not_run(lease)
             if look.hide_seconds is None:
                 return False
@@ -142,16 +142,18 @@ class Gate:
             lease.slot_at = None
             self._wait_for_turn(lease, start)
             return True
-        if self.pace is None or _has_slot(lease, self._owner.clock()):
+        was_late = _is_too_late(lease, self._owner.clock())
+        if self.pace is None or (lease.slot_at is not None and not was_late):
             return False
         if _is_given_up(lease, options, self._owner.today()):
             return False
-        lease.slot_at = None  # it was too late for it
+        lease.slot_at = None
         with self._owner.lock:
             self.control.abandoned(lease.delivery.message_id, self._owner.clock())
 
         def give_slot(slot: float) -> None:
-            lease.slot_at = slot
+            # Where others' tasks block Celery's loop it would be too late for ever: once is enough.
+            lease.slot_at = math.inf if was_late else slot
             lease.keeps_place = False
             start()
 
@@ -161,9 +163,15 @@ class Gate:
             lease.give_back_unrun(until=now + visibility_delay(seconds, lease.delivery, now=today))
 
         has_time = _longest_hold(lease, options, self._owner.today()) > 0
-        longest = self._longest_wait(lease) if has_time else math.inf
-        lease.keeps_place = self._owner.is_alone(lease, self.provider)
-        paced = Paced(give_slot, hide, lease.is_settled, lambda slot: lease.slot_at == slot)
+        longest = self._longest_wait(lease) if has_time and not was_late else math.inf
+        # In a worker that is behind it waits for a process rather than for a slot.
+        lease.keeps_place = self.pace.is_behind or self._owner.is_alone(lease, self.provider)
+        paced = Paced(
+            give_slot,
+            hide,
+            lease.is_settled,
+            lambda: lease.slot_at is not None and not lease.is_settled(),
+        )
         self._owner.pacer.join(self.pace, paced, longest)
         return True
 
@@ -255,9 +263,9 @@ class Gate:
         return len(self.turns) + (0 if self.pace is None else len(self.pace.line))
 
 
-def _has_slot(lease: Lease, now: float) -> bool:
-    """Whether a message may start now. A slot that it was too late for is lost."""
-    return lease.slot_at is not None and now - lease.slot_at <= LATEST_SECONDS
+def _is_too_late(lease: Lease, now: float) -> bool:
+    """Whether Celery's loop was so slow that calls would begin closer together than agreed."""
+    return lease.slot_at is not None and now - lease.slot_at > LATEST_SECONDS
 
 
 def _longest_hold(lease: Lease, options: Options, today: float) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import sys
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -88,7 +87,6 @@ class Gates:
         room: most messages that the worker has processes for now.
         fleet: from the name of a provider and its tenant, and its rate, to where its slots are
             shared; ``None``: each worker has the rate for itself.
-        free: how many processes are.
         share: makes the thread that shares the health of providers, once one wants that.
         mix: which provider's messages each queue brings.
         rng: draws intervals and delays.
@@ -103,7 +101,6 @@ class Gates:
         room: Callable[[], int],
         fleet: Callable[[tuple[str, ...], float], Fleet | None] = lambda name, rate: None,
         share: Callable[..., Sharing | None] = lambda **facts: None,
-        free: Callable[[], int] = lambda: sys.maxsize,
         mix: QueueMix | None = None,
         rng: random.Random | None = None,
         today: Callable[[], float] = time.time,
@@ -113,7 +110,7 @@ class Gates:
         self.clock = keeper.clock
         self.today = today
         self.events = keeper.events
-        self.pacer = Pacer(keeper.clock, free)
+        self.pacer = Pacer(keeper.clock)
         self.mix = mix or QueueMix()
         self._calls = calls
         self.recaller = Recaller(self, calls=calls, room=room)

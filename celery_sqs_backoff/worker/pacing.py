@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,11 +39,12 @@ _AWAY_SECONDS: Final = 10.0
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Slots of so many seconds may wait for a process. None: a small pool, hardly faster than its
-#: rate, would lose a third of them. All: after a call that hangs they would begin at once.
-_SPARE_SECONDS: Final = 1.0
+#: Slots of so many seconds may be outstanding: given to messages whose tasks have not begun. None:
+#: a small pool, hardly faster than its rate, would lose a third of them. All: after a call that
+#: hangs they would begin at once.
+_OUTSTANDING_SECONDS: Final = 1.0
 
-#: Between two looks for a free process, while a message lacks one.
+#: Between two looks whether tasks have begun, while others wait for that.
 _PROCESS_LOOK_SECONDS: Final = 0.02
 
 #: A slot may be further away than a thread can sleep.
@@ -63,14 +63,13 @@ class Paced:
         start: called in the pacer's thread at its slot, which it is given; must not block.
         hide: called with the time until which it is to be hidden; must not block.
         is_over: whether somebody else has settled it meanwhile.
-        has_begun: called with a slot that it was given: whether it goes on with that one. Too late
-            for it, it is in line again.
+        has_slot: whether it was started with a slot, and its task has not begun.
     """
 
     start: Callable[[float], object]
     hide: Callable[[float], object]
     is_over: Callable[[], bool]
-    has_begun: Callable[[float], bool] = lambda slot: True
+    has_slot: Callable[[], bool] = lambda: False
 
 
 class Fleet(Protocol):
@@ -81,6 +80,10 @@ class Fleet(Protocol):
 
 class Pace:
     """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
+
+    A message that starts with a slot is outstanding until its task begins, or it gives up its slot:
+    it is settled, lost, hidden, or in line again. Its lease says which; nothing counts it. Without
+    room for one more outstanding message slots go by, and are lost.
 
     Arguments:
         name: of the provider, for the log.
@@ -95,46 +98,74 @@ class Pace:
         self.name = name
         self.rate = rate * HEADROOM
         self.fleet = fleet
-        self.line: Line[Paced] = Line()
+        self.line: Line[Paced] = Line(lambda paced: paced.is_over())
         self.workers, self.told_at = _WORKERS_UNKNOWN, -math.inf
         #: Since when a message is in line that has no place.
         self.waiting_since: float | None = None
         self.away_until: float | None = None
         self.times = times or Times()
-        self._begun: list[tuple[Paced, float]] = []
+        self._outstanding: list[Paced] = []
+        self._missed = 0
 
     @property
-    def spare(self) -> int:
+    def most(self) -> int:
         """How many messages may have their slots and wait for a process."""
         workers = 1 if self.fleet is None else self.workers
-        return math.ceil(_SPARE_SECONDS * self.rate / workers)
+        return math.ceil(_OUTSTANDING_SECONDS * self.rate / workers)
 
-    def room(self, free: int) -> int:
-        """How many messages may start now. Those that wait behind others' tasks may do so, too."""
-        self._begun = [
-            (paced, slot)
-            for paced, slot in self._begun
-            if paced.has_begun(slot) and not paced.is_over()
-        ]
-        return max(free, -len(self._begun)) + self.spare
+    @property
+    def room(self) -> int:
+        """How many messages may start now."""
+        return max(0, self.most - len(self._outstanding))
 
-    def depart(self, now: float, most: int) -> Departure[Paced]:
-        departure = self.line.depart(now, most)
-        self._begun += departure.start
+    @property
+    def is_behind(self) -> bool:
+        """Whether slots were lost, and fewer tasks have begun since."""
+        return self._missed > 0
+
+    def note_begun(self) -> None:
+        """Forget messages that have used their slots, or that will not use them."""
+        outstanding = [paced for paced in self._outstanding if paced.has_slot()]
+        self._missed = max(0, self._missed - len(self._outstanding) + len(outstanding))
+        self._outstanding = outstanding
+
+    def lacking(self) -> list[tuple[Paced, float]]:
+        """Return the messages that are to be given places, and how long each may wait.
+
+        A worker that is behind has no more slots, with the outstanding ones, than it may use in a
+        row: others may use them.
+        """
+        return self.line.lacking(self.room if self.is_behind else None)
+
+    def depart(self, now: float) -> Departure[Paced]:
+        departure = self.line.depart(now, self.room)
+        self._outstanding += [paced for paced, _ in departure.start]
+        self._missed = self._missed + departure.missed if len(self.line) else 0
         return departure
+
+    def next_at(self, now: float) -> float | None:
+        """Return when messages may start or ask for slots; ``None`` = once they have slots."""
+        at, look = self.line.next_at(), now + _PROCESS_LOOK_SECONDS
+        if self.room and not self.is_behind:
+            return at
+        return min(at, look) if self.room and at is not None else look
 
     def give_local(self, now: float, share: float) -> None:
         """Give places of this worker's own, at a share of the rate."""
         self.waiting_since = None
-        missing = self.line.missing
-        places, self.times = assign(self.times, now, missing, rate=self.rate * share)
-        self.line.give(places)
+        asked = self.lacking()
+        longest = [seconds for _, seconds in asked]
+        places, self.times = assign(self.times, now, longest, rate=self.rate * share)
+        self.line.give(asked, places)
 
-    def give_shared(self, taken: Taken, asked_at: float, now: float) -> None:
+    def give_shared(
+        self, asked: list[tuple[Paced, float]], taken: Taken, asked_at: float, now: float
+    ) -> None:
         """Give places that the fleet's store has handed out, half way between call and answer."""
         self.waiting_since = None
         then = (asked_at + now) / 2
-        self.line.give(Place(max(now, then + each.at), each.is_slot) for each in taken.places)
+        places = (Place(max(now, then + each.at), each.is_slot) for each in taken.places)
+        self.line.give(asked, places)
 
     def start_anew(self) -> None:
         """Take all slots back: others than those who gave them give them from now on."""
@@ -177,14 +208,10 @@ class Pacer:
 
     Arguments:
         clock: seconds, monotonic.
-        free: how many processes are; below 0: messages wait for one.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], free: Callable[[], int] = lambda: sys.maxsize
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._free = free
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
@@ -260,16 +287,11 @@ class Pacer:
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
-                room = pace.room(self._free())
-                pace.line.ask_again(room)
+                pace.note_begun()
                 self._see_to_slots(pace, now)
-                departure = pace.depart(now, room)
+                departure = pace.depart(now)
                 self._see_to_slots(pace, now)  # of those that have missed theirs
-                actions += [
-                    functools.partial(paced.start, slot)
-                    for paced, slot in departure.start
-                    if not paced.is_over()
-                ]
+                actions += [functools.partial(paced.start, at) for paced, at in departure.start]
                 actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
                 if not len(pace.line):
                     del self._busy[pace]
@@ -280,7 +302,8 @@ class Pacer:
         return actions
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
-        if not pace.line.is_missing:
+        if not pace.lacking():
+            pace.waiting_since = None
             return
         if pace.fleet is None:
             pace.give_local(now, 1.0)
@@ -303,10 +326,8 @@ class Pacer:
     def _pause(self) -> float | None:
         """Seconds until a message may start, or a store's answer is overdue."""
         now = self._clock()
-        times = [at for pace in self._busy if (at := pace.line.next_at()) is not None]
+        times = [at for pace in self._busy if (at := pace.next_at(now)) is not None]
         times += [turns.next_at(now) for turns in self._turns]
-        if any(pace.line.lacks_process for pace in self._busy):
-            times.append(now + _PROCESS_LOOK_SECONDS)
         times += [
             self._patience_ends(pace.waiting_since)
             for pace in self._busy
@@ -328,21 +349,21 @@ class Pacer:
                     continue
                 pace = next(iter(self._to_ask))
                 del self._to_ask[pace]
-                longest = pace.line.missing
+                asked = pace.lacking()
                 if pace.away_until is not None:
                     if self._clock() < pace.away_until:
                         continue
-                    longest = []  # ask whether it is back
-                elif not longest:
+                    asked = []  # ask whether it is back
+                elif not asked:
                     continue
-            self.ask(pace, longest)
+            self.ask(pace, asked)
 
-    def ask(self, pace: Pace, longest: list[float]) -> None:
+    def ask(self, pace: Pace, asked: list[tuple[Paced, float]]) -> None:
         """Ask a line's store for places, and give them."""
         assert pace.fleet is not None
         asked_at = self._clock()
         try:
-            taken = pace.fleet.take(longest)
+            taken = pace.fleet.take([longest for _, longest in asked])
         except Exception as exc:  # noqa: BLE001  # of any library: the message must not wait for it
             with self._lock:
                 self._note_away(pace, self._clock(), type(exc).__name__)
@@ -352,7 +373,7 @@ class Pacer:
             now = self._answered_at = self._clock()
             pace.workers, pace.told_at = max(1, taken.workers), now
             if pace.away_until is None:
-                pace.give_shared(taken, asked_at, now)
+                pace.give_shared(asked, taken, asked_at, now)
             elif now - asked_at > _PATIENCE_SECONDS:  # the next message would wait in vain too
                 self._note_away(pace, now, "a late answer")
             else:  # those that it was asked for have places of this worker's own

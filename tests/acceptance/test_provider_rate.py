@@ -33,6 +33,17 @@ def call(number: int) -> None:
     note(task="rate.call", number=number, at=time.time())
 
 
+@app.task(base=SQSBackoffTask, name="rate.seldom", provider=Provider("seldom", rate=5))
+def seldom(number: int) -> None:
+    note(task="rate.seldom", number=number)
+
+
+@app.task(base=SQSBackoffTask, name="rate.other")
+def other() -> None:
+    note(task="rate.other")
+    time.sleep(0.25)
+
+
 class Stalls:
     """How long this machine lets a process wait that only sleeps: what no worker can help."""
 
@@ -94,3 +105,20 @@ def test_three_workers_make_as_many_calls_as_agreed_and_hardly_fewer(
     print(figures)  # noqa: T201
     assert busiest <= RATE + 2 + 2 * RATE * max(0.0, stalls.longest - 0.02), figures
     assert used >= (0.9 if stalls.longest < 0.05 else 0.75), figures
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_calls_at_a_rate_are_made_although_other_tasks_fill_the_pool(
+    make_stage: Callable[..., Stage], pool: str
+) -> None:
+    """Each waits behind others' tasks for longer than slots are apart, and keeps its slot."""
+    stage = make_stage()
+    for number in range(8):
+        stage.send("rate.seldom", number)
+    for _ in range(60):
+        stage.send("rate.other")
+    with stage.worker(pool=pool, concurrency=1, stop_timeout=1):
+        eventually(lambda: len(stage.runs("rate.seldom")) == 8, timeout=40)
+        others = len(stage.runs("rate.other"))
+    assert others < 50, "they would wait for as long as other messages come"
+    assert sorted(run["number"] for run in stage.runs("rate.seldom")) == list(range(8))

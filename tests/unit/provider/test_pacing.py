@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import random
 import threading
 import time
 from typing import Any
@@ -34,21 +36,33 @@ class Fleet:
 
 
 class Scene:
-    """A pacer whose threads are the test."""
+    """A pacer whose threads are the test, and a pool: what starts begins, while processes do."""
 
     def __init__(self, fleet: Fleet | None, *, rate: float = 10.0 / HEADROOM) -> None:
         self.now = 100.0
         self.fleet = fleet
-        self.free = 1_000
-        self.pacer = Pacer(lambda: self.now, lambda: self.free)
+        self.begins = True
+        self.pacer = Pacer(lambda: self.now)
         self.pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
         self.pace = Pace("mail", rate, fleet)
         self.started: list[str] = []
+        self.outstanding: set[str] = set()
+        self.settled: set[str] = set()
 
     def join(self, *names: str) -> None:
         for name in names:
-            start = lambda slot, name=name: self.started.append(name)  # noqa: E731
-            self.pacer.join(self.pace, Paced(start, lambda until: None, lambda: False), 100.0)
+            paced = Paced(
+                functools.partial(self._start, name),
+                lambda until: None,
+                functools.partial(self.settled.__contains__, name),
+                functools.partial(self.outstanding.__contains__, name),
+            )
+            self.pacer.join(self.pace, paced, 100.0)
+
+    def _start(self, name: str, slot: float) -> None:
+        self.started.append(name)
+        if not self.begins:
+            self.outstanding.add(name)
 
     def step(self, seconds: float = 0.0) -> None:
         self.now += seconds
@@ -60,7 +74,7 @@ class Scene:
         for pace in list(self.pacer._to_ask):
             del self.pacer._to_ask[pace]
             away = pace.away_until
-            self.pacer.ask(pace, [] if away is not None else pace.line.missing)
+            self.pacer.ask(pace, [] if away is not None else pace.lacking())
 
 
 def test_one_call_for_all_messages_in_line() -> None:
@@ -82,52 +96,75 @@ def test_calls_that_waited_for_a_process_do_not_begin_all_at_once() -> None:
     What waited in the pool, up to its whole prefetch window, made all its calls in that second.
     """
     scene = Scene(None)
-    scene.free = 2
+    scene.begins = False
     scene.join(*map(str, range(40)))
-
-    def step(seconds: float) -> None:
-        before = len(scene.started)
-        scene.step(seconds)
-        scene.free -= len(scene.started) - before
-
     for _ in range(30):
-        step(0.1)
-    assert len(scene.started) == 2 + 10, "both processes hang, and a second's calls wait"
-    scene.free = 1_000
+        scene.step(0.1)
+    assert len(scene.started) == 10, "a second's calls wait for a process"
+    scene.begins = True
+    scene.outstanding.clear()
     for _ in range(10):
-        step(0.1)
-    assert 9 <= len(scene.started) - 12 <= 11, "10/s"
+        scene.step(0.1)
+    assert 9 <= len(scene.started) - 10 <= 11, "10/s"
     for _ in range(40):
-        step(0.1)
+        scene.step(0.1)
     assert sorted(map(int, scene.started)) == list(range(40)), "each once"
 
 
 def test_messages_start_although_other_tasks_fill_the_pool() -> None:
     """Others may fill the prefetch window for hours; those in line wait with them."""
     scene = Scene(None, rate=1.0 / HEADROOM)
-    scene.free = -12
+    scene.begins = False
     scene.join("a", "b")
-    scene.step()
+    for _ in range(50):
+        scene.step(0.1)
     assert scene.started == ["a"], "in the pool's own line"
-    scene.step(1.0)
-    assert scene.started == ["a"], "no second one, while the first has not run"
+    scene.outstanding.clear()
+    for _ in range(11):
+        scene.step(0.1)
+    assert scene.started == ["a", "b"]
 
 
-def test_a_store_is_not_asked_for_slots_that_no_process_takes() -> None:
-    fleet = Fleet()
+def test_a_worker_that_is_stuck_takes_few_slots_of_the_fleet() -> None:
+    fleet = Fleet(workers=4)
     scene = Scene(fleet)
-    scene.free = -10
-    most = scene.pace.spare
-    scene.join(*map(str, range(most + 2)))
-    for _ in range(50):
+    scene.begins = False
+    scene.join(*map(str, range(5)))
+    for number in range(100):
+        scene.join(f"later {number}")
         scene.step(0.1)
         scene.answer()
-    assert len(scene.started) == scene.pace.spare
-    asked = list(fleet.asked)
-    for _ in range(50):
+    assert len(scene.started) == scene.pace.most == 3
+    assert sum(fleet.asked) <= 5 + 5, "until the first slot was lost"
+    assert scene.pace.is_behind
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_worker_that_was_stuck_asks_for_a_slot_for_each_task_that_begins(seed: int) -> None:
+    """Whatever happens to messages: it must not be behind for ever, or have lost count of them."""
+    rng, fleet = random.Random(seed), Fleet(workers=4)
+    scene = Scene(fleet)
+    for number in range(600):
+        scene.begins = rng.random() < 0.2
+        if number < 400:
+            scene.join(str(number))
+        if scene.outstanding and rng.random() < 0.7:
+            scene.outstanding.remove(rng.choice(sorted(scene.outstanding)))
+        if rng.random() < 0.2:
+            scene.settled.add(str(rng.randrange(400)))
+        scene.step(rng.choice([0.02, 0.1, 0.3]))
+        scene.answer()
+        assert len(scene.outstanding) <= scene.pace.most
+    scene.begins = True
+    scene.outstanding.clear()
+    for _ in range(200):
         scene.step(0.1)
         scene.answer()
-    assert fleet.asked == asked
+    assert {str(number) for number in range(400)} <= {*scene.started, *scene.settled}
+    assert len(set(scene.started)) == len(scene.started), "each once"
+    assert not scene.pace.is_behind
+    scene.pace.note_begun()
+    assert scene.pace.room == scene.pace.most
 
 
 def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +225,7 @@ def test_a_store_that_answers_one_tenant_after_another_is_not_away() -> None:
         scene.now += 0.01
         scene.step()
         assert pace.away_until is None
-        scene.pacer.ask(pace, pace.line.missing)
+        scene.pacer.ask(pace, pace.lacking())
 
 
 def test_a_store_that_answers_too_slowly_for_all_tenants_is_away_for_the_last() -> None:
@@ -202,7 +239,7 @@ def test_a_store_that_answers_too_slowly_for_all_tenants_is_away_for_the_last() 
         scene.now += 0.9 * pacing._PATIENCE_SECONDS
         scene.step()
         if pace.away_until is None:
-            scene.pacer.ask(pace, pace.line.missing)
+            scene.pacer.ask(pace, pace.lacking())
             scene.step()
     assert tenants[0].away_until is None
     assert tenants[-1].away_until is not None
@@ -313,11 +350,14 @@ def test_a_machine_without_threads_loses_no_message_and_the_next_one_tries_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pacer, pace, started = Pacer(time.monotonic), Pace("mail", 1e6, None), threading.Semaphore(0)
-    paced = Paced(lambda slot: started.release(), lambda until: None, lambda: False)
+
+    def paced() -> Paced:
+        return Paced(lambda slot: started.release(), lambda until: None, lambda: False)
+
     with monkeypatch.context() as patched:
         patched.setattr("threading.Thread.start", _no_thread)
-        pacer.join(pace, paced, 9.0)
-    pacer.join(pace, paced, 9.0)
+        pacer.join(pace, paced(), 9.0)
+    pacer.join(pace, paced(), 9.0)
     assert started.acquire(timeout=10)
     assert started.acquire(timeout=10)
     pacer.stop()

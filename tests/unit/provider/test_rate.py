@@ -15,6 +15,7 @@ from celery_sqs_backoff.provider.rate import (
     NEW_SECONDS,
     RETURN_SHARE,
     RETURNED_SECONDS,
+    Departure,
     Line,
     Place,
     Times,
@@ -25,6 +26,10 @@ from celery_sqs_backoff.provider.rate import (
 
 def slots(*at: float) -> list[Place]:
     return [Place(each, is_slot=True) for each in at]
+
+
+def started(departure: Departure[str]) -> list[str]:
+    return [key for key, _ in departure.start]
 
 
 def test_slots_are_one_over_the_rate_apart() -> None:
@@ -66,23 +71,27 @@ def test_nobody_changes_nothing() -> None:
     assert assign(Times(7.0, 8.0), 1.0, [], rate=5.0) == ([], Times(7.0, 8.0))
 
 
+def give(line: Line[str], *places: Place) -> None:
+    line.give(line.lacking(), places)
+
+
 def test_messages_start_at_their_slots() -> None:
     line: Line[str] = Line()
     line.join("a", 1.0)
-    line.join("b", 1.0)
-    assert line.missing == [1.0, 1.0]
-    line.give(slots(0.0, 1.0))
-    assert line.depart(0.01).start == [("a", 0.0)]
+    line.join("b", 2.0)
+    assert line.lacking() == [("a", 1.0), ("b", 2.0)]
+    give(line, *slots(0.0, 1.0))
+    assert started(line.depart(0.01)) == ["a"]
     assert line.next_at() == 1.0
-    assert line.depart(0.9).start == []
-    assert line.depart(1.0).start == [("b", 1.0)]
+    assert started(line.depart(0.9)) == []
+    assert started(line.depart(1.0)) == ["b"]
     assert (line.next_at(), len(line)) == (None, 0)
 
 
 def test_messages_without_a_slot_leave() -> None:
     line: Line[str] = Line()
     line.join("a", 1.0)
-    line.give([Place(30.0, is_slot=False)])
+    give(line, Place(30.0, is_slot=False))
     assert line.depart(0.0).hide == [("a", 30.0)]
     assert len(line) == 0
 
@@ -90,16 +99,61 @@ def test_messages_without_a_slot_leave() -> None:
 def test_places_of_messages_that_are_not_there_are_lost() -> None:
     line: Line[str] = Line()
     line.join("a", 1.0)
-    line.give(slots(0.0, 1.0))
+    give(line, *slots(0.0, 1.0))
     assert len(line) == 1
 
 
 def test_a_slot_is_not_used_late() -> None:
     line: Line[str] = Line()
     line.join("a", 3.0)
-    line.give(slots(1.0))
-    assert line.depart(1.0 + LATEST_SECONDS + 0.1).start == []
-    assert line.missing == [3.0]
+    give(line, *slots(1.0))
+    departure = line.depart(1.0 + LATEST_SECONDS + 0.1)
+    assert (started(departure), departure.missed) == ([], 1)
+    assert line.lacking() == [("a", 3.0)]
+
+
+def test_a_slot_is_for_the_message_that_has_waited_longest() -> None:
+    line: Line[str] = Line()
+    for name in "abc":
+        line.join(name, 3.0)
+    give(line, *slots(1.0, 2.0, 3.0))
+    assert started(line.depart(1.5)) == []
+    assert line.lacking() == [("c", 3.0)], "the last lacks the one that was lost"
+    assert started(line.depart(2.0)) == ["a"]
+    assert started(line.depart(3.0)) == ["b"]
+
+
+def test_a_slot_waits_a_little_for_room() -> None:
+    line: Line[str] = Line()
+    line.join("a", 3.0)
+    give(line, *slots(1.0))
+    assert started(line.depart(1.0, most=0)) == []
+    assert started(line.depart(1.0 + LATEST_SECONDS / 2, most=1)) == ["a"]
+
+
+def test_messages_that_are_settled_use_no_slots() -> None:
+    over: set[str] = set()
+    line = Line(over.__contains__)
+    for name in "abcd":
+        line.join(name, 3.0)
+    line.give(line.lacking()[:3], slots(1.0, 2.0, 3.0))
+    over |= {"a", "d"}
+    assert line.lacking() == []
+    assert [started(line.depart(at)) for at in (1.0, 2.0)] == [["b"], ["c"]]
+    assert (len(line), line.next_at()) == (0, None), "no slot is left to nobody"
+
+
+def test_a_place_to_return_is_for_the_message_that_it_was_given_for() -> None:
+    """The line has moved on while the store was asked: another one must not be hidden."""
+    line: Line[str] = Line()
+    line.join("must stay", math.inf)
+    give(line, *slots(1.0))
+    line.join("a", 1.0)
+    asked = line.lacking()
+    line.depart(5.0)
+    line.give(asked, [Place(30.0, is_slot=False)])
+    assert line.depart(5.0).hide == [("a", 30.0)]
+    assert line.lacking() == [("must stay", math.inf)]
 
 
 @given(
@@ -130,8 +184,9 @@ def test_a_fleet_holds_the_rate_uses_it_and_hides_a_message_seldom(
             longest = longest_wait(is_returned=is_returned, is_alone=False, must_stay=False)
             rng.choice(lines).join(number, longest)
         for line in lines:
-            places, times = assign(times, now, line.missing, rate=rate)
-            line.give(places)
+            asked = line.lacking()
+            places, times = assign(times, now, [seconds for _, seconds in asked], rate=rate)
+            line.give(asked, places)
             departure = line.depart(now)
             runs += [now] * len(departure.start)
             for number, until in departure.hide:
