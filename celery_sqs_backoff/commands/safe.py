@@ -73,7 +73,7 @@ def sqs_safe(
 
     A freed lock lets another run in, a freed guard another message, and a freed step is done again.
     A freed workflow forgets which steps it has to take back; one that was taken back begins anew,
-    with all its steps. There is no undo.
+    with all its steps but those without undo. There is no undo of this.
     """
     if action == "free" and kind is None:
         raise click.UsageError("free: say which records, with --kind")
@@ -90,6 +90,10 @@ def sqs_safe(
         for entry in found:
             _print(entry, as_json=as_json, details=action == "show", show_results=show_results)
         if action == "free":
+            for name in (name for entry in found for name in entry.kept):
+                click.echo(
+                    f"not taken back, for it has no undo, so it stays: {printable(name)}", err=True
+                )
             if not yes:
                 click.confirm(f"Free {len(found)} records?", abort=True, err=True)
             freed = [free(vault, entry) for entry in found]

@@ -10,6 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from ..text import type_name
+from .commit import open_connections
 from .errors import SafeError
 from .settings import check_settings, is_signed, vault_of
 from .store import ask_to_write
@@ -89,7 +90,7 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
 
     def create(self, worker: Any) -> None:
         app = worker.app
-        check_by_asking(app)
+        _check_and_close(app)
         for warning in warnings_of(app):
             logger.warning("sqs_backoff.not_signed: %s", warning)
         if (why := eviction_of(app)) is not None:
@@ -106,6 +107,23 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
                 " it, so guards and locks would let all of them through. Use redis://, django or"
                 " dynamodb://, or a pool in one process (--pool solo or threads)"
             )
+
+
+def _check_and_close(app: Any) -> None:
+    """Check the store, and leave none of Django's connections open that was not before.
+
+    The processes of a pool would share it, and read each other's answers. After a fork Celery
+    drops it, but only if ``DJANGO_SETTINGS_MODULE`` was set when the app was made.
+    """
+    before = list(open_connections())
+    try:
+        check_by_asking(app)
+    finally:
+        for connection in open_connections():
+            if connection not in before:
+                connection.close()
+                if hasattr(connection, "close_pool"):  # it goes back there, with OPTIONS["pool"]
+                    connection.close_pool()
 
 
 def _named(check: Any) -> None:

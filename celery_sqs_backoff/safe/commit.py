@@ -13,6 +13,7 @@ __all__ = [
     "after_commit",
     "ask_and_close",
     "is_in_transaction",
+    "open_connections",
     "open_transactions",
     "refuse_manual_transaction",
     "refuse_open_transaction",

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 
 from . import keys
 from .errors import RecordRejected
 from .guard import read_record
-from .scope import CLOSED, scope_key
+from .scope import CLOSED, OPEN, scope_key
 from .steps import step_key
-from .store import key_of
+from .store import KEEP_SECONDS, key_of
 from .vault import Vault
 
 __all__ = ["Entry", "free", "look"]
@@ -30,7 +30,7 @@ class Entry:
 
     ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``; ``state`` is the record's, or
     ``rejected`` if this project did not write it; ``result`` is JSON, or ``None``. ``taken_back``:
-    the steps of a workflow that is closed.
+    the steps of a workflow that is closed; ``kept``: the names of those without ``undo``.
     """
 
     kind: str
@@ -40,6 +40,7 @@ class Entry:
     text: str | None = None
     result: str | None = None
     taken_back: tuple[tuple[str, str], ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def look(vault: Vault, scope: str) -> list[Entry]:
@@ -61,13 +62,19 @@ def free(vault: Vault, entry: Entry) -> bool:
     A freed guard lets the next message pass. A freed lock lets a second run in beside one that is
     still going. A freed step is done again. A freed workflow forgets which steps it has to take
     back. One that was taken back begins anew: its steps are freed too, and the idempotency keys of
-    their names renewed, because the provider still knows what was taken back by the old ones.
+    their names renewed, because the provider still knows what was taken back by the old ones. But
+    not those without ``undo``: what they have done stands, and would be done twice.
     """
     if entry.text is None:
         return vault.discard(entry.key)
+    if entry.taken_back and vault.get(entry.key) != entry.text:
+        return False  # freed meanwhile: its steps may be those of a run that has begun anew
     for scope, name in entry.taken_back:
         keys.renew(vault, scope, name)
         vault.discard(step_key(scope, name))
+    if entry.kept:  # still listed: who frees one of these must find it
+        anew = dumps({"state": OPEN, "steps": [*entry.kept]})
+        return vault.replace(entry.key, entry.text, anew, KEEP_SECONDS)
     return vault.delete(entry.key, entry.text)
 
 
@@ -78,10 +85,19 @@ def _entries(vault: Vault, scope: str) -> Iterator[Entry]:
     yield from _one(vault, "lock", f"{scope} (of the workflow)", key_of("lock", inner))
     for workflow in _one(vault, "workflow", scope, scope_key(inner)):
         names = loads(workflow.text)["steps"] if workflow.text else ()
-        gone = tuple((inner, name) for name in names) if workflow.state == CLOSED else ()
-        yield replace(workflow, taken_back=gone)
-        for name in names:
-            yield from _one(vault, "step", name, step_key(inner, name))
+        steps = [
+            step for name in names for step in _one(vault, "step", name, step_key(inner, name))
+        ]
+        if workflow.state == CLOSED:
+            kept = tuple(step.name for step in steps if _has_no_undo(step))
+            gone = tuple((inner, name) for name in names if name not in kept)
+            workflow = replace(workflow, taken_back=gone, kept=kept)
+        yield workflow
+        yield from steps
+
+
+def _has_no_undo(step: Entry) -> bool:
+    return step.text is not None and "undo" not in loads(step.text)
 
 
 def _one(vault: Vault, kind: str, name: str, key: str) -> Iterator[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -202,19 +203,24 @@ def refuse_lock_in_transaction() -> None:
     )
 
 
-def busy_delay(times: int, lease_left: float | None, rng: Any) -> float:
+def busy_delay(
+    times: int, lease_left: float | None, rng: Any, *, time_left: float = math.inf
+) -> float:
     """How many seconds to wait for a lock that another run holds.
 
     Arguments:
         times: how often this message has found it held, from 1 up.
         lease_left: seconds until the holder's lease ends, if it is not renewed; ``None`` = unknown.
+        time_left: seconds within which a run must begin: ``retry_for``. A message that would come
+            back after that comes back in between, three times: the holder may be done by then.
 
     Full jitter over 2, 4, 8 s at first: a holder that is alive ends soon. Then, three times, at
     least half of what is left of the lease, and all of it below 60 s or from then on, so that the
     message of a holder that was killed does not spend the queue's ``maxReceiveCount`` on waiting.
     """
     delay = _BUSY.delay(times, rng)
+    is_early = times <= _HOPEFUL + _DOUBTFUL
     if times > _HOPEFUL and lease_left is not None:
-        is_hopeful = lease_left > _LONG_SECONDS and times <= _HOPEFUL + _DOUBTFUL
+        is_hopeful = lease_left > _LONG_SECONDS and is_early
         delay = max(delay, lease_left / 2 if is_hopeful else lease_left)
-    return delay
+    return time_left / 2 if is_early and 0 < time_left <= delay else delay

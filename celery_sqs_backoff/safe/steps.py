@@ -172,7 +172,8 @@ class Steps:
     def _joined(self, key: str, text: str) -> str:
         """Go on with a step that another run has begun: that run may not take its note back now."""
         while (record := loads(text))["state"] == IN_PROGRESS:
-            mine: str = dumps(record | {"run": self._run.id, "runs": record.get("runs", 1) + 1})
+            ours = {"message": self._run.message, "run": self._run.id}
+            mine: str = dumps(record | ours | {"runs": record.get("runs", 1) + 1})
             if settle(self._vault, key, text, mine, KEEP_SECONDS):
                 return mine
             there = self._vault.get(key)
@@ -233,6 +234,11 @@ class Steps:
             task = _bound(confirm, result, record["id"], CONFIRM)
             _send(task, "The step's task to confirm it")
         settle(self._vault, key, text, self._dated(loads(text) | {"state": DONE}), KEEP_SECONDS)
+
+    def are_of_this_message(self) -> bool:
+        """Whether this message was the last to begin one of the steps."""
+        texts = (self._vault.get(self._key(name)) for name in self.scope.read()["steps"])
+        return any(text and loads(text).get("message") in self._run.messages for text in texts)
 
     # Undoing
 

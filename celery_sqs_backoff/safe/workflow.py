@@ -2,8 +2,9 @@
 
 The scope's record names the message that works on it (``owner``) and the lock that it holds. Who
 gives a message up compensates the scopes that this message owns, and no others: a scope that
-another message has gone on with is that one's. If a guard refuses that one there, it is the former
-owner's again; and if that was given up meanwhile (``forsaken``), the refused one compensates.
+another message has gone on with is that one's. If a guard refuses that one there, or it is given up
+and has begun no step, the scope is the former owner's again; and if that was given up meanwhile
+(``forsaken``), the later one compensates.
 """
 
 from __future__ import annotations
@@ -164,7 +165,9 @@ class Workflow:
         # Paused for longer than its lease, this run may end while another message is in the
         # workflow: that one's steps have not ended.
         mine, over = self._run.messages, {"ended": True, "working": [], "forsaken": False}
-        scope = self._steps.scope.update(lambda scope: over if scope.get("owner") in mine else {})
+        scope = self._steps.scope.update(
+            lambda scope: over if scope.get("owner") in mine else _left(scope, mine)
+        )
         self._ended = True
         if scope["state"] != OPEN and scope.get("closed_by") != self._run.id:
             raise Compensated("The steps of this workflow have been taken back")
@@ -173,7 +176,7 @@ class Workflow:
         _note_scope(self._vault, self._run.message, self._scope)
         mine = {"owner": self._run.message, "lock": self._lock.text, "undo_at": None}
         scope = self._steps.scope.update(
-            lambda scope: mine | {"working": [*self._others(scope), self._run.message]}
+            lambda scope: mine | {"working": [*_others(scope, self._run.messages), mine["owner"]]}
         )
         if scope["state"] != OPEN:
             self._steps.compensate()  # what an earlier run could not send
@@ -197,8 +200,9 @@ class Workflow:
         if scope["state"] == CLOSED:
             return
         if self._entered_with and scope["lock"] not in ("", self._entered_with):
-            # Paused for longer than its lease, this run was overtaken by the message's next one,
-            # which goes on.
+            return  # this run was overtaken, after a long pause, by the message's next one
+        is_anothers = _others(scope, self._run.messages) and not self._steps.are_of_this_message()
+        if scope["state"] == OPEN and is_anothers and not self._leave():
             return
         # No run of the message goes on; a killed one may have left its lock.
         if not is_holder_gone:
@@ -238,14 +242,14 @@ class Workflow:
         return scope["state"] == CLOSING and scope.get("owner") in mine
 
     def _leave(self) -> bool:
-        """This message is refused, so another one goes on with the workflow: it owns it again.
+        """This message does not go on with the workflow, and another one does: it owns it again.
 
         Whether there is none: it was given up while this one was in.
         """
         mine = self._run.messages
 
         def left(scope: dict[str, Any]) -> dict[str, Any]:
-            others = self._others(scope)
+            others = _others(scope, mine)
             is_ours = scope.get("owner") in mine and not scope.get("ended")
             if not (is_ours and others):
                 return {}
@@ -257,14 +261,11 @@ class Workflow:
 
     def _forsaken(self, scope: dict[str, Any]) -> dict[str, Any]:
         """Of a message that is given up while another one owns the workflow: what to note."""
-        working, mine = scope.get("working", ()), self._run.messages
-        if scope.get("owner") in mine or scope.get("ended") or {*working}.isdisjoint(mine):
+        mine, has_ended = self._run.messages, bool(scope.get("ended"))
+        if scope.get("owner") in mine and not has_ended:
             return {}
-        return {"working": self._others(scope), "forsaken": True}
-
-    def _others(self, scope: dict[str, Any]) -> list[str]:
-        """The other messages that have entered since the workflow ended, and go on with it."""
-        return [each for each in scope.get("working", ()) if each not in self._run.messages]
+        left = _left(scope, mine)
+        return left and left | {"forsaken": not has_ended}
 
     def log_if_forgotten(self) -> None:
         """Say which steps of this run nobody takes back, because the store has lost their records.
@@ -352,6 +353,17 @@ def _outcome(take_back: Callable[[], None]) -> TakenBack:
         # Nobody can say what is owed, also later; the dead letter brings a person to it.
         logger.error("sqs_backoff.undo_by_hand: %s", error_site(exc, calls=BUG_CALLS))
     return TakenBack.DONE
+
+
+def _others(scope: dict[str, Any], mine: tuple[str, ...]) -> list[str]:
+    """The other messages that have entered since the workflow ended, and go on with it."""
+    return [each for each in scope.get("working", ()) if each not in mine]
+
+
+def _left(scope: dict[str, Any], mine: tuple[str, ...]) -> dict[str, Any]:
+    """What to note of a message that does not go on with the workflow."""
+    others = _others(scope, mine)
+    return {} if others == scope.get("working", []) else {"working": others}
 
 
 def refuse_second_use(name: object) -> None:

@@ -1,7 +1,8 @@
 """A process of its own that uses a store, as the test on its standard input says.
 
-``python -m tests.integration.safe_peer URL DATABASE``: the store, and Django's database for it
-(JSON; ``null`` = none). One JSON list in per line, ``[function, *arguments]``; one value out.
+``python -m tests.integration.safe_peer URL DATABASE [SOCKET ...]``: the store, and Django's
+database for it (JSON; ``null`` = none). One JSON list in per line, ``[function, *arguments]``; one
+value out. With sockets it forks once for each, and each fork serves its own.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any
 
 from celery_sqs_backoff.safe.errors import Busy, LockLost, Refused
 from celery_sqs_backoff.safe.guard import Passage, Run, enter, unset
@@ -30,6 +34,28 @@ _passed: dict[str, Passage] = {}
 class Peer:
     """The test's side: ``ask`` sends, ``answer`` waits."""
 
+    def __init__(self, sent: IO[str], received: IO[str]) -> None:
+        self._sent = sent
+        self._received = received
+        self.ask("ready")
+
+    def ask(self, function: str, *arguments: Any) -> None:
+        self._sent.write(json.dumps([function, *arguments]) + "\n")
+        self._sent.flush()
+
+    def answer(self) -> Any:
+        line = self._received.readline()
+        assert line, "the peer has ended"
+        return json.loads(line)
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        self.ask(function, *arguments)
+        return self.answer()
+
+
+class LonePeer(Peer):
+    """A process that was started by itself, and can be stopped."""
+
     def __init__(
         self, url: str, database: dict[str, Any] | None, *, time_shift: str | None = None
     ) -> None:
@@ -41,22 +67,9 @@ class Peer:
             text=True,
             env=env,
         )
-        self.ask("ready")
-
-    def ask(self, function: str, *arguments: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([function, *arguments]) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the peer has ended"
-        return json.loads(line)
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        self.ask(function, *arguments)
-        return self.answer()
+        super().__init__(self._process.stdin, self._process.stdout)
 
     def pause(self) -> None:
         """As a machine that is suspended: it notices nothing."""
@@ -70,14 +83,66 @@ class Peer:
         self._process.communicate()
 
 
-def _serve(url: str, database: dict[str, Any] | None) -> None:
+@contextmanager
+def forked_peers(url: str, database: dict[str, Any] | None, count: int) -> Iterator[list[Peer]]:
+    """Many processes, each with connections of its own; what they import is imported once."""
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(count)]
+        theirs = [str(their.fileno()) for _, their in pairs]
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, url, json.dumps(database), *theirs],
+            pass_fds=[*map(int, theirs)],
+        )
+        stack.callback(process.wait, 20)  # they end when nobody can ask them any more
+        peers = []
+        for our, their in pairs:
+            their.close()
+            stack.callback(our.close)
+            sent, received = our.makefile("w"), our.makefile("r")
+            stack.enter_context(sent)
+            stack.enter_context(received)
+            peers.append(Peer(sent, received))
+        for peer in peers:
+            assert peer.answer()
+        yield peers
+
+
+def _main(url: str, database: str, *sockets: str) -> None:
     if shift := os.environ.get("TIME_SHIFT"):
         _shift_clocks(float(shift))
-    if database is not None:
-        project.add_database("peer", database)
+    if (settings := json.loads(database)) is not None:
+        project.add_database("peer", settings)
         url = "django://peer"
+    if not sockets:
+        _serve(url, sys.stdin, sys.stdout)
+        return
+    _import_what_it_needs(url)
+    ours = [socket.socket(fileno=int(number)) for number in sockets]
+    for own in ours:
+        if os.fork() == 0:
+            for other in ours:
+                if other is not own:
+                    other.close()  # else nobody would see it end
+            _serve(url, own.makefile("r"), own.makefile("w"))
+            os._exit(0)  # at once: to take apart what was imported costs as much as the test
+    for own in ours:
+        own.close()
+    for _ in ours:
+        os.wait()
+
+
+def _import_what_it_needs(url: str) -> None:
+    """The store and its driver, without a connection that forks would share."""
+    open_store(url)
+    if url.startswith("django:"):
+        from django.db import connections
+
+        assert connections["peer"].connection is None
+
+
+def _serve(url: str, asked: IO[str], answers: IO[str]) -> None:
     store = open_store(url)
-    for line in sys.stdin:
+    for line in asked:
         function, *arguments = json.loads(line)
         if function == "ready":
             answer: Any = True
@@ -96,7 +161,8 @@ def _serve(url: str, database: dict[str, Any] | None) -> None:
             answer = _step(_vault(store), *arguments)
         else:
             answer = getattr(store, function)(*arguments)
-        print(json.dumps(answer), flush=True)  # noqa: T201
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 def _vault(store: Any) -> Vault:
@@ -148,4 +214,4 @@ def _shift_clocks(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], json.loads(sys.argv[2]))
+    _main(*sys.argv[1:])

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from celery_sqs_backoff.safe.store import Store
 from celery_sqs_backoff.safe.stores import open_store
 
 from .django_app import project
-from .safe_peer import Peer
+from .safe_peer import LonePeer, Peer, forked_peers
 
 #: Not the databases that other tests use.
 REDIS_URL = "redis://127.0.0.1:6379/12"
@@ -43,8 +43,11 @@ class Served:
     url: str
     database: dict[str, Any] | None = None
 
-    def peer(self, **options: Any) -> Peer:
-        return Peer(self.url, self.database, **options)
+    def peer(self, **options: Any) -> LonePeer:
+        return LonePeer(self.url, self.database, **options)
+
+    def peers(self, count: int) -> AbstractContextManager[list[Peer]]:
+        return forked_peers(self.url, self.database, count)
 
 
 @contextmanager

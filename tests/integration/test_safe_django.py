@@ -17,6 +17,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_sqs_backoff import Guard, SQSBackoffTask
+from celery_sqs_backoff.safe.check import StoreStep
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
@@ -93,6 +94,27 @@ def test_an_app_that_is_not_installed_is_an_error(
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     [error] = store_checks.check_store(None)
     assert "INSTALLED_APPS" in error.msg
+
+
+def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(
+    app: Celery, alias: str
+) -> None:
+    """Forked with it, they read each other's answers: locks were lost, and records rejected."""
+    from django.db import connections
+
+    project.migrate(alias)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    worker = SimpleNamespace(app=app, pool_cls="prefork")
+    kept = connections[alias].connection
+    assert kept is not None
+    StoreStep.create(None, worker)
+    assert connections[alias].connection is kept, "not ours to close: a test's transaction"
+    project.close(alias)
+    closed: list[str] = []  # as Django's PostgreSQL has it, with OPTIONS["pool"]
+    connections[alias].close_pool = lambda: closed.append(alias)
+    StoreStep.create(None, worker)
+    assert connections[alias].connection is None
+    assert closed == [alias], "each would take the same connection out of its copy of the pool"
 
 
 def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(

@@ -25,12 +25,8 @@ def shared(
 
 @pytest.fixture(scope="module")
 def peers(shared: Served) -> Iterator[list[Peer]]:
-    peers = [shared.peer() for _ in range(PEERS)]
-    for peer in peers:
-        assert peer.answer()
-    yield peers
-    for peer in peers:
-        peer.kill()
+    with shared.peers(PEERS) as peers:
+        yield peers
 
 
 def test_of_many_processes_one_holds_the_lock(peers: list[Peer]) -> None:

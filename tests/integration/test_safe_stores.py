@@ -24,7 +24,7 @@ from celery_sqs_backoff.safe.vault import Vault
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
-from .safe_peer import Peer
+from .safe_peer import LonePeer, Peer, forked_peers
 from .safe_stores import NAMES, SHARED, Served, served
 
 PEERS = 16
@@ -183,12 +183,8 @@ def test_of_many_threads_one_adds(any_store: Served, key: str) -> None:
 def peers(any_store: Served) -> Iterator[list[Peer]]:
     if any_store.name not in SHARED:
         pytest.skip("not shared between processes")
-    peers = [any_store.peer() for _ in range(PEERS)]
-    for peer in peers:
-        assert peer.answer()
-    yield peers
-    for peer in peers:
-        peer.kill()
+    with any_store.peers(PEERS) as peers:
+        yield peers
 
 
 def _all(peers: list[Peer], function: str, *arguments: list[object]) -> list[object]:
@@ -290,7 +286,7 @@ def test_a_process_with_a_wrong_clock_ends_no_record_early(
         eventually(lambda: any_store.store.get(f"{key}3") is None, timeout=3)
 
 
-def closing_peer(peer: Peer) -> closing[Peer]:
+def closing_peer(peer: LonePeer) -> closing[LonePeer]:
     peer.answer()
     peer.close = peer.kill  # type: ignore[attr-defined]
     return closing(peer)  # type: ignore[type-var]
@@ -467,11 +463,8 @@ def test_processes_at_a_strict_isolation_level_count_on(tmp_path: Path) -> None:
     with served("postgresql", tmp_path) as there:
         strict = {"options": "-c default_transaction_isolation=serializable"}
         database = (there.database or {}) | {"OPTIONS": strict}
-        peers = [Peer(there.url, database) for _ in range(4)]
-        assert all(peer.answer() for peer in peers)
-        counted: list[Any] = _all(peers, "increments", ["counter:strict"] * 4, [25] * 4)
-        for peer in peers:
-            peer.kill()
+        with forked_peers(there.url, database, 4) as peers:
+            counted: list[Any] = _all(peers, "increments", ["counter:strict"] * 4, [25] * 4)
         assert sorted(chain(*counted)) == list(range(1, 101))
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
 from celery_sqs_backoff.commands import safe
 from celery_sqs_backoff.safe import Compensated, StoreUnavailable
+from celery_sqs_backoff.safe.inspect import free, look
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.safe.scope import scope_key
 from celery_sqs_backoff.safe.settings import vault_of
@@ -186,6 +187,58 @@ def test_a_freed_workflow_that_was_taken_back_begins_anew(app: Celery) -> None:
     assert done == [new, "entry"]
     assert new != old, "the provider would answer what it did before, and do nothing"
     assert release.apply(("right",), task_id="message").result == "released"
+    assert len(done) == 2
+
+
+def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app: Celery) -> None:
+    """It has no undo. It was done a second time, under a new key."""
+    app.conf.task_always_eager = True
+    done: list[Any] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+    def take_back(result: object) -> None: ...
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="open_account")
+    def open_account(self: Any, *, is_closed: bool) -> object:
+        with self.workflow("order:8") as order:
+            for name, undo in (("account", None), ("release", take_back.s())):
+                order.step(name, lambda key: done.append(key), order.key(name), undo=undo)
+            if is_closed:
+                raise NonRetryable
+        return "released"
+
+    open_account.apply(kwargs={"is_closed": True}, task_id="message")
+    freed = run(app, "free", "order:8", "--kind", "workflow", "--yes")
+    assert freed.exit_code == safe.DONE
+    assert "so it stays: account" in freed.stderr
+    assert "step      done         account" in run(app, "list", "order:8").stdout
+    assert open_account.apply(kwargs={"is_closed": False}, task_id="message").result == "released"
+    account, release, released_again = done
+    assert len({account, release, released_again}) == 3
+
+
+def test_a_workflow_that_was_freed_meanwhile_keeps_its_steps(app: Celery) -> None:
+    """Two people free it. The second, who had waited at the question, freed the new run's steps."""
+    app.conf.task_always_eager = True
+    done: list[Any] = []
+
+    @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+    def take_back(result: object) -> None: ...
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="release")
+    def release(self: Any, *, is_refused: bool) -> None:
+        with self.workflow("order:8") as order:
+            order.step("release", lambda key: done.append(key), order.key("x"), undo=take_back.s())
+            if is_refused:
+                raise NonRetryable
+
+    release.apply(kwargs={"is_refused": True}, task_id="message")
+    vault = vault_of(app)
+    [seen] = (entry for entry in look(vault, "order:8") if entry.kind == "workflow")
+    assert free(vault, seen)
+    for _ in range(2):
+        release.apply(kwargs={"is_refused": False}, task_id="message")
+        assert not free(vault, seen)
     assert len(done) == 2
 
 

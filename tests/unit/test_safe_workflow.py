@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,16 +15,19 @@ from celery_sqs_backoff.safe import (
     Busy,
     Compensated,
     LockLost,
+    NotDispatched,
     Refused,
     StepNotRecorded,
     StoreUnavailable,
     Workflow,
     hooks,
+    steps,
 )
 from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
+from celery_sqs_backoff.safe.store import key_of
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.workflow import compensate_scopes_of
 
@@ -93,6 +97,11 @@ def fund(app: Celery, bank: Bank) -> Any:
             ]
 
     return fund
+
+
+def lock_of(app: Celery) -> str:
+    """The record of the lock of workflow ``order:7``."""
+    return vault_of(app).get(key_of("lock", "scope:order:7")) or ""
 
 
 def apply(task: Any, *args: Any, task_id: str = "message 1") -> Any:
@@ -398,6 +407,23 @@ def test_a_killed_holder_is_outlasted_within_the_queues_receives(lease: float) -
     assert max(receives) < 10
 
 
+@pytest.mark.parametrize("time_left", [20.0, 120.0, 3000.0])
+def test_a_holder_is_waited_for_until_retry_for_is_nearly_over(time_left: float) -> None:
+    """Its lease may end after that. The message was given up at its fourth run, in seconds."""
+    from random import Random
+
+    for seed in range(100):
+        rng, left, times = Random(seed), time_left, 0
+        while True:
+            times += 1
+            delay = busy_delay(times, 3600 - (time_left - left), rng, time_left=left)
+            if delay >= left:
+                break
+            left -= max(1.0, delay)
+        assert times < 10
+        assert left <= time_left / 5 + 2
+
+
 def test_another_message_that_does_nothing_takes_nothing_back_of_what_has_ended_well(
     app: Celery, fund: Any, bank: Bank
 ) -> None:
@@ -417,6 +443,126 @@ def test_another_message_that_does_nothing_takes_nothing_back_of_what_has_ended_
     # Once it is gone on with, all of it is the next message's.
     assert apply(late, ["a", "b"], task_id="message 3").state == "FAILURE"
     assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("amount", [12, 0])
+def test_a_message_that_is_given_up_before_a_step_of_its_own_takes_nothing_back(
+    app: Celery, bank: Bank, amount: int, is_lost: bool
+) -> None:
+    """A second click, with another amount or with none, while the first waits for its retry."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any, amount: int) -> str:
+        with self.workflow("order:7") as order:
+            if not amount:
+                raise KeyboardInterrupt if is_lost else ValueError
+            order.step("a", lambda: (amount, bank.do("a")), undo=bank.take_back.s("a"))
+            order.step("b", bank.do, "b", undo=bank.take_back.s("b"))
+        return "done"
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(pay, 10)
+    with suppress(KeyboardInterrupt):
+        assert apply(pay, amount, task_id="message 2").state == "FAILURE"
+    assert compensate_given_up(app, "pay", "message 2", is_holder_gone=True)
+    assert bank.log == ["a", "b"]
+    if is_lost and not amount:
+        Lock(vault_of(app), "scope:order:7").steal(lock_of(app))
+    assert apply(pay, 10).result == "done"
+    assert bank.log == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("first", ["waits", "was given up"])
+def test_a_message_that_has_begun_a_step_of_another_is_taken_back_with_it(
+    app: Celery, bank: Bank, first: str
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="look")
+    def look(self: Any) -> None:
+        with self.workflow("order:7"):
+            assert compensate_given_up(app, "pay", "message 1")
+            raise ValueError
+
+    bank.answers["a"] = [KeyboardInterrupt(), ValueError()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(pay)
+    again = pay if first == "waits" else look
+    assert apply(again, task_id="message 2").state == "FAILURE"
+    assert bank.log[-1] == ("undo", "a", None)
+
+
+def test_a_message_that_was_given_up_after_the_end_is_not_gone_back_to(
+    app: Celery, bank: Bank
+) -> None:
+    """It would be taken for one that goes on with the workflow, and nobody would take it back."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any, *names: str) -> None:
+        with self.workflow("order:7") as order:
+            for name in names:
+                order.step(name, bank.do, name, undo=bank.take_back.s(name))
+            if self.request.id != "message 1":
+                raise ValueError
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="look")
+    def look(self: Any) -> None:
+        with self.workflow("order:7"):
+            assert compensate_given_up(app, "pay", "message 3")
+            raise ValueError
+
+    apply(pay, "a")
+    assert apply(pay, "a", task_id="message 2").state == "FAILURE"
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(pay, "a", "b", task_id="message 3")
+    assert apply(look, task_id="message 4").state == "FAILURE"
+    assert bank.log[-2:] == [("undo", "b", None), ("undo", "a", "a done")]
+
+
+def test_a_message_that_ended_late_is_not_gone_back_to(app: Celery, bank: Bank) -> None:
+    """It had outlived its lease, and another message was in the workflow when it ended."""
+    vault = vault_of(app)
+
+    def workflow(message: str) -> Workflow:
+        run = Run.of(vault, "fund", message, message)
+        return Workflow(vault, "scope:order:7", app, run, lease=60, namespace="")
+
+    late, next_one = workflow("message 1").__enter__(), workflow("message 2")
+    Lock(vault, "scope:order:7").steal(lock_of(app))
+    next_one.__enter__().step("b", bank.do, "b", undo=bank.take_back.s("b"))
+    late.__exit__(None, None, None)
+    next_one.__exit__(ValueError, ValueError(), None)
+    third = workflow("message 3").__enter__()
+    assert compensate_given_up(app, "fund", "message 2")
+    third.__exit__(ValueError, ValueError(), None)
+    assert compensate_given_up(app, "fund", "message 3")
+    assert bank.log == ["b", ("undo", "b", "b done")]
+
+
+def test_what_a_message_takes_back_by_hand_is_taken_back_although_it_is_anothers(
+    app: Celery, fund: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="cancel")
+    def cancel(self: Any) -> None:
+        with self.workflow("order:7") as order, monkeypatch.context() as patch:
+            patch.setattr(steps, "_send", _away)
+            order.compensate()
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    assert apply(cancel, task_id="message 2").state == "FAILURE"
+    assert bank.log[-2:] == [("undo", "b", None), ("undo", "a", "a done")]
+
+
+def _away(task: object, what: str, **options: object) -> None:
+    raise NotDispatched("the broker is away")
 
 
 def test_a_step_that_had_failed_when_the_workflow_ended_is_gone_on_with(
@@ -595,12 +741,13 @@ def test_a_run_whose_steps_are_taken_back_before_it_ends_does_not_succeed(
                 Lock(vault_of(app), "scope:order:7").steal(order._lock.text)
                 vault = vault_of(app)
                 run = Run.of(vault, "fund", other, "its run")
-                Workflow(vault, "scope:order:7", app, run, lease=60, namespace="").__enter__()
+                next_one = Workflow(vault, "scope:order:7", app, run, lease=60, namespace="")
+                next_one.__enter__().step("b", bank.do, "b")
             assert compensate_given_up(app, "fund", other)
 
     ended = apply(fund)
     assert isinstance(ended.result, Compensated)
-    assert bank.log == ["a", ("undo", "a", "a done")]
+    assert [entry for entry in bank.log if entry != "b"] == ["a", ("undo", "a", "a done")]
 
 
 @pytest.mark.parametrize("by_the_workflow", [True, False])
