@@ -26,10 +26,10 @@ def examine(facts: Facts, *, ignore: Collection[str] = (), live: bool = True) ->
         ignore: ids of rules to leave out, or ``id:subject`` for one subject.
         live: whether to ask the rules that need facts from SQS or a store.
     """
-    found = [
-        finding
+    found = {
+        finding: None  # once, of a dead-letter queue that several queues have
         for rule in asked(live=live)
         for finding in rule.findings(facts)
         if finding.id not in ignore and f"{finding.id}:{finding.subject}" not in ignore
-    ]
+    }
     return sorted(found, key=lambda f: (_ORDER[f.severity], f.id, f.subject))

@@ -38,6 +38,7 @@ class QueueFacts:
         dlq: the dead-letter queue, if there is one; its own ``dlq`` is never followed.
         denied: actions that SQS refused to this identity.
         is_consumed: whether workers of the app receive from it.
+        client_region: where it was looked for, if it has no URL.
     """
 
     name: str
@@ -47,6 +48,7 @@ class QueueFacts:
     dlq: QueueFacts | None = None
     denied: tuple[str, ...] = ()
     is_consumed: bool = True
+    client_region: str | None = None
 
     @property
     def is_missing(self) -> bool:
@@ -54,8 +56,8 @@ class QueueFacts:
 
     @property
     def region(self) -> str | None:
-        """As the URL names it; ``None``: it names none."""
-        return region_of(urlsplit(self.url).hostname or "")
+        """As the URL names it, or where it was looked for; ``None``: nobody knows."""
+        return region_of(urlsplit(self.url).hostname or "") or self.client_region
 
     @property
     def arn(self) -> str | None:
@@ -118,6 +120,14 @@ class QueueFacts:
     def dlq_arn(self) -> str | None:
         arn = self.redrive_policy.get("deadLetterTargetArn")
         return arn if isinstance(arn, str) else None
+
+    @property
+    def is_its_own_dlq(self) -> bool:
+        return self.dlq_arn is not None and self.dlq_arn == self.arn
+
+    @property
+    def has_dlq_of_another_type(self) -> bool:
+        return self.dlq_arn is not None and self.dlq_arn.endswith(".fifo") != self.is_fifo
 
     def _text(self, name: str) -> str | None:
         value = (self.attributes or {}).get(name)
@@ -225,7 +235,6 @@ class AppFacts:
     prefetch_multiplier: int = 4
     remote_control: bool = False
     events: bool = False
-    fanout: bool = False
     #: ``visibility_timeout`` of ``broker_transport_options``; ``None``: not set.
     kombu_visibility_timeout: int | None = None
     #: Distribution name to version, of what is installed.
@@ -242,7 +251,7 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     #: Whether ``queues`` are all that the app consumes, and not some that somebody has named.
     are_all: bool = False
-    #: Names of queues beside those consumed, with their number of messages.
+    #: URLs of queues beside those consumed, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
     #: The broker, if it is not SQS: then no queue was looked at.
     other_broker: str | None = None

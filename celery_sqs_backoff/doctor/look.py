@@ -108,7 +108,7 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
         for name in names:
             found = find_queue(channel, name)
             queues.append(
-                _not_found(name, channel.canonical_queue_name(name), found)
+                _not_found(channel, name, found)
                 if isinstance(found, Failure)
                 else facts_of_queue(name, *found)
             )
@@ -140,11 +140,10 @@ def facts_of_app(app: Any) -> AppFacts:
         pool=str(conf.worker_pool or "prefork"),
         runs_here=bool(conf.task_always_eager) or _scheme(conf.broker_url or "") == "memory",
         default_queue=conf.task_default_queue,
-        concurrency=conf.worker_concurrency,
+        concurrency=_number(conf.worker_concurrency),
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         remote_control=bool(conf.worker_enable_remote_control),
         events=bool(conf.worker_send_task_events),
-        fanout=bool(options.get("supports_fanout")),
         kombu_visibility_timeout=options.get("visibility_timeout"),
         versions=dict(_versions()),
         client_retries=dict(_client_retries()),
@@ -201,8 +200,19 @@ def facts_of_queue(
     )
 
 
-def _not_found(name: str, sqs_name: str, failure: Failure) -> QueueFacts:
-    return QueueFacts(name=name, url=sqs_name, attributes=None, failure=failure.code)
+def _number(concurrency: object) -> int | None:
+    """Processes of a worker, where the settings say it: Celery 5.7 knows ``"auto"`` too."""
+    return concurrency if isinstance(concurrency, int) else None
+
+
+def _not_found(channel: Any, name: str, failure: Failure) -> QueueFacts:
+    return QueueFacts(
+        name=name,
+        url=channel.canonical_queue_name(name),
+        attributes=None,
+        failure=failure.code,
+        client_region=channel.region,
+    )
 
 
 def _denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
@@ -368,14 +378,14 @@ def _client_retries() -> Iterable[tuple[str, int]]:
 
 
 def _other_queues(channel: Any, consumed: set[str]) -> dict[str, int]:
-    """Event and reply queues, where SQS lets us list queues; else none."""
+    """Event and reply queues, by URL, where SQS lets us list queues; else none."""
     if channel.predefined_queues:
         return {}
     found = {}
     for name, url in dict(channel._queue_cache).items():
-        if url in consumed or not (name.startswith("celeryev") or "celery-pidbox" in name):
+        if url in consumed or not ("celeryev-" in name or "celery-pidbox" in name):
             continue
         answer = Calls(channel.sqs(), url).attributes(("ApproximateNumberOfMessages",))
         if not isinstance(answer, Failure):
-            found[name] = int(answer.get("ApproximateNumberOfMessages", 0))
+            found[url] = int(answer.get("ApproximateNumberOfMessages", 0))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ..sqs.errors import REFUSED_CODES
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 
 __all__ = ["ALERTS", "Alert", "rules_file"]
@@ -35,6 +36,9 @@ class Alert:
 
 #: ``increase`` makes 1.07 of one event.
 _ROUNDED: Final = '{{ $value | printf "%.0f" }}'
+
+#: SQS's codes for what does not pass by itself; and for one that is new by then.
+_REFUSED: Final = "|".join((".*AccessDenied.*", ".*NonExistent.*", *REFUSED_CODES))
 
 
 def _new(metric: str, window: str) -> str:
@@ -121,16 +125,17 @@ ALERTS: Final = (
         expr=(
             # Not _new: after Prometheus was away it takes old totals for new, and this one is
             # critical. What a new worker does before it is scraped is left to the one above.
-            "sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m]))"
-            " / sum by (task, queue) (increase(sqs_backoff_runs_total[15m])) > 0.05"
-            " and sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m])) > 10"
+            # Nor a quotient: messages that no worker understands have no runs.
+            "sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m])) > 10"
+            " unless sum by (task, queue) (increase(sqs_backoff_dead_letters_total[15m]))"
+            " <= 0.05 * sum by (task, queue) (increase(sqs_backoff_runs_total[15m]))"
         ),
         lasts="5m",
         severity="critical",
         summary="{{ $labels.task }} empties {{ $labels.queue }} into the dead-letter queue",
         description=(
-            "More than one run in twenty ends as a dead letter. After a bad deploy, stop the"
-            " workers first: what is left in the queue need not be redriven."
+            "More than one run in twenty ends as a dead letter, or nothing runs at all. After a bad"
+            " deploy, stop the workers first: what is left in the queue need not be redriven."
         ),
     ),
     Alert(
@@ -204,8 +209,7 @@ ALERTS: Final = (
         name="SqsBackoffRefused",
         expr=(
             "sum by (queue, action, code)"
-            ' (increase(sqs_backoff_call_failures_total{code=~".*AccessDenied.*|.*NonExistent.*"}'
-            "[15m])) > 0"
+            f' (increase(sqs_backoff_call_failures_total{{code=~"{_REFUSED}"}}[15m])) > 0'
         ),
         lasts="5m",
         severity="critical",

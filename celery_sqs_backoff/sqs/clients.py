@@ -27,7 +27,7 @@ from .limits import MAX_WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-__all__ = ["Clients", "settling_client"]
+__all__ = ["Clients", "settling_client", "token_source"]
 
 #: botocore waits 60 s and tries five times by default: too long for a thread on whose next call
 #: other leases depend.
@@ -155,7 +155,7 @@ class Clients:
         if key in self._refused:
             make = inspect.unwrap(make)
         if role is not None:
-            credentials = RoleCredentials.of(_token_source(channel, role))
+            credentials = RoleCredentials.of(token_source(channel, role))
             access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
         kombu_client = make(region, access_key, secret_key, token)
         return _Pair(
@@ -259,7 +259,7 @@ def _share_clients(channel: Any) -> None:
     channel.new_sqs_client = new_sqs_client
 
 
-def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
+def token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
     """How kombu gets a token for a role; works when the channel has been closed, too."""
     options = dict(channel.transport_options)
     seconds = options.get("sts_token_timeout", _TOKEN_SECONDS)

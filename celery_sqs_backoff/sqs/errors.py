@@ -17,6 +17,7 @@ from ..traces import before_the_request, certificate_failed, entered
 
 __all__ = [
     "NOT_LISTED",
+    "REFUSED_CODES",
     "CredentialsNotRenewed",
     "Failure",
     "Kind",
@@ -130,7 +131,8 @@ _TRANSIENT = frozenset(
 )
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
-#: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference.
+#: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference, or
+#: as SQS's older protocol says it, and botocore with it: ``KMS.ThrottlingException``.
 _KINDS: Mapping[str, Kind] = {
     code: kind
     for kind, codes in {
@@ -145,10 +147,11 @@ _KINDS: Mapping[str, Kind] = {
             " TokenRetrievalError RefreshWithMFAUnsupportedError"
         ),
         Kind.DENIED: (
-            "AccessDenied AccessDeniedException AuthFailure IncompleteSignature"
-            " InvalidSignatureException KmsAccessDenied KmsDisabled KmsInvalidKeyUsage"
-            " KmsInvalidState KmsNotFound KmsOptInRequired MissingAuthenticationToken"
-            " NotAuthorized OptInRequired SignatureDoesNotMatch InvalidSecurity"
+            "AccessDenied AccessDeniedException AuthFailure DisabledException IncompleteSignature"
+            " InvalidKeyUsageException InvalidSignatureException InvalidStateException"
+            " KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound"
+            " KmsOptInRequired MissingAuthenticationToken NotAuthorized NotFoundException"
+            " OptInRequired SignatureDoesNotMatch InvalidSecurity"
         ),
         Kind.NO_QUEUE: "NonExistentQueue QueueDoesNotExist QueueDeletedRecently InvalidAddress",
         Kind.STALE_HANDLE: "MessageNotInflight ReceiptHandleIsInvalid",
@@ -160,6 +163,11 @@ _KINDS: Mapping[str, Kind] = {
     }.items()
     for code in codes.split()
 }
+
+#: Those that a person has to act on.
+REFUSED_CODES = tuple(
+    sorted(code for code, kind in _KINDS.items() if kind in (Kind.DENIED, Kind.NO_QUEUE))
+)
 
 #: Denied, but for how the request was signed: keys that were rotated look like this.
 _SIGNED_WRONGLY = frozenset(

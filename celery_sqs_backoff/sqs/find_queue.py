@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from .calls import Calls
+from .clients import token_source
 from .errors import Failure, Kind, Operation, failure_of
 
 __all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue", "why_not"]
@@ -46,7 +47,7 @@ def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | 
     """
     try:
         url = channel._resolve_queue_url(name)
-        client = _client(channel, name)
+        client = _client(channel, channel.canonical_queue_name(name))
     except Exception as exc:  # noqa: BLE001  # kombu's, botocore's, or of a user's client
         code = _CODES.get(type(exc).__name__)
         if code is not None:
@@ -67,7 +68,7 @@ def why_not(exc: BaseException) -> str:
 
 
 def _client(channel: Any, name: str) -> Any:
-    """kombu's client for a queue; queues of the same credentials share one.
+    """kombu's client for a queue, by its name on SQS; queues of the same credentials share one.
 
     kombu makes one for each predefined queue. That costs up to half a second of CPU: minutes, with
     200 queues.
@@ -75,14 +76,24 @@ def _client(channel: Any, name: str) -> Any:
     queues = channel.predefined_queues
     if name not in queues:
         return channel.sqs()
-    made = channel._predefined_queue_clients
-    if name not in made and not channel.transport_options.get("sts_role_arn"):
+    made, role = channel._predefined_queue_clients, queues[name].get("sts_role_arn")
+    if name not in made and (role or not channel.transport_options.get("sts_role_arn")):
         wanted = _credentials(queues[name])
         twin = next((each for each in made if _credentials(queues[each]) == wanted), None)
         if twin is not None:
             made[name] = made[twin]
-    return channel.sqs(queue=name)
+        elif role:
+            made[name] = _client_of_role(channel, queues[name], role)
+    return made[name] if role else channel.sqs(queue=name)
+
+
+def _client_of_role(channel: Any, queue: Any, role: str) -> Any:
+    """As workers do: kombu knows no role of one queue alone."""
+    token = token_source(channel, role)()
+    keys = (token[key] for key in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
+    return channel.new_sqs_client(queue.get("region", channel.region), *keys)
 
 
 def _credentials(queue: Any) -> tuple[Any, ...]:
-    return tuple(queue.get(key) for key in ("region", "access_key_id", "secret_access_key"))
+    keys = ("region", "access_key_id", "secret_access_key", "sts_role_arn")
+    return tuple(queue.get(key) for key in keys)

@@ -152,7 +152,7 @@ def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
     result = diagnose("--format", "json")
     assert ids(result) == ["E001", "W015"]
     assert result.exit_code == doctor.ERRORS
-    assert "aws sqs create-queue --queue-name absent" in result.stdout
+    assert "aws sqs create-queue --region us-east-1 --queue-name absent" in result.stdout
 
 
 def test_an_app_that_does_not_load_is_no_warning(

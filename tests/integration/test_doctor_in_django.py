@@ -168,6 +168,19 @@ def test_a_check_for_deployment_looks_at_the_queues(
     assert "(celery_sqs_backoff.E011)" not in manage("check").stderr
 
 
+def test_the_hint_of_a_check_has_the_line_to_paste_and_what_comes_after_it(
+    manage: Manage, sqs: SQSClient, queue: LocalQueue
+) -> None:
+    found = sqs.get_queue_attributes(QueueUrl=queue.url, AttributeNames=["QueueArn"])
+    arn = found["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1000})
+    sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"RedrivePolicy": policy})
+    done = manage("check", "--deploy", "--tag", "celery_sqs_backoff")
+    assert "(celery_sqs_backoff.E003)" in done.stderr
+    line, then = "HINT: aws sqs set-queue-attributes", "Then create a dead-letter queue of its own."
+    assert line in done.stderr.partition(then)[0]
+
+
 def test_a_check_for_deployment_says_that_it_could_not_look(manage: Manage) -> None:
     done = manage("check", "--deploy", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
     assert "(celery_sqs_backoff.W030) SQS could not be asked" in done.stderr

@@ -133,3 +133,31 @@ def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority) -> Non
     assert b"SendMessageBatch" in seen[0]
     assert found.kind is Kind.IN_DOUBT, found
     assert found.may_have_been_done
+
+
+@pytest.mark.parametrize(
+    ("shape", "code", "kind"),
+    [
+        ("KmsDisabled", "KMS.DisabledException", Kind.DENIED),
+        ("KmsInvalidKeyUsage", "KMS.InvalidKeyUsageException", Kind.DENIED),
+        ("KmsInvalidState", "KMS.InvalidStateException", Kind.DENIED),
+        ("KmsNotFound", "KMS.NotFoundException", Kind.DENIED),
+        ("KmsAccessDenied", "KMS.AccessDeniedException", Kind.DENIED),
+        ("KmsOptInRequired", "KMS.OptInRequired", Kind.DENIED),
+        ("KmsThrottled", "KMS.ThrottlingException", Kind.THROTTLED),
+    ],
+)
+def test_sqs_names_the_errors_of_a_key_as_its_older_protocol_does(
+    shape: str, code: str, kind: Kind
+) -> None:
+    """botocore takes the code from the header, not from the body."""
+    body = f'{{"__type":"com.amazonaws.sqs#{shape}","message":"m"}}'.encode()
+    head = f"HTTP/1.1 400 Bad Request\r\nx-amzn-query-error: {code};Sender\r\n"
+
+    def behave(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with serving(behave) as url:
+        found = failure(url.replace("https", "http"))
+    assert (found.code, found.kind) == (code.rpartition(".")[2], kind)

@@ -118,7 +118,7 @@ def _could_not_look(why: str) -> Any:
 
 
 def _message(finding: Finding) -> Any:
-    fix = finding.fix.text or finding.fix.aws
+    fix = "\n".join(part for part in (finding.fix.aws, finding.fix.text) if part)
     return _KINDS[finding.severity](
         f"{finding.subject}: {finding.evidence}. {finding.consequence}",
         hint=fix or None,

@@ -69,7 +69,7 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
 
 def _elsewhere(queue: QueueFacts) -> str:
     """Calls go to the client's Region, whichever the URL names: there the queue does not exist."""
-    if queue.region is None:
+    if queue.region is None or queue.failure == NOT_CREATED:
         return ""
     return (
         f"Its URL is one of {queue.region}: is that the region in broker_transport_options, or in"

@@ -11,13 +11,7 @@ from ...units import in_words
 from ..facts import Facts, QueueFacts, TaskFacts
 from ..finding import Fix, Report, Rule
 from ..horizon import dead_lettered_after
-from ._fixes import (
-    aws_sqs,
-    resource_name,
-    set_attributes,
-    terraform,
-    without_redrive_policy,
-)
+from ._fixes import aws_sqs, resource_name, set_attributes, terraform, without_redrive_policy
 
 __all__ = ["RULES"]
 
@@ -40,7 +34,7 @@ def _messages(queue: QueueFacts) -> str:
 
 def _pairs(facts: Facts) -> Iterator[tuple[QueueFacts, QueueFacts]]:
     for queue in facts.consumed:
-        if queue.dlq is not None and queue.dlq_arn != queue.arn:
+        if queue.dlq is not None and not queue.is_its_own_dlq:
             yield queue, queue.dlq
 
 
@@ -89,7 +83,7 @@ def _dlq_name(queue: QueueFacts) -> str:
 
 def _itself(facts: Facts) -> Iterator[Report]:
     for queue in facts.consumed:
-        if queue.dlq_arn is not None and queue.dlq_arn == queue.arn:
+        if queue.is_its_own_dlq:
             yield (
                 queue.name,
                 "deadLetterTargetArn is the queue's own ARN",
@@ -120,12 +114,11 @@ def _gone(facts: Facts) -> Iterator[Report]:
 
 def _of_another_type(facts: Facts) -> Iterator[Report]:
     for queue in facts.consumed:
-        dlq_arn = queue.dlq_arn
-        if dlq_arn is not None and dlq_arn.endswith(".fifo") != queue.is_fifo:
+        if queue.has_dlq_of_another_type:
             kind, other = ("FIFO", "standard") if queue.is_fifo else ("standard", "FIFO")
             yield (
                 queue.name,
-                f"a {kind} queue with a {other} dead-letter queue ({dlq_arn})",
+                f"a {kind} queue with a {other} dead-letter queue ({queue.dlq_arn})",
                 "SQS refuses what is sent there: given-up messages stay in the queue.",
                 Fix(text=f"Create a {kind} dead-letter queue and name it in the RedrivePolicy."),
             )
@@ -135,14 +128,15 @@ def _not_allowed(facts: Facts) -> Iterator[Report]:
     for queue, dlq in _pairs(facts):
         policy = dlq.redrive_allow_policy
         permission = policy.get("redrivePermission", "allowAll")
-        found = policy.get("sourceQueueArns")
-        allowed = found if isinstance(found, list) else []
+        allowed = found if isinstance(found := policy.get("sourceQueueArns"), list) else []
         if permission == "denyAll" or (permission == "byQueue" and queue.arn not in allowed):
+            # Each fix replaces the policy: it names all that share the dead-letter queue.
+            sharing = {one.arn or "" for one, other in _pairs(facts) if other.url == dlq.url}
             yield (
                 queue.name,
                 f"RedriveAllowPolicy of {dlq.name} is {permission!r} and does not name {queue.arn}",
                 "SQS moves nothing from this queue to its dead-letter queue.",
-                _allow(dlq, [*allowed, queue.arn]),
+                _allow(dlq, [*allowed, *sorted(arn for arn in sharing if arn not in allowed)]),
             )
 
 
@@ -205,6 +199,8 @@ def _short_lived(facts: Facts) -> Iterator[Report]:
 def _few_receives(facts: Facts) -> Iterator[Report]:
     seen: list[TaskFacts] = []  # one of each that wait alike: most tasks share their options
     for queue in facts.consumed:
+        if queue.is_its_own_dlq or queue.has_dlq_of_another_type:
+            continue  # its redrive policy is to be another one
         tasks = _covered(facts, queue)
         first: dict[int, TaskFacts] = {}
         for task in tasks:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..facts import Facts
+from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
+from ._fixes import aws_sqs
 
 __all__ = ["RULES"]
 
@@ -23,18 +24,19 @@ _KNOWN_BAD = (
 
 
 def _reply_queues(facts: Facts) -> Iterator[Report]:
-    for name, messages in sorted(facts.other_queues.items()):
-        is_reply, is_event = name.endswith("reply-celery-pidbox"), name.startswith("celeryev")
+    for url, messages in sorted(facts.other_queues.items()):
+        queue = QueueFacts(name=url.rpartition("/")[2], url=url, attributes=None)
+        # A queue_name_prefix comes first; kombu makes a hyphen of the dot after "celeryev".
+        is_reply, is_event = queue.name.endswith("reply-celery-pidbox"), "celeryev-" in queue.name
         if (is_reply or is_event) and messages >= _PILED_UP:
             setting = "worker_send_task_events" if is_event else "worker_enable_remote_control"
             yield (
-                name,
+                queue.name,
                 f"{messages} messages in a queue that nobody reads",
-                "Remote control and events do not work on SQS without fanout; what is sent there is"
+                "Remote control and events do not work on SQS; what is sent there is"
                 " paid for, and kept until retention deletes it (celery#8348, celery#3280).",
                 Fix(
-                    aws=f"aws sqs delete-queue --queue-url $(aws sqs get-queue-url --queue-name"
-                    f" {name} --query QueueUrl --output text)",
+                    aws=f"{aws_sqs('delete-queue', queue)} --queue-url {url}",
                     text=f"Set {setting} = False.",
                 ),
             )
@@ -42,10 +44,10 @@ def _reply_queues(facts: Facts) -> Iterator[Report]:
 
 def _events(facts: Facts) -> Iterator[Report]:
     app = facts.app
-    if app.events and not app.fanout:
+    if app.events:
         yield (
             "worker_send_task_events",
-            "worker_send_task_events is on; expected False on SQS without fanout",
+            "worker_send_task_events is on; expected False on SQS",
             "Each task sends events to a queue that no monitor can read.",
             Fix(text="Set worker_send_task_events = False."),
         )
@@ -199,7 +201,7 @@ RULES = (
     Rule(
         "W029",
         "Task events are sent to nobody",
-        "Celery's events need fanout, which SQS alone has not (kombu 5.7 adds it through SNS).",
+        "Celery's events need fanout, which SQS has not, and Celery uses none through SNS.",
         _events,
         is_live=False,
     ),

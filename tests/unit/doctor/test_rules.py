@@ -19,6 +19,7 @@ from celery_sqs_backoff.doctor import (
     examine,
 )
 from celery_sqs_backoff.doctor.horizon import dead_lettered_after, receives_within
+from celery_sqs_backoff.sqs.find_queue import NOT_CREATED
 
 BASE = "https://sqs.eu-central-1.amazonaws.com/123456789012"
 ARN = "arn:aws:sqs:eu-central-1:123456789012"
@@ -196,7 +197,11 @@ BROKEN = {
         replace(WELL, other_queues={"abc.reply-celery-pidbox": 5_000}),
         "W018",
     ),
-    "W018 event queue": (replace(WELL, other_queues={"celeryev.1": 5_000}), "W018"),
+    "W018 event queue": (replace(WELL, other_queues={"celeryev-1": 5_000}), "W018"),
+    "W018 event queue with a prefix": (
+        replace(WELL, other_queues={f"{BASE}/prod-celeryev-1": 5_000}),
+        "W018",
+    ),
     "W019 no base class": (
         with_app(tasks=(TASK, TaskFacts(name="shop.other", is_covered=False))),
         "W019",
@@ -481,6 +486,58 @@ def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
     assert "allowAll" not in fix(9)
     assert "allowAll" in fix(10)
     assert "sourceQueueArns" not in fix(10)
+
+
+def test_queues_that_share_a_dead_letter_queue_are_all_allowed_by_each_fix() -> None:
+    """Pasted one after the other, each fix took the other queue's permission away."""
+    denied = dead_letters(RedriveAllowPolicy=json.dumps({"redrivePermission": "denyAll"}))
+    alone = dead_letters("other-dlq", RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
+    other = queue("other", dlq=alone, RedrivePolicy=redrive("other-dlq"))
+    queues = (queue("mails", dlq=denied), queue("bulk", dlq=denied), other)
+    bulk, mails, own = examine(replace(WELL, queues=queues))
+    assert (bulk.subject, mails.subject, own.subject) == ("bulk", "mails", "other")
+    assert bulk.fix == mails.fix
+    for name in ("mails", "bulk"):
+        assert f"{ARN}:{name}" in bulk.fix.aws
+        assert f"{ARN}:{name}" in bulk.fix.terraform
+    assert f"{ARN}:bulk" not in own.fix.aws
+
+
+def test_a_queue_of_the_users_is_no_event_queue() -> None:
+    """The line to paste deletes it."""
+    facts = replace(WELL, other_queues={f"{BASE}/orders-celeryevents": 5_000})
+    assert examine(facts) == []
+
+
+def test_what_has_no_url_is_created_where_it_was_looked_for() -> None:
+    """The command line's own Region is another: the queue was created there, and still missed."""
+    absent = QueueFacts(
+        name="mails",
+        url="mails",
+        attributes=None,
+        failure=NOT_CREATED,
+        client_region="eu-central-1",
+    )
+    [found] = examine(replace(WELL, queues=(absent,)))
+    assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
+    assert "Its URL" not in found.fix.text
+    [piled_up] = examine(replace(WELL, other_queues={f"{BASE}/celeryev-1": 5_000}))
+    assert piled_up.fix.aws == (
+        f"aws sqs delete-queue --region eu-central-1 --queue-url {BASE}/celeryev-1"
+    )
+
+
+@pytest.mark.parametrize("dlq", ["mails", "mails-dlq.fifo"], ids=["its own", "of another type"])
+def test_no_line_sets_the_policy_that_another_finding_wants_changed(dlq: str) -> None:
+    """W010's would name the same dead-letter queue again."""
+    facts = with_queue(RedrivePolicy=redrive(dlq, 7), dlq=dead_letters(dlq))
+    assert [f.id for f in examine(facts) if "deadLetterTargetArn" in f.fix.aws] == []
+
+
+def test_a_dead_letter_queue_of_two_queues_is_named_once() -> None:
+    dlq = dead_letters(MaximumMessageSize="262144")
+    found = examine(replace(WELL, queues=(queue(dlq=dlq), queue("bulk", dlq=dlq))))
+    assert [(f.id, f.subject) for f in found] == [("I014", "mails-dlq")]
 
 
 def test_a_resource_in_terraform_begins_with_no_digit() -> None:

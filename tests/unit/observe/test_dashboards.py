@@ -154,6 +154,30 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
 
 #: The same for alerts that have a case above.
 ALSO_FIRES: list[tuple[str, dict[str, str], int, dict[str, str]]] = [
+    (  # a deploy without a task: its messages are given up, and none of them runs
+        "SqsBackoffManyDeadLetters",
+        {
+            f'sqs_backoff_dead_letters_total{{{Q},task="unknown",reason="not understood"}}': (
+                "0+9x40"
+            ),
+            f'sqs_backoff_runs_total{{{T},outcome="succeeded"}}': "0+900x40",
+        },
+        30,
+        {"queue": "mails", "task": "unknown"},
+    ),
+    *(  # the key of the dead-letter queue is disabled; the queue is gone
+        (
+            "SqsBackoffRefused",
+            {
+                f'sqs_backoff_call_failures_total{{{Q},action="SendMessageBatch",code="{code}"}}': (
+                    "0+1x30"
+                )
+            },
+            20,
+            {"queue": "mails", "action": "SendMessageBatch", "code": code},
+        )
+        for code in ("DisabledException", "KmsInvalidState", "QueueDoesNotExist")
+    ),
     (  # a bad deploy: the new workers have emptied the queue before they are scraped
         "SqsBackoffDeadLetters",
         {
@@ -205,6 +229,9 @@ WELL = {
     f"sqs_backoff_oldest_waiting_seconds{{{Q}}}": "300x60",
     f"sqs_backoff_messages_giving_up{{{Q}}}": "0x60",
     f"sqs_backoff_leases_lost_total{{{T}}}": "1x60",
+    f'sqs_backoff_call_failures_total{{{Q},action="SendMessageBatch",code="KmsThrottled"}}': (
+        "0+1x60"
+    ),
     # What was counted days ago: a scrape fails once, Prometheus is away for twelve minutes.
     'sqs_backoff_dead_letters_total{task="a",queue="bulk",reason="revoked"}': "31x8 stale 31x50",
     'sqs_backoff_leases_lost_total{task="a",queue="bulk"}': "31x3 stale _x11 31x44",
