@@ -25,16 +25,18 @@ from ..safe.stores import check_store_of
 from ..safe.task import SafeTask
 from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
+from .arguments import imprint
 from .binding import (
     REQUEST,
     check_definition,
     is_celerys_own,
     keep_celerys_behaviour,
+    name_of,
     overrule_settings,
     setting_name,
 )
 from .failed_run import Final, drawn_delay, judge_failure, limit_now, retries_before
-from .handover import BackoffRetry, NamedRetry, delivery_of
+from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
 from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
@@ -126,13 +128,13 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        if is_celerys_own(cls.name):
+        if is_celerys_own(name_of(cls)):
             cls.is_covered = False
             keep_celerys_behaviour(cls, app)
             return
         if not cls.acks_late:
             raise ImproperlyConfigured(
-                f"{cls.name}: acks_late=False would delete the message before the task has run;"
+                f"{name_of(cls)}: acks_late=False would delete the message before the task has run;"
                 " SQSBackoffTask needs acks_late=True"
             )
         try:
@@ -142,7 +144,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             cls._check_guard()
             check_definition(cls, app)
         except (ImproperlyConfigured, InvalidOption) as exc:
-            raise ImproperlyConfigured(f"{cls.name}: {exc}") from exc
+            raise ImproperlyConfigured(f"{name_of(cls)}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries
         overrule_settings(cls, app)
         wrap_task(cls)
@@ -281,7 +283,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         if not str(conf.broker_write_url or conf.broker_url).startswith("sqs:"):
             return 0
         options = {**self._get_exec_options(), **options}
-        route = self.app.amqp.router.route(options, self.name, args or (), kwargs or {})
+        route = self.app.amqp.router.route(options, self.name, args or (), kwargs or {}, self)
         queue = route.get("queue")
         if str(getattr(queue, "name", queue)).endswith(".fifo"):
             return 0
@@ -319,6 +321,11 @@ def _fail_finally(task: SQSBackoffTask, exc: Any, reason: GiveUpReason) -> NoRet
 
 
 def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+    """Whether the message does not hold what ``retry()`` was given."""
+    run, is_named = run_of(request), args is not None or kwargs is not None
+    sent = run.imprint if run is not None and is_named else None
+    if sent is not None and sent != imprint(request.args, request.kwargs):
+        return True  # changed in place, so those of the request have changed too
     same_args = args is None or list(args) == list(request.args or ())
     same_kwargs = kwargs is None or dict(kwargs) == dict(request.kwargs or {})
     same_queue = {"queue": (request.delivery_info or {}).get("routing_key")}

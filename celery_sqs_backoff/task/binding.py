@@ -21,6 +21,7 @@ __all__ = [
     "check_definition",
     "is_celerys_own",
     "keep_celerys_behaviour",
+    "name_of",
     "overrule_settings",
     "setting_name",
 ]
@@ -40,6 +41,11 @@ _OVERRULED: Final[Mapping[str, bool]] = {
 }
 
 _overruled_in: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def name_of(cls: Any) -> str:
+    """Name a task that is being bound; Celery gives the name of a class without one to its task."""
+    return str(cls.name or cls.__qualname__)
 
 
 def is_celerys_own(name: str) -> bool:
@@ -76,7 +82,7 @@ def overrule_settings(cls: Any, app: Any) -> None:
                 " hard time limit is retried within crash_budget, max_retries and retry_for",
                 name,
                 given,
-                cls.name,
+                name_of(cls),
             )
 
 

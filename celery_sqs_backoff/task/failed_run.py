@@ -5,6 +5,7 @@ All of it happens in the process that ran the task, before Celery hears of the f
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import replace
@@ -231,20 +232,16 @@ class FailedRun:
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
         assert self._run is not None
-        delivery = self._run.delivery
+        delivery, retry_for = self._run.delivery, self._task.backoff_options.retry_for
+        stands = standing(delivery, retries=self._retries, now=self._now)
         max_retries = limit_now(self._task, self._request, self._task.max_retries)
         delay = (verdict.retry_after or 0) + self._drawn_delay
         if isinstance(exc, Busy):  # not counted as a retry
             max_retries = None
             times = max(1, count_busy(self._task.app, delivery.message_id))
-            delay = busy_delay(times, exc.lease_left, random)
-        word = word_for(
-            verdict,
-            standing(delivery, retries=self._retries, now=self._now),
-            max_retries=max_retries,
-            retry_for=self._task.backoff_options.retry_for,
-            delay=delay,
-        )
+            left = math.inf if retry_for is None else retry_for - stands.elapsed
+            delay = busy_delay(times, exc.lease_left, random, time_left=left)
+        word = word_for(verdict, stands, max_retries=max_retries, retry_for=retry_for, delay=delay)
         if isinstance(word, RetryIn):
             return replace(word, seconds=visibility_delay(delay, delivery, now=self._now))
         return word

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import wraps
+from inspect import getattr_static
 from typing import Any
 
 from celery import Task, states
@@ -14,6 +15,7 @@ from ..safe.errors import TryLater
 from ..safe.hooks import ignores_result
 from ..text import error_site, printable
 from .failed_run import FailedRun
+from .members import member_of
 
 __all__ = ["prepare_start"]
 
@@ -44,7 +46,7 @@ def _wrap_before_start(cls: Any) -> None:
     Where Celery stores it: a run that it leaves out as done already (its setting
     ``worker_deduplicate_successful_tasks``) must not be shown as started.
     """
-    hook = cls.before_start
+    hook = getattr_static(cls, "before_start")
     if getattr(hook, "_is_wrapped", False):
         return
 
@@ -53,7 +55,7 @@ def _wrap_before_start(cls: Any) -> None:
         try:
             if self.stores_started and not self.request.is_eager:
                 _store_started(self, task_id)
-            return hook(self, task_id, args, kwargs)
+            return member_of(self, hook)(task_id, args, kwargs)
         except BaseException as exc:
             instead = FailedRun(self, exc, args, kwargs).instead()
             if instead is None:

@@ -7,6 +7,10 @@ backend is back by then: a database that restarts, a connection that is closed.
 A backend that works may refuse a result for ever: one of more than 64 KB on MySQL, of 400 KB on
 DynamoDB. Whoever waits for it is told so: its state is FAILURE, with the name of what the backend
 has raised.
+
+Nor has a run failed that has not begun: with ``worker_deduplicate_successful_tasks`` Celery looks
+first whether a message that was received before has succeeded. While the backend is away that would
+make a dead letter of each message that is retried.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from functools import wraps
 from typing import Any
 
 from celery import states
-from celery.exceptions import BackendStoreError, SoftTimeLimitExceeded
+from celery.exceptions import BackendGetMetaError, BackendStoreError, SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 from kombu.exceptions import EncodeError
 
@@ -33,11 +37,12 @@ def keep_ends(backend: Any) -> None:
     """Contain what a backend raises when it stores a success or a retry. Does nothing twice.
 
     Not of a success that a chord waits for, nor of one that cannot be encoded: Celery makes a
-    failure of that.
+    failure of that. Also what it raises when Celery looks for a success before a run.
     """
     if not getattr(backend.mark_as_done, "_is_wrapped", False):
         backend.mark_as_done = _contained_success(backend, backend.mark_as_done)
         backend.mark_as_retry = _contained_retry(backend.mark_as_retry)
+        backend.get_task_meta = _contained_look(backend.get_task_meta)
 
 
 def _contained_success(backend: Any, store: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,6 +90,22 @@ def _contained_retry(store: Callable[..., Any]) -> Callable[..., Any]:
             log_failed_later(getattr(kwargs.get("request"), "task", None), task_id, exc)
 
     return mark_as_retry
+
+
+def _contained_look(look: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(look)
+    def get_task_meta(task_id: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return look(task_id, *args, **kwargs)
+        except SoftTimeLimitExceeded:
+            raise  # it comes only once: the run would have none
+        except Exception as exc:
+            run = RUNNING.get()
+            if run is None or run.has_begun or run.task_id != task_id:
+                raise
+            raise BackendGetMetaError(task_id=task_id) from exc  # which Celery passes over
+
+    return get_task_meta
 
 
 def _is_ended() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, getattr_static
 from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
@@ -22,6 +22,7 @@ from ..retry.decision import End, Ended, GiveUp, RetryIn
 from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
+from .arguments import imprint
 from .chords import count_parts_whole
 from .failed_run import Aborted
 from .handover import (
@@ -38,6 +39,7 @@ from .handover import (
 from .judging import RETURNED, wrap_call, wrap_run
 from .late_end import end_if_told
 from .leaving import ends_the_process, is_pools_time_limit
+from .members import member_of
 from .starting import prepare_start
 from .storing import keep_ends, log_failed_later
 
@@ -78,14 +80,14 @@ def _contain_hooks(cls: Any) -> None:
     for name in _HOOKS:
         hook = getattr(cls, name)
         if hook is not getattr(Task, name) and not getattr(hook, "_is_wrapped", False):
-            setattr(cls, name, _contained(hook))
+            setattr(cls, name, _contained(getattr_static(cls, name)))
 
 
-def _contained(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _contained(hook: Any) -> Callable[..., Any]:
     @wraps(hook)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return hook(self, *args, **kwargs)
+            return member_of(self, hook)(*args, **kwargs)
         except Exception as exc:
             run = run_of(self.request)
             if run is None:  # another broker, or the main process, which contains it too
@@ -111,6 +113,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         try:
             count_parts_whole(task.backend)  # each thread has its own
             keep_ends(task.backend)
+            run.imprint = imprint(args, kwargs)
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
             is_over = run.report is not None  # and the time limit has come too late to say more

@@ -185,3 +185,19 @@ def test_every_end_is_documented():
     table = (decision.__doc__ or "").partition("without a word")[2]
     for end in End:
         assert f"\n{end.value} " in table, end
+
+
+def test_a_class_without_a_name_has_the_one_that_celery_gives_its_task():
+    class Nameless(SQSBackoffTask):
+        def run(self):
+            return "done"
+
+    task = an_app().register_task(Nameless())
+    assert task.name.endswith(".Nameless")
+    assert task() == "done"
+
+    class Early(Nameless):
+        acks_late = False
+
+    with pytest.raises(ImproperlyConfigured, match="Early: acks_late=False"):
+        an_app().register_task(Early())

@@ -475,6 +475,22 @@ def test_what_a_tasks_own_call_does_before_its_run_is_another_call(app):
     assert len(sent) == len({*sent}) == 3
 
 
+def test_a_held_lock_is_waited_for_although_its_lease_is_longer_than_retry_for(app):
+    """300 s by default. The holder may end in a second; the message was a dead letter then."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+
+    @app.task(base=SQSBackoffTask, lazy=False, shared=False, retry_for=120)
+    def send_code():
+        raise Busy("held", lease_left=290.0)
+
+    for times in range(1, 7):
+        raised, _ = raised_by(send_code, retries=times - 1)
+        assert type(raised) is BackoffRetry
+        assert times < 4 or 58 <= raised.when <= 60
+    _, give_up = raised_by(send_code, retries=6)
+    assert give_up.reason is GiveUpReason.DELAY_TOO_LONG
+
+
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
     def broken(task, exc, args, kwargs):
         raise RuntimeError("the store is down too")

@@ -661,6 +661,27 @@ def test_a_task_that_succeeded_is_not_started_again_where_celery_deduplicates(ca
     assert (ran, stored) == ([], [])
 
 
+def test_a_task_runs_although_celery_cannot_ask_whether_it_has_succeeded_before(case, monkeypatch):
+    """Each message that was received again became a dead letter, unrun, while Redis was away."""
+    ran = []
+    run = case(lambda self: ran.append(1), ignore_result=True, facts={"receive_count": 2})
+    run.app.conf.worker_deduplicate_successful_tasks = True
+    monkeypatch.setattr("celery.app.trace.successful_requests", set())
+    break_backend(run, "_get_task_meta_for")
+    assert run.ends() is State.DONE
+    assert ran == [1]
+
+
+def test_a_task_that_asks_for_a_result_itself_is_told_that_the_backend_is_away(case):
+    def asks(self):
+        return self.AsyncResult(self.request.id).state
+
+    run = case(asks)
+    break_backend(run, "_get_task_meta_for")
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.report.error.exception_type.endswith(".Down")
+
+
 @pytest.mark.parametrize(
     ("exc", "state"),
     [(Retryable("down"), State.DEFERRED), (ValueError("bad"), State.DEAD_LETTERED)],
