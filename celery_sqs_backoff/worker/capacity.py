@@ -44,6 +44,8 @@ class Capacity:
     Arguments:
         processes: how many tasks the pool could run at once; asked each time.
         multiplier: of the prefetch window; 0 = no limit.
+        eta_limit: most messages to hold while any wait for their ETA without a lease; ``None`` =
+            no limit.
         is_behind: whether too many settlements of a queue wait to take on more of its messages.
         on_freed: called, without any lock, when a message is settled or blocked.
         clock: seconds, monotonic.
@@ -54,12 +56,14 @@ class Capacity:
         *,
         processes: Callable[[], int],
         multiplier: Callable[[], int],
+        eta_limit: Callable[[], int | None] = lambda: None,
         is_behind: Callable[[str], bool] = lambda queue: False,
         on_freed: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = processes
         self._multiplier = multiplier
+        self._eta_limit = eta_limit
         self._is_behind = is_behind
         self.on_freed = on_freed
         self._clock = clock
@@ -68,7 +72,7 @@ class Capacity:
         #: Waits here who cannot use room, so that the others are woken for it.
         self._aside = threading.Condition(lock)
         self._held: set[str] = set()
-        self._unleased: set[str] = set()
+        self._unleased: dict[str, str] = {}  # with the names of their queues
         self._blocked: set[str] = set()
         self._running: set[str] = set()
         self._queues: dict[str, _Queue] = {}
@@ -77,12 +81,18 @@ class Capacity:
 
     # Messages
 
-    def received(self, tag: str, *, is_leased: bool = True) -> None:
-        """A message is held from now on."""
+    def received(
+        self, tag: str, *, unleased_of: str | None = None, takes_place: bool = True
+    ) -> None:
+        """A message is held from now on; without a lease, if its queue is named.
+
+        Without a lease, one that waits for its ETA takes its place when it starts.
+        """
         with self._cond:
-            self._held.add(tag)
-            if not is_leased:
-                self._unleased.add(tag)
+            if takes_place:
+                self._held.add(tag)
+            if unleased_of is not None:
+                self._unleased[tag] = unleased_of
 
     def blocked(self, tag: str) -> None:
         """Note that a message waits for something other than a process, unless it has started."""
@@ -100,16 +110,18 @@ class Capacity:
         """Note that a message's task was handed to the pool."""
         with self._cond:
             self._blocked.discard(tag)
+            if tag in self._unleased:  # it may have waited for its ETA, beside the window
+                self._held.add(tag)
             if tag in self._held:
                 self._running.add(tag)
 
     def freed(self, tag: str) -> None:
         """A message is settled. May be called more than once."""
         with self._cond:
+            self._unleased.pop(tag, None)
             if tag not in self._held:
                 return
             self._held.remove(tag)
-            self._unleased.discard(tag)
             self._blocked.discard(tag)
             self._running.discard(tag)
             self._throughput.settled(self._clock(), more=bool(self._held))
@@ -130,12 +142,7 @@ class Capacity:
     @property
     def has_free_process(self) -> bool:
         """Whether a task that is started now would run at once."""
-        return self.free_processes > 0
-
-    @property
-    def free_processes(self) -> int:
-        """How many tasks would run at once; below 0: as many wait for a process."""
-        return max(1, self._processes()) - len(self._running)
+        return len(self._running) < max(1, self._processes())
 
     def startable_within(self, seconds: float) -> int:
         """How many messages that arrive in the next seconds would have a place in the window."""
@@ -147,6 +154,11 @@ class Capacity:
     @property
     def held(self) -> int:
         return len(self._held)
+
+    def unleased(self) -> list[str]:
+        """Return the queue of each message that is held without a lease."""
+        with self._cond:
+            return list(self._unleased.values())
 
     # Calls
 
@@ -234,6 +246,8 @@ class Capacity:
             multiplier=self._multiplier(),
             held=len(self._held),
             blocked=len(self._blocked),
+            beside=len(self._unleased) - len(self._unleased.keys() & self._held),
+            limit=self._eta_limit(),
             expected=sum(
                 calls.asked_for
                 for name, calls in self._queues.items()

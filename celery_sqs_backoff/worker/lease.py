@@ -147,7 +147,7 @@ class Lease:
         self.on_end: Callable[[], None] = _nothing
         #: The row of the earlier receive that goes on with this one's handle, if any.
         self.goes_on_with: Row | None = None
-        #: When its provider's rate lets it start; ``None`` = nobody has asked.
+        #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
         self.slot_at: float | None = None
         self.turn = Turn.NONE
         #: Told of each message of its group that is about to be hidden behind it, if set.

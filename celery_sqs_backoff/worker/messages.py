@@ -26,6 +26,7 @@ from .keeper import Keeper
 from .lease import Lease
 from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
+from .reports import queue_name
 
 __all__ = ["Receiver", "held_seconds"]
 
@@ -36,6 +37,9 @@ logger = get_logger(__name__)
 _UNREAD_SECONDS = 2.0
 _WITHOUT_DLQ_SECONDS = 60.0
 _READ_SECONDS = 300.0
+
+#: Only so many messages may wait beside the window: while they do, nothing more is received.
+_LONGEST_HELD_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -265,7 +269,7 @@ class Receiver:
     ) -> None:
         tag = message["ReceiptHandle"]
         if lease is None:
-            self._capacity.received(tag, is_leased=False)
+            self._capacity.received(tag, unleased_of=queue_name(url), takes_place=_is_due(payload))
         else:
             self._capacity.unblocked(tag)
             with self._lock:
@@ -306,4 +310,13 @@ class Receiver:
 
 def held_seconds(queue: Queue) -> float:
     """How long a worker holds a task that is not due rather than give it back to SQS."""
-    return queue.visibility_timeout_seconds / 2
+    return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
+
+
+def _is_due(payload: Mapping[str, Any]) -> bool:
+    """Whether Celery starts a message without a lease as soon as it can.
+
+    Else it holds it, perhaps for hours, beyond its own prefetch window too: nobody gives it back.
+    """
+    eta = parse_eta(payload.get("headers", {}).get("eta"))
+    return eta is None or eta <= time.time()

@@ -70,7 +70,8 @@ class Poller:
             since SQS sent it, and the visibility timeout that was requested.
         before_each: called before each long poll, and now and then while there is no room for one.
         most: how many messages a receive may bring at the most; 0 = none for the moment.
-        wait_seconds: of the long poll.
+        wait_seconds: of the long poll; 0 = the user wants none.
+        pause_seconds: between two receives that bring nothing, where they do not wait.
         visibility_timeout_seconds: passed to each receive; ``None`` = the queue's own.
         clock: seconds, monotonic.
         rng: for the jitter of pauses.
@@ -87,6 +88,7 @@ class Poller:
         before_each: Callable[[], object] = lambda: None,
         most: Callable[[], int] = lambda: MAX_BATCH_ENTRIES,
         wait_seconds: int = 20,
+        pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
         visibility_timeout_seconds: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -105,6 +107,7 @@ class Poller:
         self._before_each = before_each
         self._most = most
         self._wait_seconds = wait_seconds
+        self._pause_seconds = pause_seconds
         self._visibility_timeout_seconds = visibility_timeout_seconds
         self._clock = clock
         self._rng = rng or random.Random()
@@ -247,7 +250,16 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(failures, self._rng))
         elif brought >= asked_for:
             self._start_helper()
-        elif not brought and wait_seconds and seconds < _TOO_SOON_SECONDS:
+        elif not brought and name == self._name:  # a helper asks for no more by itself
+            self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait after a receive that brought nothing, unless it has waited itself."""
+        if not self._wait_seconds:
+            limit = self._pause_seconds + _LONGEST_TURN_SECONDS
+            self._pulse.turned(self._name, limit_seconds=limit)
+            self._stopped.wait(self._pause_seconds)
+        elif seconds < _TOO_SOON_SECONDS:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
 
     def _start_helper(self) -> None:

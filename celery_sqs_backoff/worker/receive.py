@@ -57,8 +57,10 @@ class Receive:
         self._capacity = Capacity(
             processes=lambda: _processes(consumer),
             multiplier=lambda: int(consumer.prefetch_multiplier),
+            eta_limit=lambda: consumer.app.conf.get("worker_eta_task_limit"),
             is_behind=keeper.is_behind,
         )
+        self.unleased = self._capacity.unleased
         self.receiver = Receiver(
             keeper,
             clients=self._clients,
@@ -97,7 +99,6 @@ class Receive:
             room=room,
             fleet=fleet_of(app, worker=name_among_workers(self._consumer)),
             share=sharing_of(app, worker=name_among_workers(self._consumer)),
-            free=lambda: self._capacity.free_processes,
             mix=QueueMix(lambda name: providers_routed_to(app, name)),
         )
 
@@ -159,6 +160,7 @@ class Receive:
             before_each=lambda: receiver.read_queue(url),
             most=lambda: receiver.gates.most_to_receive(url),
             wait_seconds=_wait_seconds(self._channel),
+            pause_seconds=max(0.0, float(self._channel.connection.polling_interval or 0)),
             clock=self._keeper.clock,
             visibility_timeout_seconds=lambda: self._keeper.seconds_to_receive_for(
                 receiver.queue(url)

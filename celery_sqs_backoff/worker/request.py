@@ -145,12 +145,13 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Run just before the task where the pool shares this process, else after it was begun.
 
         Raises:
-            SettledBeforeRun: the message has been given back, or lost, or Celery has failed to
-                begin with it; the task must not begin.
+            SettledBeforeRun: the message is settled, or lost; the task must not begin.
         """
         if self.lease is not None and pid == os.getpid() and not may_start(self.lease):
             self.lease.release()  # if it was lost: the run that was to come has ended
             raise SettledBeforeRun
+        if self.lease is not None:
+            self.lease.slot_at = None  # it is used
         try:
             super().on_accepted(pid, time_accepted)
         except Exception as exc:

@@ -62,6 +62,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             running=running,
             consumed=self._receive.consumed,
             held=self._keeper.held,
+            unleased=self._receive.unleased,
             providers=lambda: c.sqs_receiver.gates.now(),
             waiting_for=lambda: c.sqs_receiver.gates.waiting(),
         )

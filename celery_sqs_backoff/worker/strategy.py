@@ -77,6 +77,8 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
             asks_now = not waits or (gate is not None and gate.hides_all)
             if not (asks_now and _is_kept_back(gate, lease, headers, task, start)):
                 _check_arguments(message.payload)
+                if waits:
+                    lease.slot_at = None  # the gate is asked again when it is to start
                 with suppress(SettledBeforeRun):
                     handle(message, body, ack, reject, callbacks, **kwargs)
         except DecodeError as exc:

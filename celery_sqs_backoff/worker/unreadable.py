@@ -18,7 +18,7 @@ from ..observe.events import UNKNOWN_TASK, DeadLettered
 from ..retry.budget import GiveUpReason, capped
 from ..retry.policies import FullJitter
 from ..sqs.dead_letter import DeadLetterRecord
-from ..sqs.visibility import visibility_delay
+from ..sqs.visibility import standing, visibility_delay
 from ..text import printable
 from .lease import Lease
 from .messages import Receiver
@@ -66,11 +66,13 @@ def install(consumer: Any, receiver: Receiver) -> None:
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
     """Hide a message for a while; at its last receive make it a dead letter.
 
+    So it becomes before SQS deletes it, because the queue's retention period is over.
     It is logged at its 1st, 2nd, 4th, 8th ... receive: whoever can send such messages must not be
     able to fill the log.
     """
-    count = lease.delivery.receive_count
-    is_last = lease.delivery.is_last_before_sqs_moves_it and lease.queue.dlq_url is not None
+    count, now = lease.delivery.receive_count, time.time()
+    ends = standing(lease.delivery, retries=0, now=now)
+    is_last = (ends.is_last_receive or ends.is_expiring) and lease.queue.dlq_url is not None
     if is_last or count & (count - 1) == 0:
         logger.error(
             "sqs_backoff.not_understood: message %s on %s, receive %d: %s",
@@ -88,7 +90,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
                 outcome=None,
                 attempts=count,
                 first_received_at=lease.delivery.first_received_at,
-                failed_at=time.time(),
+                failed_at=now,
                 origin=lease.queue.arn or lease.queue.url,
                 worker=worker,
             )
@@ -99,7 +101,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
     delay = _BACKOFF.delay(count, random)
     if lease.queue.is_fifo:
         delay = capped(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
-    lease.defer(visibility_delay(delay, lease.delivery, now=time.time()))
+    lease.defer(visibility_delay(delay, lease.delivery, now=now))
 
 
 def _tell(lease: Lease, headers: Mapping[str, Any]) -> None:

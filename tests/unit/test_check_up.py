@@ -192,6 +192,11 @@ def test_nothing_is_said_of_a_queue_that_could_not_be_read(app: Celery) -> None:
     assert check_up(app, [("mails", Queue(URL, is_read=False))]) == []
 
 
+def test_a_worker_that_chooses_its_concurrency_is_checked_too(app: Celery) -> None:
+    app.conf.worker_concurrency = "auto"  # Celery 5.7
+    assert check_up(app, []) == []
+
+
 def test_a_bug_is_logged_and_harms_nobody(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -124,3 +124,12 @@ def test_nothing_is_asked_for_a_task_that_names_a_fifo_queue_itself(sent):
     type(mail).queue = "mail.fifo"
     mail.apply_async(countdown=60)
     assert "DelaySeconds" not in sent[0]
+
+
+def test_a_router_is_told_the_task_as_celery_tells_it(sent):
+    """A router that asks it, as for ``delay()``, failed for each call with a countdown."""
+    mail = a_task()
+    type(mail).home = "mail.fifo"
+    mail.app.conf.task_routes = (lambda *args, task=None, **kwargs: {"queue": task.home},)
+    mail.apply_async(countdown=60)
+    assert "DelaySeconds" not in sent[0]

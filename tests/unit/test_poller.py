@@ -56,7 +56,9 @@ class Port:
 class Queue:
     """A poller on a port, and the capacity that it shares with others."""
 
-    def __init__(self, capacity: Capacity, name: str = "q", pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, capacity: Capacity, name: str = "q", pulse: Pulse | None = None, **options: Any
+    ) -> None:
         self.port, self.capacity, self.name = Port(), capacity, name
         self.held: list[str] = []
         self.take: Callable[[list[dict[str, Any]]], object] = self._hold
@@ -66,6 +68,7 @@ class Queue:
             capacity=capacity,
             take=lambda messages, seconds_ago, hidden_seconds: self.take(messages),
             pulse=pulse,
+            **options,
         )
 
     def _hold(self, messages: list[dict[str, Any]]) -> None:
@@ -110,15 +113,35 @@ def make() -> Iterator[Callable[..., Queue]]:
         capacity: Capacity | None = None,
         name: str = "q",
         pulse: Pulse | None = None,
+        **options: Any,
     ) -> Queue:
         capacity = capacity or Capacity(processes=lambda: processes, multiplier=lambda: multiplier)
-        made.append(Queue(capacity, name, pulse))
+        made.append(Queue(capacity, name, pulse, **options))
         return made[-1]
 
     yield make_queue
     for queue in made:
         queue.poller.stop()
         queue.port.respond(*[[]] * 10)
+
+
+@pytest.mark.parametrize(("wait_seconds", "pauses"), [(0, [5.0]), (20, [0.0])])
+def test_without_long_polls_an_empty_queue_is_asked_at_the_users_interval(
+    make: Callable[..., Queue],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_seconds: int,
+    pauses: list[float],
+) -> None:
+    queue = make(wait_seconds=wait_seconds, pause_seconds=5.0)
+    made: list[float] = []
+    monkeypatch.setattr(queue.poller._stopped, "wait", made.append)
+    queue.poller.start()
+    queue.port.respond([])
+    queue.port.wait_for_calls(2)
+    assert made == pauses
+    queue.port.respond(messages(8))
+    eventually(lambda: len(queue.held) == 8)
+    assert made == pauses, "what has a backlog is asked at once"
 
 
 def test_a_worker_asks_for_no_more_than_its_window(make: Callable[..., Queue]) -> None:
@@ -267,13 +290,49 @@ def test_a_lost_connection_gives_back_the_places_of_messages_without_a_lease(
     """Celery forgets them, so nobody acknowledges them; they filled the window for good."""
     queue = make(processes=1, multiplier=4)
     for tag in ("running", "waiting", "held for its ETA"):
-        queue.capacity.received(tag, is_leased=False)
+        queue.capacity.received(tag, unleased_of="mails")
     queue.capacity.received("ours")
     queue.capacity.started("running")
+    assert queue.capacity.unleased() == ["mails"] * 3
     queue.capacity.forget_unleased()
     assert queue.capacity.held == 1
+    assert queue.capacity.unleased() == []
     queue.capacity.freed("running")  # it has ended, and is acknowledged
     assert queue.capacity.held == 1
+
+
+def test_a_held_task_takes_up_a_place_once_its_eta_has_come(make: Callable[..., Queue]) -> None:
+    """Else the worker goes on receiving while a thousand that are due wait for its processes."""
+    capacity = make(processes=1, multiplier=4).capacity
+    for n in range(5):
+        capacity.received(f"due at nine, {n}", unleased_of="mails", takes_place=False)
+    assert capacity.held == 0
+    for n in range(5):
+        capacity.started(f"due at nine, {n}")
+    assert capacity.held == 5
+    assert not capacity.has_free_process
+    assert capacity.startable_within(0) == 0
+    for n in range(5):
+        capacity.freed(f"due at nine, {n}")
+    assert capacity.held == 0
+    assert capacity.has_free_process
+
+
+def test_celerys_limit_for_tasks_with_an_eta_is_kept(make: Callable[..., Queue]) -> None:
+    """A worker took a queue's whole backlog into its memory."""
+    limit: list[int | None] = [22]
+    capacity = Capacity(processes=lambda: 2, multiplier=lambda: 4, eta_limit=lambda: limit[0])
+    for number in range(15):
+        capacity.received(str(number), unleased_of="mails", takes_place=False)
+    queue = make(capacity=capacity)
+    queue.poller.start()
+    queue.port.wait_for_calls(1)
+    assert queue.port.asked == [(7, 20)]
+    for number in range(15, 22):
+        capacity.received(str(number), unleased_of="mails", takes_place=False)
+    assert capacity._load("another").wanted == 0
+    limit[0] = None
+    assert capacity._load("another").wanted == 8
 
 
 def test_failing_receives_are_spaced_and_said_once(

@@ -59,6 +59,13 @@ def _request(start: Any) -> Any:
     return SimpleNamespace(lease=lease, message=message, start=start, name="t", id="i")
 
 
+def test_celerys_limit_for_tasks_with_an_eta_is_read() -> None:
+    celery = Celery()
+    assert celery.receive._capacity._eta_limit() is None, "Celery 5.5 has no such setting"
+    celery.consumer.app.conf["worker_eta_task_limit"] = 50
+    assert celery.receive._capacity._eta_limit() == 50
+
+
 def test_a_task_that_does_not_fit_through_the_pools_pipe_leaves_its_process_free() -> None:
     celery = Celery()
 
@@ -117,7 +124,7 @@ def test_limits_that_the_autoscaler_is_told_later_count() -> None:
 
 def test_at_a_lost_connection_what_celery_forgets_takes_no_place() -> None:
     celery = Celery()
-    celery.receive._capacity.received("h", is_leased=False)
+    celery.receive._capacity.received("h", unleased_of="mails")
     celery.receive.pause()
     assert celery.receive._capacity.held == 0
 
@@ -143,7 +150,9 @@ def test_a_long_poll_takes_no_room_from_a_queue_of_the_same_name_elsewhere(
     urls = [f"https://sqs.{region}.amazonaws.com/1/mail" for region in ("eu-west-1", "us-east-1")]
     receive = Celery().receive
     receive._channel = SimpleNamespace(
-        _resolve_queue_url=lambda name: urls[int(name)], transport_options={}
+        _resolve_queue_url=lambda name: urls[int(name)],
+        transport_options={},
+        connection=SimpleNamespace(polling_interval=1.0),
     )
     monkeypatch.setattr(receive._clients, "polling", lambda url: Port(url, asked, over))
     monkeypatch.setattr(receive.receiver, "read_queue", Queue)

@@ -120,6 +120,19 @@ def test_a_task_of_somebody_else_is_left_to_kombu() -> None:
     assert worker.receiver.lease(SimpleNamespace(delivery_tag="h0")) is None
 
 
+def test_a_task_of_somebody_else_that_waits_for_its_eta_takes_up_no_place() -> None:
+    """Celery holds it in its timer, and beyond its own prefetch window: others run meanwhile."""
+    worker = Worker()
+    for eta in ("2999-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00"):
+        headers = {"task": "stock", "id": "i", "eta": eta}
+        worker.take(worker.message(Body=json.dumps(ENVELOPE | {"headers": headers})))
+    assert [arrival.tag for arrival in worker.arrived] == ["h0", "h1"]
+    assert worker.capacity._held == {"h1"}
+    assert len(worker.capacity.unleased()) == 2, "this worker has it all the same"
+    worker.capacity.freed("h0")
+    assert len(worker.capacity.unleased()) == 1
+
+
 def test_something_that_only_looks_like_a_lease_is_none() -> None:
     worker = Worker()
     message = SimpleNamespace(delivery_tag="h0", sqs_lease=object())

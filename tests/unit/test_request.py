@@ -662,12 +662,14 @@ def test_a_run_that_celery_fails_to_begin_with_is_not_held_for_good(pid, monkeyp
 
     monkeypatch.setattr("celery.worker.request.Request.on_accepted", fails_to_begin)
     run = Run()
+    run.lease.slot_at = 1.0
     with pytest.raises((SettledBeforeRun, NotImplementedError)):
         run.request.on_accepted(pid, 0.0)
     if pid == os.getpid():
         assert run.ended is State.DEFERRED
     else:
         assert run.lease.state is State.HELD
+    assert run.lease.slot_at is None, "its slot is used: another message may have the next"
 
 
 def test_a_refused_run_compensates_nothing_in_the_main_process(monkeypatch):

@@ -46,6 +46,13 @@ def test_a_task_that_is_not_due_for_long_goes_back_to_sqs_until_it_is():
     assert 599 <= lease.due_at - 1_000 <= 601
 
 
+def test_a_long_visibility_timeout_does_not_keep_it_in_the_worker():
+    """kombu makes queues of 1800 s. A hundred such tasks took up all places for 15 minutes."""
+    lease = a_lease(Queue(URL, visibility_timeout_seconds=1800))
+    assert strategy._defer_until_due(lease, {"eta": due_in(60)})
+    assert lease.state is State.DEFERRED
+
+
 @pytest.mark.hazard("H10")
 def test_a_task_that_is_due_beyond_twelve_hours_hops():
     lease = a_lease()
@@ -120,6 +127,17 @@ def test_a_dead_letter_that_is_no_task_is_counted_under_no_name_of_its_sender():
         assert lease.record.task == f"of.tomorrow{number}"
     letters = [event for event in seen if isinstance(event, DeadLettered)]
     assert [(e.task, e.reason) for e in letters] == [("unknown", "not understood")] * 2
+
+
+def test_what_is_not_understood_is_a_dead_letter_before_retention_deletes_it(caplog):
+    """With a maxReceiveCount of 1,000 the last receive comes later than that, or never."""
+    lease = a_lease_near_the_end_of_retention()
+    unreadable.keep(lease, {"task": "t"}, "task t is not registered here", worker="w")
+    assert lease.state is State.DEAD_LETTERED
+    assert lease.record.reason == "not understood: task t is not registered here"
+    lease = a_lease_near_the_end_of_retention(dlq_arn=None)
+    unreadable.keep(lease, {"task": "t"}, "task t is not registered here", worker="w")
+    assert lease.state is State.DEFERRED
 
 
 def test_without_a_dead_letter_queue_the_worker_holds_it_and_says_so(caplog):

@@ -123,6 +123,19 @@ def test_kombu_does_not_poll_and_the_consumed_queues_are_known():
     assert told == [("consume", "a"), ("cancel", "a"), "drain"]
 
 
+def test_a_queue_without_acknowledgements_is_acknowledged_since_nobody_polls_for_kombu():
+    """Its plain tasks ran again whenever their visibility timeout ended."""
+    consumed = []
+    channel = SimpleNamespace(
+        basic_consume=lambda queue, no_ack, **_: consumed.append((queue, no_ack)),
+        basic_cancel=print,
+    )
+    nothing = [].append
+    upstream.receive_ourselves(channel, on_consume=nothing, on_cancel=nothing, drain_events=dict)
+    channel.basic_consume(queue="a", no_ack=True, callback=print, consumer_tag="tag")
+    assert consumed == [("a", False)]
+
+
 def test_a_queue_is_declared_without_asking_how_long_it_is():
     channel = SimpleNamespace(_size=lambda queue: 1 / 0)
     consumer = SimpleNamespace(connect=lambda: SimpleNamespace(default_channel=channel))
@@ -177,6 +190,18 @@ def test_the_tasks_that_a_process_has_are_not_forgotten(close):
     upstream.remember_running_tasks(consumer)
     close(consumer)
     assert set(jobs) == {"running", "sent to a process"}
+
+
+def test_a_cold_shutdown_has_ended_the_pool_before_the_consumer_stops():
+    """No step of the consumer was stopped, ours included: it went on receiving messages."""
+    closed = []
+    consumer = SimpleNamespace(
+        pool=Pool({}), on_close=lambda: closed.append(1), blueprint=SimpleNamespace()
+    )
+    upstream.remember_running_tasks(consumer)
+    consumer.pool._pool = None
+    consumer.blueprint.on_close()
+    assert closed == [1]
 
 
 def test_a_task_that_the_pool_cannot_take_leaves_no_process_waiting():

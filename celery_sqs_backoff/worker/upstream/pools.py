@@ -43,7 +43,8 @@ def remember_running_tasks(consumer: Any) -> None:
     on_close = consumer.on_close
 
     def on_close_and_remember() -> None:
-        jobs = consumer.pool._pool._cache
+        pool = consumer.pool._pool  # None: a cold shutdown has ended it already
+        jobs = {} if pool is None else pool._cache
         running = {number: job for number, job in jobs.items() if job._accepted or job._write_to}
         on_close()
         jobs.update((number, job) for number, job in running.items() if not job.ready())

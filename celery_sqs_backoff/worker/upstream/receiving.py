@@ -53,8 +53,9 @@ def receive_ourselves(
     """
     consume, cancel = channel.basic_consume, channel.basic_cancel
 
-    def basic_consume(queue: str, *args: Any, **kwargs: Any) -> Any:
-        result = consume(queue, *args, **kwargs)
+    def basic_consume(queue: str, no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
+        # kombu deletes what needs no acknowledgement when it polls, which it never does.
+        result = consume(queue, False, *args, **kwargs)
         on_consume(queue)
         return result
 
