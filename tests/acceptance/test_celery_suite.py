@@ -7,19 +7,18 @@ import sys
 
 import pytest
 
-from tests.celery_suite.environment import ROOT, environment
+from tests.celery_suite.environment import ROOT, installed
 
-LINE = "5.7"
 PATHS = ("t/unit/tasks/test_trace.py", "t/unit/worker/test_request.py")
 
 
 def test_celerys_tests_of_traces_and_requests_pass_with_our_task_class() -> None:
     try:
-        environment(LINE)
+        installed().source("celery")
     except subprocess.CalledProcessError:
         pytest.skip("the package index cannot be reached: no tests of Celery's")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.celery_suite", LINE, "--part", "unit", "--paths", *PATHS],
+        [sys.executable, "-m", "tests.celery_suite", "--here", "--part", "unit", "--paths", *PATHS],
         cwd=ROOT,
         capture_output=True,
         text=True,

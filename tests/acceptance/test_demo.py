@@ -106,7 +106,7 @@ def test_the_demo_sends_every_mail_once_and_leaves_nothing_running(
 def test_an_interrupted_demo_stops_all_it_has_started(
     sent: signal.Signals, exit_code: int, family: Family, tmp_path: Path
 ) -> None:
-    demo = family.start(*DEMO, f"--output={tmp_path}")
+    demo = family.start(*DEMO, "--mails=100", f"--output={tmp_path}")
     worker_log = tmp_path / "worker-provider.log"
     try:
         eventually(

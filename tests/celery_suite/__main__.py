@@ -1,7 +1,8 @@
 """Run Celery's and kombu's own tests on stock and with our task class, and compare test by test.
 
 ``python -m tests.celery_suite 5.7`` runs all parts on one line of Celery; without a line, on all.
-``--part`` names one part, ``--paths`` some of its tests. The exit code is 1 if a test passes on
+``--part`` names one part, ``--paths`` some of its tests, and ``--here`` takes the Celery that is
+installed beside you instead of an environment per line. The exit code is 1 if a test passes on
 stock and fails with ours, and ``differences.txt`` does not say why.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from tests.support.servers import ministack
 
 from .compare import Comparison, compare, read_known, read_outcomes
-from .environment import CACHE, LINES, ROOT, Environment, environment
+from .environment import CACHE, LINES, ROOT, Environment, environment, installed
 from .plugin import BROKER, OUTCOMES, TASK_CLASS
 
 OURS = "celery_sqs_backoff.task.base:SQSBackoffTask"
@@ -48,20 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("lines", nargs="*", metavar="line", help=f"of Celery: {', '.join(LINES)}")
     parser.add_argument("--part", choices=[*PARTS], action="append", help="default: all")
     parser.add_argument("--paths", nargs="+", help="tests of the part instead of all of it")
+    parser.add_argument("--here", action="store_true", help="with the Celery that runs this")
     options = parser.parse_args(arguments)
+    if options.here and options.lines:
+        parser.error("--here has the line that is installed: name none")
     if unknown := set(options.lines) - {*LINES}:
         parser.error(f"unknown line {', '.join(unknown)}: expected {', '.join(LINES)}")
     new = 0
-    for line in options.lines or LINES:
+    environments = [installed()] if options.here else map(environment, options.lines or LINES)
+    for where in environments:
         for part in options.part or PARTS:
-            new += _compare(environment(line), part, options.paths)
+            new += _compare(where, part, options.paths)
     return 1 if new else 0
 
 
 def _compare(where: Environment, part: str, paths: Sequence[str] | None) -> int:
     """Run a part twice; print what is different, and return how many differences are new."""
     package, of_part = PARTS[part]
-    source = where.celery if package == "celery" else where.kombu
+    source = where.source(package)
     tests = paths or [path for path in of_part if (source / path).exists()]
     outcomes = [_run(where, source, tests, task_class, part) for task_class in (None, OURS)]
     if not outcomes[0]:

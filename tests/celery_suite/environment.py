@@ -8,10 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LINES", "ROOT", "Environment", "environment"]
+__all__ = ["LINES", "ROOT", "Environment", "environment", "installed"]
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "celery-suite"
@@ -33,14 +34,37 @@ class Environment:
 
     Attributes:
         line: as ``5.7``.
-        python: the interpreter of its virtual environment.
-        celery, kombu: the unpacked source distributions, which have the tests.
+        python: the interpreter that has it.
     """
 
     line: str
     python: Path
-    celery: Path
-    kombu: Path
+
+    def source(self, package: str) -> Path:
+        """Return the unpacked source distribution of ``celery`` or ``kombu``: it has the tests.
+
+        Raises:
+            subprocess.CalledProcessError: pip cannot reach the package index.
+        """
+        version = _version(self.python, package)
+        home = CACHE / self.line
+        found = home / f"{package}-{version}"
+        if not found.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=home) as directory:
+                wanted = [f"{package}=={version}", "--no-deps", "--no-binary", package]
+                pip = _pip(self.python)
+                subprocess.run([*pip, "download", *wanted, "--dest", directory], check=True)
+                with tarfile.open(f"{directory}/{found.name}.tar.gz") as archive:
+                    archive.extractall(directory, filter="data")
+                Path(directory, found.name).rename(found)
+        return found
+
+
+def installed() -> Environment:
+    """Return the environment that this process runs in."""
+    python = Path(sys.executable)
+    return Environment(_version(python, "celery").rpartition(".")[0], python)
 
 
 def environment(line: str) -> Environment:
@@ -52,31 +76,19 @@ def environment(line: str) -> Environment:
     home = CACHE / line
     python = home / "venv" / "bin" / "python"
     if not (home / "made").exists():
-        _make(line, home, python)
+        major, minor = map(int, line.split("."))
+        following = f"{major}.{minor + 1}"
+        released = [f"celery[sqs]>={line},<{following}", f"kombu>={line},<{following}"]
+        subprocess.run([sys.executable, "-m", "venv", str(home / "venv")], check=True)
+        subprocess.run([*_pip(python), "install", *released, *_FOR_TESTS], check=True)
         (home / "made").touch()
-    return Environment(line, python, _source(home, "celery"), _source(home, "kombu"))
+    return Environment(line, python)
 
 
-def _make(line: str, home: Path, python: Path) -> None:
-    major, minor = map(int, line.split("."))
-    following = f"{major}.{minor + 1}"
-    subprocess.run([sys.executable, "-m", "venv", str(home / "venv")], check=True)
-    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    released = [f"celery[sqs]>={line},<{following}", f"kombu>={line},<{following}"]
-    subprocess.run([*pip, "install", *released, *_FOR_TESTS], check=True)
-    for package in ("celery", "kombu"):
-        version = subprocess.run(
-            [str(python), "-c", f"import {package}; print({package}.__version__)"],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-        source = [f"{package}=={version}", "--no-deps", "--no-binary", package]
-        subprocess.run([*pip, "download", *source, "--dest", str(home)], check=True)
-        with tarfile.open(home / f"{package}-{version}.tar.gz") as archive:
-            archive.extractall(home, filter="data")
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
-def _source(home: Path, package: str) -> Path:
-    [found] = [path for path in home.glob(f"{package}-*") if path.is_dir()]
-    return found
+def _version(python: Path, package: str) -> str:
+    command = [str(python), "-c", f"import {package}; print({package}.__version__)"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

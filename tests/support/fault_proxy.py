@@ -24,7 +24,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import fault_proxy_server
 from .faults import (
     Count,
     Fault,
@@ -146,4 +145,6 @@ def fault_proxy(
 
 
 if __name__ == "__main__":
+    from . import fault_proxy_server  # with aiohttp, which no worker of a test needs
+
     fault_proxy_server.main()
