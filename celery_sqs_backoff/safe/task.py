@@ -88,6 +88,7 @@ class SafeTask(Hooks):
             is_certain=self._is_certainly_not_processed,
             note_act=partial(note_act, self),
             used=opened[where].used if where in opened else set(),
+            comes_back=carrier is not None and isinstance(self.app.tasks.get(carrier[0]), Hooks),
         )
         opened[where] = workflow
         return workflow

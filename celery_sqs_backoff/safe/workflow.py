@@ -55,6 +55,8 @@ class Workflow:
         is_certain: whether a step's exception says that nothing was done.
         note_act: called once a step has been done, or is in doubt.
         used: names of the steps that the run has had in this scope; they are added to.
+        comes_back: whether the run is of a message that ends well, comes back or is given up
+            (default). Nobody gives up a call as a function, outside any message.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Workflow:
         is_certain: Callable[[BaseException], bool] = lambda _: False,
         note_act: Callable[[], None] = lambda: None,
         used: set[str] | None = None,
+        comes_back: bool = True,
     ) -> None:
         self._vault = vault
         self._scope = scope
@@ -79,7 +82,8 @@ class Workflow:
         self.used: set[str] = set() if used is None else used
         #: The lock's record with which this run has entered; empty before.
         self._entered_with = ""
-        self._ended = False
+        self._comes_back = comes_back
+        self._is_inside = self._ended = False
 
     def step(
         self,
@@ -96,11 +100,14 @@ class Workflow:
 
         Raises:
             LockLost: another run may hold the lock; nothing has been done.
+            RuntimeError: outside the ``with`` block; nothing has been done.
             and all that ``SQSBackoffTask.step`` raises.
         """
         name = text_of("name", name)
         if name in self.used:
             refuse_second_use(name)
+        if not self._is_inside:
+            raise RuntimeError(f"the step {name!r} is outside its workflow's with block")
         self._lock.extend()
         result = self._steps.do(name, fn, args, kwargs, undo=undo, confirm=confirm)
         self.used.add(name)
@@ -136,6 +143,7 @@ class Workflow:
         except BaseException:  # any: else the lock would be taken until its lease ends
             self._lock.release()
             raise
+        self._is_inside = True
         return self
 
     def __exit__(
@@ -144,11 +152,11 @@ class Workflow:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        is_left_half = False
+        self._is_inside = is_left_half = False
         try:
             if exc is None or isinstance(exc, Ignore):  # the message is done with, in either case
                 self._end()
-            elif isinstance(exc, Refused):
+            elif isinstance(exc, Refused) or not self._comes_back:
                 is_left_half = self._leave()
         finally:
             self._lock.release()
@@ -175,8 +183,9 @@ class Workflow:
     def _own(self) -> None:
         _note_scope(self._vault, self._run.message, self._scope)
         mine = {"owner": self._run.message, "lock": self._lock.text, "undo_at": None}
+        listed = [self._run.message] if self._comes_back else []
         scope = self._steps.scope.update(
-            lambda scope: mine | {"working": [*_others(scope, self._run.messages), mine["owner"]]}
+            lambda scope: mine | {"working": _others(scope, self._run.messages) + listed}
         )
         if scope["state"] != OPEN:
             self._steps.compensate()  # what an earlier run could not send
@@ -242,9 +251,9 @@ class Workflow:
         return scope["state"] == CLOSING and scope.get("owner") in mine
 
     def _leave(self) -> bool:
-        """This message does not go on with the workflow, and another one does: it owns it again.
+        """This message does not go on with the workflow. If another one does, it owns it again.
 
-        Whether there is none: it was given up while this one was in.
+        Whether this one must take it back: that one was given up while this one was in.
         """
         mine = self._run.messages
 
@@ -252,7 +261,7 @@ class Workflow:
             others = _others(scope, mine)
             is_ours = scope.get("owner") in mine and not scope.get("ended")
             if not (is_ours and others):
-                return {}
+                return _left(scope, mine)
             # This run's lock is not that one's, which had ended before.
             return {"owner": others[-1], "working": others, "lock": ""}
 

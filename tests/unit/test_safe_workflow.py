@@ -963,3 +963,86 @@ def test_a_store_that_is_away_when_a_message_is_given_up_is_asked_once(
 
     assert isinstance(apply(fund).result, NonRetryable)
     assert sum("not_compensated" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.fixture
+def blunder(app: Celery, bank: Bank) -> Any:
+    """A task that does a step of ``order:7`` if it is to, and then fails in the workflow."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="blunder")
+    def blunder(self: Any, does_a_step: bool) -> None:
+        with self.workflow("order:7") as order:
+            if does_a_step:
+                order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise ValueError
+
+    return blunder
+
+
+@pytest.mark.parametrize("by", ["a person", "a task without our base class"])
+def test_what_nobody_gives_up_is_not_waited_for(
+    app: Celery, blunder: Any, bank: Bank, by: str
+) -> None:
+    """A call as a function that has failed. The next message takes back what is half done."""
+
+    @app.task(shared=False, name="stock")
+    def stock() -> None:
+        blunder(True)
+
+    if by == "a person":
+        with pytest.raises(ValueError):  # noqa: PT011  # the task's
+            blunder(True)
+    else:
+        assert isinstance(apply(stock, task_id="stock 1").result, ValueError)
+    assert apply(blunder, False, task_id="message 2").state == "FAILURE"
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_a_person_who_tries_in_vain_leaves_the_workflow_to_its_message(
+    app: Celery, fund: Any, blunder: Any, bank: Bank
+) -> None:
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    with pytest.raises(ValueError):  # noqa: PT011  # the task's
+        blunder(False)
+    assert compensate_given_up(app, "fund", "message 1")
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+def test_a_message_that_a_guard_has_refused_is_not_waited_for(
+    app: Celery, blunder: Any, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="once")
+    def once(self: Any) -> None:
+        with self.workflow("order:7") as order, self.guarded("customer:1", window=3600):
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="other")
+    def other(self: Any) -> None:
+        with self.guarded("customer:1", window=3600):
+            pass
+
+    with pytest.raises(ValueError):  # noqa: PT011  # the task's
+        blunder(True)
+    assert apply(other).state == "SUCCESS"
+    assert apply(once, task_id="message 2").state == "IGNORED"
+    assert apply(blunder, False, task_id="message 3").state == "FAILURE"
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_a_step_outside_its_block_is_refused_by_what_it_is(app: Celery, bank: Bank) -> None:
+    """It said that the lock had been freed: true of no lock that anybody had taken."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="outside")
+    def outside(self: Any, is_after: bool) -> None:
+        order = self.workflow("order:7")
+        if is_after:
+            with order:
+                pass
+        order.step("a", bank.do, "a")
+
+    for is_after in (False, True):
+        with pytest.raises(RuntimeError, match="outside its workflow's with block"):
+            outside(is_after)
+    assert bank.log == []
