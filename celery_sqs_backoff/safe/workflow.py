@@ -26,7 +26,7 @@ from .errors import Busy, Compensated, NotDispatched, Refused, StoreUnavailable
 from .guard import Run
 from .lock import Lock, refuse_lock_in_transaction
 from .names import text_of
-from .scope import CLOSED, CLOSING, OPEN
+from .scope import CLOSING, OPEN
 from .steps import Steps
 from .store import KEEP_SECONDS, key_of, settle
 from .vault import Vault
@@ -182,7 +182,7 @@ class Workflow:
 
     def _own(self) -> None:
         _note_scope(self._vault, self._run.message, self._scope)
-        mine = {"owner": self._run.message, "lock": self._lock.text, "undo_at": None}
+        mine = {"owner": self._run.message, "lock": self._lock.text}
         listed = [self._run.message] if self._comes_back else []
         scope = self._steps.scope.update(
             lambda scope: mine | {"working": _others(scope, self._run.messages) + listed}
@@ -203,52 +203,47 @@ class Workflow:
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
         """
-        scope = self._steps.scope.update(self._forsaken)
-        if scope.get("owner") not in self._run.messages or scope.get("ended"):
+        if self._is_anothers() and not self._leave():
             return
-        if scope["state"] == CLOSED:
+        scope = self._steps.scope.update(partial(self._closing, is_holder_gone))
+        if scope["state"] != CLOSING or scope.get("owner") not in self._run.messages:
             return
-        if self._entered_with and scope["lock"] not in ("", self._entered_with):
-            return  # this run was overtaken, after a long pause, by the message's next one
-        is_anothers = _others(scope, self._run.messages) and not self._steps.are_of_this_message()
-        if scope["state"] == OPEN and is_anothers and not self._leave():
-            return
-        # No run of the message goes on; a killed one may have left its lock.
-        if not is_holder_gone:
-            self._note_lease(scope["lock"])  # stolen, the lock does not tell any more
+        # No run of the message goes on; a killed one may have left its lock. Not before the scope
+        # is closed: another message would enter, and do the step that may be under way.
         self._lock.steal(scope["lock"])
         try:
             self._lock.acquire()
-        except Busy as exc:
-            self._close_unless_taken_over(exc)
-            return
+        except Busy as exc:  # of a run that is about to enter: it sends them, or ends before that
+            raise NotDispatched("The tasks that undo the steps are still to be sent") from exc
         try:
-            if self._close():
-                self._steps.compensate()
+            self._steps.compensate()
         finally:
             self._lock.release()
 
-    def _note_lease(self, lock: str) -> None:
-        """Note when any step that is under way will have ended: nothing is undone before."""
-        mine, until = self._run.messages, self._lock.lease_end(lock)
-        self._steps.scope.update(
-            lambda scope: {"undo_at": until} if until and scope.get("owner") in mine else {}
-        )
-
-    def _close(self) -> bool:
-        """Let no run do a step, if the scope is this message's; whether it is so.
+    def _closing(self, is_holder_gone: bool, scope: dict[str, Any]) -> dict[str, Any]:
+        """Let no run do a step, if the scope is this message's.
 
         Of one that has ended well nothing is taken back: another delivery of the message may have
         ended it a moment ago.
         """
-        mine = self._run.messages
+        if scope.get("owner") not in self._run.messages or scope.get("ended"):
+            return self._forsaken(scope)
+        if self._is_overtaken(scope):
+            return {}
+        until = None if is_holder_gone else self._lock.lease_end(scope["lock"])
+        return {"state": CLOSING, "undo_at": until}  # stolen, the lock does not tell any more
 
-        def closing(scope: dict[str, Any]) -> dict[str, Any]:
-            is_owed = scope.get("owner") in mine and not scope.get("ended")
-            return {"state": CLOSING} if is_owed else self._forsaken(scope)
+    def _is_overtaken(self, scope: dict[str, Any]) -> bool:
+        """Whether the message's next run has entered, after a long pause of this one."""
+        return bool(self._entered_with) and scope["lock"] not in ("", self._entered_with)
 
-        scope = self._steps.scope.update(closing)
-        return scope["state"] == CLOSING and scope.get("owner") in mine
+    def _is_anothers(self) -> bool:
+        """Whether other messages go on with a scope in which this one, its owner, did nothing."""
+        scope, mine = self._steps.scope.read(), self._run.messages
+        is_ours = scope.get("owner") in mine and not scope.get("ended")
+        if scope["state"] != OPEN or not is_ours or self._is_overtaken(scope):
+            return False
+        return bool(_others(scope, mine)) and not self._steps.are_of_this_message()
 
     def _leave(self) -> bool:
         """This message does not go on with the workflow. If another one does, it owns it again.
@@ -288,15 +283,6 @@ class Workflow:
                 " steps were done: %s",
                 printable(", ".join(sorted(self.used))),
             )
-
-    def _close_unless_taken_over(self, busy: Busy) -> None:
-        """Another message has gone on with the workflow, or was about to: now it will not.
-
-        Raises:
-            NotDispatched: it was about to. It sends the undoing tasks, but it may end before that.
-        """
-        if self._close():
-            raise NotDispatched("The tasks that undo the steps are still to be sent") from busy
 
 
 class TakenBack(Enum):

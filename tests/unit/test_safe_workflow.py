@@ -681,18 +681,17 @@ def test_what_enters_while_a_message_is_given_up_takes_it_back_when_it_is_refuse
 
     with pytest.raises(KeyboardInterrupt):
         apply(once)
-    vault, steal, entered = vault_of(app), Lock.steal, list[Workflow]()
+    vault, entered = vault_of(app), list[Workflow]()
     run = Run.of(vault, "once", "message 2", "its run")
     other = Workflow(vault, "scope:order:7", app, run, lease=60, namespace="")
 
-    def enter(lock: Lock, text: str) -> bool:
-        stolen = steal(lock, text)
+    def enter(lock: Lock, text: str) -> None:
         if not entered:
             entered.append(other.__enter__())
-        return stolen
 
-    monkeypatch.setattr(Lock, "steal", enter)
+    monkeypatch.setattr(Lock, "lease_end", enter)
     assert compensate_given_up(app, "once", "message 1")
+    assert bank.log == ["a"]
     other.__exit__(Refused, Refused({"refused": "another message has passed"}), None)
     assert bank.log == ["a", ("undo", "a", "a done")]
 
@@ -701,7 +700,7 @@ def test_what_enters_while_a_message_is_given_up_takes_it_back_when_it_is_refuse
 def test_what_another_delivery_ends_while_the_message_is_given_up_is_not_taken_back(
     app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, next_one_enters: bool
 ) -> None:
-    vault, steal = vault_of(app), Lock.steal
+    vault = vault_of(app)
 
     def workflow(message: str) -> Workflow:
         run = Run.of(vault, "fund", message, "its run")
@@ -710,14 +709,12 @@ def test_what_another_delivery_ends_while_the_message_is_given_up_is_not_taken_b
     ending, next_one = workflow("message 1").__enter__(), Lock(vault, "scope:order:7", lease=60)
     ending.step("a", bank.do, "a", undo=bank.take_back.s("a"))
 
-    def end_first(lock: Lock, text: str) -> bool:
+    def end_first(lock: Lock, text: str) -> None:
         ending.__exit__(None, None, None)
-        stolen = steal(lock, text)
         if next_one_enters:
             next_one.acquire()
-        return stolen
 
-    monkeypatch.setattr(Lock, "steal", end_first)
+    monkeypatch.setattr(Lock, "lease_end", end_first)
     assert compensate_given_up(app, "fund", "message 1")
     monkeypatch.undo()
     if next_one_enters:
@@ -1046,3 +1043,39 @@ def test_a_step_outside_its_block_is_refused_by_what_it_is(app: Celery, bank: Ba
         with pytest.raises(RuntimeError, match="outside its workflow's with block"):
             outside(is_after)
     assert bank.log == []
+
+
+@pytest.mark.parametrize("enters", ["at once", "once its giver is killed"])
+def test_what_enters_while_a_message_is_given_up_does_no_step_that_is_under_way(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, enters: str
+) -> None:
+    """Nor are steps undone before that one ends. The message's worker is cut off from SQS."""
+    sent: list[Any] = []
+    app.conf.task_always_eager = False
+    monkeypatch.setattr(type(bank.take_back), "apply_async", lambda *_, **o: sent.append(o))
+    vault, steal = vault_of(app), Lock.steal
+
+    def workflow(message: str) -> Workflow:
+        run = Run.of(vault, "fund", message, "its run")
+        return Workflow(vault, "scope:order:7", app, run, lease=100, namespace="")
+
+    def enter(lock: Lock, text: str) -> bool:
+        monkeypatch.setattr(Lock, "steal", steal)
+        stolen = steal(lock, text)
+        with pytest.raises(Compensated):
+            workflow("message 2").__enter__()
+        if enters == "once its giver is killed":
+            raise KeyboardInterrupt
+        return stolen
+
+    def give_up() -> None:
+        monkeypatch.setattr(Lock, "steal", enter)
+        with suppress(KeyboardInterrupt):
+            assert compensate_given_up(app, "fund", "message 1")
+        assert compensate_given_up(app, "fund", "message 2")
+        assert compensate_given_up(app, "fund", "message 1")
+
+    cut_off = workflow("message 1").__enter__()
+    cut_off.step("a", give_up, undo=bank.take_back.s("a"))
+    [options] = sent
+    assert options["countdown"] == pytest.approx(100, abs=10)
