@@ -18,12 +18,13 @@ from ..text import error_site, printable
 from .errors import AlreadyDone, Refused
 from .guard import Guard, Passage, Run, enter, finish, is_joined, unset
 from .identity import acts_of, carrier_of, message_of, run_id_of
+from .message_end import TakenBack, compensate_scopes_of, leave_scopes_of
 from .names import input_of
 from .settings import vault_of
 from .store import ask_to_write
 from .stores import has_store
 from .vault import Vault
-from .workflow import TakenBack, Workflow, compensate_scopes_of
+from .workflow import Workflow
 
 __all__ = ["Hooks", "asks_the_store", "enters_workflows", "ignores_result"]
 
@@ -136,10 +137,10 @@ class Hooks:
         Whether the message may go; see :meth:`_compensate_given_up`. Not once this run has entered
         a workflow: another message may go on with that one.
         """
-        is_over = isinstance(refused, AlreadyDone) or bool(
-            getattr(self.request, "sqs_workflows", None)
-        )
-        return is_over or self._compensate_given_up(may_run_again=True)
+        if getattr(self.request, "sqs_workflows", None):
+            self._leave_workflows()
+            return True
+        return isinstance(refused, AlreadyDone) or self._compensate_given_up(may_run_again=True)
 
     def _is_awaited(self, refused: Refused) -> bool:
         """Whether what follows the task waits for a result that could not be kept.
@@ -203,6 +204,15 @@ class Hooks:
         if taken is TakenBack.UNREACHED:
             return not (may_owe and may_run_again)
         return taken is TakenBack.DONE
+
+    def _leave_workflows(self) -> None:
+        """The message ends here, and well: it goes on with no workflow. Does not raise."""
+        request = self.request
+        if request.called_directly or getattr(request, "sqs_goes_on", False):
+            return
+        opened: dict[str, Workflow] | None = getattr(request, "sqs_workflows", None)
+        if opened or (request.retries and self.enters_workflows and has_store(self.app)):
+            leave_scopes_of(self._vault, self.app, self._run, opened=opened or None)
 
     def _unset(self, passage: Passage) -> None:
         try:

@@ -22,9 +22,9 @@ from ..threads import call_in_time
 from . import counts
 from .commit import ask_and_close
 from .guard import Run
+from .message_end import TakenBack, compensate_scopes_of
 from .settings import vault_of
 from .stores import has_store
-from .workflow import TakenBack, compensate_scopes_of
 
 __all__ = [
     "busy_receives",

@@ -124,8 +124,7 @@ class SafeTask(Hooks):
         Raises:
             whatever ``fn`` raises. A step that certainly did nothing is forgotten; any other is in
                 doubt until it is done.
-            NotDispatched: ``confirm`` could not be sent. The task is retried; the next run sends
-                it.
+            NotDispatched: ``confirm`` could not be sent. Retried; the next run sends it.
             StepNotRecorded: the step was done and not recorded. Not retried.
             Compensated: the steps of this scope have been taken back.
             OtherInput: the step was begun with other arguments.

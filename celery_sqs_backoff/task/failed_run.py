@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Retry, TaskPredicate, WorkerLostError
+from celery.exceptions import Ignore, Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
@@ -130,6 +130,8 @@ class FailedRun:
             verdict = judge_retry(self._task, reason)
             self._undo(cause, verdict)
             self._note_doubt(reason, verdict.outcome)
+        elif isinstance(exc, Ignore):
+            self._task._leave_workflows()
         self._note(ended_by(exc), cause)
 
     def _aborted(self, exc: BaseException) -> BaseException | None:

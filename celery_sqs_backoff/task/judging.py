@@ -116,6 +116,7 @@ def _judged(
         if task.asks_in_its_body:
             task._ask_at_the_door()
         result = call(*args, **kwargs)
+        task._leave_workflows()
         if task.guard is not None:
             task._finish_guard(result)
     except Refused as refused:

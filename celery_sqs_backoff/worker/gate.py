@@ -159,7 +159,9 @@ class Gate:
 
         def hide(until: float) -> None:
             now, today = self._owner.clock(), self._owner.today()
-            seconds = min(until - now, max(1.0, _longest_hold(lease, options, today)))
+            # SQS hides for whole seconds. Back a little early, it waits for its slot; late, it
+            # would miss it, and nobody else uses that slot if all others are hidden too.
+            seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options, today)))
             lease.give_back_unrun(until=now + visibility_delay(seconds, lease.delivery, now=today))
 
         has_time = _longest_hold(lease, options, self._owner.today()) > 0

@@ -48,8 +48,8 @@ _WITHOUT_A_RUN = frozenset(
 )
 
 #: Ends that leave no workflow to take back: a run that raised, or was refused, has done so in its
-#: own process, and those of a run that returned have ended. It must not be repeated because the
-#: store is away.
+#: own process, and those of a run that returned have ended, or were left. It must not be repeated
+#: because the store is away.
 _COMPENSATED = frozenset({End.RAISED, End.RETURNED, End.IGNORED})
 
 _CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})

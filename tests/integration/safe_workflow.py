@@ -28,6 +28,7 @@ from urllib.request import urlopen
 TRACED = (
     "example_project/payments/workflow.py",
     "example_project/payments/tasks.py",
+    "celery_sqs_backoff/safe/scope.py",
     "celery_sqs_backoff/safe/steps.py",
     "celery_sqs_backoff/safe/workflow.py",
 )

@@ -15,20 +15,16 @@ from kombu.utils.json import dumps, loads
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import Compensated, RecordRejected
 from celery_sqs_backoff.safe.guard import Run
+from celery_sqs_backoff.safe.message_end import TakenBack, compensate_scopes_of
 from celery_sqs_backoff.safe.names import input_of
-from celery_sqs_backoff.safe.scope import Scope, scope_key
+from celery_sqs_backoff.safe.scope import Scope, _listed_at, scope_key
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.steps import Steps, step_key
 from celery_sqs_backoff.safe.store import KEEP_SECONDS, settle
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.vault import Vault
-from celery_sqs_backoff.safe.workflow import (
-    TakenBack,
-    Workflow,
-    _scopes_at,
-    compensate_scopes_of,
-)
+from celery_sqs_backoff.safe.workflow import Workflow
 
 DAY = 24 * 3600.0
 
@@ -217,7 +213,7 @@ def test_a_planted_or_moved_record_sends_no_task(app: Celery, store: Shared) -> 
     planted = {"state": "confirm", "result": '"IBAN"', "undo": dumps(dict(signature)), "input": ""}
     forged.add(key, dumps(planted), 600)
     forged.add(scope_key("scope:order:7"), dumps({"state": "closing", "steps": ["account"]}), 600)
-    at = _scopes_at(vault.digest("message", "fund", "message 1"))
+    at = _listed_at(vault.digest("message", "fund", "message 1"))
     forged.add(at, dumps(["scope:order:7"]), 600)
     assert compensate_given_up(app, "fund", "message 1"), "it takes a person: the message goes"
     with pytest.raises(RecordRejected):

@@ -25,11 +25,12 @@ from celery_sqs_backoff.safe import (
 )
 from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
+from celery_sqs_backoff.safe.message_end import compensate_scopes_of
+from celery_sqs_backoff.safe.scope import Scope
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.store import key_of
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
-from celery_sqs_backoff.safe.workflow import compensate_scopes_of
 
 
 @pytest.fixture
@@ -1079,3 +1080,75 @@ def test_what_enters_while_a_message_is_given_up_does_no_step_that_is_under_way(
     cut_off.step("a", give_up, undo=bank.take_back.s("a"))
     [options] = sent
     assert options["countdown"] == pytest.approx(100, abs=10)
+
+
+@pytest.mark.parametrize("by", ["a person", "a task without our base class"])
+def test_a_call_that_was_killed_leaves_the_workflow_to_its_message(
+    app: Celery, fund: Any, blunder: Any, bank: Bank, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell that was closed: nobody takes the call back, and the message does not come in."""
+
+    @app.task(shared=False, name="stock")
+    def stock() -> None:
+        blunder(False)
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    with monkeypatch.context() as killed:
+        killed.setattr(Workflow, "__exit__", lambda *_: None)
+        with suppress(ValueError):
+            blunder(False) if by == "a person" else apply(stock, task_id="stock 1")
+    until = float(lock_of(app).rpartition(" ")[2])
+    assert compensate_given_up(app, "fund", "message 1", is_holder_gone=True)
+    assert Scope(vault_of(app), "scope:order:7").read()["undo_at"] == until  # it may be in a step
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("how", ["returns", "is ignored", "returns later"])
+@pytest.mark.parametrize("last", ["waits", "is given up meanwhile"])
+def test_a_message_that_ends_well_without_the_workflows_end_is_not_waited_for(
+    app: Celery, fund: Any, bank: Bank, how: str, last: str
+) -> None:
+    """A second click, whose task catches what fails in the workflow."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="careful")
+    def careful(self: Any) -> str:
+        if self.request.retries:
+            return "never mind"
+        try:
+            with self.workflow("order:7"):
+                if last != "waits":
+                    assert compensate_given_up(app, "fund", "message 1")
+                raise ValueError
+        except ValueError:
+            if how == "returns later":
+                raise KeyboardInterrupt from None
+            if how == "is ignored":
+                raise Ignore from None
+            return "never mind"
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    with suppress(KeyboardInterrupt):
+        apply(careful, task_id="message 2")
+    if how == "returns later":
+        assert careful.apply(task_id="message 2", retries=1).result == "never mind"
+    assert compensate_given_up(app, "fund", "message 1")
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+def test_a_message_that_catches_a_failure_ends_what_has_ended(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="careful")
+    def careful(self: Any) -> None:
+        with suppress(ValueError), self.workflow("order:7"):
+            raise ValueError
+
+    assert apply(fund, ["a"]).successful()
+    assert apply(careful, task_id="message 2").successful()
+    assert compensate_given_up(app, "fund", "message 1")
+    assert compensate_given_up(app, "careful", "message 2")
+    assert bank.log == ["a", ("confirm", "a done")]
