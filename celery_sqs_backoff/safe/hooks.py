@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from inspect import getattr_static
 from types import CodeType
 from typing import Any, ClassVar
 
 import celery.app.task as celery_task
 from celery.app.task import Context
-from celery.exceptions import ImproperlyConfigured, Retry
+from celery.exceptions import ImproperlyConfigured, Retry, SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
 from ..text import error_site, printable
@@ -197,7 +198,8 @@ class Hooks:
         taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
         if taken is TakenBack.UNREACHED and may_owe and not may_run_again:
             for seconds in _PAUSES:
-                time.sleep(seconds)
+                with suppress(SoftTimeLimitExceeded):  # what is owed is owed all the same
+                    time.sleep(seconds)
                 taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
                 if taken is not TakenBack.UNREACHED:
                     break

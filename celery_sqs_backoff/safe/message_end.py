@@ -7,6 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
 from ..text import BUG_CALLS, error_site, printable
@@ -109,7 +110,7 @@ def _outcome(take_back: Callable[[], None]) -> TakenBack:
     except NotDispatched as exc:
         logger.error("sqs_backoff.not_compensated: %s", error_site(exc.__cause__ or exc))
         return TakenBack.OWED
-    except StoreUnavailable as exc:
+    except (StoreUnavailable, SoftTimeLimitExceeded) as exc:  # the latter comes only once
         logger.error("sqs_backoff.not_compensated: %s", error_site(exc.__cause__ or exc))
         return TakenBack.UNREACHED
     except Exception as exc:  # noqa: BLE001  # records that are not ours: planted, or of another secret or cipher

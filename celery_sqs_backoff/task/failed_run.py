@@ -160,7 +160,9 @@ class FailedRun:
         final = Final.of(self._request, exc)
         if self._run is None:
             retry = None if final else self._on_another_broker(exc, verdict)
-            if retry is None and not self._is_called_again(exc):
+            if retry is None and self._is_called_again(exc):
+                self._task._leave_workflows()
+            elif retry is None:
                 self._task._compensate_given_up(may_run_again=False)
             return retry
         word: Word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)

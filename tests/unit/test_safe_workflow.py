@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import (
@@ -1152,3 +1152,59 @@ def test_a_message_that_catches_a_failure_ends_what_has_ended(
     assert compensate_given_up(app, "fund", "message 1")
     assert compensate_given_up(app, "careful", "message 2")
     assert bank.log == ["a", ("confirm", "a done")]
+
+
+@pytest.mark.parametrize("outcome", [ValueError(), NonRetryable("refused")])
+@pytest.mark.parametrize("at", ["the first look", "the closing", "a pause"])
+def test_a_soft_time_limit_that_comes_late_does_not_lose_what_is_owed(
+    app: Celery,
+    fund: Any,
+    bank: Bank,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Exception,
+    at: str,
+) -> None:
+    """It comes once, wherever the run is: here while the message is being given up."""
+    store = app.conf.sqs_backoff["store"]
+    get, fails = store.get, list[Exception]()
+    monkeypatch.setattr(hooks, "_PAUSES", (0.0, 0.0))
+
+    def failing(key: str) -> Any:
+        if fails and (at != "the closing" or key.startswith("scope:")):
+            raise fails.pop(0)
+        return get(key)
+
+    def sleep(_: float) -> None:
+        if at == "a pause" and not waited:
+            waited.append(True)
+            raise SoftTimeLimitExceeded
+
+    def refuse(name: str, *, key: str) -> str:
+        if name == "b":
+            fails.append(StoreUnavailable() if at == "a pause" else SoftTimeLimitExceeded())
+            raise outcome
+        return f"{name} done"
+
+    waited = list[bool]()
+    monkeypatch.setattr(store, "get", failing)
+    monkeypatch.setattr(hooks.time, "sleep", sleep)
+    monkeypatch.setattr(bank, "do", refuse)
+    apply(fund, ["a", "b"])
+    assert ("undo", "a", "a done") in bank.log
+
+
+def test_an_eager_run_that_finds_a_lock_held_is_not_waited_for(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="second")
+    def second(self: Any) -> None:
+        with self.workflow("order:7"), self.exclusive("account:1"):
+            pass
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    with Lock(vault_of(app), "account:1"):
+        assert isinstance(apply(second, task_id="message 2").result, Busy)
+    assert compensate_given_up(app, "fund", "message 1")
+    assert bank.log[-1] == ("undo", "a", "a done")
