@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from functools import partial
+from os import getpid
 from typing import Any
 
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
+from celery.signals import worker_process_init
 from celery.utils.log import get_logger
 
 from ..text import type_name
@@ -85,12 +89,17 @@ def eviction_of(app: Any) -> str | None:
     return store.evicts() if isinstance(store, RedisStore) else None
 
 
+#: Kept: to end a pool, as Python does with one that nobody has, would wait for its threads.
+_FORGOTTEN: list[Any] = []
+
+
 class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
     """Stops a worker at its start whose store cannot be used. Runs in the main process."""
 
     def create(self, worker: Any) -> None:
         app = worker.app
         _check_and_close(app)
+        worker_process_init.connect(partial(_forget_pools, getpid()), weak=False)
         for warning in warnings_of(app):
             logger.warning("sqs_backoff.not_signed: %s", warning)
         if (why := eviction_of(app)) is not None:
@@ -124,6 +133,19 @@ def _check_and_close(app: Any) -> None:
                 connection.close()
                 if hasattr(connection, "close_pool"):  # it goes back there, with OPTIONS["pool"]
                     connection.close_pool()
+
+
+def _forget_pools(main: int, **_: object) -> None:
+    """In a pool process that is forked late: open database pools (``OPTIONS["pool"]``) of its own.
+
+    The main process's were open then. Their threads have stayed there, and so have their
+    connections, which two processes must not share.
+    """
+    backend = sys.modules.get("django.db.backends.postgresql.base")
+    pools = getattr(getattr(backend, "DatabaseWrapper", None), "_connection_pools", None)
+    if getpid() != main and pools:
+        _FORGOTTEN.extend(pools.values())
+        pools.clear()
 
 
 def _named(check: Any) -> None:

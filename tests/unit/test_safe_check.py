@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os import getpid
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,13 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import StoreUnavailable
-from celery_sqs_backoff.safe.check import StoreStep, check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.safe.check import (
+    StoreStep,
+    _forget_pools,
+    check_by_asking,
+    check_offline,
+    warnings_of,
+)
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from tests.support.processes import free_port
 
@@ -161,3 +168,16 @@ def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_star
     }
     with pytest.raises(ImproperlyConfigured, match="store"):
         check_by_asking(app)
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_pool_process_leaves_the_main_processs_database_pools_alone(
+    monkeypatch: pytest.MonkeyPatch, is_forked: bool
+) -> None:
+    """Two processes on one connection: their tasks failed by ``ProgrammingError``, or hung."""
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    pools = {"default": object()}
+    monkeypatch.setattr(DatabaseWrapper, "_connection_pools", pools, raising=False)
+    _forget_pools(getpid() + is_forked, signal=None, sender=None)
+    assert bool(pools) is not is_forked
