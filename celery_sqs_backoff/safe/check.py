@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from functools import partial
-from os import getpid
 from typing import Any
 
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
-from celery.signals import worker_process_init
 from celery.utils.log import get_logger
 
 from ..text import type_name
@@ -99,7 +97,8 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
     def create(self, worker: Any) -> None:
         app = worker.app
         _check_and_close(app)
-        worker_process_init.connect(partial(_forget_pools, getpid()), weak=False)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=_forget_pools)
         for warning in warnings_of(app):
             logger.warning("sqs_backoff.not_signed: %s", warning)
         if (why := eviction_of(app)) is not None:
@@ -135,15 +134,16 @@ def _check_and_close(app: Any) -> None:
                     connection.close_pool()
 
 
-def _forget_pools(main: int, **_: object) -> None:
-    """In a pool process that is forked late: open database pools (``OPTIONS["pool"]``) of its own.
+def _forget_pools() -> None:
+    """In a process that has been forked: open database pools (``OPTIONS["pool"]``) of its own.
 
-    The main process's were open then. Their threads have stayed there, and so have their
-    connections, which two processes must not share.
+    Those of the main process may be open then. Their threads have stayed there, and so have their
+    connections, which two processes must not share. First of all in that process: to close such a
+    pool, as Celery does next (celery/fixups/django.py), would end the main process's connections.
     """
     backend = sys.modules.get("django.db.backends.postgresql.base")
     pools = getattr(getattr(backend, "DatabaseWrapper", None), "_connection_pools", None)
-    if getpid() != main and pools:
+    if pools:
         _FORGOTTEN.extend(pools.values())
         pools.clear()
 
