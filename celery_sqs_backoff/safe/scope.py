@@ -115,6 +115,8 @@ def left(scope: dict[str, Any], mine: tuple[str, ...]) -> dict[str, Any]:
 def handed_back(scope: dict[str, Any], mine: tuple[str, ...]) -> dict[str, Any]:
     """What to note of one that owns it, perhaps, and does not go on: the last other owns it."""
     rest = others(scope, mine)
+    if scope.get("forsaken") and owner_of(scope) in mine and not rest:
+        return {}  # it is to take it back
     if scope.get("owner") in mine and not scope.get("ended") and rest:
         # This one's lock is not that one's, which had ended before.
         return {"owner": rest[-1], "working": rest, "lock": ""}

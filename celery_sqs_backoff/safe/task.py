@@ -73,11 +73,15 @@ class SafeTask(Hooks):
                 " takes a step back: set sqs_backoff['secret'] to a long random text"
             )
         type(self).enters_workflows = True
-        carrier = carrier_of(self)
+        carrier, comes_back = carrier_of(self), False
         run, opened = self._run, dict[str, Workflow]()
         if carrier is not None:  # it is that message which is given up, or not
             run = Run.of(vault, carrier[0], str(carrier[1].id), run_id_of(carrier[1]))
             opened = _remembered(carrier[1], "sqs_workflows")
+            task = self.app.tasks.get(carrier[0])
+            comes_back = getattr(task, "is_covered", False)
+            if comes_back:
+                type(task).enters_workflows = True
         workflow = Workflow(
             vault,
             where,
@@ -88,7 +92,7 @@ class SafeTask(Hooks):
             is_certain=self._is_certainly_not_processed,
             note_act=partial(note_act, self),
             used=opened[where].used if where in opened else set(),
-            comes_back=carrier is not None and isinstance(self.app.tasks.get(carrier[0]), Hooks),
+            comes_back=comes_back,
         )
         opened[where] = workflow
         return workflow

@@ -136,7 +136,7 @@ class Workflow:
         except BaseException:  # any: else the lock would be taken until its lease ends
             self._lock.release()
             raise
-        self._is_inside = True
+        self._is_inside, self._ended = True, False
         return self
 
     def __exit__(
@@ -258,7 +258,7 @@ class Workflow:
         """
         mine = self._run.messages
         scope = self._steps.scope.update(partial(handed_back, mine=mine))
-        return scope.get("owner") in mine and bool(scope.get("forsaken"))
+        return owner_of(scope) in mine and bool(scope.get("forsaken"))
 
     def forgotten(self) -> list[str]:
         """Return the steps of this run that nobody takes back: the store has lost their records.

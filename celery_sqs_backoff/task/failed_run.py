@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Retry, TaskPredicate, WorkerLostError
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
@@ -114,7 +114,7 @@ class FailedRun:
             # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
             failure = WorkerLostError(f"The task called sys.exit({exc.code!r})")
             return self._judged(failure, judge_failure(self._task, failure)) or failure  # type: ignore[no-any-return]
-        if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+        if isinstance(exc, Exception) and not (isinstance(exc, MemoryError) and self._run):
             return self._judged(exc, judge_failure(self._task, exc))
         return self._aborted(exc)
 
@@ -132,6 +132,8 @@ class FailedRun:
             self._note_doubt(reason, verdict.outcome)
         elif isinstance(exc, Ignore):
             self._task._leave_workflows()
+        elif isinstance(exc, Reject) and not exc.requeue and self._run is None:
+            self._task._compensate_given_up(may_run_again=False)  # on SQS the main process does
         self._note(ended_by(exc), cause)
 
     def _aborted(self, exc: BaseException) -> BaseException | None:

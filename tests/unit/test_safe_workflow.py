@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import Ignore, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import (
@@ -996,6 +996,27 @@ def test_what_nobody_gives_up_is_not_waited_for(
     assert bank.log == ["a", ("undo", "a", "a done")]
 
 
+def test_what_one_of_celerys_own_tasks_has_begun_is_not_waited_for() -> None:
+    """With ``task_cls`` it has our base class, and still nobody gives its message up."""
+    app = Celery("mapped", broker="memory://", set_as_current=False, task_cls=SQSBackoffTask)
+    app.finalize()
+    app.conf.task_always_eager = True
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    bank = Bank(app)
+
+    @app.task(shared=False, bind=True, name="blunder")
+    def blunder(self: Any, does_a_step: bool) -> None:
+        with self.workflow("order:7") as order:
+            if does_a_step:
+                order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise ValueError
+
+    assert isinstance(blunder.map([True]).apply().result, ValueError)
+    assert apply(blunder, False, task_id="message 2").state == "FAILURE"
+    assert bank.log == ["a", ("undo", "a", "a done")]
+    app.close()
+
+
 def test_a_person_who_tries_in_vain_leaves_the_workflow_to_its_message(
     app: Celery, fund: Any, blunder: Any, bank: Bank
 ) -> None:
@@ -1137,6 +1158,86 @@ def test_a_message_that_ends_well_without_the_workflows_end_is_not_waited_for(
         assert careful.apply(task_id="message 2", retries=1).result == "never mind"
     assert compensate_given_up(app, "fund", "message 1")
     assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+def test_a_message_that_is_the_last_to_end_takes_back_also_after_a_call_was_killed(
+    app: Celery, fund: Any, blunder: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its first message has done is owed: that one was given up while another was in."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="second")
+    def second(self: Any) -> None:
+        if not self.request.retries:
+            with self.workflow("order:7"):
+                raise KeyboardInterrupt
+
+    bank.answers["b"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        apply(fund, ["a", "b"])
+    with pytest.raises(KeyboardInterrupt):
+        apply(second, task_id="message 2")
+    assert compensate_given_up(app, "fund", "message 1")
+    with monkeypatch.context() as killed, suppress(ValueError):
+        killed.setattr(Workflow, "__exit__", lambda *_: None)
+        blunder(False)
+    assert second.apply(task_id="message 2", retries=1).successful()
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+def test_a_message_that_ends_before_its_call_of_a_workflows_task_is_not_waited_for(
+    app: Celery, blunder: Any, bank: Bank
+) -> None:
+    """Its own code names no workflow."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="inner")
+    def inner(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise KeyboardInterrupt
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="outer")
+    def outer(self: Any) -> None:
+        if not self.request.retries:
+            inner()
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(outer)
+    assert outer.apply(task_id="message 1", retries=1).successful()
+    assert apply(blunder, False, task_id="message 2").state == "FAILURE"
+    assert bank.log == ["a", ("undo", "a", "a done")]
+
+
+def test_a_workflow_that_is_entered_again_has_not_ended(
+    app: Celery, blunder: Any, bank: Bank
+) -> None:
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="twice")
+    def twice(self: Any) -> None:
+        order = self.workflow("order:7")
+        with order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+        with suppress(ValueError), order:
+            order.step("b", bank.do, "b", undo=bank.take_back.s("b"))
+            raise ValueError
+
+    assert apply(twice).successful()
+    assert apply(blunder, False, task_id="message 2").state == "FAILURE"
+    assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("end", [Reject("no"), MemoryError()])
+def test_it_is_taken_back_where_celery_itself_ends_the_message(
+    app: Celery, bank: Bank, end: Exception
+) -> None:
+    """Not on SQS, where a message that is rejected, or has no memory, is judged later."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="ending")
+    def ending(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise end
+
+    apply(ending)
+    assert bank.log == ["a", ("undo", "a", "a done")]
 
 
 def test_a_message_that_catches_a_failure_ends_what_has_ended(
