@@ -34,26 +34,20 @@ class TakenBack(Enum):
 
 
 def compensate_scopes_of(
-    vault: Vault,
-    app: Any,
-    run: Run,
-    *,
-    opened: dict[str, Workflow] | None = None,
-    is_holder_gone: bool = False,
+    vault: Vault, app: Any, run: Run, *, opened: dict[str, Workflow] | None = None
 ) -> TakenBack:
     """Take back the workflows of a message that is given up. Does not raise.
 
     Arguments:
-        run: one of the message's, or what stands for it.
+        run: one of the message's that has ended, or what stands for it.
         opened: workflows of the run that has ended, by scope, if it was in this process.
-        is_holder_gone: as of :meth:`Workflow.take_back`.
 
     One that cannot be taken back leaves the others be. What could not be done is done when a run
     of the message enters the workflow again, such as after a redrive.
     """
 
     def take_back(scope: str) -> None:
-        _found(opened, vault, scope, app, run).take_back(is_holder_gone=is_holder_gone)
+        _found(opened, vault, scope, app, run).take_back()
 
     scopes: list[str] = []
     taken_back = _outcome(lambda: scopes.extend(scopes_of(vault, run.messages)))

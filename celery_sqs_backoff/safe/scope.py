@@ -6,9 +6,10 @@
 
 It never opens again.
 
-Of a workflow it also names the message that works on it (``owner``), and all those that have
-entered since it ended and come back, or are given up (``working``). A call as a function, which
-nobody gives up, is not among these: it owns the workflow only while there is no message.
+Of a workflow it also names the message that works on it (``owner``), the ``run`` by which that has
+entered, and all messages that have entered since it ended and come back, or are given up
+(``working``). A call as a function, which nobody gives up, is not among these: it owns the workflow
+only while there is no message.
 """
 
 from __future__ import annotations

@@ -103,10 +103,11 @@ def busy_receives(app: Any, message_id: str) -> int | None:
     return _ask(app, counts.busy, message_id)
 
 
-def compensate_given_up(
-    app: Any, task_name: str, task_id: str, *, is_holder_gone: bool = False
-) -> bool:
+def compensate_given_up(app: Any, task_name: str, task_id: str, *, lost_run: str = "") -> bool:
     """Take back the workflows of a message that the main process gives up; whether that is done.
+
+    Arguments:
+        lost_run: id of a run of it that is known to have ended, with its process.
 
     Blocks while the store is asked, once for a message that was never in a workflow. Never raises.
     """
@@ -119,9 +120,9 @@ def compensate_given_up(
     except ImproperlyConfigured as exc:  # then no run of it has entered a workflow either
         logger.error("sqs_backoff.not_counted: %s", error_site(exc))
         return True
-    run = Run.of(vault, task_name, task_id, "given up")
+    run = Run.of(vault, task_name, task_id, lost_run or "given up")
     began = time.monotonic()
-    taken_back = compensate_scopes_of(vault, app, run, is_holder_gone=is_holder_gone)
+    taken_back = compensate_scopes_of(vault, app, run)
     if taken_back is TakenBack.UNREACHED:
         _note_failure(app, began)
     return taken_back is TakenBack.DONE

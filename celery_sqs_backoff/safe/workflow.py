@@ -175,7 +175,7 @@ class Workflow:
 
     def _own(self) -> None:
         note_scope(self._vault, self._run.message, self._scope)
-        mine = {"owner": self._run.message, "lock": self._lock.text}
+        mine = {"owner": self._run.message, "run": self._run.id, "lock": self._lock.text}
         listed = [self._run.message] if self._comes_back else []
         scope = self._steps.scope.update(
             lambda scope: mine | {"working": others(scope, self._run.messages) + listed}
@@ -185,20 +185,18 @@ class Workflow:
             raise Compensated("The steps of this workflow have been taken back")
         self._entered_with = self._lock.text
 
-    def take_back(self, *, is_holder_gone: bool = False) -> None:
+    def take_back(self) -> None:
         """Compensate for a message that is given up, if the scope is still that message's.
 
-        Arguments:
-            is_holder_gone: the process of the message's last run is known to have ended. If not,
-                a run that has left its lock may still be in a step (its worker is cut off from
-                SQS): the steps are undone once its lease is over.
+        This run has ended. Another that has left its lock may still be in a step (its worker is cut
+        off from SQS): the steps are undone once its lease is over.
 
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
         """
         if self._is_anothers() and not self._leave():
             return
-        scope = self._steps.scope.update(partial(self._closing, is_holder_gone))
+        scope = self._steps.scope.update(self._closing)
         if scope["state"] != CLOSING or owner_of(scope) not in self._run.messages:
             return
         # No run of the message goes on; a killed one may have left its lock. Not before the scope
@@ -213,7 +211,7 @@ class Workflow:
         finally:
             self._lock.release()
 
-    def _closing(self, is_holder_gone: bool, scope: dict[str, Any]) -> dict[str, Any]:
+    def _closing(self, scope: dict[str, Any]) -> dict[str, Any]:
         """Let no run do a step, if the scope is this message's.
 
         Of one that has ended well nothing is taken back: another delivery of the message may have
@@ -224,9 +222,8 @@ class Workflow:
             return forsaken(scope, mine)
         if self._is_overtaken(scope):
             return {}
-        # A call as a function may be in it, and in a step.
-        is_gone = is_holder_gone and scope["owner"] in mine
-        until = None if is_gone else self._lock.lease_end(scope["lock"])
+        has_ended = scope.get("run") == self._run.id
+        until = None if has_ended else self._lock.lease_end(scope["lock"])
         return {"state": CLOSING, "undo_at": until}  # stolen, the lock does not tell any more
 
     def _is_overtaken(self, scope: dict[str, Any]) -> bool:

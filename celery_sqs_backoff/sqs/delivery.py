@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 from .eta import deferrals
 from .replay import replay_of
@@ -43,6 +44,12 @@ class Delivery:
     due_at: float | None = None
     #: ``traceparent`` of the run whose dead letter this message is a replay of.
     replay_of: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        """An id of the run that this receive leads to; another receive leads to another run."""
+        receive = f"{self.message_id} {self.receive_count} {self.received_at!r}"
+        return uuid5(NAMESPACE_OID, receive).hex
 
     @classmethod
     def from_sqs(

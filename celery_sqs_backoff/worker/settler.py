@@ -160,7 +160,8 @@ class Settler:
 
     def _compensate(self, end: End) -> bool:
         """Take the message's workflows back; return whether that is done."""
-        give_up = partial(compensate_given_up, is_holder_gone=end in _CRASHES)
+        lost_run = self._lease.delivery.run_id if end in _CRASHES else ""
+        give_up = partial(compensate_given_up, lost_run=lost_run)
         return self._ask(give_up, self._task, self._task_id, otherwise=False)
 
     def _ask(self, ask: Callable[..., T], *args: str, otherwise: T) -> T:

@@ -691,6 +691,17 @@ def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypat
     assert run.lease.record.reason == GiveUpReason.NOT_HANDED_ON.value
 
 
+@pytest.mark.parametrize("is_crash", [True, False])
+def test_the_steps_of_a_run_that_was_lost_are_not_waited_for(is_crash, monkeypatch):
+    lost = []
+    monkeypatch.setattr(
+        settler, "compensate_given_up", lambda *_, lost_run: lost.append(lost_run) or True
+    )
+    run = Run(crash_budget=1)
+    fails(run, WorkerLostError("killed") if is_crash else Terminated(signals.SIGTERM))
+    assert lost == [run.lease.delivery.run_id if is_crash else ""]
+
+
 def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch):
     """Its workflows are to be taken back first."""
     monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: False)

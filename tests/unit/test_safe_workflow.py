@@ -280,13 +280,16 @@ def test_a_run_that_outlived_its_lease_takes_nothing_back_of_the_messages_next_r
     assert bank.log == ["a", "b"]
 
 
-@pytest.mark.parametrize("giver", ["last receive", "main process", "store away"])
+@pytest.mark.parametrize(
+    "giver", ["last receive", "main process", "main process, for a lost run", "store away"]
+)
 def test_a_step_under_way_ends_before_it_is_undone(
     app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, giver: str
 ) -> None:
     """SQS has delivered its message again, whose last receive finds the lock held.
 
-    Or that receive is too late (``expires``); or the store goes away once the lock is stolen.
+    Or that receive is too late (``expires``); or its process is lost before it comes to the
+    workflow; or the store goes away once the lock is stolen.
     """
     sent: list[Any] = []
     app.conf.task_always_eager = False
@@ -297,8 +300,9 @@ def test_a_step_under_way_ends_before_it_is_undone(
 
     def give_up() -> None:
         run = Run.of(vault_of(app), "slow", "message 1", "the last receive's")
-        if giver == "main process":
-            assert compensate_given_up(app, "slow", "message 1")
+        if giver.startswith("main process"):
+            lost_run = "the last receive's" if giver.endswith("lost run") else ""
+            assert compensate_given_up(app, "slow", "message 1", lost_run=lost_run)
         if giver == "store away":
             with monkeypatch.context() as patch:
                 patch.setattr(Lock, "acquire", away)
@@ -316,6 +320,20 @@ def test_a_step_under_way_ends_before_it_is_undone(
     [options] = sent
     assert options["countdown"] == pytest.approx(100, abs=10)
     assert bank.log == ["a"]
+
+
+def test_the_steps_of_a_run_that_was_lost_are_undone_before_its_lease_is_over(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    app.conf.task_always_eager = False
+    monkeypatch.setattr(type(bank.take_back), "apply_async", lambda *_, **o: sent.append(o))
+    run = Run.of(vault_of(app), "fund", "message 1", "its run")
+    lost = Workflow(vault_of(app), "scope:order:7", app, run, lease=100, namespace="").__enter__()
+    lost.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+    assert compensate_given_up(app, "fund", "message 1", lost_run="its run")
+    [options] = sent
+    assert "countdown" not in options
 
 
 def test_a_task_that_is_called_as_a_function_may_take_its_callers_steps_back(
@@ -467,7 +485,7 @@ def test_a_message_that_is_given_up_before_a_step_of_its_own_takes_nothing_back(
         apply(pay, 10)
     with suppress(KeyboardInterrupt):
         assert apply(pay, amount, task_id="message 2").state == "FAILURE"
-    assert compensate_given_up(app, "pay", "message 2", is_holder_gone=True)
+    assert compensate_given_up(app, "pay", "message 2")
     assert bank.log == ["a", "b"]
     if is_lost and not amount:
         Lock(vault_of(app), "scope:order:7").steal(lock_of(app))
@@ -1121,7 +1139,7 @@ def test_a_call_that_was_killed_leaves_the_workflow_to_its_message(
         with suppress(ValueError):
             blunder(False) if by == "a person" else apply(stock, task_id="stock 1")
     until = float(lock_of(app).rpartition(" ")[2])
-    assert compensate_given_up(app, "fund", "message 1", is_holder_gone=True)
+    assert compensate_given_up(app, "fund", "message 1")
     assert Scope(vault_of(app), "scope:order:7").read()["undo_at"] == until  # it may be in a step
     assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
 

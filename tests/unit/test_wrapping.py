@@ -10,6 +10,7 @@ import logging
 import pickle
 import sys
 import types
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import billiard.einfo
@@ -32,6 +33,7 @@ from celery_sqs_backoff import (
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.safe.errors import Refused
+from celery_sqs_backoff.safe.identity import run_id_of
 from celery_sqs_backoff.safe.shared import is_in_doubt
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -504,6 +506,16 @@ def test_a_client_that_works_in_a_coroutine_of_its_own_survives_a_failure(case):
 def copied_frames():
     """The ids of those of this thread's making; those of other tests may end at any time."""
     return {id(thing) for thing in gc.get_objects() if type(thing) is billiard.einfo.Traceback}
+
+
+def test_the_run_of_a_receive_has_its_id(case):
+    """By which the main process says which run it has lost."""
+    seen = []
+    case(lambda self: seen.append((run_id_of(self.request), delivery_of(self.request)))).ends()
+    [(run_id, delivery)] = seen
+    assert run_id == delivery.run_id
+    others = [{"message_id": "other"}, {"receive_count": 9}, {"received_at": 9.5}]
+    assert run_id not in [replace(delivery, **other).run_id for other in others]
 
 
 def test_the_request_of_a_task_is_as_celerys_own(case):
