@@ -71,7 +71,15 @@ class Workflow:
         self._namespace = namespace
         self._run = run
         self._lock = Lock(vault, scope, lease=lease)
-        self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
+        self._steps = Steps(
+            vault,
+            scope,
+            app,
+            run,
+            is_certain=is_certain,
+            note_act=note_act,
+            comes_back=comes_back,
+        )
         self.used: set[str] = set() if used is None else used
         #: The lock's record with which this run has entered; empty before.
         self._entered_with = ""

@@ -26,6 +26,7 @@ __all__ = [
     "Report",
     "Run",
     "attach_report",
+    "begun_run_of",
     "delivery_of",
     "describe",
     "ended_by",
@@ -98,6 +99,17 @@ def run_of(request: Any) -> Run | None:
     run = RUNNING.get()
     if run is None or request.id != run.task_id or request.called_directly or request.is_eager:
         return None
+    return run
+
+
+def begun_run_of(request: Any) -> Run | None:
+    """As :func:`run_of`, when the task's own code is about to be called: note the run's id.
+
+    Not in what the tracer makes the request of: Celery would take it for a custom header.
+    """
+    run = run_of(request)
+    if run is not None:
+        request.sqs_run_id = run.delivery.run_id
     return run
 
 

@@ -19,7 +19,7 @@ from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
 from ..safe.identity import begin_again, begin_call
 from .failed_run import FailedRun
-from .handover import Report, describe, run_of
+from .handover import Report, begun_run_of, describe
 from .tracing import note_end
 
 __all__ = ["RETURNED", "wrap_call", "wrap_run"]
@@ -103,7 +103,7 @@ def _judged(
     task: Any, request: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call the task's own code, and say how the run has ended."""
-    running = None if request is None else run_of(request)
+    running = None if request is None else begun_run_of(request)
     if running is not None:
         running.has_begun = True
     if request is not None:

@@ -15,6 +15,7 @@ from ..safe.errors import TryLater
 from ..safe.hooks import ignores_result
 from ..text import error_site, printable
 from .failed_run import FailedRun
+from .handover import begun_run_of
 from .members import member_of
 
 __all__ = ["prepare_start"]
@@ -52,6 +53,7 @@ def _wrap_before_start(cls: Any) -> None:
 
     @wraps(hook)
     def wrapped(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        begun_run_of(self.request)
         try:
             if self.stores_started and not self.request.is_eager:
                 _store_started(self, task_id)

@@ -106,7 +106,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
         end_if_told()
-        run, request["sqs_run_id"] = Run(task_id, delivery), delivery.run_id
+        run = Run(task_id, delivery)
         # Now: Celery before 5.7 takes the next task off its list before it sends it.
         run.is_followed = bool(request.get("callbacks") or request.get("chain"))
         token = RUNNING.set(run)

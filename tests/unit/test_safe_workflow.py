@@ -1225,6 +1225,33 @@ def test_a_message_that_ends_before_its_call_of_a_workflows_task_is_not_waited_f
     assert bank.log == ["a", ("undo", "a", "a done")]
 
 
+def test_a_step_that_a_call_goes_on_with_stays_its_messages(
+    app: Celery, blunder: Any, bank: Bank
+) -> None:
+    """It is given up before its next step, while another message waits for its own retry."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="first")
+    def first(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            if self.request.retries:
+                raise ValueError
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="second")
+    def second(self: Any) -> None:
+        with self.workflow("order:7"):
+            raise KeyboardInterrupt
+
+    bank.answers["a"] = [KeyboardInterrupt()]
+    for task, task_id in (second, "message 2"), (first, "message 1"):
+        with pytest.raises(KeyboardInterrupt):
+            apply(task, task_id=task_id)
+    with suppress(ValueError):
+        blunder(True)
+    assert first.apply(task_id="message 1", retries=1).state == "FAILURE"
+    assert bank.log == ["a", "a", ("undo", "a", "a done")]
+
+
 def test_a_workflow_that_is_entered_again_has_not_ended(
     app: Celery, blunder: Any, bank: Bank
 ) -> None:
