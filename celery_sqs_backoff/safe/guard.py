@@ -49,12 +49,15 @@ class Run:
         id: of the run; no two have the same.
         input: stands for the task's arguments.
         former: the same run, as records of before a change of the secret name it.
+        comes_back: whether it is of a message that ends well, comes back or is given up. Nobody
+            gives up a call as a function, outside any message.
     """
 
     message: str
     id: str
     input: str = ""
     former: tuple[Run, ...] = ()
+    comes_back: bool = True
 
     @classmethod
     def of(cls, vault: Vault, task_name: str, task_id: str, run_id: str) -> Run:
@@ -66,6 +69,11 @@ class Run:
     def messages(self) -> tuple[str, ...]:
         """All that records may call its message; the first is what is written now."""
         return (self.message, *(run.message for run in self.former))
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """What a step notes of the run that goes on with it; nobody gives up a call's message."""
+        return {"run": self.id} | ({"message": self.message} if self.comes_back else {})
 
     def anew(self) -> Run:
         """Return this run under an id of its own, for one of the blocks that it guards.

@@ -81,7 +81,6 @@ class Steps:
         run: the run that asks.
         is_certain: whether a step's exception says that nothing was done.
         note_act: called once a step has been done, or is in doubt.
-        comes_back: as of ``Workflow``.
         clock: seconds since the epoch.
     """
 
@@ -94,7 +93,6 @@ class Steps:
         *,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
         note_act: Callable[[], None] = lambda: None,
-        comes_back: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -104,7 +102,6 @@ class Steps:
         self._run = run
         self._is_certain = is_certain
         self._note_act = note_act
-        self._comes_back = comes_back
         self.scope = Scope(vault, scope)
         #: The undoing tasks that the code of this run has named.
         self._undo: dict[str, Signature] = {}
@@ -173,15 +170,12 @@ class Steps:
         return (mine, True) if there in (None, mine) else (str(there), False)
 
     def _joined(self, key: str, text: str) -> str:
-        """Go on with a step that another run has begun: that run may not take its note back now.
+        """Go on with a step of another run, which may not take its note back now.
 
         It stays its message's if this one is given up by nobody.
         """
-        ours = {"run": self._run.id}
-        if self._comes_back:
-            ours["message"] = self._run.message
         while (record := loads(text))["state"] == IN_PROGRESS:
-            mine: str = dumps(record | ours | {"runs": record.get("runs", 1) + 1})
+            mine: str = dumps(record | self._run.mark | {"runs": record.get("runs", 1) + 1})
             if settle(self._vault, key, text, mine, KEEP_SECONDS):
                 return mine
             there = self._vault.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,15 +74,7 @@ class SafeTask(Hooks):
                 " takes a step back: set sqs_backoff['secret'] to a long random text"
             )
         type(self).enters_workflows = True
-        carrier, comes_back = carrier_of(self), False
-        run, opened = self._run, dict[str, Workflow]()
-        if carrier is not None:  # it is that message which is given up, or not
-            run = Run.of(vault, carrier[0], str(carrier[1].id), run_id_of(carrier[1]))
-            opened = _remembered(carrier[1], "sqs_workflows")
-            task = self.app.tasks.get(carrier[0])
-            comes_back = getattr(task, "is_covered", False)
-            if comes_back:
-                type(task).enters_workflows = True
+        run, opened = _worker_on_workflows(self)
         workflow = Workflow(
             vault,
             where,
@@ -92,7 +85,6 @@ class SafeTask(Hooks):
             is_certain=self._is_certainly_not_processed,
             note_act=partial(note_act, self),
             used=opened[where].used if where in opened else set(),
-            comes_back=comes_back,
         )
         opened[where] = workflow
         return workflow
@@ -284,6 +276,22 @@ class SafeTask(Hooks):
             return f"scope:{text_of('scope', scope)}"
         name, message = message_of(self)
         return f"task:{name}:{message}"
+
+
+def _worker_on_workflows(task: SafeTask) -> tuple[Run, dict[str, Workflow]]:
+    """The run that enters a workflow: the message's, if one is being run; and those it has entered.
+
+    A message of a task without our base class is given up by nobody.
+    """
+    carrier, run, opened = carrier_of(task), task._run, dict[str, Workflow]()
+    outer: Any = task.app.tasks.get(carrier[0]) if carrier else None
+    if carrier is not None:
+        run = Run.of(task._vault, carrier[0], str(carrier[1].id), run_id_of(carrier[1]))
+        opened = _remembered(carrier[1], "sqs_workflows")
+    if not getattr(outer, "is_covered", False):
+        return replace(run, comes_back=False), opened
+    type(outer).enters_workflows = True
+    return run, opened
 
 
 def _remembered(request: Any, name: str) -> dict[Any, Any]:

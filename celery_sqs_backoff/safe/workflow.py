@@ -48,8 +48,6 @@ class Workflow:
         is_certain: whether a step's exception says that nothing was done.
         note_act: called once a step has been done, or is in doubt.
         used: names of the steps that the run has had in this scope; they are added to.
-        comes_back: whether the run is of a message that ends well, comes back or is given up
-            (default). Nobody gives up a call as a function, outside any message.
     """
 
     def __init__(
@@ -64,26 +62,16 @@ class Workflow:
         is_certain: Callable[[BaseException], bool] = lambda _: False,
         note_act: Callable[[], None] = lambda: None,
         used: set[str] | None = None,
-        comes_back: bool = True,
     ) -> None:
         self._vault = vault
         self._scope = scope
         self._namespace = namespace
         self._run = run
         self._lock = Lock(vault, scope, lease=lease)
-        self._steps = Steps(
-            vault,
-            scope,
-            app,
-            run,
-            is_certain=is_certain,
-            note_act=note_act,
-            comes_back=comes_back,
-        )
+        self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
         self.used: set[str] = set() if used is None else used
         #: The lock's record with which this run has entered; empty before.
         self._entered_with = ""
-        self._comes_back = comes_back
         self._is_inside = self._ended = False
 
     def step(
@@ -157,7 +145,7 @@ class Workflow:
         try:
             if exc is None or isinstance(exc, Ignore):  # the message is done with, in either case
                 self._end()
-            elif isinstance(exc, Refused) or not self._comes_back:
+            elif isinstance(exc, Refused) or not self._run.comes_back:
                 is_left_half = self._leave()
         finally:
             self._lock.release()
@@ -184,7 +172,7 @@ class Workflow:
     def _own(self) -> None:
         note_scope(self._vault, self._run.message, self._scope)
         mine = {"owner": self._run.message, "run": self._run.id, "lock": self._lock.text}
-        listed = [self._run.message] if self._comes_back else []
+        listed = [self._run.message] if self._run.comes_back else []
         scope = self._steps.scope.update(
             lambda scope: mine | {"working": others(scope, self._run.messages) + listed}
         )

@@ -97,7 +97,8 @@ class FailedRun:
     def instead(self) -> BaseException | None:
         """Decide, undo, note the word; return what to raise, or ``None`` = the exception itself."""
         exc = self._exc
-        if self._request.called_directly:
+        request = self._request
+        if request.called_directly:
             return None
         retried = retried_for(self._task, exc) if self._run and is_unpublished(exc) else None
         if retried is not None:
@@ -105,7 +106,7 @@ class FailedRun:
         if isinstance(exc, TaskPredicate):
             self._predicate(exc)
             return None
-        if ends_the_process(exc) or self._is_pools_time_limit(exc):
+        if ends_the_process(exc) or is_pools_time_limit(exc, self._task, request.timelimit):
             return None
         if isinstance(exc, SystemExit) and self._run is None:
             return None  # another broker: as Celery does
@@ -117,9 +118,6 @@ class FailedRun:
         if isinstance(exc, Exception) and not (isinstance(exc, MemoryError) and self._run):
             return self._judged(exc, judge_failure(self._task, exc))
         return self._aborted(exc)
-
-    def _is_pools_time_limit(self, exc: BaseException) -> bool:
-        return is_pools_time_limit(exc, self._task, self._request.timelimit)
 
     def _predicate(self, exc: TaskPredicate) -> None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
