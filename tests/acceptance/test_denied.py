@@ -57,7 +57,7 @@ def test_a_worker_that_may_not_read_queue_attributes_works_and_says_so_once(
     assert len(stage.runs("denied.succeeds")) == 3
 
 
-def test_dead_letters_that_may_not_be_sent_stay_on_the_queue_unrun(
+def test_dead_letters_that_may_not_be_sent_stay_on_the_queue_and_do_not_run(
     make_stage: Callable[..., Stage],
 ) -> None:
     """They are held until the permission is there, and then sent, once each."""

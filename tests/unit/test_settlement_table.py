@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import time
@@ -47,9 +48,13 @@ def test_every_kind_of_failure_has_its_meaning():
 
 def cpu_seconds_to_renew(count):
     table = a_table_that_holds(count)
-    began = time.process_time()
-    assert answer_all(table, 10.0) == count // 10
-    seconds = time.process_time() - began
+    gc.disable()  # it would walk through all that pytest holds
+    try:
+        began = time.process_time()
+        assert answer_all(table, 10.0) == count // 10
+        seconds = time.process_time() - began
+    finally:
+        gc.enable()
     assert {event.what for event in table.drain_events()} == {Happening.RENEWED}
     return seconds
 
@@ -57,7 +62,7 @@ def cpu_seconds_to_renew(count):
 def test_ten_times_as_many_held_messages_cost_about_ten_times_as_much():
     """0.1 took 56 s for 50,000: a hundred times as much. A ratio holds on a slow machine too."""
     few = min(cpu_seconds_to_renew(5_000) for _ in range(3))
-    assert cpu_seconds_to_renew(50_000) < 70 * few
+    assert cpu_seconds_to_renew(50_000) < 30 * few
 
 
 def test_many_held_messages_are_renewed_for_longer_so_that_the_calls_stay_few():
@@ -307,3 +312,21 @@ def test_a_renewal_that_is_void_while_a_refused_delete_waits_ends_the_row() -> N
     table.answered(renewal, [VOID], row.renew_at)
     assert [event.what for event in table.drain_events()] == [Happening.TOO_LATE]
     assert (len(table), table.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("want", [Want.DELETE, Want.DEAD_LETTER])
+@pytest.mark.parametrize(("failures", "seconds"), [(3, 30), (4, 60), (20, 900)])
+def test_what_fails_in_passing_stays_hidden_for_no_longer(want, failures, seconds) -> None:
+    """Two calls were throttled, the worker killed: the message was back after two minutes."""
+    table, row = SettlementTable(linger_seconds=0), Row(QUEUE, "m", "h", 0.0)
+    table.received(row, 0.0)
+    row.become(want, content=Content("", {}, None))
+    table.settled(row, 0.0)
+    throttled = Failure(Kind.THROTTLED, "RequestThrottled", is_of_call=True)
+    now = 0.0
+    while row.failures < failures:
+        now = max(now, table.next_at())
+        for call in calls_due(table, now).values():
+            is_renewal = call.operation is Operation.CHANGE_VISIBILITY
+            table.answered(call, [None if is_renewal else throttled], now)
+    assert row.seconds_to_renew(now, held=1) == seconds

@@ -50,7 +50,9 @@ _RENEW_AT_SHARE = 1 / 3
 _RENEWALS_PER_SECOND = 20
 _MAX_SPREAD_SECONDS = 900
 
-#: A message whose delete or dead letter is refused stays hidden, for longer each time.
+#: A message whose delete or dead letter fails so many times stays hidden, for longer each time. Not
+#: sooner: what fails in passing must be back soon if the worker is killed.
+_PASSING_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
@@ -357,8 +359,9 @@ class Row:
         seconds = max(
             self.queue.visibility_timeout_seconds, _MIN_RENEWAL_SECONDS, spread_seconds(held)
         )
-        if self.want is not Want.HELD and self.failures:
-            longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(self.failures, 10)
+        lasting = self.failures - _PASSING_FAILURES
+        if self.want is not Want.HELD and lasting > 0:
+            longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
         return min(seconds, self._most(now, _TWELVE_HOURS_MARGIN_SECONDS))
 
