@@ -86,6 +86,13 @@ def _left_over() -> dict[int, str]:
     return {pid: cmd for pid, cmd in children().items() if "resource_tracker" not in cmd}
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why a test was repeated: that it passed then may hide a fault."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"repeated: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+
+
 @pytest.fixture(autouse=True)
 def no_django_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test starts must not find the settings that another test has named."""

@@ -195,7 +195,7 @@ class Worker:
         def start() -> None:
             self.capacity.unblocked(tag)
             if self.is_stopping:
-                lease.give_back_unrun()
+                lease.give_back()
                 return
             if self.gates is not None and self.gates.keeps_back(lease, start):
                 return
@@ -288,7 +288,7 @@ class Worker:
         self.is_stopping = True
         for lease in list(self.held):
             if lease not in self.running:
-                lease.give_back_unrun()
+                lease.give_back()
         self.pump()
         self._end_if_settled(math.inf)
 
