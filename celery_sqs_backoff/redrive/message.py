@@ -167,7 +167,7 @@ class DeadLetter:
         return bool(self.envelope and self.envelope.headers.get("group"))
 
     def is_expired(self, now: float) -> bool:
-        """Whether a worker would throw the task away unrun."""
+        """Whether a worker would throw the task away without running it."""
         expires = self.envelope.expires if self.envelope else None
         return expires is not None and expires <= now
 

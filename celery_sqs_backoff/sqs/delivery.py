@@ -62,7 +62,7 @@ class Delivery:
         retention_seconds: int | None = None,
         eta: float | None = None,
         held_seconds: float = 0,
-        unrun: int = 0,
+        times_given_back: int = 0,
         due_since: float | None = None,
         lost_flag: Callable[[str, int], str | None] = lambda message_id, receive_count: None,
     ) -> Delivery:
@@ -71,7 +71,7 @@ class Delivery:
         Arguments:
             eta: when the task is due.
             held_seconds: a worker waits for so long itself rather than give the message back.
-            unrun: receives after which this worker gave the message back without running it.
+            times_given_back: receives after which this worker gave the message back, not run.
             due_since: as the field.
             lost_flag: from message id and receive count to the file that tells of a loss.
         """
@@ -93,7 +93,7 @@ class Delivery:
             receive_count=receive_count,
             first_received_at=first_received_at,
             sent_at=sent_at,
-            deferrals=unrun + waits,
+            deferrals=times_given_back + waits,
             due_since=due_since,
             max_receive_count=max_receive_count,
             retention_seconds=retention_seconds,

@@ -33,7 +33,7 @@ class Memory:
         self._fates: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
         self._with_texts: OrderedDict[str, None] = OrderedDict()
         self._crashes: OrderedDict[str, int] = OrderedDict()
-        self._unrun: OrderedDict[str, int] = OrderedDict()
+        self._given_back: OrderedDict[str, int] = OrderedDict()
         self._due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
@@ -65,7 +65,7 @@ class Memory:
         with self._lock:
             return self._crashes.get(message_id, 0)
 
-    def count_unrun(self, message_id: str, *, due_since: float | None = None) -> int:
+    def count_given_back(self, message_id: str, *, due_since: float | None = None) -> int:
         """Count a receive after which the message was given back without having been run.
 
         Arguments:
@@ -75,16 +75,16 @@ class Memory:
         if due_since is not None:
             with self._lock:
                 _remember(self._due_since, message_id, due_since)
-        return self._count(self._unrun, message_id)
+        return self._count(self._given_back, message_id)
 
     def due_since(self, message_id: str) -> float | None:
         """Since when the message is due; ``None``: no receive of it that led to no run says."""
         with self._lock:
             return self._due_since.get(message_id)
 
-    def unrun(self, message_id: str) -> int:
+    def times_given_back(self, message_id: str) -> int:
         with self._lock:
-            return self._unrun.get(message_id, 0)
+            return self._given_back.get(message_id, 0)
 
     def _count(self, memory: OrderedDict[str, int], message_id: str) -> int:
         with self._lock:

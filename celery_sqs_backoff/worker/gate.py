@@ -104,7 +104,7 @@ class Gate:
                     delivery.message_id, delivery.receive_count, self._owner.rng
                 )
                 self._owner.expect(lease, self, 0.0, own_delay_ends=now + own)
-        return lease.give_back_unrun(
+        return lease.give_back(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
 
@@ -162,7 +162,7 @@ class Gate:
             # SQS hides for whole seconds. Back a little early, it waits for its slot; late, it
             # would miss it, and nobody else uses that slot if all others are hidden too.
             seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options, today)))
-            lease.give_back_unrun(until=now + visibility_delay(seconds, lease.delivery, now=today))
+            lease.give_back(until=now + visibility_delay(seconds, lease.delivery, now=today))
 
         has_time = _longest_hold(lease, options, self._owner.today()) > 0
         longest = self._longest_wait(lease) if has_time and not was_late else math.inf

@@ -41,7 +41,7 @@ class _Closed(NamedTuple):
     def give_back(self, lease: Lease) -> None:
         if self.expect is not None:
             self.expect(lease)
-        lease.give_back_unrun(until=self.until)
+        lease.give_back(until=self.until)
 
 
 class MessageGroups:

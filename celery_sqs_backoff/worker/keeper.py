@@ -107,7 +107,7 @@ class Keeper:
             earlier = self._table.received(lease.row, now, is_last=is_last)
             self._look()
         if earlier is not None:
-            self.memory.count_unrun(message_id)  # nothing runs because of this receive
+            self.memory.count_given_back(message_id)  # nothing runs because of this receive
             lease.merge(earlier)
         elif self.memory.knows(message_id):
             self._settle_again(lease, self.memory.record(message_id))
@@ -296,7 +296,7 @@ class Keeper:
             is_lost = lease.row.want is Want.LOST  # not received again, and held, meanwhile
             if is_lost and not lease.handed_to_pool():
                 self._table.forget(lease.row)
-                self.memory.count_unrun(lease.delivery.message_id)
+                self.memory.count_given_back(lease.delivery.message_id)
 
 
 _LOSSES = frozenset({Happening.LOST, Happening.MAY_BE_LOST, Happening.TWELVE_HOURS})

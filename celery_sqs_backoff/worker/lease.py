@@ -236,7 +236,7 @@ class Lease:
         """Give the message back, to be received again at once."""
         return self._settle(Want.GIVE_BACK, due_at=self.keeper.clock())
 
-    def give_back_unrun(self, *, until: float | None = None, was_due: bool = False) -> bool:
+    def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message whose task has not been started: this receive was no attempt.
 
         Arguments:
@@ -246,7 +246,7 @@ class Lease:
         message_id = self.delivery.message_id
         if self.state is State.HELD:  # else whoever has settled it has counted it
             due_since = self.delivery.first_due_at if was_due else None
-            self.keeper.memory.count_unrun(message_id, due_since=due_since)
+            self.keeper.memory.count_given_back(message_id, due_since=due_since)
         if until is not None:
             return self._settle(Want.HIDE, due_at=until)
         is_given_back = self.release()

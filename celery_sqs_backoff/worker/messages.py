@@ -194,7 +194,7 @@ class Receiver:
         lease: Lease,
     ) -> None:
         if not self._is_open:
-            lease.give_back_unrun()
+            lease.give_back()
         elif self.keeper.recognise(lease):
             # This worker has the message in hand, or is done with it.
             if lease.queue.is_fifo:
@@ -241,7 +241,7 @@ class Receiver:
                 retention_seconds=queue.retention_seconds,
                 eta=parse_eta(headers.get("eta")),
                 held_seconds=held_seconds(queue),
-                unrun=self.keeper.memory.unrun(message["MessageId"]),
+                times_given_back=self.keeper.memory.times_given_back(message["MessageId"]),
                 due_since=self.keeper.memory.due_since(message["MessageId"]),
                 lost_flag=self.lost_flags.path,
             ),

@@ -127,7 +127,7 @@ class Receive:
         self._capacity.forget_unleased()
         for lease in self._keeper.held():
             if not lease.handed_to_pool():
-                lease.give_back_unrun()
+                lease.give_back()
 
     # Pollers
 
@@ -190,7 +190,7 @@ class Receive:
         kombu would reject it on whatever channel it finds first, which need not be ours.
         """
         if arrival.lease is not None:
-            arrival.lease.give_back_unrun()
+            arrival.lease.give_back()
             return
         channel = self._channel
         channel.qos.append(channel.Message(arrival.payload, channel=channel), arrival.tag)

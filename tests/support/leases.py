@@ -36,7 +36,7 @@ def lease_on(
             received_at=now,
             max_receive_count=queue.max_receive_count,
             retention_seconds=queue.retention_seconds,
-            unrun=keeper.memory.unrun(message["MessageId"]),
+            times_given_back=keeper.memory.times_given_back(message["MessageId"]),
         ),
         received_at=now,
         keeper=keeper,

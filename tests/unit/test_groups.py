@@ -82,7 +82,7 @@ def test_a_group_starts_again_from_nothing(worker):
 
 
 @pytest.mark.parametrize("end", [Lease.release, Lease.lose], ids=["given back", "lost"])
-def test_those_behind_a_message_that_comes_back_are_given_back_unrun(worker, end):
+def test_those_behind_a_message_that_comes_back_are_given_back_too(worker, end):
     first, *behind = (worker.receive(name) for name in "123")
     first.handed_to_pool = lambda: True
     end(first)
@@ -90,7 +90,7 @@ def test_those_behind_a_message_that_comes_back_are_given_back_unrun(worker, end
     assert worker.started == ["1"]
     assert [lease.state for lease in behind] == [State.RELEASED, State.RELEASED]
     assert worker.freed == ["1", "2", "3"]
-    assert [worker.keeper.memory.unrun(name) for name in "123"] == [0, 1, 1]
+    assert [worker.keeper.memory.times_given_back(name) for name in "123"] == [0, 1, 1]
 
 
 def test_those_behind_a_message_that_backs_off_come_back_with_it(worker):
@@ -99,7 +99,7 @@ def test_those_behind_a_message_that_backs_off_come_back_with_it(worker):
     worker.turn_loop()
     assert worker.started == ["1"]
     assert {(lease.state, lease.due_at) for lease in behind} == {(State.DEFERRED, first.due_at)}
-    assert [worker.keeper.memory.unrun(name) for name in "123"] == [0, 1, 1]
+    assert [worker.keeper.memory.times_given_back(name) for name in "123"] == [0, 1, 1]
 
 
 def test_who_expects_those_behind_a_hidden_message_is_told_before_they_are_hidden(worker):
@@ -173,7 +173,7 @@ def test_what_is_given_back_before_its_turn_does_not_stop_its_group(worker, monk
     take_turn = worker.groups.take_turn
 
     def given_back_first(lease, start):
-        lease.give_back_unrun()
+        lease.give_back()
         take_turn(lease, start)
 
     monkeypatch.setattr(worker.groups, "take_turn", given_back_first)
@@ -248,8 +248,8 @@ def test_what_comes_with_a_message_that_is_done_runs(worker):
 def test_what_is_given_back_once_counts_as_one_receive(worker):
     """At a reconnect each is given back by the worker, and by the one before it in its group."""
     for lease in [worker.receive(name) for name in "123"]:
-        lease.give_back_unrun()
-    assert [worker.keeper.memory.unrun(name) for name in "123"] == [1, 1, 1]
+        lease.give_back()
+    assert [worker.keeper.memory.times_given_back(name) for name in "123"] == [1, 1, 1]
 
 
 class Switching:

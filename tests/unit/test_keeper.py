@@ -627,7 +627,7 @@ def test_a_message_that_comes_back_before_it_could_be_hidden_is_not_run_early(be
     bench.lease(message_id="n").defer(600)
     bench.turn(1)
     assert bench.keeper.recognise(bench.lease(message_id="n"))
-    assert bench.keeper.memory.unrun("n") == 1
+    assert bench.keeper.memory.times_given_back("n") == 1
     bench.sqs.fail = lambda action, handle: None
     bench.turn(5)
     assert bench.sqs.asked(HIDE)[-1] == [("h2", 594)]
@@ -705,7 +705,7 @@ def test_a_task_that_has_not_started_when_its_hold_runs_out_does_not_start(bench
         bench.turn(10)
     assert lease.state is State.LOST
     assert bench.freed == ["h0"]
-    assert bench.keeper.memory.unrun("m") == 1, "no attempt"
+    assert bench.keeper.memory.times_given_back("m") == 1, "no attempt"
     bench.sqs.fail = lambda action, handle: None
     again = bench.lease(message_id="m")
     assert again.state is State.HELD
@@ -719,7 +719,7 @@ def test_a_task_does_not_start_in_a_worker_that_was_stopped_for_too_long(bench, 
     bench.now += seconds
     assert may_start(lease) is (state is State.HELD)
     assert lease.state is state
-    assert len(told) == bench.keeper.memory.unrun("m") == (state is State.LOST)
+    assert len(told) == bench.keeper.memory.times_given_back("m") == (state is State.LOST)
 
 
 def test_a_run_whose_message_came_back_after_its_loss_is_not_run_beside_itself(bench):
@@ -895,15 +895,15 @@ def test_a_message_that_is_lost_before_its_task_was_started_has_not_run(bench):
     running.handed_to_pool = lambda: True
     bench.turn(11)
     assert waiting.state is running.state is State.LOST
-    assert bench.keeper.memory.unrun("waiting") == 1
-    assert bench.keeper.memory.unrun("running") == 0
+    assert bench.keeper.memory.times_given_back("waiting") == 1
+    assert bench.keeper.memory.times_given_back("running") == 0
 
 
 def test_a_receive_of_a_message_that_runs_already_is_no_attempt(bench):
     running = bench.lease(message_id="m")
     running.handed_to_pool = lambda: True
     bench.lease(message_id="m")
-    assert bench.keeper.memory.unrun("m") == 1
+    assert bench.keeper.memory.times_given_back("m") == 1
 
 
 def test_a_thread_that_cannot_be_started_stops_no_settlement(bench, monkeypatch):

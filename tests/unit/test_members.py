@@ -61,7 +61,7 @@ class Partial(SQSBackoffTask):
 
 @pytest.mark.parametrize("base", [Plain, Static, OfClass, Partial])
 def test_a_hook_may_be_static_or_of_the_class(base):
-    """``before_start`` got one argument too many: each message became a dead letter, unrun."""
+    """``before_start`` got one argument too many: each message became a dead letter, never run."""
     app = Celery("members", broker="memory://", set_as_current=False)
 
     @app.task(base=base, lazy=False, shared=False)

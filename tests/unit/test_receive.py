@@ -109,7 +109,7 @@ def test_a_message_of_a_queue_that_was_cancelled_meanwhile_is_given_back(is_leas
     celery.receive._channel = connection.channel
     lease: Any = None
     if is_leased:
-        lease = SimpleNamespace(give_back_unrun=lambda: given_back.append("h"))
+        lease = SimpleNamespace(give_back=lambda: given_back.append("h"))
     celery.receive._deliver(Arrival("q", {}, "h", lease))
     assert given_back + connection.rejected == ["h"]
 

@@ -86,7 +86,7 @@ class Lease:
         defaults = {"received_at": time.time(), "first_received_at": time.time()}
         self.delivery = Delivery(message_id=message_id, queue_url=URL, **defaults | facts)
 
-    def give_back_unrun(self, *, until: float | None = None, was_due: bool = False) -> bool:
+    def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
         self.until = until
         return True
 
@@ -590,7 +590,7 @@ def test_a_message_that_gives_up_its_slot_makes_room_for_the_next(how: str) -> N
     if how == "begins":
         first[0].slot_at = None
     elif how == "is settled":
-        first[0].give_back_unrun(until=1.0)
+        first[0].give_back(until=1.0)
     elif how == "is hidden":
         scene.outage()
         assert scene.gate.hides(first[0], scene.options)
@@ -683,7 +683,7 @@ def test_messages_that_run_after_their_retry_for_keep_to_the_rate() -> None:
 def test_a_message_that_is_settled_while_it_waits_does_not_start() -> None:
     scene = Scene(provider=Provider("mail", rate=1.0))
     lease, started = paced(scene, "a")
-    lease.give_back_unrun(until=1.0)
+    lease.give_back(until=1.0)
     step(scene)
     assert started == []
 
