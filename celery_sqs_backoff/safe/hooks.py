@@ -6,6 +6,8 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from hashlib import sha256
 from inspect import getattr_static
 from types import CodeType
 from typing import Any, ClassVar
@@ -36,6 +38,10 @@ logger = get_task_logger(__name__)
 _PAUSES = (1.0, 4.0)
 
 _ASKING = {"exclusive", "guarded"}
+
+
+#: Header of a copy that ``retry()`` publishes: stands for what the first message was given.
+_FIRST_INPUT = "sqs_backoff_first_input"
 
 
 class Hooks:
@@ -82,7 +88,7 @@ class Hooks:
         """
         passage: Passage | None = getattr(self.request, "sqs_passage", None)
         has_asked = passage is not None and passage.is_ours
-        if has_store(self.app) and not self.request.called_directly and not has_asked:
+        if has_store(self.app) and not has_asked:
             ask_to_write(self._vault.store)
 
     def _pass_guard(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -93,15 +99,31 @@ class Hooks:
             Refused: another message has passed.
             StoreUnavailable: nothing is known.
         """
-        if self.guard is None or self.request.called_directly:
+        if self.guard is None:
             return
         key = self.guard.key_for(_signature_of(type(self)), args, kwargs)
-        run = self._run.given(self._vault.digests("input", input_of(None, args, kwargs)))
+        run = self._run.given(self._vault.digests("input", self._input(args, kwargs)))
         passage = enter(self._vault, key, run, self.guard.window)
         if passage.is_done:
             raise AlreadyDone(passage)
         # What the run does to its arguments does not change which record is its own.
         self.request.sqs_passage = passage
+
+    def _input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """What stands for the arguments; in a copy that has others, for those of the first."""
+        first = (self.request.headers or {}).get(_FIRST_INPUT)
+        # Now: the run may change its arguments in place.
+        text = str(first or sha256(input_of(None, args, kwargs).encode()).hexdigest())
+        self.request.sqs_input = text
+        return text
+
+    def _options_of_copy(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a copy that ``retry()`` publishes: the guard knows it by its header."""
+        text = getattr(self.request, "sqs_input", None)
+        if text is None:
+            return options
+        given = options.get("headers") or self.request.as_execution_options().get("headers") or {}
+        return {**options, "headers": {**given, _FIRST_INPUT: text}}
 
     def _finish_guard(self, result: object) -> None:
         """After a run that ended well: this message is done. Does not raise."""
@@ -141,7 +163,9 @@ class Hooks:
         if getattr(self.request, "sqs_workflows", None):
             self._leave_workflows()
             return True
-        return isinstance(refused, AlreadyDone) or self._compensate_given_up(may_run_again=True)
+        return isinstance(refused, AlreadyDone) or self._compensate_given_up(
+            may_run_again=True, is_refused=True
+        )
 
     def _is_awaited(self, refused: Refused) -> bool:
         """Whether what follows the task waits for a result that could not be kept.
@@ -179,7 +203,7 @@ class Hooks:
             return exc if request.chord or members else None
         return None
 
-    def _compensate_given_up(self, *, may_run_again: bool) -> bool:
+    def _compensate_given_up(self, *, may_run_again: bool, is_refused: bool = False) -> bool:
         """Take back the workflows of this message, which is given up; whether it may go.
 
         Does not raise. ``False``: something is owed, and the message should come again for it.
@@ -187,20 +211,27 @@ class Hooks:
         Arguments:
             may_run_again: whether what has failed may be repeated. If not, the message goes
                 although the store is away, because its next run could do it once more.
+            is_refused: by a guard, which another message has passed.
         """
         request = self.request
-        if request.called_directly or not has_store(self.app):
+        if not has_store(self.app):
             return True
         opened: dict[str, Workflow] = getattr(request, "sqs_workflows", {})
         may_owe = bool(opened) or self.enters_workflows  # by an earlier run, before this one has
         if not may_owe and not request.retries:
             return True  # no run of this message has entered one
-        taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+        compensate = partial(
+            compensate_scopes_of,
+            *(self._vault, self.app, self._run),
+            opened=opened,
+            is_refused=is_refused,
+        )
+        taken = compensate()
         if taken is TakenBack.UNREACHED and may_owe and not may_run_again:
             for seconds in _PAUSES:
                 with suppress(SoftTimeLimitExceeded):  # what is owed is owed all the same
                     time.sleep(seconds)
-                taken = compensate_scopes_of(self._vault, self.app, self._run, opened=opened)
+                taken = compensate()
                 if taken is not TakenBack.UNREACHED:
                     break
         if taken is TakenBack.UNREACHED:
@@ -210,11 +241,14 @@ class Hooks:
     def _leave_workflows(self) -> None:
         """The message ends here, and well: it goes on with no workflow. Does not raise."""
         request = self.request
-        if request.called_directly or getattr(request, "sqs_goes_on", False):
+        if getattr(request, "sqs_goes_on", False):
             return
-        opened: dict[str, Workflow] | None = getattr(request, "sqs_workflows", None)
-        if opened or (request.retries and self.enters_workflows and has_store(self.app)):
-            leave_scopes_of(self._vault, self.app, self._run, opened=opened or None)
+        opened: dict[str, Workflow] = getattr(request, "sqs_workflows", {})
+        has_earlier = bool(request.retries and self.enters_workflows and has_store(self.app))
+        if opened or has_earlier:
+            leave_scopes_of(
+                self._vault, self.app, self._run, opened=opened, has_earlier=has_earlier
+            )
 
     def _unset(self, passage: Passage) -> None:
         try:

@@ -34,20 +34,30 @@ class TakenBack(Enum):
 
 
 def compensate_scopes_of(
-    vault: Vault, app: Any, run: Run, *, opened: dict[str, Workflow] | None = None
+    vault: Vault,
+    app: Any,
+    run: Run,
+    *,
+    opened: dict[str, Workflow] | None = None,
+    is_refused: bool = False,
 ) -> TakenBack:
     """Take back the workflows of a message that is given up. Does not raise.
 
     Arguments:
         run: one of the message's that has ended, or what stands for it.
         opened: workflows of the run that has ended, by scope, if it was in this process.
+        is_refused: by a guard, which another message has passed.
 
     One that cannot be taken back leaves the others be. What could not be done is done when a run
     of the message enters the workflow again, such as after a redrive.
     """
 
     def take_back(scope: str) -> None:
-        _found(opened, vault, scope, app, run).take_back()
+        workflow = _found(opened, vault, scope, app, run)
+        if is_refused:
+            workflow.give_way()
+        else:
+            workflow.take_back()
 
     scopes: list[str] = []
     taken_back = _outcome(lambda: scopes.extend(scopes_of(vault, run.messages)))
@@ -64,7 +74,7 @@ def compensate_scopes_of(
 
 
 def leave_scopes_of(
-    vault: Vault, app: Any, run: Run, *, opened: dict[str, Workflow] | None = None
+    vault: Vault, app: Any, run: Run, *, opened: dict[str, Workflow], has_earlier: bool
 ) -> None:
     """Leave the workflows of a message that ends well without their end. Does not raise.
 
@@ -72,10 +82,12 @@ def leave_scopes_of(
     must not take it for one that comes back.
 
     Arguments:
-        opened: workflows of this run, by scope. ``None``: those of earlier runs.
+        opened: workflows of this run, by scope.
+        has_earlier: whether earlier runs of the message may have entered others.
     """
     try:
-        for scope in opened or scopes_of(vault, run.messages):
+        earlier = scopes_of(vault, run.messages) if has_earlier else []
+        for scope in dict.fromkeys([*opened, *earlier]):
             _found(opened, vault, scope, app, run).leave()
     except Exception as exc:  # noqa: BLE001  # away, planted, or whatever a user's store raises
         # The work is done, and its result counts.

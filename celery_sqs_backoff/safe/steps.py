@@ -237,10 +237,10 @@ class Steps:
             _send(task, "The step's task to confirm it")
         settle(self._vault, key, text, self._dated(loads(text) | {"state": DONE}), KEEP_SECONDS)
 
-    def are_of_this_message(self) -> bool:
-        """Whether this message was the last to begin one of the steps."""
+    def begun_by(self) -> list[object]:
+        """Return, for each step that was done or is in doubt, the message that last began it."""
         texts = (self._vault.get(self._key(name)) for name in self.scope.read()["steps"])
-        return any(text and loads(text).get("message") in self._run.messages for text in texts)
+        return [loads(text).get("message") for text in texts if text]
 
     # Undoing
 

@@ -233,16 +233,29 @@ class Workflow:
         is_ours = owner_of(scope) in mine and not scope.get("ended")
         if scope["state"] != OPEN or not is_ours or self._is_overtaken(scope):
             return False
-        return bool(others(scope, mine)) and not self._steps.are_of_this_message()
+        return bool(others(scope, mine)) and set(mine).isdisjoint(self._steps.begun_by())
 
     def leave(self) -> None:
         """The message ends, and does not go on with the workflow, unless this has ended well.
 
+        What an earlier run of it, that was given up, could not send is sent now: no other run will.
+
         Raises:
             SafeError: as of :meth:`take_back`.
         """
-        if not self._ended and self._leave():
+        if not self._ended and (self._leave() or self._steps.scope.read()["state"] == CLOSING):
             self.take_back()
+
+    def give_way(self) -> None:
+        """A guard refuses the message: where nothing was begun, the one that has passed may enter.
+
+        Raises:
+            SafeError: as of :meth:`take_back`.
+        """
+        if self._steps.begun_by():
+            self.take_back()
+        else:
+            self.leave()
 
     def _leave(self) -> bool:
         """This message does not go on with the workflow. If another one does, it owns it again.

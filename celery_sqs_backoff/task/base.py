@@ -210,10 +210,10 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             celery.exceptions.Retry: always, unless ``throw`` is false.
             exc, or MaxRetriesExceededError: no retry is left.
         """
-        request, now = self.request, time.time()
+        request, now, copy = self.request, time.time(), self._options_of_copy(options)
         if not self.is_covered or request.called_directly:
             return super().retry(
-                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
+                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **copy
             )
         limit = self.max_retries if max_retries is None else max_retries
         limit = limit_now(self, request, limit)
@@ -232,7 +232,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         ):
             request.sqs_goes_on = not throw  # its copy does, although this run may return
             return super().retry(
-                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
+                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **copy
             )
         reason = exhausted(
             standing(delivery, retries=retries_before(self, request), now=now),

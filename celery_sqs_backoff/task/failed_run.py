@@ -9,7 +9,6 @@ import math
 import random
 import time
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from celery import Task
@@ -78,7 +77,7 @@ class Final:
 
 
 class FailedRun:
-    """One failure of one run.
+    """One failure of one run of a message.
 
     Arguments:
         task: the task, with its request still in place.
@@ -97,16 +96,12 @@ class FailedRun:
     def instead(self) -> BaseException | None:
         """Decide, undo, note the word; return what to raise, or ``None`` = the exception itself."""
         exc = self._exc
-        request = self._request
-        if request.called_directly:
-            return None
         retried = retried_for(self._task, exc) if self._run and is_unpublished(exc) else None
         if retried is not None:
             return FailedRun(self._task, retried, *self._arguments).instead() or retried
         if isinstance(exc, TaskPredicate):
-            self._predicate(exc)
-            return None
-        if ends_the_process(exc) or is_pools_time_limit(exc, self._task, request.timelimit):
+            return self._predicate(exc)
+        if ends_the_process(exc) or is_pools_time_limit(exc, self._task, self._request.timelimit):
             return None
         if isinstance(exc, SystemExit) and self._run is None:
             return None  # another broker: as Celery does
@@ -119,7 +114,7 @@ class FailedRun:
             return self._judged(exc, judge_failure(self._task, exc))
         return self._aborted(exc)
 
-    def _predicate(self, exc: TaskPredicate) -> None:
+    def _predicate(self, exc: TaskPredicate) -> Retry | None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
         cause = exc
         if isinstance(exc, Retry):
@@ -130,9 +125,12 @@ class FailedRun:
             self._note_doubt(reason, verdict.outcome)
         elif isinstance(exc, Ignore):
             self._task._leave_workflows()
-        elif isinstance(exc, Reject) and not exc.requeue and self._run is None:
-            self._task._compensate_given_up(may_run_again=False)  # on SQS the main process does
+        elif isinstance(exc, Reject) and not exc.requeue and self._owes(may_repeat=False):
+            word = RetryIn(_NOT_COMPENSATED_SECONDS, Outcome.UNKNOWN)
+            self._note(Ended(End.RAISED, word), exc)
+            return BackoffRetry(exc=exc, when=word.seconds)
         self._note(ended_by(exc), cause)
+        return None
 
     def _aborted(self, exc: BaseException) -> BaseException | None:
         """Nobody knows how far the run got, unless one of the task's own rules does."""
@@ -163,17 +161,14 @@ class FailedRun:
             if retry is None and self._is_called_again(exc):
                 self._task._leave_workflows()
             elif retry is None:
-                self._task._compensate_given_up(may_run_again=False)
+                self._owes(may_repeat=False)
             return retry
         word: Word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
         if isinstance(word, GiveUp) and self._leaves_in_doubt(exc, verdict):
             word = replace(word, outcome=Outcome.UNKNOWN)
         if isinstance(word, GiveUp):
-            comes_again = self._comes_again()
             is_safe = verdict.wants_retry or verdict.nothing_was_processed
-            may_go = self._task._compensate_given_up(may_run_again=comes_again and is_safe)
-            if comes_again and not may_go:
-                # What is owed is sent by the next run: until then the message must not be gone.
+            if self._owes(may_repeat=is_safe):
                 word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         self._note(Ended(End.RAISED, word), cause or exc)
         if isinstance(word, RetryIn) or self._task.backoff_options.undo is not None:
@@ -182,14 +177,16 @@ class FailedRun:
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
 
-    def _comes_again(self) -> bool:
-        """Whether the message is received again for what could not be done at this receive.
+    def _owes(self, *, may_repeat: bool) -> bool:
+        """Take the workflows back; whether the message must come again for what is owed.
 
-        If not, a dead letter of ours, with its reason, is better than SQS's own.
+        Not if it was received for the last time: a dead letter of ours, with its reason, is better
+        than SQS's own.
         """
-        assert self._run is not None
-        is_last = self._run.delivery.is_last_before_sqs_moves_it
-        return not is_last or self._task.backoff_options.on_give_up != DEAD_LETTER
+        keeps = self._task.backoff_options.on_give_up == DEAD_LETTER
+        is_last = self._run is None or (self._run.delivery.is_last_before_sqs_moves_it and keeps)
+        may_go = self._task._compensate_given_up(may_run_again=may_repeat and not is_last)
+        return not (may_go or is_last)
 
     def _undo(self, exc: BaseException, verdict: Verdict) -> None:
         """Undo if nothing can have been processed, by this run or by one before it."""
@@ -222,8 +219,15 @@ class FailedRun:
         is_word = isinstance(exc, NonRetryable)
         return verdict.nothing_was_processed and not is_word and bool(self._was_in_doubt)
 
-    @cached_property
+    @property
     def _was_in_doubt(self) -> bool | None:
+        # Not a functools.cached_property: before Python 3.12 all threads' share one lock, and this
+        # one would hold it while the store hangs.
+        if "_doubt" not in vars(self):
+            self._doubt = self._look_for_doubt()
+        return self._doubt
+
+    def _look_for_doubt(self) -> bool | None:
         """Also of a message that is new: it may be a redriven one, or a copy."""
         if self._run is None:
             return False
@@ -239,7 +243,7 @@ class FailedRun:
         delivery, retry_for = self._run.delivery, self._task.backoff_options.retry_for
         stands = standing(delivery, retries=self._retries, now=self._now)
         max_retries = limit_now(self._task, self._request, self._task.max_retries)
-        delay = (verdict.retry_after or 0) + self._drawn_delay
+        delay = (verdict.retry_after or 0) + drawn_delay(self._task, self._request)
         if isinstance(exc, Busy):  # not counted as a retry
             max_retries = None
             times = max(1, count_busy(self._task.app, delivery.message_id))
@@ -261,7 +265,7 @@ class FailedRun:
         max_retries = self._task.max_retries
         if request.is_eager and max_retries is None:
             return None  # no time passes there: nothing would end it
-        delay = (verdict.retry_after or 0) + self._drawn_delay
+        delay = (verdict.retry_after or 0) + drawn_delay(self._task, self._request)
         headers = dict(request.headers or {})
         first_failed_at = headers.setdefault(FIRST_FAILED_AT, self._now)
         elapsed = self._now - first_failed_at
@@ -294,13 +298,9 @@ class FailedRun:
         finally:
             request.retries += 1
 
-    @cached_property
+    @property
     def _retries(self) -> int:
         return retries_before(self._task, self._request)
-
-    @cached_property
-    def _drawn_delay(self) -> float:
-        return drawn_delay(self._task, self._request)
 
     def _note(self, ended: Ended, exc: BaseException) -> None:
         if self._run is not None:

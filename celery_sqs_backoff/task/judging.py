@@ -19,7 +19,7 @@ from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
 from ..safe.identity import begin_again, begin_call
 from .failed_run import FailedRun
-from .handover import Report, begun_run_of, describe
+from .handover import Report, Run, begun_run_of, describe
 from .tracing import note_end
 
 __all__ = ["RETURNED", "wrap_call", "wrap_run"]
@@ -111,6 +111,18 @@ def _judged(
             return _called_by_itself(task, args, kwargs)
         begin_call(request)
     try:
+        if task.request.called_directly:  # no message's: nothing is guarded, ended or given up
+            return call(*args, **kwargs)
+        return _run_of_a_message(task, running, call, args, kwargs)
+    finally:
+        if request is not None:
+            request.sqs_is_running = False
+
+
+def _run_of_a_message(
+    task: Any, running: Run | None, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    try:
         if task.guard is not None:
             task._pass_guard(args, kwargs)
         if task.asks_in_its_body:
@@ -120,8 +132,6 @@ def _judged(
         if task.guard is not None:
             task._finish_guard(result)
     except Refused as refused:
-        if task.request.called_directly:
-            raise
         if not task._take_back_refused(refused):
             owed = NotDispatched("What an earlier run has done is to be taken back first")
             raise FailedRun(task, owed, args, kwargs).instead() or owed from refused
@@ -140,9 +150,6 @@ def _judged(
         if instead is None:
             raise
         raise instead from exc
-    finally:
-        if request is not None:
-            request.sqs_is_running = False
     if running is not None:
         running.report = RETURNED
         note_end(running, attempt=task.request.retries + 1)

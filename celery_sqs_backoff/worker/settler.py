@@ -47,11 +47,6 @@ _WITHOUT_A_RUN = frozenset(
     {End.REFUSED, End.NOT_STARTED, End.NOT_BEGUN, End.REVOKED, End.CANCELLED}
 )
 
-#: Ends that leave no workflow to take back: a run that raised, or was refused, has done so in its
-#: own process, and those of a run that returned have ended, or were left. It must not be repeated
-#: because the store is away.
-_COMPENSATED = frozenset({End.RAISED, End.RETURNED, End.IGNORED})
-
 _CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
 
 #: After which a message comes back that could not be settled as decided, for example because the
@@ -133,8 +128,8 @@ class Settler:
             self._emit(RunEnded, outcome=outcome, attempt=self._retries + 1)
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
-        owes = ended.end is End.REVOKED or (_gives_up(settle) and ended.end not in _COMPENSATED)
-        if owes and not self._compensate(ended.end) and not self._is_last_chance_of(settle):
+        is_owed = _owes(ended, settle) and not self._compensate(ended.end)
+        if is_owed and not self._goes_all_the_same(ended, settle):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
@@ -143,7 +138,7 @@ class Settler:
             is_settled = self._dead_letter(settle, error)
         elif isinstance(settle, GiveBack):
             if not settle.started:
-                self._lease.give_back_unrun()
+                self._lease.give_back()
             elif self._lease.release():
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
         elif self._lease.done() and ended.end is End.REVOKED:
@@ -153,10 +148,14 @@ class Settler:
             self._emit_given_up(settle, error)
         return settle
 
-    def _is_last_chance_of(self, settle: Settle) -> bool:
-        """Whether SQS would move the message itself, at the next receive, without its reason."""
+    def _goes_all_the_same(self, ended: Ended, settle: Settle) -> bool:
+        """Whether the message goes although something is owed.
+
+        A run that raised may have done what must not be repeated. And at the next receive SQS would
+        move the message itself, without its reason.
+        """
         is_last = self._lease.delivery.is_last_before_sqs_moves_it
-        return isinstance(settle, DeadLetter) and is_last
+        return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
 
     def _compensate(self, end: End) -> bool:
         """Take the message's workflows back; return whether that is done."""
@@ -292,6 +291,17 @@ def _outcome_of(ended: Ended) -> str:
     """What a failed run means; a run that left no word may have done anything."""
     outcome = ended.word.outcome if ended.word is not None else Outcome.UNKNOWN
     return outcome.value
+
+
+def _owes(ended: Ended, settle: Settle) -> bool:
+    """Whether workflows of the message may be left to take back.
+
+    A run that has said how it ended, by its word or by ``Reject``, has seen to that in its own
+    process. One that raised may have been kept from it, by a soft time limit.
+    """
+    has_said_so = ended.end is End.REJECTED or ended.word is not None
+    has_seen_to_it = has_said_so and ended.end is not End.REFUSED
+    return ended.end is End.REVOKED or (_gives_up(settle) and not has_seen_to_it)
 
 
 def _gives_up(settle: Settle) -> bool:

@@ -691,6 +691,15 @@ def test_a_run_that_returned_is_not_repeated_because_the_store_is_away(monkeypat
     assert run.lease.record.reason == GiveUpReason.NOT_HANDED_ON.value
 
 
+def test_a_run_that_raised_without_its_word_is_not_repeated_because_the_store_is_away(monkeypatch):
+    """It may have done its work. To take its workflow back is tried once."""
+    asked = []
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: asked.append(1))
+    run = Run()
+    fails(run, ValueError())
+    assert (run.ended, asked) == (State.DEAD_LETTERED, [1])
+
+
 @pytest.mark.parametrize("is_crash", [True, False])
 def test_the_steps_of_a_run_that_was_lost_are_not_waited_for(is_crash, monkeypatch):
     lost = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +27,7 @@ from celery_sqs_backoff.safe import (
     AlreadyDone,
     Compensated,
     LockLost,
+    OtherInput,
     Refused,
     StepNotRecorded,
     StoreInTransaction,
@@ -187,6 +187,28 @@ def test_a_message_that_comes_back_when_it_is_done_is_not_run_again(app: Celery)
     assert results == []
 
 
+def test_a_call_of_the_task_by_itself_does_not_end_the_message(app: Celery) -> None:
+    """A loop over an account's parts, say, whose process is lost, or whose provider is down."""
+    sent: list[int] = []
+    failures: list[BaseException] = [Retryable("down"), KeyboardInterrupt()]
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=GUARD)
+    def mail(self: Any, customer: int, is_part: bool = False) -> str:
+        sent.append(customer)
+        if is_part:
+            return "a part"
+        self(8, is_part=True)
+        if failures:
+            raise failures.pop()
+        return "all"
+
+    with pytest.raises(KeyboardInterrupt):
+        mail.apply((7,), task_id="a")
+    assert mail.apply((7,), task_id="a").state == "FAILURE"
+    assert mail.apply((7,), task_id="a").get() == "all"
+    assert sent == [7, 8] * 3
+
+
 @pytest.mark.parametrize("how", ["the guard's own run was lost", "it was idempotent and timed out"])
 def test_the_guard_lets_nobody_else_through_while_in_doubt(app: Celery, how: str) -> None:
     sent: list[str] = []
@@ -308,12 +330,42 @@ def test_what_self_retry_is_given_decides_about_undo_and_guard(app: Celery) -> N
     undone_after = {1: 0, 2: 1, 3: 1}
     for customer, times in undone_after.items():
         undone.clear()
-        # In a thread of its own no exception of another test is being handled.
-        with ThreadPoolExecutor(1) as thread, pytest.raises(Retry):
-            thread.submit(
-                lambda who=customer: _delivered(mail, args=(who,), kwargs={}).run(who)
-            ).result()
+        with pytest.raises(Retry):
+            _delivered(mail, args=(customer,), kwargs={}).run(customer)
         assert len(undone) == times, customer
+
+
+@pytest.mark.parametrize("is_covered", [True, False], ids=["SQS", "another broker"])
+def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, is_covered: bool
+) -> None:
+    """It was refused as "same key, other input", and what was left was never done."""
+    monkeypatch.setattr(SQSBackoffTask, "is_covered", is_covered)
+    published: list[Any] = []
+    guard = Guard(key="{customer}", window=60)
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pages", guard=guard)
+    def pages(self: Any, customer: int, page: int) -> str:
+        if page < 3:
+            self.retry(args=(customer, page + 1), countdown=0, headers={"mine": page})
+        return "done"
+
+    def publish(self: Any, args: Any, kwargs: Any, **options: Any) -> None:
+        published.append((args, options["headers"]))
+
+    monkeypatch.setattr(type(pages), "apply_async", publish)
+    args, headers = (7, 1), None
+    for retries in (0, 1):
+        run = _delivered(pages, args=args, kwargs={}, retries=retries, headers=headers)
+        with pytest.raises(Retry):
+            run.run(*args)
+        pages.pop_request()
+        args, headers = published[-1]
+    assert headers["mine"] == 2
+    assert _delivered(pages, args=args, kwargs={}, retries=2, headers=headers).run(*args) == "done"
+    pages.pop_request()
+    with pytest.raises(OtherInput):
+        pages.apply((7, 3), task_id="message", throw=True)
 
 
 @pytest.mark.parametrize("max_retries", [1, 0], ids=["one left", "none left"])

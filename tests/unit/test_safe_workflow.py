@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import (
@@ -630,6 +630,35 @@ def test_a_message_that_is_refused_after_its_guards_window_is_taken_back(
     assert [entry for entry in bank.log if entry[0] == "undo"] == [("undo", "a", "a done")]
 
 
+@pytest.mark.parametrize("fails_in", ["the block", "a step"])
+def test_a_refused_message_that_has_done_nothing_leaves_the_workflow_to_the_one_that_passed(
+    app: Celery, bank: Bank, fails_in: str
+) -> None:
+    """Two clicks on one order. The provider was down for the first; the second is not there yet."""
+    guard = Guard(key="order:7", window=60)
+    app.conf.task_always_eager = False
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay", guard=guard)
+    def pay(self: Any) -> None:
+        if self.request.id == "message 2" and not self.request.retries:
+            raise KeyboardInterrupt  # the process ends there
+        with self.workflow("order:7") as order:
+            if self.request.id == "message 1" and fails_in == "the block":
+                raise Retryable("down")
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+
+    bank.answers["a"] = [Retryable("down")] if fails_in == "a step" else []
+    pay.push_request(id="message 1", called_directly=False)
+    with pytest.raises(Retry):
+        pay.run()
+    pay.pop_request()
+    with pytest.raises(KeyboardInterrupt):
+        apply(pay, task_id="message 2")
+    assert pay.apply(task_id="message 1", retries=1).state == "IGNORED"
+    assert pay.apply(task_id="message 2", retries=1).state == "SUCCESS"
+    assert bank.log == ["a"]
+
+
 @pytest.mark.parametrize("ends_first", ["the refused", "the other"])
 def test_no_workflow_is_left_half_done_to_a_message_that_a_guard_refuses_in_it(
     app: Celery, bank: Bank, now: list[float], ends_first: str
@@ -1176,6 +1205,30 @@ def test_a_message_that_ends_well_without_the_workflows_end_is_not_waited_for(
         assert careful.apply(task_id="message 2", retries=1).result == "never mind"
     assert compensate_given_up(app, "fund", "message 1")
     assert [entry[1] for entry in bank.log if entry[0] == "undo"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_a_given_up_run_could_not_send_is_sent_also_if_the_next_one_ends_well(
+    app: Celery, bank: Bank, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """It comes back for that, and finds the order cancelled: it does not enter the workflow."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    def pay(self: Any) -> None:
+        if self.request.retries and elsewhere:
+            with self.workflow("cancellation:7"):
+                return
+        if self.request.retries:
+            return
+        with self.workflow("order:7") as order:
+            order.step("a", bank.do, "a", undo=bank.take_back.s("a"))
+            raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "_send", _away)
+        assert apply(pay).state == "FAILURE"
+    assert pay.apply(task_id="message 1", retries=1).successful()
+    assert bank.log == ["a", ("undo", "a", "a done")]
 
 
 def test_a_message_that_is_the_last_to_end_takes_back_also_after_a_call_was_killed(

@@ -356,6 +356,31 @@ def test_waiting_for_a_lock_uses_up_no_retries_although_the_store_goes_away(
     assert isinstance(exc, BackoffRetry) is takes_locks
 
 
+@pytest.mark.parametrize("asked", ["busy_receives", "is_in_doubt"])
+def test_a_store_that_hangs_holds_up_no_failure_of_another_thread(failing, monkeypatch, asked):
+    """A pool of threads; a first attempt asks no store. Before Python 3.12 they had one lock."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_):
+        if threading.current_thread() is asking:
+            hangs.set()
+            assert goes_on.wait(60)
+        return False
+
+    monkeypatch.setattr(failed_run, asked, hang)
+    mail, failure = failing(), ProviderDown("x")
+    asking = threading.Thread(target=lambda: raised_by(mail, failure, retries=1))
+    other = threading.Thread(target=lambda: raised_by(mail, failure), daemon=True)
+    asking.start()
+    assert hangs.wait(60)
+    other.start()
+    other.join(10)
+    was_held_up = other.is_alive()
+    goes_on.set()
+    asking.join()
+    assert not was_held_up
+
+
 def test_a_retry_that_has_nothing_to_undo_does_not_ask_the_store(app, monkeypatch):
     asked = []
     monkeypatch.setattr(failed_run, "is_in_doubt", lambda *each: asked.append(each) or False)

@@ -32,7 +32,7 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End
-from celery_sqs_backoff.safe.errors import Refused
+from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
 from celery_sqs_backoff.safe.identity import run_id_of
 from celery_sqs_backoff.safe.shared import is_in_doubt
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -621,6 +621,61 @@ def test_a_soft_time_limit_is_not_lost_on_a_result_backend_that_hangs(case, monk
     assert not is_in_doubt(run.app, run.request.task.name, "task-id"), "it has done nothing"
 
 
+@pytest.mark.parametrize("how", ["soft time limit while it is judged", "Reject"])
+def test_what_a_failed_run_owes_is_not_lost(case, monkeypatch, how):
+    """A client whose timeout is the soft time limit: both come at once."""
+    undone = []
+
+    def body(self):
+        with self.workflow("order:7") as order:
+            order.step("release", str, 7, undo=take_back.s())
+            raise Reject("no", requeue=False) if how == "Reject" else TimeoutError
+
+    def judge(task, exc):
+        raise SoftTimeLimitExceeded(1)
+
+    run = case(body)
+
+    @run.app.task(shared=False)
+    def take_back(done):
+        undone.append(done)
+
+    run.app.conf.update(sqs_backoff={"store": MemoryStore()}, task_always_eager=True)
+    monkeypatch.setattr("celery_sqs_backoff.task.failed_run.judge_failure", judge)
+    assert run.ends() is State.DEAD_LETTERED
+    assert undone == ["7"]
+
+
+def test_a_task_that_rejects_its_message_is_not_repeated_while_the_store_is_away(case):
+    class Away(MemoryStore):
+        def get(self, key):
+            raise StoreUnavailable
+
+    run = case(raises(Reject("no", requeue=False)))
+    run.app.conf.sqs_backoff = {"store": Away()}
+    assert run.ends() is State.DEAD_LETTERED
+
+
+def test_a_rejected_message_comes_back_for_undoing_tasks_that_could_not_be_sent(case):
+    def body(self):
+        with self.workflow("order:7") as order:
+            order.step("release", str, 7, undo=take_back.s())
+            raise Reject("no", requeue=False)
+
+    run = case(body)
+
+    @run.app.task(shared=False)
+    def take_back(done): ...
+
+    def away(*args, **kwargs):
+        raise OSError
+
+    take_back.apply_async = away
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEFERRED
+    assert run.delay == 30
+
+
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
@@ -683,7 +738,7 @@ def test_a_task_that_succeeded_is_not_started_again_where_celery_deduplicates(ca
 
 
 def test_a_task_runs_although_celery_cannot_ask_whether_it_has_succeeded_before(case, monkeypatch):
-    """Each message that was received again became a dead letter, unrun, while Redis was away."""
+    """What was received again became a dead letter, never run, while Redis was away."""
     ran = []
     run = case(lambda self: ran.append(1), ignore_result=True, facts={"receive_count": 2})
     run.app.conf.worker_deduplicate_successful_tasks = True
