@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from os.path import exists
 from typing import Any, ClassVar, NoReturn
 
 from celery import Task
-from celery.exceptions import ImproperlyConfigured, Retry
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
@@ -18,7 +19,7 @@ from ..provider.settings import Provider
 from ..retry.autoretry import AUTORETRY_OPTIONS, options_from_autoretry
 from ..retry.budget import GiveUpReason, exhausted
 from ..retry.options import DEAD_LETTER, FULL, InvalidOption, Options
-from ..retry.outcomes import Classifier, Verdict
+from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
 from ..safe.settings import check_settings as check_safe_settings
 from ..safe.stores import check_store_of
@@ -35,9 +36,9 @@ from .binding import (
     overrule_settings,
     setting_name,
 )
-from .failed_run import Final, judge_failure, judge_retry, publish_copy
+from .failed_run import Final, judge_failure, publish_copy
 from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
-from .retries import cause_of, drawn_delay, limit_now, note_cause, retries_before
+from .retries import drawn_delay, limit_now, note_cause, retries_before
 from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
@@ -204,9 +205,9 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn
         from ``backoff`` instead of being ``default_retry_delay``. The message is kept, and hidden,
         if arguments and route are as they were, ``throw`` is true, and the delay fits into what SQS
-        allows (12 hours since the receive); otherwise a copy is published, as Celery does. What is
-        to be undone is undone before that; with ``throw=False``, when the run goes on, nothing is.
-        ``max_retries=0`` means "fail now": no rule of the task's retries what is raised then.
+        allows (12 hours since the receive); otherwise a copy is published, as Celery does. ``undo``
+        runs before that; with ``throw=False``, never. ``max_retries=0`` means "fail now": no rule
+        of the task's retries what is raised then.
 
         Raises:
             celery.exceptions.Retry: always, unless ``throw`` is false.
@@ -234,12 +235,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
-            given = {"args": args, "kwargs": kwargs, "eta": eta, "countdown": countdown}
-            given |= self._options_of_copy(options)
-            copy = publish_copy(self, super().retry, exc, cause, undoes=throw, **given)
-            if throw:
-                raise copy
-            return copy
+            publish = partial(super().retry, args, kwargs, exc, False, eta, countdown)
+            return publish_copy(self, publish, cause, options, throw=throw)
         reason = exhausted(
             standing(delivery, retries=retries_before(self, request), now=now),
             max_retries=limit,
@@ -276,11 +273,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             setting=setting_name(app),
         )
 
-    def _judge(self, exc: Exception) -> Verdict:
-        """What a failure of this run means, or a retry; asked by the safe part too."""
-        if isinstance(exc, Retry):
-            return judge_retry(self, cause_of(exc))
-        return judge_failure(self, exc)
+    #: What a failure of this run means; asked by the safe part too.
+    _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
         """How long SQS is to delay a message; 0 where it is not to, or is not the broker."""

@@ -33,7 +33,7 @@ from .retries import cause_of, drawn_delay, limit_now, note_cause, retries_befor
 from .tracing import current_trace, note_end
 from .unpublished import is_unpublished, retried_for
 
-__all__ = ["Aborted", "FailedRun", "Final", "judge_failure", "judge_retry", "publish_copy"]
+__all__ = ["Aborted", "FailedRun", "Final", "judge_failure", "publish_copy"]
 
 logger = get_task_logger(__name__)
 
@@ -129,8 +129,7 @@ class FailedRun:
         """
         if has_copy(self._request):
             return  # it was settled then
-        cause = cause_of(retry)
-        verdict = judge_retry(self._task, cause)
+        cause, verdict = cause_of(retry), judge_failure(self._task, retry)
         if undoes:
             self._undo(cause or retry, verdict)
         self._note_doubt(cause, verdict.outcome)
@@ -297,7 +296,8 @@ class FailedRun:
         return self._published(request.retries, exc=exc, countdown=delay)
 
     def _published(self, retries: int, **options: Any) -> Retry:
-        return _published(partial(Task.retry, self._task), self._request, retries, **options)
+        publish = partial(Task.retry, self._task, throw=False)
+        return _published(publish, self._request, retries, **options)
 
     @property
     def _retries(self) -> int:
@@ -311,13 +311,15 @@ class FailedRun:
 
 
 def judge_failure(task: Any, exc: Exception) -> Verdict:
-    """Say what a failure of the task's run means."""
+    """Say what a failure of the task's run means, or a retry that it has asked for."""
+    if isinstance(exc, Retry):
+        return _judge_retry(task, cause_of(exc))
     if (final := Final.of(task.request, exc)) is not None:
-        return judge_retry(task, final.cause)
+        return _judge_retry(task, final.cause)
     return _judge(task, exc)
 
 
-def judge_retry(task: Any, cause: BaseException | None) -> Verdict:
+def _judge_retry(task: Any, cause: BaseException | None) -> Verdict:
     """Say what it means that the task has asked for a retry, whether there is one left or not.
 
     Arguments:
@@ -357,31 +359,35 @@ def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
 
 
 def publish_copy(
-    task: Any, publish: Callable[..., Retry], exc: Any, cause: Any, *, undoes: bool, **options: Any
+    task: Any, publish: Callable[..., Retry], cause: Any, options: dict[str, Any], *, throw: bool
 ) -> Retry:
-    """Publish a copy of the message for ``retry()``, and settle before what it is for.
+    """Publish a copy of the message for ``retry()``, after settling what the retry is for.
 
     Arguments:
-        publish: Celery's ``retry``, which does.
-        exc: what ``retry()`` was given.
-        cause: what the retry is for: see :func:`cause_of`.
-        undoes: not where the run goes on: what it has done is its own.
-        options: of ``publish``.
+        publish: Celery's own ``retry``, which publishes it, and returns.
+        cause: see :func:`cause_of`.
+        options: of the copy.
+        throw: whether this run ends here. If not, what it has done is its own affair.
+
+    Raises:
+        Retry: with ``throw``.
     """
     request, retry = task.request, note_cause(Retry(), cause)
     failed = FailedRun(task, retry, tuple(request.args or ()), dict(request.kwargs or {}))
-    failed.settle_retry(retry, undoes=undoes)
+    failed.settle_retry(retry, undoes=throw)
     retries = retries_before(task, request) + 1
-    copy = _published(publish, request, retries, exc=exc, **options)
+    copy = _published(publish, request, retries, **task._options_of_copy(options))
     request.sqs_copy = note_cause(copy, cause)
+    if throw:
+        raise copy
     return copy
 
 
 def _published(publish: Callable[..., Retry], request: Any, retries: int, **options: Any) -> Retry:
-    """Let Celery publish the message as the retry of that number, which we have allowed."""
+    """Publish the message as the retry of that number, which we have allowed."""
     before, request.retries = request.retries, retries - 1  # Celery adds one
     try:
-        return publish(throw=False, max_retries=retries, **options)
+        return publish(max_retries=retries, **options)
     finally:
         request.retries = before
 
