@@ -121,7 +121,7 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
     while failed < _MAX_FAILED:
         due = calls.filter(claimed_until__lte=now).order_by("claimed_until")
         rows = due.values_list("task_id", "claim")[:_BATCH]
-        found = statements.make(calls.db, partial(list, rows))
+        found: list[tuple[str, str]] = statements.make(calls.db, partial(list, rows))
         if not found or found[0][0] in tried:
             break
         for task_id, claim in found:

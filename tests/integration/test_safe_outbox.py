@@ -324,8 +324,8 @@ def test_a_statement_that_the_database_takes_back_is_made_again(
     mail: Any, broker: Broker, verb: str, who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """PostgreSQL's SERIALIZABLE does it to one writer in ten; the calls waited for two minutes."""
-    from django.db import connection, transaction
     from django.db import OperationalError as DatabaseConflict
+    from django.db import connection, transaction
     from psycopg.errors import SerializationFailure
 
     refused: list[str] = []
