@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
@@ -15,7 +16,7 @@ from ..text import type_name
 from .commit import open_connections
 from .errors import SafeError
 from .settings import check_settings, is_signed, vault_of
-from .store import ask_to_write
+from .store import Store, key_of
 from .stores import check_store_of, has_store, is_shared, store_of
 from .stores.django import DjangoStore
 from .stores.redis import RedisStore
@@ -23,6 +24,9 @@ from .stores.redis import RedisStore
 __all__ = ["StoreStep", "check_by_asking", "check_offline", "eviction_of", "warnings_of"]
 
 logger = get_logger(__name__)
+
+#: How long the check's record is there, should the process end before it has deleted it.
+_CHECK_SECONDS = 60.0
 
 
 def check_offline(app: Any) -> None:
@@ -52,17 +56,30 @@ def check_by_asking(app: Any) -> None:
     try:
         if isinstance(store, DjangoStore):
             _named(store.check_table)
-        ask_to_write(vault_of(app).store)
+        _try_all_four(vault_of(app).store)
     except SafeError as exc:
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: it does not answer, or takes no changes ({exc}); start it, or"
-            " correct its address and credentials"
+            " correct its address, or the credentials and rights of its user"
         ) from exc
     except (ValueError, TypeError, AttributeError) as exc:  # the library's, of an option
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: it cannot be used ({type_name(exc)}): correct the options of"
             " its address"
         ) from None
+
+
+def _try_all_four(store: Store) -> None:
+    """Each may need a right of its own, such as UPDATE on the table. Leaves nothing.
+
+    Raises:
+        StoreUnavailable: one of them is refused.
+    """
+    key = key_of("check", uuid4().hex)
+    store.add(key, "new", _CHECK_SECONDS)
+    store.get(key)
+    store.replace(key, "new", "old", None)
+    store.delete(key, "old")
 
 
 def warnings_of(app: Any) -> Iterator[str]:

@@ -27,6 +27,7 @@ from kombu.utils.json import dumps, loads
 
 from ..sqs.errors import Operation, failure_of
 from ..text import error_site, printable
+from . import statements
 from .commit import (
     after_commit,
     is_in_transaction,
@@ -119,7 +120,8 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
     tried: set[str] = set()
     while failed < _MAX_FAILED:
         due = calls.filter(claimed_until__lte=now).order_by("claimed_until")
-        found = list(due.values_list("task_id", "claim")[:_BATCH])
+        rows = due.values_list("task_id", "claim")[:_BATCH]
+        found: list[tuple[str, str]] = statements.make(calls.db, partial(list, rows))
         if not found or found[0][0] in tried:
             break
         for task_id, claim in found:
@@ -152,13 +154,16 @@ def _send_own(app: Any, calls: Any, task_id: str, claim: str) -> None:
 def _take_over(calls: Any, task_id: str, claim: str, mine: str) -> bool:
     _, now, _ = _calls()
     end = now + timedelta(seconds=CLAIM_SECONDS)
-    claimed = calls.filter(task_id=task_id, claim=claim).update(claim=mine, claimed_until=end)
-    return bool(claimed)
+    # Made again, the statement may find our own claim.
+    rows = calls.filter(task_id=task_id, claim__in=[claim, mine])
+    take = partial(rows.update, claim=mine, claimed_until=end)
+    return bool(statements.make(calls.db, take))
 
 
 def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     """Send and delete a call; return what has kept it from being sent."""
-    row = calls.filter(task_id=task_id, claim=claim).values_list("task", "call").first()
+    own = calls.filter(task_id=task_id, claim=claim)
+    row = statements.make(calls.db, own.values_list("task", "call").first)
     if row is None:
         return LookupError("somebody else has taken it over")
     name, sent_as = row[0], task_id
@@ -177,7 +182,7 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
         )
         return exc
     try:
-        calls.filter(task_id=task_id, claim=claim)._raw_delete(calls.db)
+        statements.make(calls.db, partial(own._raw_delete, calls.db))
     except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
         logger.error(
             "sqs_backoff.outbox_not_deleted: %s[%s]: %s",

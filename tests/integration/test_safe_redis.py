@@ -18,8 +18,10 @@ from celery.exceptions import ImproperlyConfigured, Retry
 from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.doctor import examine
 from celery_sqs_backoff.doctor.look import look
+from celery_sqs_backoff.provider.fleet import FleetSlots
 from celery_sqs_backoff.safe.check import StoreStep, check_by_asking
 from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.stores import open_store
 from tests.support.processes import eventually, free_port, stop
 
@@ -70,6 +72,32 @@ def test_a_server_that_may_not_be_asked_is_not_named(tmp_path: Path) -> None:
         redis.Redis(unix_socket_path=str(socket)).execute_command("ACL SETUSER default -info")
         app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
         assert [finding.id for finding in examine(look(app)) if "store" in finding.subject] == []
+
+
+#: As docs/safe-to-retry.md has it.
+_RIGHTS = (
+    "~celery-sqs-backoff:* +select +evalsha +script|load +get +set +del +pttl"
+    " +time +hgetall +hdel +hset +pexpire"
+)
+
+
+@pytest.mark.parametrize("denied", ["", "-evalsha", "-@scripting", "-del", "-pttl", "resetkeys"])
+def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
+    tmp_path: Path, denied: str
+) -> None:
+    app = Celery("limited", broker="memory://", set_as_current=False)
+    with _redis_server(tmp_path / "redis") as socket:
+        server = redis.Redis(unix_socket_path=str(socket))
+        server.execute_command(*f"ACL SETUSER worker on >word {_RIGHTS} {denied}".split())
+        app.conf.sqs_backoff = {"store": f"unix://worker:word@{socket}?db=1", "secret": "secret"}
+        if denied:
+            with pytest.raises(ImproperlyConfigured, match="rights of its user"):
+                check_by_asking(app)
+            return
+        check_by_asking(app)
+        assert server.info("keyspace") == {}, "the check leaves nothing"
+        slots = FleetSlots(vault_of(app), ("provider",), rate=1, worker="one")
+        assert slots.take([0]).workers == 1
 
 
 def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> None:

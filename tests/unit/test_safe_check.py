@@ -116,6 +116,26 @@ def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
     check_by_asking(app)
 
 
+@pytest.mark.parametrize("denied", ["add", "get", "replace", "delete"])
+def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
+    app: Celery, denied: str
+) -> None:
+    """Such as UPDATE on the table, or dynamodb:GetItem: every run would fail."""
+
+    class Limited(MemoryStore):
+        def __getattribute__(self, name: str) -> Any:
+            if name == denied:
+                raise StoreUnavailable("AccessDenied")
+            return super().__getattribute__(name)
+
+    app.conf.sqs_backoff = {"store": (store := MemoryStore())}
+    check_by_asking(app)
+    assert store._records == {}, "the check leaves nothing"
+    app.conf.sqs_backoff = {"store": Limited()}
+    with pytest.raises(ImproperlyConfigured, match="AccessDenied"):
+        check_by_asking(app)
+
+
 def test_a_task_without_guard_lock_or_step_never_asks_the_store(app: Celery) -> None:
     class Away:
         def __getattr__(self, name: str) -> Any:

@@ -1,22 +1,20 @@
 """Records in a table of a Django project. The database's clock decides when one ends.
 
 (SQLite has none of its own: there it is the machine's, on which all its users are.) Each change is
-one statement in autocommit, so it is committed when it returns. One that the database has taken
-back (a deadlock, a serialization failure) is made again, and so is one whose connection turned out
-to be dead: it was idle for too long, or the server was restarted. What has ended is removed by
-``manage.py sqs_backoff_clear_expired``, to be run daily.
+one statement in autocommit, so it is committed when it returns; see ``statements``. What has ended
+is removed by ``manage.py sqs_backoff_clear_expired``, to be run daily.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from .. import statements
 from ..commit import is_in_transaction
 from ..errors import StoreInTransaction, StoreUnavailable
 
@@ -24,11 +22,6 @@ __all__ = ["DjangoStore"]
 
 #: add() finds a record that is gone when it looks at it: it tries again, so often.
 _TRIES = 100
-
-#: A statement that the database has taken back is made again, so often.
-_MAX_CONFLICTS = 20
-
-_MYSQL_DEADLOCK = 1213
 
 T = TypeVar("T")
 
@@ -151,7 +144,7 @@ class DjangoStore:
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
         try:
-            if connections[self._using].in_atomic_block:  # only a test's: see _records
+            if connections[self._using].in_atomic_block:  # only a test's: see _ask
                 with transaction.atomic(using=self._using):  # keeps it usable
                     records.create(key=at, **new, expires_at=now + ttl)
             else:
@@ -165,50 +158,29 @@ class DjangoStore:
 
         Made again, it may have taken effect before: see ``Store``.
         """
-        from django.db import connections
-
-        connection = connections[self._using]
-        for _ in range(_MAX_CONFLICTS):
-            was_connected = connection.connection is not None
-            try:
-                with self._records() as (records, now):
-                    return statement(records, now)
-            except StoreUnavailable as exc:
-                is_dead = was_connected and connection.connection is None
-                if connection.in_atomic_block or not (is_dead or _is_conflict(exc.__cause__)):
-                    raise
-                failure = exc
-        raise failure
-
-    @contextmanager
-    def _records(self) -> Iterator[tuple[Any, Any]]:
-        """The table, and what the database is to take for now."""
-        from django.db import DatabaseError, InterfaceError, connections
+        from django.db import DatabaseError, InterfaceError
 
         from ...contrib.django.models import Record, UTCNow
 
-        connection = connections[self._using]
+        def ask() -> T:
+            self._refuse_transaction()
+            return statement(Record.objects.using(self._using), UTCNow())
+
         try:
-            if is_in_transaction(connection):
-                raise StoreInTransaction(
-                    f"The store's database alias {self._using!r} is inside a transaction, whose"
-                    " rollback would take back what has been recorded: leave the atomic block"
-                    " first, or give the store a connection of its own: a copy of the alias in"
-                    " DATABASES, say 'records', and the store 'django://records'"
-                )
-            yield Record.objects.using(self._using), UTCNow()
+            return statements.make(self._using, ask)
         except (DatabaseError, InterfaceError) as exc:
-            # Celery closes what is unusable between tasks; a retry within this one should not
-            # have to wait for that.
-            connection.close_if_unusable_or_obsolete()
             raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
 
+    def _refuse_transaction(self) -> None:
+        from django.db import connections
 
-def _is_conflict(exc: BaseException | None) -> bool:
-    """Whether the database has taken a statement back because of another, so nothing was done."""
-    cause = getattr(exc, "__cause__", None)  # the library's, which knows PostgreSQL's SQLSTATE
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
-    return state.startswith("40") or getattr(exc, "args", ())[:1] == (_MYSQL_DEADLOCK,)
+        if is_in_transaction(connections[self._using]):
+            raise StoreInTransaction(
+                f"The store's database alias {self._using!r} is inside a transaction, whose"
+                " rollback would take back what has been recorded: leave the atomic block"
+                " first, or give the store a connection of its own: a copy of the alias in"
+                " DATABASES, say 'records', and the store 'django://records'"
+            )
 
 
 def _key(key: str) -> str:

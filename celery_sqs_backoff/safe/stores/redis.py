@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from ..errors import RecordRejected, StoreUnavailable
-from ..store import MARK
+from ..store import MARK, key_of
 
 __all__ = ["RedisStore"]
 
@@ -193,10 +194,9 @@ class RedisStore:
     def delete(self, key: str, old: str) -> bool:
         return bool(self._delete(keys=[_PREFIX + key], args=[old]))
 
-    @_boundary
     def ask_to_write(self) -> None:
-        """A full server lets scripts run, and keys be deleted: it refuses to set one."""
-        self._redis.set(_PREFIX + "check", "", px=1000)
+        """A full server lets keys be deleted, and refuses to set one."""
+        self.add(key_of("check", uuid4().hex), "", 0.001)
 
     @_boundary
     def take_slots(
