@@ -278,7 +278,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
         is_crash = ended.word is None and ended.end in WITHOUT_THE_TASK
-        comes_back = ended.end is End.NOT_BEGUN and isinstance(settle, Hide)
+        comes_back = ended.end in (End.NOT_BEGUN, End.REFUSED) and isinstance(settle, Hide)
         if isinstance(settle, GiveBack):
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
