@@ -475,6 +475,28 @@ def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped
     assert run.ended is State.DONE
 
 
+@pytest.mark.parametrize("may_go", [False, True])
+@pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
+def test_a_message_that_is_dropped_is_announced_once_its_workflow_is_taken_back(
+    ending, may_go, monkeypatch
+):
+    """``task_revoked`` was sent every 30 seconds, for as long as the store was away."""
+    announced = []
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: may_go)
+    monkeypatch.setattr(
+        "celery.worker.request.send_revoked", lambda *_, **facts: announced.append(facts)
+    )
+    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+    if ending == "revoked":
+        worker_state.revoked.add("task-id")
+    if ending == "terminated":
+        fails(run, Terminated(signals.SIGTERM))
+    else:
+        assert run.request.revoked()
+    assert run.ended is (State.DONE if may_go else State.DEFERRED)
+    assert len(announced) == may_go
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["ours", "lost"])
 @pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
 def test_a_message_that_is_dropped_is_reported_unless_it_was_lost(ending, is_lost):
