@@ -28,6 +28,9 @@ logger = get_logger(__name__)
 #: How long the check's record is there, should the process end before it has deleted it.
 _CHECK_SECONDS = 60.0
 
+#: So many keys are hardly ever all on one server of a cluster.
+_CHECK_KEYS = 20
+
 
 def check_offline(app: Any) -> None:
     """Refuse settings that cannot work, without asking the store.
@@ -80,6 +83,8 @@ def _try_all_four(store: Store) -> None:
     store.get(key)
     store.replace(key, "new", "old", None)
     store.delete(key, "old")
+    for _ in range(_CHECK_KEYS):  # a server of a Redis Cluster refuses those of the other servers
+        store.get(key_of("check", uuid4().hex))
 
 
 def warnings_of(app: Any) -> Iterator[str]:

@@ -116,6 +116,14 @@ def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
     check_by_asking(app)
 
 
+@pytest.mark.parametrize("url", ["hunter2@host:6379/0", "hunter2:x@host/0", "hunter2"])
+def test_a_url_without_its_kind_is_refused_without_being_shown(app: Celery, url: str) -> None:
+    app.conf.sqs_backoff = {"store": url}
+    with pytest.raises(ImproperlyConfigured, match="redis://host") as refused:
+        check_offline(app)
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("denied", ["add", "get", "replace", "delete"])
 def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
     app: Celery, denied: str
