@@ -238,6 +238,21 @@ def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
     assert nothing.value.returncode == 1
 
 
+def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: str) -> None:
+    """Not from the default one, which would say "0 removed" every night."""
+    from django.core.management import CommandError, call_command
+
+    project.migrate(alias)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    open_store(f"django://{alias}").add("old", "value", -1)
+    out = StringIO()
+    call_command("sqs_backoff_clear_expired", stdout=out)
+    assert out.getvalue() == "1 removed\n"
+    app.conf.sqs_backoff = {"store": "memory://"}
+    with pytest.raises(CommandError, match="no database"):
+        call_command("sqs_backoff_clear_expired")
+
+
 # The housekeeping of the outbox, in a worker's main process
 
 
