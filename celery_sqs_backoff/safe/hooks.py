@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import celery.app.task as celery_task
 from celery.app.task import Context
-from celery.exceptions import ImproperlyConfigured, Retry, SoftTimeLimitExceeded
+from celery.exceptions import ImproperlyConfigured, SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
 from ..text import error_site, printable
 from .errors import AlreadyDone, Refused
 from .guard import Guard, Passage, Run, enter, finish, is_joined, unset
-from .identity import acts_of, carrier_of, message_of, run_id_of
+from .identity import acts_of, carrier_of, has_copy, message_of, run_id_of
 from .message_end import TakenBack, compensate_scopes_of, leave_scopes_of
 from .names import input_of
 from .settings import vault_of
@@ -128,8 +128,8 @@ class Hooks:
     def _finish_guard(self, result: object) -> None:
         """After a run that ended well: this message is done. Does not raise."""
         passage: Passage | None = getattr(self.request, "sqs_passage", None)
-        # Published again by retry(throw=False), the message is not done.
-        if passage is not None and not getattr(self.request, "sqs_goes_on", False):
+        # Published again by retry(), whose Retry was not raised, the message is not done.
+        if passage is not None and not has_copy(self.request):
             try:
                 finish(self._vault, passage, result)
             except Exception as exc:  # noqa: BLE001  # the store is away, or the task has left a transaction open
@@ -241,7 +241,7 @@ class Hooks:
     def _leave_workflows(self) -> None:
         """The message ends here, and well: it goes on with no workflow. Does not raise."""
         request = self.request
-        if getattr(request, "sqs_goes_on", False):
+        if has_copy(request):
             return
         opened: dict[str, Workflow] = getattr(request, "sqs_workflows", {})
         has_earlier = bool(request.retries and self.enters_workflows and has_store(self.app))
@@ -260,11 +260,6 @@ class Hooks:
 
     def _is_certainly_not_processed(self, exc: BaseException) -> bool:
         """Whether nothing was done, by the verdict on the exception or on what is retried for."""
-        if isinstance(exc, Retry):
-            cause = exc.exc or exc.__context__  # in an except block it is for the error caught
-            if cause is None:  # a bare self.retry(): the task says so itself
-                return True
-            exc = cause
         if not isinstance(exc, Exception):
             return False
         judge: Callable[[Exception], Any] = getattr(self, "_judge")  # noqa: B009  # its host's

@@ -15,6 +15,7 @@ __all__ = [
     "begin_again",
     "begin_call",
     "carrier_of",
+    "has_copy",
     "is_in_a_message",
     "message_of",
     "note_act",
@@ -103,6 +104,11 @@ def acts_of(task: Any) -> int:
     """How many steps this run of the message has done, or may have done."""
     carrier = carrier_of(task)
     return 0 if carrier is None else int(getattr(carrier[1], "sqs_acts", 0))
+
+
+def has_copy(request: Any) -> bool:
+    """Whether ``retry()`` has published a copy of the message, which may be running already."""
+    return getattr(request, "sqs_copy", None) is not None
 
 
 def run_id_of(request: Any) -> str:

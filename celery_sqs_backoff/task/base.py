@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from os.path import exists
 from typing import Any, ClassVar, NoReturn
 
@@ -18,7 +19,7 @@ from ..provider.settings import Provider
 from ..retry.autoretry import AUTORETRY_OPTIONS, options_from_autoretry
 from ..retry.budget import GiveUpReason, exhausted
 from ..retry.options import DEAD_LETTER, FULL, InvalidOption, Options
-from ..retry.outcomes import Classifier, Verdict
+from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
 from ..safe.settings import check_settings as check_safe_settings
 from ..safe.stores import check_store_of
@@ -35,8 +36,9 @@ from .binding import (
     overrule_settings,
     setting_name,
 )
-from .failed_run import Final, drawn_delay, judge_failure, limit_now, retries_before
+from .failed_run import Final, judge_failure, publish_copy
 from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
+from .retries import drawn_delay, limit_now, note_cause, retries_before
 from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
@@ -203,22 +205,25 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn
         from ``backoff`` instead of being ``default_retry_delay``. The message is kept, and hidden,
         if arguments and route are as they were, ``throw`` is true, and the delay fits into what SQS
-        allows (12 hours since the receive); otherwise a copy is published, as Celery does.
-        ``max_retries=0`` means "fail now": no rule of the task's retries what is raised then.
+        allows (12 hours since the receive); otherwise a copy is published, as Celery does. ``undo``
+        runs before that; with ``throw=False``, never. ``max_retries=0`` means "fail now": no rule
+        of the task's retries what is raised then.
 
         Raises:
             celery.exceptions.Retry: always, unless ``throw`` is false.
             exc, or MaxRetriesExceededError: no retry is left.
         """
-        request, now, copy = self.request, time.time(), self._options_of_copy(options)
+        request, now = self.request, time.time()
         if not self.is_covered or request.called_directly:
             return super().retry(
-                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **copy
+                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
+        exc = exc() if isinstance(exc, type) else exc
+        cause = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
         limit = self.max_retries if max_retries is None else max_retries
         limit = limit_now(self, request, limit)
         if limit is not None and retries_before(self, request) >= limit:
-            _fail_finally(self, exc, GiveUpReason.MAX_RETRIES)
+            _fail_finally(self, exc, GiveUpReason.MAX_RETRIES, cause)
         kind: type[BackoffRetry] = NamedRetry
         if countdown is None and eta is None:
             countdown, kind = drawn_delay(self, request), BackoffRetry
@@ -230,10 +235,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
-            request.sqs_goes_on = not throw  # its copy does, although this run may return
-            return super().retry(
-                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **copy
-            )
+            publish = partial(super().retry, args, kwargs, exc, False, eta, countdown)
+            return publish_copy(self, publish, cause, options, throw=throw)
         reason = exhausted(
             standing(delivery, retries=retries_before(self, request), now=now),
             max_retries=limit,
@@ -241,8 +244,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             delay=delay,
         )
         if reason is not None:
-            _fail_finally(self, exc, reason)
-        raise kind(exc=exc, when=visibility_delay(delay, delivery, now=now))
+            _fail_finally(self, exc, reason, cause)
+        raise note_cause(kind(exc=exc, when=visibility_delay(delay, delivery, now=now)), cause)
 
     #: To tell whether a task overrides it.
     _base_retry = staticmethod(retry)
@@ -270,9 +273,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             setting=setting_name(app),
         )
 
-    def _judge(self, exc: Exception) -> Verdict:
-        """What a failure of this run means; asked by the safe part too."""
-        return judge_failure(self, exc)
+    #: What a failure of this run means; asked by the safe part too.
+    _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
         """How long SQS is to delay a message; 0 where it is not to, or is not the broker."""
@@ -305,17 +307,16 @@ def _is_set_by_user(cls: type[SQSBackoffTask], name: str) -> bool:
     return next(c for c in cls.__mro__ if name in vars(c)) is not SQSBackoffTask
 
 
-def _fail_finally(task: SQSBackoffTask, exc: Any, reason: GiveUpReason) -> NoReturn:
+def _fail_finally(task: Any, failure: Any, reason: GiveUpReason, cause: Any) -> NoReturn:
     """Raise what ``retry()`` was given, and note that no rule may retry it."""
     request = task.request
-    failure = exc() if isinstance(exc, type) else exc
     if failure is None:
         failure = task.MaxRetriesExceededError(
             f"Can't retry {task.name}[{request.id}]: {reason.value}",
             task_args=request.args,
             task_kwargs=request.kwargs,
         )
-    request.sqs_final = Final(failure, reason, sys.exc_info()[1] if exc is None else failure)
+    request.sqs_final = Final(failure, reason, cause)
     raise_with_context(failure)
     raise AssertionError("raise_with_context raises")
 

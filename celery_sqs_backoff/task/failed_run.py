@@ -8,37 +8,32 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 
-from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted
+from ..retry.budget import GiveUpReason, Standing, exhausted
 from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
 from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge, known_verdict
 from ..safe.errors import Busy, TryLater
-from ..safe.identity import acts_of
+from ..safe.identity import acts_of, has_copy
 from ..safe.lock import busy_delay
-from ..safe.shared import busy_receives, count_busy, count_doubt, is_in_doubt
+from ..safe.shared import count_busy, count_doubt, is_in_doubt
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable, type_name
-from .handover import BackoffRetry, Report, delivery_of, describe, ended_by, run_of
+from .handover import BackoffRetry, Report, describe, ended_by, run_of
 from .leaving import ends_the_process, is_pools_time_limit
+from .retries import cause_of, drawn_delay, limit_now, note_cause, retries_before
 from .tracing import current_trace, note_end
 from .unpublished import is_unpublished, retried_for
 
-__all__ = [
-    "Aborted",
-    "FailedRun",
-    "Final",
-    "drawn_delay",
-    "judge_failure",
-    "limit_now",
-    "retries_before",
-]
+__all__ = ["Aborted", "FailedRun", "Final", "judge_failure", "publish_copy"]
 
 logger = get_task_logger(__name__)
 
@@ -116,21 +111,28 @@ class FailedRun:
 
     def _predicate(self, exc: TaskPredicate) -> Retry | None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
-        cause = exc
         if isinstance(exc, Retry):
-            cause = exc.exc or exc
-            reason = exc.exc or exc.__context__  # in an except block it is for the error caught
-            verdict = judge_retry(self._task, reason)
-            self._undo(cause, verdict)
-            self._note_doubt(reason, verdict.outcome)
+            self.settle_retry(exc, undoes=True)
         elif isinstance(exc, Ignore):
             self._task._leave_workflows()
         elif isinstance(exc, Reject) and not exc.requeue and self._owes(may_repeat=False):
             word = RetryIn(_NOT_COMPENSATED_SECONDS, Outcome.UNKNOWN)
             self._note(Ended(End.RAISED, word), exc)
             return BackoffRetry(exc=exc, when=word.seconds)
-        self._note(ended_by(exc), cause)
+        self._note(ended_by(exc), (cause_of(exc) if isinstance(exc, Retry) else None) or exc)
         return None
+
+    def settle_retry(self, retry: Retry, *, undoes: bool) -> None:
+        """Undo what is to be done again, and note the doubt: before a copy is published.
+
+        That may run before this run has ended.
+        """
+        if has_copy(self._request):
+            return  # it was settled then
+        cause, verdict = cause_of(retry), judge_failure(self._task, retry)
+        if undoes:
+            self._undo(cause or retry, verdict)
+        self._note_doubt(cause, verdict.outcome)
 
     def _aborted(self, exc: BaseException) -> BaseException | None:
         """Nobody knows how far the run got, unless one of the task's own rules does."""
@@ -190,8 +192,8 @@ class FailedRun:
 
     def _undo(self, exc: BaseException, verdict: Verdict) -> None:
         """Undo if nothing can have been processed, by this run or by one before it."""
-        if not verdict.nothing_was_processed:
-            return
+        if not verdict.nothing_was_processed or has_copy(self._request):
+            return  # what would be undone may be the work of the copy
         if self._task.backoff_options.undo is None:
             # No doubt is asked for: while another run may have done it, the record is not ours.
             self._task._unset_guard()
@@ -276,7 +278,7 @@ class FailedRun:
             delay=delay,
         ):
             return None
-        return _celerys_retry(self._task, exc=exc, countdown=delay, headers=headers)
+        return self._published(request.retries + 1, exc=exc, countdown=delay, headers=headers)
 
     def _is_called_again(self, exc: Exception) -> bool:
         """Whether an eager run has found a lock held before it did anything.
@@ -290,13 +292,12 @@ class FailedRun:
         request = self._request
         if request.is_eager:
             return None  # it would be busy for ever
-        request.retries -= 1  # Celery adds one to what it publishes
-        try:
-            return _celerys_retry(
-                self._task, exc=exc, countdown=busy_delay(1, exc.lease_left, random)
-            )
-        finally:
-            request.retries += 1
+        delay = busy_delay(1, exc.lease_left, random)
+        return self._published(request.retries, exc=exc, countdown=delay)
+
+    def _published(self, retries: int, **options: Any) -> Retry:
+        publish = partial(Task.retry, self._task, throw=False)
+        return _published(publish, self._request, retries, **options)
 
     @property
     def _retries(self) -> int:
@@ -310,13 +311,15 @@ class FailedRun:
 
 
 def judge_failure(task: Any, exc: Exception) -> Verdict:
-    """Say what a failure of the task's run means."""
+    """Say what a failure of the task's run means, or a retry that it has asked for."""
+    if isinstance(exc, Retry):
+        return _judge_retry(task, cause_of(exc))
     if (final := Final.of(task.request, exc)) is not None:
-        return judge_retry(task, final.cause)
+        return _judge_retry(task, final.cause)
     return _judge(task, exc)
 
 
-def judge_retry(task: Any, cause: BaseException | None) -> Verdict:
+def _judge_retry(task: Any, cause: BaseException | None) -> Verdict:
     """Say what it means that the task has asked for a retry, whether there is one left or not.
 
     Arguments:
@@ -338,42 +341,6 @@ def _judge(task: Any, exc: Exception) -> Verdict:
     )
 
 
-def retries_before(task: Any, request: Any) -> int:
-    """Retries before this run, without those that found a lock held."""
-    run, retries = run_of(request), int(request.retries)
-    if run is None or not retries:
-        return retries
-    if not run.has_asked:
-        run.busy_receives = busy_receives(task.app, run.delivery.message_id)
-        run.has_asked = True
-    return max(0, retries - (run.busy_receives or 0))
-
-
-def limit_now(task: Any, request: Any, max_retries: int | None) -> int | None:
-    """Return ``max_retries``, or ``None`` while nobody knows how many retries there have been.
-
-    A message may have waited for a lock as often as it was received, and the store that counted
-    that is away.
-    """
-    run = run_of(request)
-    takes_locks = task.asks_in_its_body or task.enters_workflows
-    if run is None or not max_retries or not takes_locks or not retries_before(task, request):
-        return max_retries
-    return None if run.busy_receives is None else max_retries
-
-
-def drawn_delay(task: Any, request: Any) -> float:
-    """Draw seconds from the task's policy, for the failure of this run."""
-    delivery, options = delivery_of(request), task.backoff_options
-    return draw_delay(
-        options.backoff,
-        message_id=request.id if delivery is None else delivery.message_id,
-        attempt=retries_before(task, request) + 1,
-        cap=options.fifo_cap if delivery is not None and delivery.is_fifo else None,
-        rng=random,
-    )
-
-
 def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
     """Call the task's ``undo`` and take its guard back. Never raises an ``Exception``."""
     try:
@@ -391,8 +358,38 @@ def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
     task._unset_guard()
 
 
-def _celerys_retry(task: Any, **options: Any) -> Any:
-    return Task.retry(task, throw=False, **options)
+def publish_copy(
+    task: Any, publish: Callable[..., Retry], cause: Any, options: dict[str, Any], *, throw: bool
+) -> Retry:
+    """Publish a copy of the message for ``retry()``, after settling what the retry is for.
+
+    Arguments:
+        publish: Celery's own ``retry``, which publishes it, and returns.
+        cause: see :func:`cause_of`.
+        options: of the copy.
+        throw: whether this run ends here. If not, what it has done is its own affair.
+
+    Raises:
+        Retry: with ``throw``.
+    """
+    request, retry = task.request, note_cause(Retry(), cause)
+    failed = FailedRun(task, retry, tuple(request.args or ()), dict(request.kwargs or {}))
+    failed.settle_retry(retry, undoes=throw)
+    retries = retries_before(task, request) + 1
+    copy = _published(publish, request, retries, **task._options_of_copy(options))
+    request.sqs_copy = note_cause(copy, cause)
+    if throw:
+        raise copy
+    return copy
+
+
+def _published(publish: Callable[..., Retry], request: Any, retries: int, **options: Any) -> Retry:
+    """Publish the message as the retry of that number, which we have allowed."""
+    before, request.retries = request.retries, retries - 1  # Celery adds one
+    try:
+        return publish(max_retries=retries, **options)
+    finally:
+        request.retries = before
 
 
 def _as_exception(exc: BaseException) -> Exception:

@@ -170,7 +170,7 @@ class Gates:
         self._gates[provider.name, tenant] = gate
         if provider.shared:
             self._sharing = self._sharing or self._share(
-                lock=self.lock, clock=self.clock, wake=self.look_again
+                lock=self.lock, clock=self.clock, wake=self.look_again, rng=self.rng
             )
             if self._sharing is not None:
                 self._sharing.add(gate, name)

@@ -1,12 +1,14 @@
 """The thread through which workers tell each other, by the app's store, which providers are down.
 
-It reads one record a second per provider that is shared, and writes when something has changed.
+It reads about one record a second per provider that is shared, and writes when something has
+changed.
 Nothing else of the worker waits for the store: the gates know what the thread has read last. While
 the store is away each worker finds out, and probes, by itself.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +25,9 @@ __all__ = ["Sharing"]
 
 logger = get_logger(__name__)
 
-_PAUSE_SECONDS: Final = 1.0
+#: Between two looks, drawn each time. Else a worker whose looks keep step with its receives would
+#: bring messages forward just when another worker's receive is next, and never probe.
+_PAUSES_SECONDS: Final = (0.5, 1.5)
 
 #: A store that hangs for longer is away: its call may never end.
 _PATIENCE_SECONDS: Final = 30.0
@@ -48,6 +52,7 @@ class Sharing:
         clock: of the gates.
         worker: this worker's name.
         wake: called with a gate that may have opened or closed.
+        rng: for the jitter of pauses.
     """
 
     def __init__(
@@ -58,12 +63,14 @@ class Sharing:
         clock: Callable[[], float],
         worker: str,
         wake: Callable[[Gate], object],
+        rng: random.Random | None = None,
     ) -> None:
         self._store = store
         self._lock = lock
         self._clock = clock
         self._worker = worker
         self._wake = wake
+        self._rng = rng or random.Random()
         self._shared: dict[Gate, tuple[SharedHealth, str, str]] = {}
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -99,8 +106,11 @@ class Sharing:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_AWAY_SECONDS if self._is_away else _PAUSE_SECONDS):
+        while not self._stopped.wait(self._pause_seconds()):
             self.tick()
+
+    def _pause_seconds(self) -> float:
+        return _AWAY_SECONDS if self._is_away else self._rng.uniform(*_PAUSES_SECONDS)
 
     def tick(self) -> None:
         """Read and write once for each gate. Blocks; never raises."""

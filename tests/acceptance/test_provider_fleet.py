@@ -105,8 +105,8 @@ def test_two_workers_that_share_a_providers_health_probe_one_at_a_time(
     settings = {"store": STORE, "namespace": uuid4().hex, "secret": "x"}
     stage = make_stage(conf={"sqs_backoff": settings})
     mails = Mails(stage, tmp_path)
-    mails.queue()
     with stage.worker() as first, stage.worker() as second:
+        mails.queue()  # now: a worker that is alone for a second would hide them all
         eventually(lambda: down(first) and down(second), timeout=20)
         # With two probes what was under way when the gates opened is over.
         before = probes_of(first, second)

@@ -34,7 +34,7 @@ class Host(SafeTask, Task):  # type: ignore[misc]
     abstract = True
 
     def _judge(self, exc: Exception) -> Any:
-        return judge(exc)
+        return judge(exc.exc or Retryable() if isinstance(exc, Retry) else exc)
 
 
 @pytest.fixture

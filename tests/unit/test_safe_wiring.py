@@ -12,7 +12,7 @@ import celery.app.task as celery_task
 import pytest
 from celery import Celery, chain, chord
 from celery.contrib.testing.worker import start_worker
-from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
+from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
 
 from celery_sqs_backoff import (
     Guard,
@@ -332,15 +332,14 @@ def test_what_self_retry_is_given_decides_about_undo_and_guard(app: Celery) -> N
         undone.clear()
         with pytest.raises(Retry):
             _delivered(mail, args=(customer,), kwargs={}).run(customer)
+        mail.pop_request()
         assert len(undone) == times, customer
 
 
-@pytest.mark.parametrize("is_covered", [True, False], ids=["SQS", "another broker"])
 def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, is_covered: bool
+    app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was refused as "same key, other input", and what was left was never done."""
-    monkeypatch.setattr(SQSBackoffTask, "is_covered", is_covered)
     published: list[Any] = []
     guard = Guard(key="{customer}", window=60)
 
@@ -366,6 +365,145 @@ def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
     pages.pop_request()
     with pytest.raises(OtherInput):
         pages.apply((7, 3), task_id="message", throw=True)
+
+
+def _publishing(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, publish: Any, run: Any, **options: Any
+) -> tuple[Any, list[Any]]:
+    """A task with a guard and ``undo``, what happens to it, and what its publishing a copy is."""
+    happened: list[Any] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="mail",
+        guard=GUARD,
+        undo=lambda _task, exc, args, kwargs: happened.append(("undo", type(exc), args, kwargs)),
+        **options,
+    )
+    def mail(self: Any, customer: int, page: int) -> object:
+        return run(self, customer, page)
+
+    def published(self: Any, args: Any, kwargs: Any, **options: Any) -> None:
+        happened.append(("copy", args, options["retries"]))
+        publish()
+
+    monkeypatch.setattr(type(mail), "apply_async", published)
+    return mail, happened
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("given", Retryable), ("caught", Retryable), ("bare", Retry), ("given", TimeoutError)],
+    ids=["given", "caught", "bare", "in doubt"],
+)
+def test_what_is_to_be_undone_is_undone_before_a_copy_is_published(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, how: str, error: Any
+) -> None:
+    """A copy without delay may have ended before the run that has published it."""
+
+    def run(self: Any, customer: int, page: int) -> None:
+        if self.request.id == "another":
+            return
+        if how == "bare":
+            self.retry(args=(customer, page + 1), countdown=0)
+        try:
+            raise error("down")
+        except (Retryable, TimeoutError) as exc:
+            self.retry(args=(customer, page + 1), exc=exc if how == "given" else None)
+
+    mail, happened = _publishing(app, monkeypatch, lambda: None, run)
+    with pytest.raises(Retry):
+        _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
+    mail.pop_request()
+    undone = [] if error is TimeoutError else [("undo", error, (7, 1), {})]
+    assert happened == [*undone, ("copy", (7, 2), 1)]
+    is_refused = mail.apply((7, 1), task_id="another").state == "IGNORED"
+    assert is_refused is (error is TimeoutError)
+
+
+def test_a_copy_that_cannot_be_published_leaves_what_was_undone_undone_once(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ConnectionError("SQS is away")
+
+    def run(self: Any, customer: int, page: int) -> None:
+        self.retry(args=(customer, page + 1))
+
+    mail, happened = _publishing(app, monkeypatch, fail, run)
+    with pytest.raises(Reject):
+        _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
+    mail.pop_request()
+    assert [what for what, *_ in happened] == ["undo", "copy"]
+
+
+@pytest.mark.parametrize("end", ["raised", "returned", "failed", "caught"])
+def test_nothing_is_undone_once_a_copy_is_on_its_way(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """``throw=False``, or an ``except Exception`` around ``retry()``: the run goes on."""
+
+    def run(self: Any, customer: int, page: int) -> object:
+        if self.request.retries:
+            return "done"
+        try:
+            retry = self.retry(args=(customer, page + 1), throw=end == "caught")
+        except Retry:
+            return "caught"
+        if end == "failed":
+            raise Retryable("down")
+        if end == "raised":
+            raise retry
+        return "returned"
+
+    mail, happened = _publishing(app, monkeypatch, lambda: None, run)
+    task = _delivered(mail, args=(7, 1), kwargs={})
+    with contextlib.suppress(Retry, Retryable):
+        task.run(7, 1)
+    task.pop_request()
+    undone = [("undo", Retry, (7, 1), {})] if end == "caught" else []
+    assert happened[: len(undone) + 1] == [*undone, ("copy", (7, 2), 1)]
+    assert [what for what, *_ in happened].count("undo") == len(undone)
+    assert mail.apply((7, 1), task_id="message", retries=1).get() == "done"
+
+
+class ProviderDown(Exception):
+    """What is retried, with nothing done."""
+
+
+class ChargeTimedOut(ProviderDown):
+    """As in many client libraries: it cannot be unpickled. Celery makes its parent of it."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+
+
+@pytest.mark.parametrize("how", ["option", "block"])
+def test_a_retry_is_judged_by_the_error_it_was_given(app: Celery, how: str) -> None:
+    """Not by the class above that Celery puts in its place: the charge may have been made."""
+    charged: list[int] = []
+
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="charge",
+        guard=GUARD if how == "option" else None,
+        retry_on=(ProviderDown,),
+        classify=lambda exc: Outcome.UNKNOWN if isinstance(exc, ChargeTimedOut) else None,
+    )
+    def charge(self: Any, customer: int) -> None:
+        with contextlib.nullcontext() if how == "option" else self.guarded(customer, window=60):
+            charged.append(customer)
+            self.retry(exc=ChargeTimedOut("no answer", 408))
+
+    with pytest.raises(Retry):
+        _delivered(charge, args=(7,), kwargs={}).run(7)
+    charge.pop_request()
+    charge.apply((7,), task_id="another message")
+    assert charged == [7]
 
 
 @pytest.mark.parametrize("max_retries", [1, 0], ids=["one left", "none left"])

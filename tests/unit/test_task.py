@@ -31,6 +31,7 @@ from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
 from celery_sqs_backoff.task import failed_run
+from celery_sqs_backoff.task import retries as task_retries
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
 
 from .test_safe_midway import FickleStore
@@ -367,7 +368,7 @@ def test_a_store_that_hangs_holds_up_no_failure_of_another_thread(failing, monke
             assert goes_on.wait(60)
         return False
 
-    monkeypatch.setattr(failed_run, asked, hang)
+    monkeypatch.setattr(task_retries if asked == "busy_receives" else failed_run, asked, hang)
     mail, failure = failing(), ProviderDown("x")
     asking = threading.Thread(target=lambda: raised_by(mail, failure, retries=1))
     other = threading.Thread(target=lambda: raised_by(mail, failure), daemon=True)
@@ -773,6 +774,17 @@ def test_a_changed_retry_is_published_as_celery_does(failing, published, options
     raised, _ = retry(failing(), **options)
     assert type(raised) is Retry
     assert len(published) == 1
+
+
+def test_a_copy_does_not_count_the_receives_that_found_a_lock_held(failing, published, app):
+    """Celery counted them: no copy was published, and the work was done again from the start."""
+    app.conf.sqs_backoff = {"store": MemoryStore()}
+    task = failing(max_retries=2)
+    for receive in range(4):
+        raised_by(task, Busy("held"), retries=receive)
+    raised, _ = retry(task, args=["b"], exc=ProviderDown("x"), facts={"retries": 4})
+    assert type(raised) is Retry
+    assert [copy.options["retries"] for copy in published] == [1]
 
 
 def test_throw_false_publishes_and_returns(failing, published):

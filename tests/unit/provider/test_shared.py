@@ -285,3 +285,19 @@ def test_a_machine_without_threads_keeps_no_worker_from_probing(
     sharing.add(gate, ("mail",))
     control.told_open(now, now + 5.0)
     assert control.health.needs_probe(now + 60.0)
+
+
+def test_the_looks_of_a_worker_keep_no_step_with_anything() -> None:
+    """Nor with its receives: all that it brought forward to probe with would go to others."""
+    pauses: list[float] = []
+    facts: Any = {"lock": threading.RLock(), "worker": "a", "wake": lambda gate: None}
+    sharing = Sharing(MemoryStore(), clock=lambda: 0.0, rng=Random(1), **facts)
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        return len(pauses) == 200
+
+    sharing._stopped = Mock(wait=wait)
+    sharing._run()
+    assert 0.5 <= min(pauses) < 0.6
+    assert 1.4 < max(pauses) <= 1.5

@@ -1,0 +1,65 @@
+"""The retry that a run asks for: how many there were, how many may be, when, and what for."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from celery.exceptions import Retry
+
+from ..retry.budget import draw_delay
+from ..safe.shared import busy_receives
+from .handover import delivery_of, run_of
+
+__all__ = ["cause_of", "drawn_delay", "limit_now", "note_cause", "retries_before"]
+
+
+def retries_before(task: Any, request: Any) -> int:
+    """Retries before this run, without those that found a lock held."""
+    run, retries = run_of(request), int(request.retries)
+    if run is None or not retries:
+        return retries
+    if not run.has_asked:
+        run.busy_receives = busy_receives(task.app, run.delivery.message_id)
+        run.has_asked = True
+    return max(0, retries - (run.busy_receives or 0))
+
+
+def limit_now(task: Any, request: Any, max_retries: int | None) -> int | None:
+    """Return ``max_retries``, or ``None`` while nobody knows how many retries there have been.
+
+    A message may have waited for a lock as often as it was received, and the store that counted
+    that is away.
+    """
+    run = run_of(request)
+    takes_locks = task.asks_in_its_body or task.enters_workflows
+    if run is None or not max_retries or not takes_locks or not retries_before(task, request):
+        return max_retries
+    return None if run.busy_receives is None else max_retries
+
+
+def drawn_delay(task: Any, request: Any) -> float:
+    """Draw seconds from the task's policy, for the failure of this run."""
+    delivery, options = delivery_of(request), task.backoff_options
+    return draw_delay(
+        options.backoff,
+        message_id=request.id if delivery is None else delivery.message_id,
+        attempt=retries_before(task, request) + 1,
+        cap=options.fifo_cap if delivery is not None and delivery.is_fifo else None,
+        rng=random,
+    )
+
+
+def note_cause(retry: Retry, exc: BaseException | None) -> Retry:
+    """Note what a retry is for. Of an error that pickle cannot restore, Celery notes a parent."""
+    retry.sqs_cause = exc
+    return retry
+
+
+def cause_of(retry: Retry) -> BaseException | None:
+    """Return what a retry is for: the error given or, in an ``except`` block, the one caught.
+
+    ``None``: the task has asked for it without one.
+    """
+    cause: BaseException | None = getattr(retry, "sqs_cause", None) or retry.exc
+    return cause or retry.__context__
