@@ -17,9 +17,9 @@ T = TypeVar("T")
 #: A statement is made so often at most.
 _TRIES = 20
 
-# PostgreSQL's SQLSTATEs, and numbers of MySQL's and MariaDB's errors.
-_CONFLICT = {"40001", "40P01", 1213}
-_READ_ONLY = {"25006", 1290, 1792, 1836}
+# SQLSTATEs, and numbers of MySQL's and MariaDB's errors.
+_CONFLICT: set[object] = {"40001", "40P01", 1213}
+_READ_ONLY: set[object] = {"25006", 1290, 1792, 1836}
 
 
 def make(using: str, statement: Callable[[], T]) -> T:
@@ -48,19 +48,19 @@ def make(using: str, statement: Callable[[], T]) -> T:
         except (DatabaseError, InterfaceError) as exc:
             if connection.in_atomic_block or not tries_left:
                 raise
-            if _code(exc) in _READ_ONLY:
+            if _is(exc, _READ_ONLY):
                 connection.close()  # the address may lead to the server that took over
             else:
                 # Celery closes what is unusable between tasks; a retry within this one should not
                 # have to wait for that.
                 connection.close_if_unusable_or_obsolete()
             was_useless = was_connected and connection.connection is None
-            if not was_useless and _code(exc) not in _CONFLICT:
+            if not was_useless and not _is(exc, _CONFLICT):
                 raise
     raise AssertionError("unreachable")
 
 
-def _code(exc: Exception) -> object:
-    cause = exc.__cause__  # the library's, which knows PostgreSQL's SQLSTATE
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    return state or next(iter(exc.args), None)
+def _is(exc: Exception, codes: set[object]) -> bool:
+    cause = exc.__cause__  # the library's, which knows the SQLSTATE
+    named = (getattr(cause, name, None) for name in ("sqlstate", "pgcode"))
+    return not codes.isdisjoint((*named, *exc.args[:1]))
