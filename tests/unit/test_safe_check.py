@@ -144,6 +144,40 @@ def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
         check_by_asking(app)
 
 
+class Cipher:
+    def encrypt(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decrypt(self, token: bytes) -> bytes:
+        return token[::-1]
+
+
+class OneWay(Cipher):
+    def decrypt(self, token: bytes) -> bytes:
+        raise PermissionError("hunter2")
+
+
+class Forgets(Cipher):
+    def encrypt(self, data: bytes) -> bytes:
+        return b""
+
+
+class Textual(Cipher):
+    def encrypt(self, data: bytes) -> Any:
+        return data.decode()
+
+
+@pytest.mark.parametrize("cipher", [Cipher, OneWay(), Forgets(), Textual()])
+def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher: Any) -> None:
+    """Each step would be done, and then not recorded."""
+    app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": Cipher()}
+    check_by_asking(app)
+    app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": cipher}
+    with pytest.raises(ImproperlyConfigured, match="encrypt") as refused:
+        check_by_asking(app)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_task_without_guard_lock_or_step_never_asks_the_store(app: Celery) -> None:
     class Away:
         def __getattr__(self, name: str) -> Any:
