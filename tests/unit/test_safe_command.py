@@ -75,6 +75,21 @@ def test_the_records_of_one_message_are_listed(app: Celery) -> None:
     assert "note" in run(app, "list", "task:fund:message 1").stdout
 
 
+def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app: Celery) -> None:
+    """As of an application that keeps tasks of its own: ``workflow(f"task:{task.pk}")``."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="close")
+    def close(self: Any) -> None:
+        with self.workflow("task:7") as work:
+            work.step("account", lambda: "closed")
+
+    close.apply()
+    assert [line.split()[:2] for line in run(app, "list", "task:7").stdout.splitlines()] == [
+        ["workflow", "ended"],
+        ["step", "done"],
+    ]
+
+
 def test_what_is_freed_is_free(app: Celery) -> None:
     lock = Lock(vault_of(app), "order:7").acquire()
     assert run(app, "free", "order:7", "--kind", "lock", answer="n\n").exit_code != safe.DONE
