@@ -34,7 +34,8 @@ _KINDS = ("guard", "lock", "workflow", "step")
 
 _CLOSING = (
     "is closing: nobody knows whether its undoing tasks were sent. Its steps stay recorded as done,"
-    " so the next run skips them. Redrive its message first, which sends the tasks and closes it"
+    " so the next run skips them. Let its message run first: that sends the tasks and closes it."
+    " (Redrive it, if it is a dead letter.)"
 )
 
 _EPILOG = """\b

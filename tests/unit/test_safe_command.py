@@ -238,7 +238,7 @@ def test_who_frees_a_workflow_that_is_closing_is_told_that_its_steps_are_skipped
     """They may have been taken back: the next run ends well, and does nothing."""
     Scope(vault_of(app), "scope:order:7").change(state=CLOSING)
     freed = run(app, "free", "order:7", "--kind", "workflow", answer="n")
-    assert "Redrive its message first" in freed.stderr
+    assert "Let its message run first" in freed.stderr
     assert "workflow  closing      order:7" in run(app, "list", "order:7").stdout
 
 
