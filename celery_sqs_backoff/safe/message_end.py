@@ -27,7 +27,8 @@ class TakenBack(Enum):
 
     #: Nothing is owed any more, or it takes a person.
     DONE = "done"
-    #: The workflows are closed, so no run does a step; the undoing tasks are still to be sent.
+    #: The workflows are closed, so no run does a step; the undoing tasks are still to be sent. Or
+    #: the message's next run goes on with them.
     OWED = "owed"
     #: The store did not answer: a run could still do steps.
     UNREACHED = "unreached"
@@ -52,15 +53,20 @@ def compensate_scopes_of(
     of the message enters the workflow again, such as after a redrive.
     """
 
-    def take_back(scope: str) -> None:
+    def take_back(scope: str) -> bool:
         workflow = _found(opened, vault, scope, app, run)
         if is_refused:
             workflow.give_way()
-        else:
-            workflow.take_back()
+            return True
+        return workflow.take_back()
 
     scopes: list[str] = []
-    taken_back = _outcome(lambda: scopes.extend(scopes_of(vault, run.messages)))
+
+    def look_up() -> bool:
+        scopes.extend(scopes_of(vault, run.messages))
+        return True
+
+    taken_back = _outcome(look_up)
     for scope in scopes:
         outcome = _outcome(partial(take_back, scope))
         if outcome is TakenBack.UNREACHED:
@@ -101,18 +107,24 @@ def _found(
     return there or Workflow(vault, scope, app, run, lease=60, namespace="")
 
 
-def _log_if_forgotten(workflow: Workflow) -> None:
+def _log_if_forgotten(workflow: Workflow) -> bool:
     if names := workflow.forgotten():
         logger.error(
             "sqs_backoff.undo_by_hand: the store has lost the records of a workflow whose"
             " steps were done: %s",
             printable(", ".join(names)),
         )
+    return True
 
 
-def _outcome(take_back: Callable[[], None]) -> TakenBack:
+def _outcome(take_back: Callable[[], bool]) -> TakenBack:
     try:
-        take_back()
+        if not take_back():
+            logger.warning(
+                "sqs_backoff.overtaken: the message's next run goes on with its workflow, so the"
+                " message is left to that one"
+            )
+            return TakenBack.OWED
     except NotDispatched as exc:
         logger.error("sqs_backoff.not_compensated: %s", error_site(exc.__cause__ or exc))
         return TakenBack.OWED

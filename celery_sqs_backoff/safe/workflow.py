@@ -181,20 +181,25 @@ class Workflow:
             raise Compensated("The steps of this workflow have been taken back")
         self._entered_with = self._lock.text
 
-    def take_back(self) -> None:
+    def take_back(self) -> bool:
         """Compensate for a message that is given up, if the scope is still that message's.
 
         This run has ended. Another that has left its lock may still be in a step (its worker is cut
         off from SQS): the steps are undone once its lease is over.
 
+        Returns:
+            whether the message may go. Not if its next run is in the scope, after a long pause of
+            this one: that run goes on with it, and may have to come back.
+
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
         """
         if self._is_anothers() and not self._leave():
-            return
+            return True
         scope = self._steps.scope.update(self._closing)
         if scope["state"] != CLOSING or owner_of(scope) not in self._run.messages:
-            return
+            has_ended = scope["state"] != OPEN or scope.get("ended")
+            return bool(has_ended) or not self._is_overtaken(scope)
         # No run of the message goes on; a killed one may have left its lock. Not before the scope
         # is closed: another message would enter, and do the step that may be under way.
         self._lock.steal(scope["lock"])
@@ -206,6 +211,7 @@ class Workflow:
             self._steps.compensate()
         finally:
             self._lock.release()
+        return True
 
     def _closing(self, scope: dict[str, Any]) -> dict[str, Any]:
         """Let no run do a step, if the scope is this message's.

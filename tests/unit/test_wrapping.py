@@ -9,6 +9,7 @@ import json
 import logging
 import pickle
 import sys
+import time
 import types
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -33,9 +34,12 @@ from celery_sqs_backoff import (
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
+from celery_sqs_backoff.safe.guard import Run as SafeRun
 from celery_sqs_backoff.safe.identity import run_id_of
+from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import is_in_doubt
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.safe.workflow import Workflow
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task import wrapping
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
@@ -674,6 +678,24 @@ def test_a_rejected_message_comes_back_for_undoing_tasks_that_could_not_be_sent(
     run.app.conf.sqs_backoff = {"store": MemoryStore()}
     assert run.ends() is State.DEFERRED
     assert run.delay == 30
+
+
+def test_a_message_whose_next_run_is_in_its_workflow_is_left_to_that_one(case):
+    """It was given up, and the next run's retry with it: nobody went on, or took anything back."""
+
+    def body(self):
+        with self.workflow("order:7", lease=0.1) as order:
+            order.step("pay", str, 7)
+            time.sleep(0.2)  # suspended: SQS has delivered the message again
+            vault = vault_of(self.app)
+            next_run = SafeRun.of(vault, self.name, self.request.id, "next")
+            entered = {"scope": "scope:order:7", "lease": 60, "namespace": ""}
+            Workflow(vault, app=self.app, run=next_run, **entered).__enter__()
+            order.step("release", str, 7)
+
+    run = case(body)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEFERRED
 
 
 @pytest.mark.parametrize(
