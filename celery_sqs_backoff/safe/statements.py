@@ -1,7 +1,8 @@
 """Statements in autocommit: one that the database did not make is made again.
 
 The database has taken it back because of another (a deadlock, a serialization failure), or its
-connection turned out to be dead: it was idle for too long, or the server was restarted.
+connection was of no use: it was idle for too long, or the server was restarted, or only reads since
+a failover.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ T = TypeVar("T")
 #: A statement is made so often at most.
 _TRIES = 20
 
-_MYSQL_DEADLOCK = 1213
+# SQLSTATEs, and numbers of MySQL's and MariaDB's errors.
+_CONFLICT: set[object] = {"40001", "40P01", 1213}
+_READ_ONLY: set[object] = {"25006", 1290, 1792, 1836}
 
 
 def make(using: str, statement: Callable[[], T]) -> T:
@@ -43,18 +46,21 @@ def make(using: str, statement: Callable[[], T]) -> T:
         try:
             return statement()
         except (DatabaseError, InterfaceError) as exc:
-            # Celery closes what is unusable between tasks; a retry within this one should not
-            # have to wait for that.
-            connection.close_if_unusable_or_obsolete()
-            is_dead = was_connected and connection.connection is None
-            may_help = (is_dead or _is_conflict(exc)) and not connection.in_atomic_block
-            if not may_help or not tries_left:
+            if connection.in_atomic_block or not tries_left:
+                raise
+            if _is(exc, _READ_ONLY):
+                connection.close()  # the address may lead to the server that took over
+            else:
+                # Celery closes what is unusable between tasks; a retry within this one should not
+                # have to wait for that.
+                connection.close_if_unusable_or_obsolete()
+            was_useless = was_connected and connection.connection is None
+            if not was_useless and not _is(exc, _CONFLICT):
                 raise
     raise AssertionError("unreachable")
 
 
-def _is_conflict(exc: Exception) -> bool:
-    """Whether the database has taken a statement back because of another, so nothing was done."""
-    cause = exc.__cause__  # the library's, which knows PostgreSQL's SQLSTATE
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
-    return state.startswith("40") or exc.args[:1] == (_MYSQL_DEADLOCK,)
+def _is(exc: Exception, codes: set[object]) -> bool:
+    cause = exc.__cause__  # the library's, which knows the SQLSTATE
+    named = (getattr(cause, name, None) for name in ("sqlstate", "pgcode"))
+    return not codes.isdisjoint((*named, *exc.args[:1]))
