@@ -7,7 +7,10 @@ connection turned out to be dead: it was idle for too long, or the server was re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from .commit import is_in_transaction
+from .errors import StoreInTransaction
 
 __all__ = ["make"]
 
@@ -18,16 +21,22 @@ _TRIES = 20
 
 _MYSQL_DEADLOCK = 1213
 
+#: "Server has gone away", "lost connection". Older PyMySQL opens a new one when it is pinged.
+_MYSQL_LOST = {(2006,), (2013,)}
 
-def make(using: str, statement: Callable[[], T]) -> T:
+
+def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
     """Return what a statement returns. Made again, it may have taken effect before.
 
-    Inside a transaction it is made once: that is over as a whole.
+    In the transaction around a test of Django's ``TestCase`` it is made once: that is over as a
+    whole.
 
     Arguments:
         using: alias of its database.
+        refusal: says what to do where a transaction is open, which could take it back.
 
     Raises:
+        StoreInTransaction: one is.
         django.db.DatabaseError, django.db.InterfaceError: it failed for another reason, or each
             time.
     """
@@ -38,19 +47,31 @@ def make(using: str, statement: Callable[[], T]) -> T:
     )
 
     connection = connections[using]
+    may_be_dead = connection.connection is not None  # it is as old as the last statement
+    if is_in_transaction(connection):
+        raise StoreInTransaction(refusal)
     for tries_left in reversed(range(_TRIES)):
-        was_connected = connection.connection is not None
         try:
             return statement()
         except (DatabaseError, InterfaceError) as exc:
-            # Celery closes what is unusable between tasks; a retry within this one should not
-            # have to wait for that.
-            connection.close_if_unusable_or_obsolete()
-            is_dead = was_connected and connection.connection is None
-            may_help = (is_dead or _is_conflict(exc)) and not connection.in_atomic_block
+            if connection.in_atomic_block:
+                raise
+            # Celery closes what is unusable between tasks; the rest of this one needs it too.
+            if is_dead := _is_dead(connection, exc):
+                connection.close()
+            may_help = _is_conflict(exc) or (is_dead and may_be_dead)
             if not may_help or not tries_left:
                 raise
+            if is_dead:
+                may_be_dead = False
+                connection.set_autocommit(True)  # as it was, whatever ``DATABASES`` says
     raise AssertionError("unreachable")
+
+
+def _is_dead(connection: Any, exc: Exception) -> bool:
+    return (
+        connection.connection is None or exc.args[:1] in _MYSQL_LOST or not connection.is_usable()
+    )
 
 
 def _is_conflict(exc: Exception) -> bool:
