@@ -17,6 +17,7 @@ __all__ = [
     "carrier_of",
     "has_copy",
     "is_in_a_message",
+    "is_running",
     "message_of",
     "note_act",
     "run_id_of",
@@ -104,6 +105,11 @@ def acts_of(task: Any) -> int:
     """How many steps this run of the message has done, or may have done."""
     carrier = carrier_of(task)
     return 0 if carrier is None else int(getattr(carrier[1], "sqs_acts", 0))
+
+
+def is_running(request: Any) -> bool:
+    """Whether the task's own code is running for the message of this request."""
+    return request.id is not None and getattr(request, "sqs_is_running", False)
 
 
 def has_copy(request: Any) -> bool:

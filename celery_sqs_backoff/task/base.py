@@ -36,9 +36,9 @@ from .binding import (
     overrule_settings,
     setting_name,
 )
-from .failed_run import Final, judge_failure, publish_copy
+from .failed_run import Final, ask_for_copy, judge_failure
 from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
-from .retries import drawn_delay, limit_now, note_cause, retries_before
+from .retries import CopyAsked, drawn_delay, limit_now, note_cause, retries_before
 from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
@@ -205,9 +205,9 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn
         from ``backoff`` instead of being ``default_retry_delay``. The message is kept, and hidden,
         if arguments and route are as they were, ``throw`` is true, and the delay fits into what SQS
-        allows (12 hours since the receive); otherwise a copy is published, as Celery does. ``undo``
-        runs before that; with ``throw=False``, never. ``max_retries=0`` means "fail now": no rule
-        of the task's retries what is raised then.
+        allows (12 hours since the receive); otherwise a copy is published, as Celery does: when
+        the run has ended, after ``undo``, or with ``throw=False`` at once. ``max_retries=0`` means
+        "fail now": no rule of the task's retries what is raised then.
 
         Raises:
             celery.exceptions.Retry: always, unless ``throw`` is false.
@@ -220,8 +220,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             )
         exc = exc() if isinstance(exc, type) else exc
         cause = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
-        limit = self.max_retries if max_retries is None else max_retries
-        limit = limit_now(self, request, limit)
+        limit = limit_now(self, request, self.max_retries if max_retries is None else max_retries)
         if limit is not None and retries_before(self, request) >= limit:
             _fail_finally(self, exc, GiveUpReason.MAX_RETRIES, cause)
         kind: type[BackoffRetry] = NamedRetry
@@ -235,8 +234,9 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
-            publish = partial(super().retry, args, kwargs, exc, False, eta, countdown)
-            return publish_copy(self, publish, cause, options, throw=throw)
+            given = (args, kwargs, exc, False, eta, countdown)
+            publish = partial(super().retry, *given, **self._options_of_copy(options))
+            return ask_for_copy(self, CopyAsked(publish, exc, eta or countdown, cause), throw=throw)
         reason = exhausted(
             standing(delivery, retries=retries_before(self, request), now=now),
             max_retries=limit,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,18 +21,26 @@ from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
 from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge, known_verdict
 from ..safe.errors import Busy, TryLater
-from ..safe.identity import acts_of, has_copy
+from ..safe.identity import acts_of, has_copy, is_running
 from ..safe.lock import busy_delay
 from ..safe.shared import count_busy, count_doubt, is_in_doubt
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, Report, describe, ended_by, run_of
 from .leaving import ends_the_process, is_pools_time_limit
-from .retries import cause_of, drawn_delay, limit_now, note_cause, retries_before
+from .retries import (
+    CopyAsked,
+    cause_of,
+    drawn_delay,
+    limit_now,
+    publish_as,
+    publish_asked,
+    retries_before,
+)
 from .tracing import current_trace, note_end
 from .unpublished import is_unpublished, retried_for
 
-__all__ = ["Aborted", "FailedRun", "Final", "judge_failure", "publish_copy"]
+__all__ = ["Aborted", "FailedRun", "Final", "ask_for_copy", "judge_failure"]
 
 logger = get_task_logger(__name__)
 
@@ -109,10 +116,16 @@ class FailedRun:
             return self._judged(exc, judge_failure(self._task, exc))
         return self._aborted(exc)
 
-    def _predicate(self, exc: TaskPredicate) -> Retry | None:
+    def _predicate(self, exc: TaskPredicate) -> BaseException | None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
+        copy = None
         if isinstance(exc, Retry):
             self.settle_retry(exc, undoes=True)
+        if isinstance(exc, CopyAsked):
+            try:
+                copy = publish_asked(self._task)
+            except Exception as failure:  # noqa: BLE001  # Reject, or arguments that make no signature
+                return FailedRun(self._task, failure, *self._arguments).instead() or failure
         elif isinstance(exc, Ignore):
             self._task._leave_workflows()
         elif isinstance(exc, Reject) and not exc.requeue and self._owes(may_repeat=False):
@@ -120,13 +133,10 @@ class FailedRun:
             self._note(Ended(End.RAISED, word), exc)
             return BackoffRetry(exc=exc, when=word.seconds)
         self._note(ended_by(exc), (cause_of(exc) if isinstance(exc, Retry) else None) or exc)
-        return None
+        return copy
 
     def settle_retry(self, retry: Retry, *, undoes: bool) -> None:
-        """Undo what is to be done again, and note the doubt: before a copy is published.
-
-        That may run before this run has ended.
-        """
+        """Undo what is to be done again, and note the doubt."""
         if has_copy(self._request):
             return  # it was settled then
         cause, verdict = cause_of(retry), judge_failure(self._task, retry)
@@ -296,8 +306,8 @@ class FailedRun:
         return self._published(request.retries, exc=exc, countdown=delay)
 
     def _published(self, retries: int, **options: Any) -> Retry:
-        publish = partial(Task.retry, self._task, throw=False)
-        return _published(publish, self._request, retries, **options)
+        publish = partial(Task.retry, self._task, throw=False, **options)
+        return publish_as(retries, self._request, publish)
 
     @property
     def _retries(self) -> int:
@@ -358,38 +368,24 @@ def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
     task._unset_guard()
 
 
-def publish_copy(
-    task: Any, publish: Callable[..., Retry], cause: Any, options: dict[str, Any], *, throw: bool
-) -> Retry:
-    """Publish a copy of the message for ``retry()``, after settling what the retry is for.
+def ask_for_copy(task: Any, asked: CopyAsked, *, throw: bool) -> Retry:
+    """Let a copy of the message be published when the run has ended; or at once.
 
-    Arguments:
-        publish: Celery's own ``retry``, which publishes it, and returns.
-        cause: see :func:`cause_of`.
-        options: of the copy.
-        throw: whether this run ends here. If not, what it has done is its own affair.
+    That is where the run goes on (``throw=False``), or has ended (Celery calls a hook).
 
     Raises:
         Retry: with ``throw``.
     """
-    request, retry = task.request, note_cause(Retry(), cause)
-    failed = FailedRun(task, retry, tuple(request.args or ()), dict(request.kwargs or {}))
-    failed.settle_retry(retry, undoes=throw)
-    retries = retries_before(task, request) + 1
-    copy = _published(publish, request, retries, **task._options_of_copy(options))
-    request.sqs_copy = note_cause(copy, cause)
+    request = task.request
+    vars(request).setdefault("sqs_asked", []).append(asked)
+    if throw and is_running(request):
+        raise asked
+    FailedRun(task, asked, (), {}).settle_retry(asked, undoes=False)
+    copy = publish_asked(task)
+    assert copy is not None
     if throw:
         raise copy
     return copy
-
-
-def _published(publish: Callable[..., Retry], request: Any, retries: int, **options: Any) -> Retry:
-    """Publish the message as the retry of that number, which we have allowed."""
-    before, request.retries = request.retries, retries - 1  # Celery adds one
-    try:
-        return publish(max_retries=retries, **options)
-    finally:
-        request.retries = before
 
 
 def _as_exception(exc: BaseException) -> Exception:

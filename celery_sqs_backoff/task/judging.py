@@ -17,9 +17,10 @@ from ..retry.decision import End, Ended, GiveUp
 from ..retry.outcomes import Outcome
 from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
-from ..safe.identity import begin_again, begin_call
+from ..safe.identity import begin_again, begin_call, is_running
 from .failed_run import FailedRun
 from .handover import Report, Run, begun_run_of, describe
+from .retries import publish_asked
 from .tracing import note_end
 
 __all__ = ["RETURNED", "wrap_call", "wrap_run"]
@@ -47,7 +48,7 @@ def wrap_run(cls: Any) -> None:
         judged = getattr(request, _IN_CALL, None)
         if judged is not None:
             return _run_in_call(self, judged, partial(call, *args, **kwargs))
-        if request is not None and _is_running(request) and type(self).run is not wrapped:
+        if request is not None and is_running(request) and type(self).run is not wrapped:
             return call(*args, **kwargs)  # by ``super().run()``, in a task that inherits from it
         return _judged(self, request, call, args, kwargs)
 
@@ -71,7 +72,7 @@ def wrap_call(cls: Any) -> None:
     @wraps(call)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if request is None or request.called_directly or request.is_eager or _is_running(request):
+        if request is None or request.called_directly or request.is_eager or is_running(request):
             return call(self, *args, **kwargs)
         vars(request)[_IN_CALL] = request
         try:
@@ -95,10 +96,6 @@ def _run_in_call(task: Any, request: Any, run: Callable[[], Any]) -> Any:
         vars(request)[_IN_CALL] = request
 
 
-def _is_running(request: Any) -> bool:
-    return request.id is not None and getattr(request, "sqs_is_running", False)
-
-
 def _judged(
     task: Any, request: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -107,7 +104,7 @@ def _judged(
     if running is not None:
         running.has_begun = True
     if request is not None:
-        if _is_running(request):
+        if is_running(request):
             return _called_by_itself(task, args, kwargs)
         begin_call(request)
     try:
@@ -128,6 +125,7 @@ def _run_of_a_message(
         if task.asks_in_its_body:
             task._ask_at_the_door()
         result = call(*args, **kwargs)
+        publish_asked(task)  # whose Retry the task has caught
         task._leave_workflows()
         if task.guard is not None:
             task._finish_guard(result)

@@ -1,8 +1,14 @@
-"""The retry that a run asks for: how many there were, how many may be, when, and what for."""
+"""The retry that a run asks for: how many there were, how many may be, when, and what for.
+
+One with other arguments is a copy of the message. It may run as soon as it is published, so that
+is done last, when the run has ended: when the task's blocks have been left, with their locks and
+transactions, and what is to be undone has been undone.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Retry
@@ -11,7 +17,31 @@ from ..retry.budget import draw_delay
 from ..safe.shared import busy_receives
 from .handover import delivery_of, run_of
 
-__all__ = ["cause_of", "drawn_delay", "limit_now", "note_cause", "retries_before"]
+__all__ = [
+    "CopyAsked",
+    "cause_of",
+    "drawn_delay",
+    "limit_now",
+    "note_cause",
+    "publish_as",
+    "publish_asked",
+    "retries_before",
+]
+
+
+class CopyAsked(Retry):  # type: ignore[misc]  # Celery is not typed
+    """Ask for a copy of the message, to be published when the run has ended.
+
+    Arguments:
+        publish: Celery's own ``retry``, which publishes the copy, and returns.
+        exc, when: what it is given.
+        cause: see :func:`cause_of`.
+    """
+
+    def __init__(self, publish: Callable[..., Retry], exc: Any, when: Any, cause: Any) -> None:
+        super().__init__(exc=exc, when=when)
+        self.publish = publish
+        note_cause(self, cause)
 
 
 def retries_before(task: Any, request: Any) -> int:
@@ -63,3 +93,25 @@ def cause_of(retry: Retry) -> BaseException | None:
     """
     cause: BaseException | None = getattr(retry, "sqs_cause", None) or retry.exc
     return cause or retry.__context__
+
+
+def publish_asked(task: Any) -> Retry | None:
+    """Publish the copies that ``retry()`` has asked for; return what to raise for the last one.
+
+    Raises:
+        Reject: the broker does not take it.
+    """
+    request, copy = task.request, None
+    for asked in vars(request).pop("sqs_asked", ()):
+        copy = publish_as(retries_before(task, request) + 1, request, asked.publish)
+        request.sqs_copy = note_cause(copy, cause_of(asked))
+    return copy
+
+
+def publish_as(retries: int, request: Any, publish: Callable[..., Retry]) -> Retry:
+    """Publish the message as the retry of that number, which we have allowed."""
+    before, request.retries = request.retries, retries - 1  # Celery adds one
+    try:
+        return publish(max_retries=retries)
+    finally:
+        request.retries = before

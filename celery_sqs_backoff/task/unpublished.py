@@ -12,13 +12,15 @@ from typing import Any
 from celery.exceptions import Retry, TaskPredicate
 
 from .handover import BackoffRetry
+from .retries import CopyAsked
 
 __all__ = ["is_unpublished", "retried_for"]
 
 
 def is_unpublished(exc: BaseException) -> bool:
     """Whether it is such a retry."""
-    return isinstance(exc, Retry) and exc.sig is None and not isinstance(exc, BackoffRetry)
+    is_ours = isinstance(exc, BackoffRetry | CopyAsked)
+    return isinstance(exc, Retry) and exc.sig is None and not is_ours
 
 
 def retried_for(task: Any, word: Retry) -> Exception | None:

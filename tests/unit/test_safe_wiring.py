@@ -368,20 +368,15 @@ def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
 
 
 def _publishing(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, publish: Any, run: Any, **options: Any
+    app: Celery, monkeypatch: pytest.MonkeyPatch, run: Any, *, publish: Any = lambda: None
 ) -> tuple[Any, list[Any]]:
-    """A task with a guard and ``undo``, what happens to it, and what its publishing a copy is."""
+    """A task with a guard and ``undo``, and what happens to it; ``publish`` takes its copies."""
     happened: list[Any] = []
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        bind=True,
-        name="mail",
-        guard=GUARD,
-        undo=lambda _task, exc, args, kwargs: happened.append(("undo", type(exc), args, kwargs)),
-        **options,
-    )
+    def undo(_: Any, exc: Exception, args: Any, kwargs: Any) -> None:
+        happened.append(("undo", Retry if isinstance(exc, Retry) else type(exc), args, kwargs))
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=GUARD, undo=undo)
     def mail(self: Any, customer: int, page: int) -> object:
         return run(self, customer, page)
 
@@ -413,7 +408,7 @@ def test_what_is_to_be_undone_is_undone_before_a_copy_is_published(
         except (Retryable, TimeoutError) as exc:
             self.retry(args=(customer, page + 1), exc=exc if how == "given" else None)
 
-    mail, happened = _publishing(app, monkeypatch, lambda: None, run)
+    mail, happened = _publishing(app, monkeypatch, run)
     with pytest.raises(Retry):
         _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
     mail.pop_request()
@@ -421,6 +416,23 @@ def test_what_is_to_be_undone_is_undone_before_a_copy_is_published(
     assert happened == [*undone, ("copy", (7, 2), 1)]
     is_refused = mail.apply((7, 1), task_id="another").state == "IGNORED"
     assert is_refused is (error is TimeoutError)
+
+
+def test_undo_and_copy_come_after_the_blocks_of_the_task(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its transaction, what ``undo`` writes would be rolled back; a copy would wait for it."""
+
+    def run(self: Any, customer: int, page: int) -> None:
+        with contextlib.ExitStack() as transaction:
+            transaction.callback(happened.append, ("rollback",))
+            self.retry(args=(customer, page + 1))
+
+    mail, happened = _publishing(app, monkeypatch, run)
+    with pytest.raises(Retry):
+        _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
+    mail.pop_request()
+    assert [what for what, *_ in happened] == ["rollback", "undo", "copy"]
 
 
 def test_a_copy_that_cannot_be_published_leaves_what_was_undone_undone_once(
@@ -432,7 +444,7 @@ def test_a_copy_that_cannot_be_published_leaves_what_was_undone_undone_once(
     def run(self: Any, customer: int, page: int) -> None:
         self.retry(args=(customer, page + 1))
 
-    mail, happened = _publishing(app, monkeypatch, fail, run)
+    mail, happened = _publishing(app, monkeypatch, run, publish=fail)
     with pytest.raises(Reject):
         _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
     mail.pop_request()
@@ -440,10 +452,10 @@ def test_a_copy_that_cannot_be_published_leaves_what_was_undone_undone_once(
 
 
 @pytest.mark.parametrize("end", ["raised", "returned", "failed", "caught"])
-def test_nothing_is_undone_once_a_copy_is_on_its_way(
+def test_nothing_is_undone_where_the_run_goes_on_beside_its_copy(
     app: Celery, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """``throw=False``, or an ``except Exception`` around ``retry()``: the run goes on."""
+    """``throw=False``, or an ``except Exception`` around ``retry()``."""
 
     def run(self: Any, customer: int, page: int) -> object:
         if self.request.retries:
@@ -458,14 +470,13 @@ def test_nothing_is_undone_once_a_copy_is_on_its_way(
             raise retry
         return "returned"
 
-    mail, happened = _publishing(app, monkeypatch, lambda: None, run)
+    mail, happened = _publishing(app, monkeypatch, run)
     task = _delivered(mail, args=(7, 1), kwargs={})
     with contextlib.suppress(Retry, Retryable):
         task.run(7, 1)
     task.pop_request()
-    undone = [("undo", Retry, (7, 1), {})] if end == "caught" else []
-    assert happened[: len(undone) + 1] == [*undone, ("copy", (7, 2), 1)]
-    assert [what for what, *_ in happened].count("undo") == len(undone)
+    assert happened[0] == ("copy", (7, 2), 1)
+    assert [what for what, *_ in happened[1:]] == (["copy"] if end == "failed" else [])
     assert mail.apply((7, 1), task_id="message", retries=1).get() == "done"
 
 
