@@ -1,7 +1,8 @@
 """Statements in autocommit: one that the database did not make is made again.
 
 The database has taken it back because of another (a deadlock, a serialization failure), or its
-connection turned out to be dead: it was idle for too long, or the server was restarted.
+connection turned out to be dead (idle for too long, the server was restarted), or to lead to a
+server that has become a replica.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ _TRIES = 20
 
 _MYSQL_DEADLOCK = 1213
 
-#: "Server has gone away", "lost connection". Older PyMySQL opens a new one when it is pinged.
-_MYSQL_LOST = {(2006,), (2013,)}
+#: "Server has gone away", "lost connection" (older PyMySQL opens a new one when it is pinged), and
+#: two for "read-only".
+_MYSQL_LOST = ((2006,), (2013,), (1290,), (1836,))
+
+_POSTGRESQL_READ_ONLY = "25006"
 
 
 def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
@@ -47,7 +51,7 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
     )
 
     connection = connections[using]
-    may_be_dead = connection.connection is not None  # it is as old as the last statement
+    may_be_lost = connection.connection is not None  # it was opened for an earlier one
     if is_in_transaction(connection):
         raise StoreInTransaction(refusal)
     for tries_left in reversed(range(_TRIES)):
@@ -57,25 +61,32 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
             if connection.in_atomic_block:
                 raise
             # Celery closes what is unusable between tasks; the rest of this one needs it too.
-            if is_dead := _is_dead(connection, exc):
+            if is_lost := _is_lost(connection, exc):
                 connection.close()
-            may_help = _is_conflict(exc) or (is_dead and may_be_dead)
+            may_help = _is_conflict(exc) or (is_lost and may_be_lost)
             if not may_help or not tries_left:
                 raise
-            if is_dead:
-                may_be_dead = False
+            if is_lost:
+                may_be_lost = False
                 connection.set_autocommit(True)  # as it was, whatever ``DATABASES`` says
     raise AssertionError("unreachable")
 
 
-def _is_dead(connection: Any, exc: Exception) -> bool:
+def _is_lost(connection: Any, exc: Exception) -> bool:
+    """Whether only another connection may reach a server that makes the statement."""
     return (
-        connection.connection is None or exc.args[:1] in _MYSQL_LOST or not connection.is_usable()
+        connection.connection is None
+        or exc.args[:1] in _MYSQL_LOST
+        or _sqlstate(exc) == _POSTGRESQL_READ_ONLY
+        or not connection.is_usable()
     )
 
 
 def _is_conflict(exc: Exception) -> bool:
     """Whether the database has taken a statement back because of another, so nothing was done."""
-    cause = exc.__cause__  # the library's, which knows PostgreSQL's SQLSTATE
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
-    return state.startswith("40") or exc.args[:1] == (_MYSQL_DEADLOCK,)
+    return _sqlstate(exc).startswith("40") or exc.args[:1] == (_MYSQL_DEADLOCK,)
+
+
+def _sqlstate(exc: Exception) -> str:
+    cause = exc.__cause__  # the library's, which knows PostgreSQL's
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""

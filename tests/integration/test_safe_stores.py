@@ -421,6 +421,17 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
         assert steps.do("charge", lambda: "again", (), {}, undo=None, confirm=None) == "charged"
 
 
+def test_a_database_that_has_become_a_replica_is_looked_for_anew(tmp_path: Path) -> None:
+    """Its address leads to the new primary; the open connection, to the old one."""
+    from django.db import connections
+
+    with served("postgresql", tmp_path) as there:
+        there.store.add("key", "begun", 60)
+        with connections[there.url.removeprefix("django://")].cursor() as cursor:
+            cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+        assert there.store.replace("key", "begun", "done", 60)
+
+
 def _end_session(connection: Any) -> None:
     """Let the server close a connection, whose client does not notice."""
     other = connection.copy()
