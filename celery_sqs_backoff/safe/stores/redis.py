@@ -102,12 +102,15 @@ def _boundary(method: F) -> F:
 
     @wraps(method)
     def wrapped(self: RedisStore, *args: Any, **kwargs: Any) -> Any:
-        from redis.exceptions import ReadOnlyError, RedisError
+        from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
         try:
             try:
                 return method(self, *args, **kwargs)
-            except ReadOnlyError:
+            except ResponseError as exc:
+                # Before Redis 7, of a script only the text says so.
+                if not isinstance(exc, ReadOnlyError) and "READONLY" not in str(exc):
+                    raise
                 # The server has become a replica, and did nothing. The address may lead to the one
                 # that took over, which only a new connection finds out.
                 self._redis.connection_pool.disconnect(inuse_connections=False)
