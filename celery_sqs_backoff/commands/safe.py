@@ -12,6 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff.safe.errors import SafeError
 from celery_sqs_backoff.safe.inspect import Entry, free, look
+from celery_sqs_backoff.safe.scope import CLOSING
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.text import printable
 
@@ -30,6 +31,11 @@ USAGE: Final = 2
 UNREACHABLE: Final = 5
 
 _KINDS = ("guard", "lock", "workflow", "step")
+
+_CLOSING = (
+    "is closing: nobody knows whether its undoing tasks were sent. Its steps stay recorded as done,"
+    " so the next run skips them. Redrive its message first, which sends the tasks and closes it"
+)
 
 _EPILOG = """\b
 Exit codes: 0 shown or freed, 1 there is no such record, 2 wrong options,
@@ -94,6 +100,9 @@ def sqs_safe(
                 click.echo(
                     f"not taken back, for it has no undo, so it stays: {printable(name)}", err=True
                 )
+            for entry in found:
+                if entry.state == CLOSING:
+                    click.echo(f"{printable(entry.name)} {_CLOSING}", err=True)
             if not yes:
                 click.confirm(f"Free {len(found)} records?", abort=True, err=True)
             freed = [free(vault, entry) for entry in found]

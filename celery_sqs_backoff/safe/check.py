@@ -12,7 +12,7 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
-from ..text import type_name
+from ..text import error_site, type_name
 from .commit import open_connections
 from .errors import SafeError
 from .settings import check_settings, is_signed, vault_of
@@ -20,6 +20,7 @@ from .store import Store, key_of
 from .stores import check_store_of, has_store, is_shared, store_of
 from .stores.django import DjangoStore
 from .stores.redis import RedisStore
+from .vault import Vault
 
 __all__ = ["StoreStep", "check_by_asking", "check_offline", "eviction_of", "warnings_of"]
 
@@ -27,6 +28,9 @@ logger = get_logger(__name__)
 
 #: How long the check's record is there, should the process end before it has deleted it.
 _CHECK_SECONDS = 60.0
+
+#: So many keys are hardly ever all on one server of a cluster.
+_CHECK_KEYS = 20
 
 
 def check_offline(app: Any) -> None:
@@ -44,7 +48,7 @@ def check_offline(app: Any) -> None:
 
 
 def check_by_asking(app: Any) -> None:
-    """Refuse a store that does not answer, takes no changes, or has no table.
+    """Refuse a store that does not answer, takes no changes, or has no table; and a broken cipher.
 
     Raises:
         ImproperlyConfigured: names the store's kind and what to do; never its URL.
@@ -67,6 +71,7 @@ def check_by_asking(app: Any) -> None:
             f"sqs_backoff['store']: it cannot be used ({type_name(exc)}): correct the options of"
             " its address"
         ) from None
+    _try_cipher(vault_of(app))
 
 
 def _try_all_four(store: Store) -> None:
@@ -80,6 +85,26 @@ def _try_all_four(store: Store) -> None:
     store.get(key)
     store.replace(key, "new", "old", None)
     store.delete(key, "old")
+    for _ in range(_CHECK_KEYS):  # a server of a Redis Cluster refuses those of the other servers
+        store.get(key_of("check", uuid4().hex))
+
+
+def _try_cipher(vault: Vault) -> None:
+    """Each step would be done, and then not recorded.
+
+    Raises:
+        ImproperlyConfigured: what was encrypted cannot be decrypted.
+    """
+    why = "it does not return what was encrypted"
+    try:
+        if vault.reveal(vault.hide("text")) == "text":
+            return
+    except Exception as exc:  # noqa: BLE001  # whatever the cipher's library raises
+        why = error_site(exc.__cause__ or exc)
+    raise ImproperlyConfigured(
+        f"sqs_backoff['encrypt']: it does not work ({why}): expected an object whose"
+        " decrypt(encrypt(data)) is data, such as cryptography.fernet.Fernet(key)"
+    )
 
 
 def warnings_of(app: Any) -> Iterator[str]:

@@ -81,7 +81,12 @@ def free(vault: Vault, entry: Entry) -> bool:
 def _entries(vault: Vault, scope: str) -> Iterator[Entry]:
     yield from _one(vault, "guard", scope, key_of("guard", scope))
     yield from _one(vault, "lock", scope, key_of("lock", scope))
-    inner = scope if scope.startswith("task:") else f"scope:{scope}"
+    yield from _of_the_scope(vault, scope, f"scope:{scope}")
+    if scope.startswith("task:"):  # of a message; or the name of a scope, which may begin so too
+        yield from _of_the_scope(vault, scope, scope)
+
+
+def _of_the_scope(vault: Vault, scope: str, inner: str) -> Iterator[Entry]:
     yield from _one(vault, "lock", f"{scope} (of the workflow)", key_of("lock", inner))
     for workflow in _one(vault, "workflow", scope, scope_key(inner)):
         names = loads(workflow.text)["steps"] if workflow.text else ()

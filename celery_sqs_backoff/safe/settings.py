@@ -23,6 +23,8 @@ from .vault import Vault
 
 __all__ = ["check_settings", "is_signed", "namespace_of", "outbox_by_default", "vault_of"]
 
+Secrets = Sequence[str | bytes]
+
 
 def vault_of(app: Any) -> Vault:
     """Return the app's records.
@@ -31,7 +33,7 @@ def vault_of(app: Any) -> Vault:
         ImproperlyConfigured: a setting is missing or invalid.
     """
     named = store_of(app)
-    cached: tuple[object, Any, Sequence[str], Vault] | None = vars(app).get("_sqs_backoff_vault")
+    cached: tuple[object, Any, Secrets, Vault] | None = vars(app).get("_sqs_backoff_vault")
     settings = app.conf.get("sqs_backoff")
     secrets = _secrets(app)  # Django's may be configured after the first call
     if cached is not None and cached[0] is named and cached[1] is settings and cached[2] == secrets:
@@ -93,7 +95,7 @@ def outbox_by_default(app: Any) -> bool:
     return bool(_setting(app, "outbox", default=False))
 
 
-def _secrets(app: Any) -> Sequence[str]:
+def _secrets(app: Any) -> Secrets:
     secret = _setting(app, "secret")
     if secret is None:
         return _django_secrets()
@@ -107,7 +109,7 @@ def _secrets(app: Any) -> Sequence[str]:
     return list(secrets)
 
 
-def _django_secrets() -> Sequence[str]:
+def _django_secrets() -> Secrets:
     if "django.conf" not in sys.modules:
         return ()
     from django.conf import settings  # type: ignore[import-untyped]
@@ -118,9 +120,10 @@ def _django_secrets() -> Sequence[str]:
     if not settings.configured:
         return ()
     try:
-        return [settings.SECRET_KEY, *getattr(settings, "SECRET_KEY_FALLBACKS", ())]
+        keys = [settings.SECRET_KEY, *getattr(settings, "SECRET_KEY_FALLBACKS", ())]
     except InvalidSettings:  # it is lazy, and raises when it is empty
         return ()
+    return [key for key in keys if key]  # anybody can sign with an empty one
 
 
 def _cipher(app: Any) -> Any:

@@ -155,8 +155,9 @@ def _note_failure(app: Any, began: float) -> None:
     if now - began >= _HANGS_SECONDS:
         setattr(app, _LEFT_ALONE_UNTIL, now + _LEFT_ALONE_SECONDS)
         logger.warning(
-            "sqs_backoff.store_hangs: it has not answered in %.0f s; crashes are not counted in it,"
-            " and no workflow is taken back, for %.0f s",
+            "sqs_backoff.store_hangs: for %.0f s the store has not answered, or the broker has not"
+            " taken undoing tasks; for %.0f s no crash is counted in the store, and no workflow is"
+            " taken back",
             now - began,
             _LEFT_ALONE_SECONDS,
         )

@@ -1,14 +1,14 @@
 """Statements in autocommit: one that the database did not make is made again.
 
 The database has taken it back because of another (a deadlock, a serialization failure), or its
-connection turned out to be dead (idle for too long, the server was restarted), or to lead to a
-server that has become a replica.
+connection was of no use: it was idle for too long, or the server was restarted, or only reads since
+a failover.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .commit import is_in_transaction
 from .errors import StoreInTransaction
@@ -20,13 +20,10 @@ T = TypeVar("T")
 #: A statement is made so often at most.
 _TRIES = 20
 
-_MYSQL_DEADLOCK = 1213
-
-#: "Server has gone away", "lost connection" (older PyMySQL opens a new one when it is pinged), and
-#: two for "read-only".
-_MYSQL_LOST = ((2006,), (2013,), (1290,), (1836,))
-
-_POSTGRESQL_READ_ONLY = "25006"
+# SQLSTATEs, and numbers of MySQL's and MariaDB's errors.
+_CONFLICT: set[object] = {"40001", "40P01", 1213}
+_READ_ONLY: set[object] = {"25006", 1290, 1792, 1836}
+_LOST: set[object] = {2006, 2013}  # pinged, older PyMySQL opens a new one
 
 
 def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
@@ -51,7 +48,7 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
     )
 
     connection = connections[using]
-    may_be_lost = connection.connection is not None  # it was opened for an earlier one
+    was_open = connection.connection is not None
     if is_in_transaction(connection):
         raise StoreInTransaction(refusal)
     for tries_left in reversed(range(_TRIES)):
@@ -60,33 +57,21 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
         except (DatabaseError, InterfaceError) as exc:
             if connection.in_atomic_block:
                 raise
-            # Celery closes what is unusable between tasks; the rest of this one needs it too.
-            if is_lost := _is_lost(connection, exc):
+            is_open = connection.connection is not None
+            is_useless = not is_open or _is(exc, _READ_ONLY | _LOST) or not connection.is_usable()
+            if is_useless:
+                # Celery does so between tasks; the rest of this one should not have to wait for
+                # that. A new one may lead to the server that took over.
                 connection.close()
-            may_help = _is_conflict(exc) or (is_lost and may_be_lost)
-            if not may_help or not tries_left:
+            if not tries_left or not (_is(exc, _CONFLICT) or (is_useless and was_open)):
                 raise
-            if is_lost:
-                may_be_lost = False
+            if is_useless:
+                was_open = False
                 connection.set_autocommit(True)  # as it was, whatever ``DATABASES`` says
     raise AssertionError("unreachable")
 
 
-def _is_lost(connection: Any, exc: Exception) -> bool:
-    """Whether only another connection may reach a server that makes the statement."""
-    return (
-        connection.connection is None
-        or exc.args[:1] in _MYSQL_LOST
-        or _sqlstate(exc) == _POSTGRESQL_READ_ONLY
-        or not connection.is_usable()
-    )
-
-
-def _is_conflict(exc: Exception) -> bool:
-    """Whether the database has taken a statement back because of another, so nothing was done."""
-    return _sqlstate(exc).startswith("40") or exc.args[:1] == (_MYSQL_DEADLOCK,)
-
-
-def _sqlstate(exc: Exception) -> str:
-    cause = exc.__cause__  # the library's, which knows PostgreSQL's
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+def _is(exc: Exception, codes: set[object]) -> bool:
+    cause = exc.__cause__  # the library's, which knows the SQLSTATE
+    named = (getattr(cause, name, None) for name in ("sqlstate", "pgcode"))
+    return not codes.isdisjoint((*named, *exc.args[:1]))

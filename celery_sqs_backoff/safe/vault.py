@@ -55,13 +55,13 @@ class Vault:
         store: Store,
         *,
         namespace: str = "",
-        secrets: Sequence[str] = (),
+        secrets: Sequence[str | bytes] = (),
         cipher: Cipher | None = None,
         is_private: bool = False,
     ) -> None:
         self.store = store
         self._namespace = namespace
-        self._secrets = [secret.encode() for secret in secrets]
+        self._secrets = [s if isinstance(s, bytes) else s.encode() for s in secrets]
         self._cipher = cipher
         #: Whether a record may say what is to be done, such as which task undoes a step.
         self.is_trusted = bool(self._secrets) or is_private

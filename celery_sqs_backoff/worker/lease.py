@@ -209,7 +209,11 @@ class Lease:
     # Settling
 
     def done(self) -> bool:
-        """Delete the message: its task is finished."""
+        """Delete the message: its task is finished. If it was lost, this worker runs it no more."""
+        return self._settle(Want.DELETE, is_finished=True)
+
+    def drop(self) -> bool:
+        """Delete the message: its task is given up. If it was lost, it runs again."""
         return self._settle(Want.DELETE)
 
     def defer(
@@ -260,7 +264,7 @@ class Lease:
         Where that is the queue itself the message is deleted: it would run again at once.
         """
         if self.queue.dlq_url == self.queue.url:
-            return self.done()
+            return self.drop()
         return self._settle(Want.DEAD_LETTER, record=record, content=self._content())
 
     def lose(self) -> bool:
@@ -272,10 +276,7 @@ class Lease:
         return is_lost
 
     def tell_of_loss(self) -> None:
-        """Tell the task that somebody else may have the message.
-
-        If it succeeds, the message is still deleted: whoever has it need not do it again.
-        """
+        """Tell the task that somebody else may have the message."""
         told, self.on_lost = self.on_lost, None
         if told is not None:
             told()
@@ -291,13 +292,12 @@ class Lease:
         free, self.free = self.free, _nothing
         free()
 
-    def _settle(self, want: Want, **facts: Any) -> bool:
+    def _settle(self, want: Want, *, is_finished: bool = False, **facts: Any) -> bool:
         was = self.row.end_run(want, **facts)
         if was is None:
             return False
         if was is Want.LOST:
-            if want is Want.DELETE:
-                # Should this worker receive it once more, it need not run again.
+            if is_finished:  # should this worker receive it once more, it need not run again
                 self.keeper.memory.settled(self.delivery.message_id, None)
             self.keeper.ended(self)
             self.on_end()

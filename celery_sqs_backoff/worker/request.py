@@ -42,6 +42,9 @@ _MAX_COUNT = 1_000_000
 
 _NO_ERROR = ErrorText()
 
+#: Ends that are told when the message is settled, and not when it comes back first.
+_NOT_RUN = frozenset({End.NOT_BEGUN, End.REFUSED, End.REVOKED})
+
 
 class SettledBeforeRun(Exception):
     """The message of a request is no longer this worker's: there is nothing to run."""
@@ -227,13 +230,13 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Expired, revoked or terminated: settle before Celery stores the result."""
+        """Settle before Celery stores the result; a message that comes back is announced then."""
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.lease is None:
             announce()
             return
-        self._settle(Ended(End.REVOKED), _NO_ERROR)
-        _contained(self, announce)
+        settle = self._settle(Ended(End.REVOKED), _NO_ERROR)
+        _contained(self, partial(state.task_ready, self) if isinstance(settle, Hide) else announce)
         self._already_revoked = True
 
     def _on_result(self, result: Any, report: Callable[[], object]) -> None:
@@ -278,7 +281,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
         is_crash = ended.word is None and ended.end in WITHOUT_THE_TASK
-        comes_back = ended.end is End.NOT_BEGUN and isinstance(settle, Hide)
+        comes_back = ended.end in _NOT_RUN and isinstance(settle, Hide)
         if isinstance(settle, GiveBack):
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:

@@ -141,6 +141,8 @@ class Settler:
                 self._lease.give_back()
             elif self._lease.release():
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
+        elif settle.reason is not None:
+            is_settled = self._lease.drop()
         elif self._lease.done() and ended.end is End.REVOKED:
             self._emit(Discarded)
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.

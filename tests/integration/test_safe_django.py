@@ -18,6 +18,10 @@ from celery import Celery, _state
 
 from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.safe.check import StoreStep
+from celery_sqs_backoff.safe.errors import RecordRejected
+from celery_sqs_backoff.safe.settings import vault_of
+from celery_sqs_backoff.safe.stores import open_store
+from celery_sqs_backoff.safe.vault import Vault
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
@@ -178,6 +182,24 @@ def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
         assert found(store_checks.check_store_answers) == []
 
 
+def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias: str) -> None:
+    """As Django takes them; the empty one is that of a variable which is not set."""
+    from django.test import override_settings
+
+    project.migrate(alias)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    with override_settings(SECRET_KEY=b"\xff"):
+        assert found(store_checks.check_store_answers) == []
+        vault_of(app).add("guard:1", "signed", 60)
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[b"\xff", ""]):
+        assert vault_of(app).get("guard:1") == "signed"
+        Vault(open_store(f"django://{alias}"), namespace=app.main, secrets=[""]).add(
+            "guard:2", "forged", 60
+        )
+        with pytest.raises(RecordRejected):
+            vault_of(app).get("guard:2")
+
+
 def test_the_checks_are_registered() -> None:
     from django.core.checks import registry
 
@@ -214,6 +236,21 @@ def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
     with pytest.raises(CommandError) as nothing:
         run("list", "mail:7")
     assert nothing.value.returncode == 1
+
+
+def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: str) -> None:
+    """Not from the default one, which would say "0 removed" every night."""
+    from django.core.management import CommandError, call_command
+
+    project.migrate(alias)
+    app.conf.sqs_backoff = {"store": f"django://{alias}"}
+    open_store(f"django://{alias}").add("old", "value", -1)
+    out = StringIO()
+    call_command("sqs_backoff_clear_expired", stdout=out)
+    assert out.getvalue() == "1 removed\n"
+    app.conf.sqs_backoff = {"store": "memory://"}
+    with pytest.raises(CommandError, match="no database"):
+        call_command("sqs_backoff_clear_expired")
 
 
 # The housekeeping of the outbox, in a worker's main process
@@ -285,6 +322,31 @@ def test_the_thread_outlives_a_database_that_is_away(
     assert len(rounds) == 3
     assert "sqs_backoff.outbox_failed: builtins.OSError at" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+def test_the_thread_outlives_a_connection_that_cannot_be_closed(
+    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from django.db import InterfaceError, connection
+
+    sent: list[str] = []
+
+    def send(*_: object, task_id: str, **__: object) -> None:
+        sent.append(task_id)
+        housekeeping._over.set()
+
+    def close() -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(app, "send_task", send)
+        outbox("message 1")
+        raise InterfaceError("the connection is gone")
+
+    monkeypatch.setattr(connection, "close", close)
+    housekeeping._over.clear()
+    with caplog.at_level(logging.ERROR):
+        housekeeping._run(app, every=0)
+    assert sent == ["message 1"]
+    assert "outbox_failed: django.db.utils.InterfaceError" in caplog.text
 
 
 def test_a_worker_that_stops_leaves_the_rest_to_others(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import AF_UNIX, SHUT_RDWR, SO_LINGER, SOL_SOCKET, create_server, socket
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +59,18 @@ def test_a_server_before_redis_7_that_has_become_a_replica_is_left_too(
 
         monkeypatch.setattr(store, "_add", refuse_once)
         store.ask_to_write()
+
+
+def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(
+    tmp_path: Path,
+) -> None:
+    """As a NAT gateway or load balancer has forgotten it: the next packet gets a reset."""
+    with _redis_server(tmp_path / "redis") as socket, _forgetful_gateway(socket) as gateway:
+        store = open_store(f"redis://127.0.0.1:{gateway.port}/0")
+        assert store.add("step", "in progress", 60) is None
+        gateway.forget()
+        assert store.replace("step", "in progress", "done", 60)
+        assert store.get("step") == "done"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +133,24 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
         assert slots.take([0]).workers == 1
 
 
+def test_a_server_of_a_cluster_which_holds_some_keys_alone_is_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    """Each run whose key another server holds would fail."""
+    port = str(free_port())
+    options = ("--port", port, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    options = (*options, "--cluster-require-full-coverage", "no")
+    with _redis_server(tmp_path / "redis", *options) as socket:
+        server = redis.Redis(unix_socket_path=str(socket))
+        server.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8191)
+        eventually(lambda: server.cluster("info")["cluster_state"] == "ok")
+        for number in range(10):
+            app = Celery(f"shard {number}", broker="memory://", set_as_current=False)
+            app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
+            with pytest.raises(ImproperlyConfigured, match="Redis: "):
+                check_by_asking(app)
+
+
 def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> None:
     with _redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
         store = open_store(f"unix://{socket}")
@@ -166,6 +199,53 @@ def test_a_server_that_only_answers_reads_is_refused_before_a_run(
         with pytest.raises(Retry):
             run()
         assert len(begun) == 2
+
+
+class _Gateway:
+    """Forwards connections to a Unix socket; one from before :meth:`forget` is reset when used."""
+
+    def __init__(self, address: Path) -> None:
+        self._address = address
+        self._times_forgotten = 0
+        self._listener = create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+
+    def forget(self) -> None:
+        self._times_forgotten += 1
+
+    def serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            Thread(target=self._forward, args=(client, self._times_forgotten), daemon=True).start()
+
+    def _forward(self, client: socket, born: int) -> None:
+        with socket(AF_UNIX) as server, client:
+            server.connect(str(self._address))
+            while request := client.recv(65536):
+                if born != self._times_forgotten:
+                    client.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                    return
+                server.sendall(request)
+                client.sendall(server.recv(65536))  # each is a packet
+
+    def close(self) -> None:
+        self._listener.shutdown(SHUT_RDWR)
+        self._listener.close()
+
+
+@contextmanager
+def _forgetful_gateway(address: Path) -> Iterator[_Gateway]:
+    gateway = _Gateway(address)
+    thread = Thread(target=gateway.serve, daemon=True)
+    thread.start()
+    try:
+        yield gateway
+    finally:
+        gateway.close()
+        thread.join(10)
 
 
 def _refuse_writes(server: redis.Redis, why: str) -> None:

@@ -421,17 +421,6 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
         assert steps.do("charge", lambda: "again", (), {}, undo=None, confirm=None) == "charged"
 
 
-def test_a_database_that_has_become_a_replica_is_looked_for_anew(tmp_path: Path) -> None:
-    """Its address leads to the new primary; the open connection, to the old one."""
-    from django.db import connections
-
-    with served("postgresql", tmp_path) as there:
-        there.store.add("key", "begun", 60)
-        with connections[there.url.removeprefix("django://")].cursor() as cursor:
-            cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
-        assert there.store.replace("key", "begun", "done", 60)
-
-
 def _end_session(connection: Any) -> None:
     """Let the server close a connection, whose client does not notice."""
     other = connection.copy()
@@ -467,6 +456,47 @@ def test_a_statement_that_the_database_takes_back_is_made_again(
         with connections[there.url.removeprefix("django://")].execute_wrapper(refuse_once):
             assert there.store.replace("key", "begun", "done", 60)
         assert refused
+
+
+@pytest.mark.parametrize("database", ["mariadb", "postgresql"])
+def test_after_a_failover_the_database_is_asked_where_its_address_leads_now(
+    database: str, tmp_path: Path
+) -> None:
+    """The old server keeps its connections, of which many projects close none, and only reads."""
+    with served(database, tmp_path) as there:
+        from django.db import connections
+
+        there.store.add("key", "begun", 60)
+        connection = connections[there.url.removeprefix("django://")]
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SET SESSION TRANSACTION READ ONLY"
+                if database == "mariadb"
+                else "SET default_transaction_read_only=on"
+            )
+        connection.close_at = None  # CONN_MAX_AGE
+        assert there.store.replace("key", "begun", "done", 60)
+        assert there.store.get("key") == "done"
+
+
+def test_a_server_that_has_become_read_only_is_left(tmp_path: Path) -> None:
+    """MariaDB's, which says so by a number alone; to make a real one so would stop other tests."""
+    from django.db import OperationalError, connections
+    from pymysql import OperationalError as Refused
+
+    with served("sqlite", tmp_path) as there:
+        there.store.add("key", "begun", 60)
+        connection = connections[there.url.removeprefix("django://")]
+        old, connection.close_at = connection.connection, None
+
+        def refuse(execute: Any, sql: str, *arguments: Any) -> Any:
+            if connection.connection is old:
+                why = (1290, "The MariaDB server is running with the --read-only option")
+                raise OperationalError(*why) from Refused(*why, sqlstate="HY000")
+            return execute(sql, *arguments)
+
+        with connection.execute_wrapper(refuse):
+            assert there.store.replace("key", "begun", "done", 60)
 
 
 def test_processes_at_a_strict_isolation_level_count_on(tmp_path: Path) -> None:

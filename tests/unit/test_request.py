@@ -475,6 +475,28 @@ def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped
     assert run.ended is State.DONE
 
 
+@pytest.mark.parametrize("may_go", [False, True])
+@pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
+def test_a_message_that_is_dropped_is_announced_once_its_workflow_is_taken_back(
+    ending, may_go, monkeypatch
+):
+    """``task_revoked`` was sent every 30 seconds, for as long as the store was away."""
+    announced = []
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: may_go)
+    monkeypatch.setattr(
+        "celery.worker.request.send_revoked", lambda *_, **facts: announced.append(facts)
+    )
+    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+    if ending == "revoked":
+        worker_state.revoked.add("task-id")
+    if ending == "terminated":
+        fails(run, Terminated(signals.SIGTERM))
+    else:
+        assert run.request.revoked()
+    assert run.ended is (State.DONE if may_go else State.DEFERRED)
+    assert len(announced) == may_go
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["ours", "lost"])
 @pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
 def test_a_message_that_is_dropped_is_reported_unless_it_was_lost(ending, is_lost):
@@ -719,6 +741,20 @@ def test_a_crash_that_is_given_up_comes_back_while_the_store_is_away(monkeypatch
     assert run.ended is State.DEFERRED
 
 
+@pytest.mark.parametrize("may_go", [False, True])
+def test_a_message_that_is_not_run_and_comes_back_has_not_failed(may_go, monkeypatch):
+    """Its ``link_error`` was called every 30 seconds, for as long as the store was away."""
+    failed = []
+    monkeypatch.setattr(settler, "compensate_given_up", lambda *_, **__: may_go)
+    monkeypatch.setattr(Request, "on_failure", lambda *arguments: failed.append("failed"))
+    keeper = FakeKeeper()
+    keeper.memory.count_crash("m")
+    with pytest.raises(SettledBeforeRun):
+        Run(keeper=keeper, max_retries=0, facts={"receive_count": 4})
+    assert keeper.settlements == [State.DEAD_LETTERED if may_go else State.DEFERRED]
+    assert failed == (["failed"] if may_go else [])
+
+
 def test_a_crash_that_is_given_up_at_the_last_receive_is_a_dead_letter_with_its_reason(
     monkeypatch,
 ):
@@ -867,14 +903,19 @@ def test_no_line_of_the_log_shows_an_id_as_its_sender_wrote_it(caplog):
     assert not [line for line in lines if "\n" in line or len(line) > 1_000]
 
 
+@pytest.mark.parametrize("queue", [WITH_DLQ, WITHOUT_DLQ], ids=["dead letter", "delete"])
 @pytest.mark.parametrize(
     ("exc", "report"),
     [(BackoffRetry(exc=OSError("down"), when=42), None), (OSError("no"), NOT_RETRYABLE)],
     ids=["retry", "give up"],
 )
-def test_of_a_lost_message_only_the_run_is_counted(exc, report):
-    """Another worker has it, and counts what becomes of it."""
-    run, seen = Run(), []
+def test_of_a_lost_message_only_the_run_is_counted(exc, report, queue):
+    """Another worker has it, and counts what becomes of it.
+
+    Given up here, it was deleted when it came back to this worker, and nobody was left to go on
+    with its workflow.
+    """
+    run, seen = Run(queue=queue), []
     run.keeper.events.subscribe(seen.append)
     run.keeper.ended = lambda lease: None
     run.lease.lose()
@@ -882,3 +923,4 @@ def test_of_a_lost_message_only_the_run_is_counted(exc, report):
     kinds = [type(event).__name__ for event in seen]
     assert kinds.count("RunEnded") == 1
     assert {"Retried", "DeadLettered", "Hidden"}.isdisjoint(kinds)
+    assert not run.keeper.memory.knows("m"), "it runs again"

@@ -116,6 +116,14 @@ def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
     check_by_asking(app)
 
 
+@pytest.mark.parametrize("url", ["hunter2@host:6379/0", "hunter2:x@host/0", "hunter2"])
+def test_a_url_without_its_kind_is_refused_without_being_shown(app: Celery, url: str) -> None:
+    app.conf.sqs_backoff = {"store": url}
+    with pytest.raises(ImproperlyConfigured, match="redis://host") as refused:
+        check_offline(app)
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("denied", ["add", "get", "replace", "delete"])
 def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
     app: Celery, denied: str
@@ -134,6 +142,40 @@ def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
     app.conf.sqs_backoff = {"store": Limited()}
     with pytest.raises(ImproperlyConfigured, match="AccessDenied"):
         check_by_asking(app)
+
+
+class Cipher:
+    def encrypt(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decrypt(self, token: bytes) -> bytes:
+        return token[::-1]
+
+
+class OneWay(Cipher):
+    def decrypt(self, token: bytes) -> bytes:
+        raise PermissionError("hunter2")
+
+
+class Forgets(Cipher):
+    def encrypt(self, data: bytes) -> bytes:
+        return b""
+
+
+class Textual(Cipher):
+    def encrypt(self, data: bytes) -> Any:
+        return data.decode()
+
+
+@pytest.mark.parametrize("cipher", [Cipher, OneWay(), Forgets(), Textual()])
+def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher: Any) -> None:
+    """Each step would be done, and then not recorded."""
+    app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": Cipher()}
+    check_by_asking(app)
+    app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": cipher}
+    with pytest.raises(ImproperlyConfigured, match="encrypt") as refused:
+        check_by_asking(app)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_task_without_guard_lock_or_step_never_asks_the_store(app: Celery) -> None:

@@ -16,7 +16,7 @@ from celery_sqs_backoff.commands import safe
 from celery_sqs_backoff.safe import Compensated, StoreUnavailable
 from celery_sqs_backoff.safe.inspect import free, look
 from celery_sqs_backoff.safe.lock import Lock
-from celery_sqs_backoff.safe.scope import scope_key
+from celery_sqs_backoff.safe.scope import CLOSING, Scope, scope_key
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.store import key_of
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -73,6 +73,21 @@ def test_results_are_shown_when_asked(app: Celery) -> None:
 
 def test_the_records_of_one_message_are_listed(app: Celery) -> None:
     assert "note" in run(app, "list", "task:fund:message 1").stdout
+
+
+def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app: Celery) -> None:
+    """As of an application that keeps tasks of its own: ``workflow(f"task:{task.pk}")``."""
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="close")
+    def close(self: Any) -> None:
+        with self.workflow("task:7") as work:
+            work.step("account", lambda: "closed")
+
+    close.apply()
+    assert [line.split()[:2] for line in run(app, "list", "task:7").stdout.splitlines()] == [
+        ["workflow", "ended"],
+        ["step", "done"],
+    ]
 
 
 def test_what_is_freed_is_free(app: Celery) -> None:
@@ -215,6 +230,16 @@ def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app: Cele
     assert open_account.apply(kwargs={"is_closed": False}, task_id="message").result == "released"
     account, release, released_again = done
     assert len({account, release, released_again}) == 3
+
+
+def test_who_frees_a_workflow_that_is_closing_is_told_that_its_steps_are_skipped(
+    app: Celery,
+) -> None:
+    """They may have been taken back: the next run ends well, and does nothing."""
+    Scope(vault_of(app), "scope:order:7").change(state=CLOSING)
+    freed = run(app, "free", "order:7", "--kind", "workflow", answer="n")
+    assert "Redrive its message first" in freed.stderr
+    assert "workflow  closing      order:7" in run(app, "list", "order:7").stdout
 
 
 def test_a_workflow_that_was_freed_meanwhile_keeps_its_steps(app: Celery) -> None:

@@ -349,6 +349,19 @@ def test_while_a_call_hangs_the_store_is_not_asked_again(
     eventually(lambda: shared.in_time(app, hang, otherwise="unknown") == "answer")
 
 
+def test_a_broker_that_hangs_is_not_taken_for_the_store(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The main process sends the undoing tasks of a lost run in the same call."""
+    monkeypatch.setattr(shared, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(shared, "_HANGS_SECONDS", 0.0)
+    taken = threading.Event()
+    with caplog.at_level(logging.WARNING, shared.logger.name):
+        shared.in_time(app, partial(taken.wait, 10), otherwise=False)
+    taken.set()
+    assert "or the broker has not taken undoing tasks" in caplog.text
+
+
 def test_without_a_thread_left_the_event_loop_does_not_ask_the_store(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

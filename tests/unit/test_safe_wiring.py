@@ -706,7 +706,7 @@ def test_a_guard_that_is_none_is_refused(app: Celery, options: Any, why: str) ->
 
 def test_an_unknown_store_is_refused_by_every_task(app: Celery) -> None:
     app.conf.sqs_backoff = {"store": "postgres://"}
-    with pytest.raises(ImproperlyConfigured, match="postgres"):
+    with pytest.raises(ImproperlyConfigured, match="unknown kind of URL"):
 
         @app.task(shared=False, base=SQSBackoffTask, name="mail")
         def mail() -> None: ...

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 from celery.signals import worker_ready, worker_shutting_down
 from celery.utils.log import get_logger
-from django.db import connections  # type: ignore[import-untyped]
 
+from celery_sqs_backoff.safe.commit import ask_and_close
 from celery_sqs_backoff.safe.outbox import CLAIM_SECONDS, send_left_calls, use_autocommit
 from celery_sqs_backoff.text import error_site
 
@@ -43,14 +44,16 @@ def _stop(**_: Any) -> None:
 def _run(app: Any, *, every: float = CLAIM_SECONDS) -> None:
     while not _over.wait(every):
         try:
-            use_autocommit()
-            send_left_calls(app, between=_end_when_over)
+            ask_and_close(partial(_send, app))
         except _Over:
             return
         except Exception as exc:  # noqa: BLE001  # the database is away, or not migrated: the thread must live on
             logger.error("sqs_backoff.outbox_failed: %s", error_site(exc.__cause__ or exc))
-        finally:
-            connections.close_all()  # this thread's own
+
+
+def _send(app: Any) -> None:
+    use_autocommit()
+    send_left_calls(app, between=_end_when_over)
 
 
 def _end_when_over() -> None:

@@ -87,10 +87,10 @@ def check_store(named: object) -> None:
         return
     if not isinstance(named, str):
         raise ImproperlyConfigured(f"store: invalid {type(named).__name__}: expected {_FORMS}")
-    # No error shows the URL itself, which may hold a password.
+    # No error shows any of the URL, which may hold a password, first of all if its kind is missing.
     kind = named.partition(":")[0]
     if kind not in _KINDS:
-        raise ImproperlyConfigured(f"store: unknown kind {kind[:20]!r}: expected {_FORMS}")
+        raise ImproperlyConfigured(f"store: unknown kind of URL: expected {_FORMS}")
     try:
         parts = urlsplit(named)
         _ = parts.port

@@ -98,24 +98,28 @@ return {workers, unpack(places)}
 
 
 def _boundary(method: F) -> F:
-    """Turn what redis-py raises into ours."""
+    """Turn what redis-py raises into ours, after a second attempt if a new connection may help.
+
+    Made again, a call may have taken effect before: see ``Store``.
+    """
 
     @wraps(method)
     def wrapped(self: RedisStore, *args: Any, **kwargs: Any) -> Any:
-        from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+        from redis import exceptions
 
+        gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
         try:
             try:
                 return method(self, *args, **kwargs)
-            except ResponseError as exc:
+            except exceptions.RedisError as exc:
                 # Before Redis 7, of a script only the text says so.
-                if not isinstance(exc, ReadOnlyError) and "READONLY" not in str(exc):
+                if not isinstance(exc, gone) and "READONLY" not in str(exc):
                     raise
-                # The server has become a replica, and did nothing. The address may lead to the one
-                # that took over, which only a new connection finds out.
+                # The connection was idle for too long. Or the server has become a replica: the
+                # address may lead to the one that took over, which only a new connection finds out.
                 self._redis.connection_pool.disconnect(inuse_connections=False)
                 return method(self, *args, **kwargs)
-        except RedisError as exc:
+        except exceptions.RedisError as exc:
             raise StoreUnavailable(f"Redis: {type(exc).__name__}") from exc
         except UnicodeDecodeError:
             raise RecordRejected("A record in the store is not text: it is not ours") from None

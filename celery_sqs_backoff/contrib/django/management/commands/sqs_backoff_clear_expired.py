@@ -5,9 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand  # type: ignore[import-untyped]
+from celery.exceptions import ImproperlyConfigured
+from django.core.management.base import (  # type: ignore[import-untyped]
+    BaseCommand,
+    CommandError,
+)
 
+from celery_sqs_backoff.safe.stores import store_of
 from celery_sqs_backoff.safe.stores.django import DjangoStore
+
+from ...project import project_app
 
 __all__ = ["Command"]
 
@@ -16,10 +23,13 @@ class Command(BaseCommand):  # type: ignore[misc]
     help = "Remove records of celery_sqs_backoff.safe (guards, locks, steps, keys) that have ended."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--database", default="default", help="alias in DATABASES. Default: default"
-        )
+        parser.add_argument("--database", help="alias in DATABASES. Default: the store's")
 
-    def handle(self, *args: Any, database: str, **options: Any) -> None:
-        removed = DjangoStore(database).remove_expired()
-        self.stdout.write(f"{removed} removed")
+    def handle(self, *args: Any, database: str | None, **options: Any) -> None:
+        try:
+            store = DjangoStore(database) if database else store_of(project_app())
+        except ImproperlyConfigured as exc:
+            raise CommandError(f"nothing is removed: {exc}") from exc
+        if not isinstance(store, DjangoStore):
+            raise CommandError("nothing is removed: the app's store is no database")
+        self.stdout.write(f"{store.remove_expired()} removed")
