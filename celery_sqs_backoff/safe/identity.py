@@ -16,6 +16,7 @@ __all__ = [
     "begin_call",
     "carrier_of",
     "has_copy",
+    "has_ended",
     "is_in_a_message",
     "is_running",
     "message_of",
@@ -110,6 +111,11 @@ def acts_of(task: Any) -> int:
 def is_running(request: Any) -> bool:
     """Whether the task's own code is running for the message of this request."""
     return request.id is not None and getattr(request, "sqs_is_running", False)
+
+
+def has_ended(request: Any) -> bool:
+    """Whether the task's own code has run for the message of this request, and ended."""
+    return getattr(request, "sqs_is_running", None) is False
 
 
 def has_copy(request: Any) -> bool:

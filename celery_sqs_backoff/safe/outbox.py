@@ -87,7 +87,8 @@ def send_on_commit(
         options["task_id"] = str(chosen)
     try:
         call = dumps({"args": list(args), "kwargs": kwargs, "options": options, "own": own})
-    except (TypeError, ValueError) as exc:
+        loads(call)  # a dict with "__type__" is read as kombu's own
+    except Exception as exc:  # whatever JSON's hooks raise
         raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
     claim = uuid4().hex
     calls.create(

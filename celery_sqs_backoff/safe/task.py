@@ -17,7 +17,15 @@ from .commit import after_commit
 from .errors import StoreLost, StoreUnavailable
 from .guard import Guard, Run, enter
 from .hooks import Hooks
-from .identity import acts_of, carrier_of, is_in_a_message, message_of, note_act, run_id_of
+from .identity import (
+    acts_of,
+    carrier_of,
+    has_ended,
+    is_in_a_message,
+    message_of,
+    note_act,
+    run_id_of,
+)
 from .lock import DEFAULT_LEASE_SECONDS, Lock, refuse_lock_in_transaction
 from .names import text_of
 from .settings import namespace_of, outbox_by_default
@@ -281,14 +289,17 @@ class SafeTask(Hooks):
 def _worker_on_workflows(task: SafeTask) -> tuple[Run, dict[str, Workflow]]:
     """The run that enters a workflow: the message's, if one is being run; and those it has entered.
 
-    A message of a task without our base class is given up by nobody.
+    A message of a task without our base class is given up by nobody; nor is one whose run has
+    ended, whose hooks and old-style ``link_error`` tasks Celery calls then.
     """
     carrier, run, opened = carrier_of(task), task._run, dict[str, Workflow]()
-    outer: Any = task.app.tasks.get(carrier[0]) if carrier else None
-    if carrier is not None:
-        run = Run.of(task._vault, carrier[0], str(carrier[1].id), run_id_of(carrier[1]))
-        opened = _remembered(carrier[1], "sqs_workflows")
-    if not getattr(outer, "is_covered", False):
+    if carrier is None:
+        return replace(run, comes_back=False), opened
+    name, request = carrier
+    run = Run.of(task._vault, name, str(request.id), run_id_of(request))
+    opened = _remembered(request, "sqs_workflows")
+    outer: Any = task.app.tasks.get(name)
+    if not getattr(outer, "is_covered", False) or has_ended(request):
         return replace(run, comes_back=False), opened
     type(outer).enters_workflows = True
     return run, opened

@@ -108,13 +108,15 @@ def own_success(request: Any, find: Callable[[], Any] | None) -> Any:
 
 
 def _own_success(request: Any, find: Callable[[], Any]) -> Any:
-    """An older message may have had the same task id: some tasks are sent under one of their own.
+    """Another message may have had the same task id, and succeeded.
 
-    And a part of a chord is counted after its result is stored; without it the chord would never
-    end.
+    Such as an older one, where tasks are sent under an id of their own; or the one that has
+    published this one by ``retry()``, and may have ended later. And a part of a chord is counted
+    after its result is stored; without it the chord would never end.
     """
-    sent_at = request.lease.delivery.sent_at
-    if sent_at is None or _is_in_chord(request):
+    delivery = request.lease.delivery
+    sent_at, is_copy = delivery.sent_at, request._request_dict["retries"] > delivery.earlier_runs
+    if sent_at is None or is_copy or _is_in_chord(request):
         return False
     try:
         stored = in_time(find)

@@ -182,9 +182,17 @@ def test_the_app_can_make_all_calls_durable(mail: Any, broker: Broker) -> None:
     assert len(broker.sent) == 2
 
 
-def test_arguments_that_are_not_json_are_refused_before_anything_is_written(mail: Any) -> None:
+@pytest.mark.parametrize(
+    "customer",
+    [object(), {"__type__": "uuid", "__value__": "x"}],
+    ids=["object", "dict"],
+)
+def test_arguments_that_are_not_json_are_refused_before_anything_is_written(
+    mail: Any, customer: object
+) -> None:
+    """Also what kombu could write and not read again: the call could never be sent."""
     with pytest.raises(TypeError, match="JSON"):
-        mail.delay_on_commit(object(), durable=True)
+        mail.delay_on_commit(customer, durable=True)
     assert left() == 0
 
 

@@ -404,6 +404,17 @@ def test_a_success_of_an_older_message_with_the_same_task_id_does_not_count(
     assert run.keeper.settlements == [state]
 
 
+@pytest.mark.parametrize("receive_count", [1, 2])
+def test_the_success_of_a_message_is_not_that_of_the_copy_it_has_published(
+    stored_success, receive_count
+):
+    """By ``retry(throw=False)``, which returns. A copy that was killed was deleted as done."""
+    facts = {**stored_success(1), "receive_count": receive_count}
+    run = Run(headers={"retries": 1}, facts=facts)
+    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
+    assert run.keeper.settlements == [State.DEFERRED]
+
+
 def test_a_chord_is_told_that_its_part_was_given_up_after_its_result_was_stored(
     stored_success, monkeypatch
 ):

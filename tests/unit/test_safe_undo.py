@@ -377,3 +377,33 @@ def test_django_configured_late_changes_the_secret(
     assert not vault_of(app).is_trusted
     secrets.append("SECRET_KEY")
     assert vault_of(app).is_trusted
+
+
+@pytest.mark.parametrize("hook", ["on_success", "on_failure"])
+def test_what_a_hook_leaves_half_done_is_taken_back_by_the_next_message(
+    app: Celery, undone: list[Any], hook: str
+) -> None:
+    """Its own message has ended, and may never come back."""
+
+    def work(self: Any, *_: Any) -> None:
+        with self.workflow("order:7") as order:
+            order.step("pay", lambda: "paid", undo=app.tasks["take_back"].s("pay"))
+            raise ConnectionError
+
+    base: Any = type("Hooked", (SQSBackoffTask,), {"abstract": True, hook: work})
+
+    @app.task(shared=False, base=base, name="hooked")
+    def hooked() -> None:
+        if hook == "on_failure":
+            raise ValueError
+
+    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="next")
+    def next_one(self: Any) -> None:
+        with self.workflow("order:7"):
+            raise ValueError
+
+    with suppress(ConnectionError):
+        hooked.apply(task_id="A")
+    assert undone == []
+    next_one.apply(task_id="B")
+    assert undone == [("pay", "paid")]
