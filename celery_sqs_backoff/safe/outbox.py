@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from celery.exceptions import ImproperlyConfigured
@@ -30,15 +30,15 @@ from ..text import error_site, printable
 from . import statements
 from .commit import (
     after_commit,
-    is_in_transaction,
     open_transactions,
     refuse_manual_transaction,
 )
-from .errors import StoreInTransaction
 
 __all__ = ["CLAIM_SECONDS", "send_left_calls", "send_on_commit", "use_autocommit"]
 
 logger = get_task_logger(__name__)
+
+T = TypeVar("T")
 
 #: How long a process has for itself to send a call that it has written or claimed.
 CLAIM_SECONDS = 60.0
@@ -115,14 +115,13 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
         StoreInTransaction: the outbox's database is inside a transaction. A rollback would bring
             back what has been sent, to be sent again.
     """
-    calls, now, alias = _calls()
-    _refuse_transaction(alias)
+    calls, now, _ = _calls()
     sent = failed = 0
     tried: set[str] = set()
     while failed < _MAX_FAILED:
         due = calls.filter(claimed_until__lte=now).order_by("claimed_until")
         rows = due.values_list("task_id", "claim")[:_BATCH]
-        found: list[tuple[str, str]] = statements.make(calls.db, partial(list, rows))
+        found: list[tuple[str, str]] = _make(calls, partial(list, rows))
         if not found or found[0][0] in tried:
             break
         for task_id, claim in found:
@@ -158,13 +157,13 @@ def _take_over(calls: Any, task_id: str, claim: str, mine: str) -> bool:
     # Made again, the statement may find our own claim.
     rows = calls.filter(task_id=task_id, claim__in=[claim, mine])
     take = partial(rows.update, claim=mine, claimed_until=end)
-    return bool(statements.make(calls.db, take))
+    return bool(_make(calls, take))
 
 
 def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     """Send and delete a call; return what has kept it from being sent."""
     own = calls.filter(task_id=task_id, claim=claim)
-    row = statements.make(calls.db, own.values_list("task", "call").first)
+    row = _make(calls, own.values_list("task", "call").first)
     if row is None:
         return LookupError("somebody else has taken it over")
     name, sent_as = row[0], task_id
@@ -183,7 +182,7 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
         )
         return exc
     try:
-        statements.make(calls.db, partial(own._raw_delete, calls.db))
+        _make(calls, partial(own._raw_delete, calls.db))
     except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
         logger.error(
             "sqs_backoff.outbox_not_deleted: %s[%s]: %s",
@@ -223,14 +222,12 @@ def use_autocommit() -> None:
         connection.set_autocommit(True)
 
 
-def _refuse_transaction(alias: str) -> None:
-    from django.db import connections
-
-    if is_in_transaction(connections[alias]):
-        raise StoreInTransaction(
-            f"The outbox's database alias {alias!r} is inside a transaction, whose rollback would"
-            " bring back what has been sent: leave the atomic block first, or switch autocommit on"
-        )
+def _make(calls: Any, statement: Callable[[], T]) -> T:
+    refusal = (
+        f"The outbox's database alias {calls.db!r} is inside a transaction, whose rollback would"
+        " bring back what has been sent: leave the atomic block first, or switch autocommit on"
+    )
+    return statements.make(calls.db, statement, refusal=refusal)
 
 
 def _calls() -> tuple[Any, Any, str]:

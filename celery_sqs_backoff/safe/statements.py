@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from .commit import is_in_transaction
+from .errors import StoreInTransaction
+
 __all__ = ["make"]
 
 T = TypeVar("T")
@@ -20,17 +23,21 @@ _TRIES = 20
 # SQLSTATEs, and numbers of MySQL's and MariaDB's errors.
 _CONFLICT: set[object] = {"40001", "40P01", 1213}
 _READ_ONLY: set[object] = {"25006", 1290, 1792, 1836}
+_LOST: set[object] = {2006, 2013}  # pinged, older PyMySQL opens a new one
 
 
-def make(using: str, statement: Callable[[], T]) -> T:
+def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
     """Return what a statement returns. Made again, it may have taken effect before.
 
-    Inside a transaction it is made once: that is over as a whole.
+    In the transaction around a test of Django's ``TestCase`` it is made once: that is over as a
+    whole.
 
     Arguments:
         using: alias of its database.
+        refusal: says what to do where a transaction is open, which could take it back.
 
     Raises:
+        StoreInTransaction: one is.
         django.db.DatabaseError, django.db.InterfaceError: it failed for another reason, or each
             time.
     """
@@ -41,22 +48,26 @@ def make(using: str, statement: Callable[[], T]) -> T:
     )
 
     connection = connections[using]
+    was_open = connection.connection is not None
+    if is_in_transaction(connection):
+        raise StoreInTransaction(refusal)
     for tries_left in reversed(range(_TRIES)):
-        was_connected = connection.connection is not None
         try:
             return statement()
         except (DatabaseError, InterfaceError) as exc:
-            if connection.in_atomic_block or not tries_left:
+            if connection.in_atomic_block:
                 raise
-            if _is(exc, _READ_ONLY):
-                connection.close()  # the address may lead to the server that took over
-            else:
-                # Celery closes what is unusable between tasks; a retry within this one should not
-                # have to wait for that.
-                connection.close_if_unusable_or_obsolete()
-            was_useless = was_connected and connection.connection is None
-            if not was_useless and not _is(exc, _CONFLICT):
+            is_open = connection.connection is not None
+            is_useless = not is_open or _is(exc, _READ_ONLY | _LOST) or not connection.is_usable()
+            if is_useless:
+                # Celery does so between tasks; the rest of this one should not have to wait for
+                # that. A new one may lead to the server that took over.
+                connection.close()
+            if not tries_left or not (_is(exc, _CONFLICT) or (is_useless and was_open)):
                 raise
+            if is_useless:
+                was_open = False
+                connection.set_autocommit(True)  # as it was, whatever ``DATABASES`` says
     raise AssertionError("unreachable")
 
 

@@ -38,7 +38,7 @@ from .binding import (
 )
 from .failed_run import Final, ask_for_copy, judge_failure
 from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
-from .retries import CopyAsked, drawn_delay, limit_now, note_cause, retries_before
+from .retries import CopyAsked, drawn_delay, limit_now, made, note_cause, retries_before
 from .wrapping import wrap_task, wrap_trace
 
 __all__ = ["SQSBackoffTask"]
@@ -218,7 +218,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             return super().retry(
                 args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
-        exc = exc() if isinstance(exc, type) else exc
+        exc = made(exc) if isinstance(exc, type) else exc
         cause = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
         limit = limit_now(self, request, self.max_retries if max_retries is None else max_retries)
         if limit is not None and retries_before(self, request) >= limit:

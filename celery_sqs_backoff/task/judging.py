@@ -19,7 +19,7 @@ from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
 from ..safe.identity import begin_again, begin_call, is_running
 from .failed_run import FailedRun
-from .handover import Report, Run, begun_run_of, describe
+from .handover import BackoffRetry, Report, Run, begun_run_of, describe
 from .retries import publish_asked
 from .tracing import note_end
 
@@ -145,9 +145,11 @@ def _run_of_a_message(
         result = refused.result
     except BaseException as exc:
         instead = FailedRun(task, exc, args, kwargs).instead()
-        if instead is None:
-            raise
-        raise instead from exc
+        if instead is not None:
+            raise instead from exc
+        if isinstance(exc, Exception) and not isinstance(exc, BackoffRetry):
+            publish_asked(task)  # the message itself does not come back
+        raise
     if running is not None:
         running.report = RETURNED
         note_end(running, attempt=task.request.retries + 1)

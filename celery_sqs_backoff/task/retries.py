@@ -22,6 +22,7 @@ __all__ = [
     "cause_of",
     "drawn_delay",
     "limit_now",
+    "made",
     "note_cause",
     "publish_as",
     "publish_asked",
@@ -78,6 +79,14 @@ def drawn_delay(task: Any, request: Any) -> float:
         cap=options.fifo_cap if delivery is not None and delivery.is_fifo else None,
         rng=random,
     )
+
+
+def made(error: type[BaseException]) -> BaseException:
+    """Make the error of the class that ``retry()`` was given; or return what its code raises."""
+    try:
+        return error()
+    except Exception as failure:  # noqa: BLE001  # such as a TypeError: it needs arguments
+        return failure
 
 
 def note_cause(retry: Retry, exc: BaseException | None) -> Retry:

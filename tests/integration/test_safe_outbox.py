@@ -437,6 +437,41 @@ def test_with_autocommit_off_what_was_left_is_sent_once(mail: Any, broker: Broke
     assert (len(broker.sent), left()) == (1, 0)
 
 
+@pytest.mark.parametrize("verb", ["UPDATE", "DELETE"])
+def test_with_autocommit_off_a_statement_that_fails_sends_nothing_twice(
+    mail: Any, broker: Broker, verb: str
+) -> None:
+    """It closed the connection. The next had autocommit off again: nothing was committed."""
+    from django.db import OperationalError as Lost
+    from django.db import connection, connections
+
+    broker.is_down = True
+    for customer in range(3):
+        mail.delay_on_commit(customer, durable=True)
+    broker.is_down = False
+    let_claims_end()
+    refused: list[str] = []
+
+    def lose_one(execute: Any, sql: str, *arguments: Any) -> Any:
+        if sql.startswith(verb) and not refused:
+            refused.append(sql)
+            raise Lost(2013, "Lost connection to server during query")
+        return execute(sql, *arguments)
+
+    connections.close_all()
+    connection.settings_dict["AUTOCOMMIT"] = False
+    try:
+        for _ in range(2):  # a round each
+            outbox.use_autocommit()
+            with connection.execute_wrapper(lose_one):
+                send_left_calls(mail.app)
+            connections.close_all()
+    finally:
+        connection.settings_dict["AUTOCOMMIT"] = True
+        connections.close_all()
+    assert (len(refused), len(broker.sent), left()) == (1, 3, 0)
+
+
 REFUSED = ("AccessDenied", "QueueDoesNotExist", "InvalidParameterValue")
 
 

@@ -43,6 +43,24 @@ def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: P
         assert redis.Redis(unix_socket_path=str(new)).dbsize() == 1
 
 
+def test_a_server_before_redis_7_that_has_become_a_replica_is_left_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scripts' errors have no code of their own."""
+    told = "Error running script (call to f_1): @user_script:4: -READONLY You can't write against"
+    with _redis_server(tmp_path / "new") as new:
+        store: Any = open_store(f"unix://{new}")
+        add, left = store._add, [redis.ResponseError(told)]
+
+        def refuse_once(**options: Any) -> Any:
+            if left:
+                raise left.pop()
+            return add(**options)
+
+        monkeypatch.setattr(store, "_add", refuse_once)
+        store.ask_to_write()
+
+
 def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(
     tmp_path: Path,
 ) -> None:

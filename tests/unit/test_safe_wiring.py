@@ -12,7 +12,7 @@ import celery.app.task as celery_task
 import pytest
 from celery import Celery, chain, chord
 from celery.contrib.testing.worker import start_worker
-from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
+from celery.exceptions import Ignore, ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
 
 from celery_sqs_backoff import (
     Guard,
@@ -478,6 +478,25 @@ def test_nothing_is_undone_where_the_run_goes_on_beside_its_copy(
     assert happened[0] == ("copy", (7, 2), 1)
     assert [what for what, *_ in happened[1:]] == (["copy"] if end == "failed" else [])
     assert mail.apply((7, 1), task_id="message", retries=1).get() == "done"
+
+
+@pytest.mark.parametrize("end", [ValueError, Ignore])
+def test_a_copy_is_published_where_its_retry_is_caught_and_the_message_ends(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, end: type[Exception]
+) -> None:
+    """``except Exception`` around ``retry()``, as in Celery: what was left was never done."""
+
+    def run(self: Any, customer: int, page: int) -> None:
+        try:
+            self.retry(args=(customer, page + 1))
+        except Exception as exc:
+            raise end from exc
+
+    mail, happened = _publishing(app, monkeypatch, run)
+    with pytest.raises(end):
+        _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
+    mail.pop_request()
+    assert happened == [("copy", (7, 2), 1)]
 
 
 class ProviderDown(Exception):

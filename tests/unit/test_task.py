@@ -806,6 +806,36 @@ def test_the_last_retry_without_a_failure_raises_max_retries_exceeded(failing):
     assert (raised.task_args, raised.task_kwargs) == (("a",), {"k": 1})
 
 
+def test_a_message_that_comes_back_is_not_published_as_a_copy_too(app, published):
+    """``except Exception`` around ``retry()`` has caught the first."""
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, lazy=False)
+    def mail(self, address):
+        try:
+            self.retry(args=["b"])
+        except Retry as exc:
+            self.retry(exc=exc)
+
+    raised, _ = raised_by(mail, "a")
+    assert (type(raised), published) == (BackoffRetry, [])
+
+
+class Refused(Exception):
+    """Like botocore's ``ClientError``: it cannot be made without arguments."""
+
+    def __init__(self, code):
+        super().__init__(code)
+
+
+@pytest.mark.parametrize("args", [None, ["b"]], ids=["kept", "copy"])
+def test_a_class_that_needs_arguments_is_retried_and_fails_at_last(failing, published, args):
+    """As in Celery, where it fails at the last retry. It failed at the first."""
+    raised, _ = retry(failing(), args=args, exc=Refused)
+    assert isinstance(raised, Retry)
+    raised, _ = retry(failing(), args=args, exc=Refused, max_retries=0)
+    assert type(raised) is TypeError
+
+
 class Boom(Exception):
     """What a task passes to ``self.retry()``."""
 

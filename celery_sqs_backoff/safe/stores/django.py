@@ -15,8 +15,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from .. import statements
-from ..commit import is_in_transaction
-from ..errors import StoreInTransaction, StoreUnavailable
+from ..errors import StoreUnavailable
 
 __all__ = ["DjangoStore"]
 
@@ -162,25 +161,17 @@ class DjangoStore:
 
         from ...contrib.django.models import Record, UTCNow
 
-        def ask() -> T:
-            self._refuse_transaction()
-            return statement(Record.objects.using(self._using), UTCNow())
-
+        refusal = (
+            f"The store's database alias {self._using!r} is inside a transaction, whose rollback"
+            " would take back what has been recorded: leave the atomic block first, or give the"
+            " store a connection of its own: a copy of the alias in DATABASES, say 'records', and"
+            " the store 'django://records'"
+        )
+        ask = partial(statement, Record.objects.using(self._using), UTCNow())
         try:
-            return statements.make(self._using, ask)
+            return statements.make(self._using, ask, refusal=refusal)
         except (DatabaseError, InterfaceError) as exc:
             raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
-
-    def _refuse_transaction(self) -> None:
-        from django.db import connections
-
-        if is_in_transaction(connections[self._using]):
-            raise StoreInTransaction(
-                f"The store's database alias {self._using!r} is inside a transaction, whose"
-                " rollback would take back what has been recorded: leave the atomic block"
-                " first, or give the store a connection of its own: a copy of the alias in"
-                " DATABASES, say 'records', and the store 'django://records'"
-            )
 
 
 def _key(key: str) -> str:

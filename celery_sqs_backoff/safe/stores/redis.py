@@ -107,10 +107,14 @@ def _boundary(method: F) -> F:
     def wrapped(self: RedisStore, *args: Any, **kwargs: Any) -> Any:
         from redis import exceptions
 
+        gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
         try:
             try:
                 return method(self, *args, **kwargs)
-            except (exceptions.ConnectionError, exceptions.ReadOnlyError):
+            except exceptions.RedisError as exc:
+                # Before Redis 7, of a script only the text says so.
+                if not isinstance(exc, gone) and "READONLY" not in str(exc):
+                    raise
                 # The connection was idle for too long. Or the server has become a replica: the
                 # address may lead to the one that took over, which only a new connection finds out.
                 self._redis.connection_pool.disconnect(inuse_connections=False)
