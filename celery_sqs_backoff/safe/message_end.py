@@ -121,7 +121,7 @@ def _outcome(take_back: Callable[[], bool]) -> TakenBack:
     try:
         if not take_back():
             logger.warning(
-                "sqs_backoff.overtaken: the message's next run goes on with its workflow, so the"
+                "sqs_backoff.overtaken: the message's next run has entered its workflow, so the"
                 " message is left to that one"
             )
             return TakenBack.OWED

@@ -188,8 +188,8 @@ class Workflow:
         off from SQS): the steps are undone once its lease is over.
 
         Returns:
-            whether the message may go. Not if its next run is in the scope, after a long pause of
-            this one: that run goes on with it, and may have to come back.
+            whether the message may go. Not if its next run has entered the scope, after a long
+            pause of this one: that run goes on with it and may have to come back, or has succeeded.
 
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
@@ -198,8 +198,7 @@ class Workflow:
             return True
         scope = self._steps.scope.update(self._closing)
         if scope["state"] != CLOSING or owner_of(scope) not in self._run.messages:
-            has_ended = scope["state"] != OPEN or scope.get("ended")
-            return bool(has_ended) or not self._is_overtaken(scope)
+            return scope["state"] != OPEN or not self._is_overtaken(scope)
         # No run of the message goes on; a killed one may have left its lock. Not before the scope
         # is closed: another message would enter, and do the step that may be under way.
         self._lock.steal(scope["lock"])

@@ -680,8 +680,12 @@ def test_a_rejected_message_comes_back_for_undoing_tasks_that_could_not_be_sent(
     assert run.delay == 30
 
 
-def test_a_message_whose_next_run_is_in_its_workflow_is_left_to_that_one(case):
-    """It was given up, and the next run's retry with it: nobody went on, or took anything back."""
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_message_whose_next_run_is_in_its_workflow_is_left_to_that_one(case, has_ended):
+    """It was given up, and the next run's retry with it: nobody went on, or took anything back.
+
+    Or the next run had succeeded: then ``link_error`` was called, for work that was done.
+    """
 
     def body(self):
         with self.workflow("order:7", lease=0.1) as order:
@@ -690,7 +694,9 @@ def test_a_message_whose_next_run_is_in_its_workflow_is_left_to_that_one(case):
             vault = vault_of(self.app)
             next_run = SafeRun.of(vault, self.name, self.request.id, "next")
             entered = {"scope": "scope:order:7", "lease": 60, "namespace": ""}
-            Workflow(vault, app=self.app, run=next_run, **entered).__enter__()
+            there = Workflow(vault, app=self.app, run=next_run, **entered).__enter__()
+            if has_ended:
+                there.__exit__(None, None, None)
             order.step("release", str, 7)
 
     run = case(body)
