@@ -845,9 +845,10 @@ class Refused(Exception):
 @pytest.mark.parametrize("args", [None, ["b"]], ids=["kept", "copy"])
 def test_a_class_that_needs_arguments_is_retried_and_fails_at_last(failing, published, args):
     """As in Celery, where it fails at the last retry. It failed at the first."""
-    raised, _ = retry(failing(), args=args, exc=Refused)
+    task = failing()
+    raised, _ = retry(task, args=args, exc=Refused)
     assert isinstance(raised, Retry)
-    raised, _ = retry(failing(), args=args, exc=Refused, max_retries=0)
+    raised, _ = retry(task, args=args, exc=Refused, max_retries=0)
     assert type(raised) is TypeError
 
 
