@@ -70,9 +70,7 @@ class Workflow:
         self._lock = Lock(vault, scope, lease=lease)
         self._steps = Steps(vault, scope, app, run, is_certain=is_certain, note_act=note_act)
         self.used: set[str] = set() if used is None else used
-        #: The lock's record with which this run has entered; empty before.
-        self._entered_with = ""
-        self._is_inside = self._ended = False
+        self._has_entered = self._is_inside = self._ended = False
 
     def step(
         self,
@@ -179,7 +177,7 @@ class Workflow:
         if scope["state"] != OPEN:
             self._steps.compensate()  # what an earlier run could not send
             raise Compensated("The steps of this workflow have been taken back")
-        self._entered_with = self._lock.text
+        self._has_entered = True
 
     def take_back(self) -> bool:
         """Compensate for a message that is given up, if the scope is still that message's.
@@ -229,8 +227,8 @@ class Workflow:
 
     def _is_overtaken(self, scope: dict[str, Any]) -> bool:
         """Whether the message's next run has entered, after a long pause of this one."""
-        is_in_it = bool(self._entered_with) and scope["owner"] in self._run.messages
-        return is_in_it and scope["lock"] not in ("", self._entered_with)
+        is_in_it = self._has_entered and scope.get("owner") in self._run.messages
+        return is_in_it and scope["lock"] != "" and scope["run"] != self._run.id
 
     def _is_anothers(self) -> bool:
         """Whether other messages go on with a scope in which this one, its owner, did nothing."""

@@ -1,11 +1,12 @@
-"""Has a run changed its arguments in place? Its message still holds those that were sent."""
+"""The arguments of a message, of which a run may change lists and dicts in place."""
 
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from typing import Any
 
-__all__ = ["imprint"]
+__all__ = ["as_they_are", "imprint"]
 
 
 def imprint(args: Any, kwargs: Any) -> int | None:
@@ -17,3 +18,11 @@ def imprint(args: Any, kwargs: Any) -> int | None:
         return hash(pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL))
     except Exception:  # noqa: BLE001  # objects of the user's, which may do anything
         return None
+
+
+def as_they_are(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return arguments that no longer change: a ``finally`` of the task's may empty its lists."""
+    try:
+        return deepcopy((args, kwargs))
+    except Exception:  # noqa: BLE001  # objects of the user's, which may do anything
+        return args, kwargs

@@ -26,7 +26,7 @@ from ..safe.stores import check_store_of
 from ..safe.task import SafeTask
 from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
-from .arguments import imprint
+from .arguments import as_they_are, imprint
 from .binding import (
     REQUEST,
     check_definition,
@@ -234,7 +234,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
-            given = (args, kwargs, exc, False, eta, countdown)
+            given = (*as_they_are(args, kwargs), exc, False, eta, countdown)
             publish = partial(super().retry, *given, **self._options_of_copy(options))
             return ask_for_copy(self, CopyAsked(publish, exc, eta or countdown, cause), throw=throw)
         reason = exhausted(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Retry
 
 from ..retry.budget import GiveUpReason
 from ..retry.decision import End, Ended, GiveUp
@@ -19,7 +19,7 @@ from ..safe.errors import AlreadyDone, NotDispatched, Refused
 from ..safe.hooks import asks_the_store, enters_workflows
 from ..safe.identity import begin_again, begin_call, is_running
 from .failed_run import FailedRun
-from .handover import BackoffRetry, Report, Run, begun_run_of, describe
+from .handover import Report, Run, begun_run_of, describe
 from .retries import publish_asked
 from .tracing import note_end
 
@@ -120,6 +120,19 @@ def _run_of_a_message(
     task: Any, running: Run | None, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     try:
+        return _ended(task, running, call, args, kwargs)
+    except Retry:  # the message comes back, or its copy has been published
+        raise
+    except Exception:
+        publish_asked(task)  # whose Retry the task has caught
+        raise
+
+
+def _ended(
+    task: Any, running: Run | None, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Return what the run returns, or raise what becomes of its failure."""
+    try:
         if task.guard is not None:
             task._pass_guard(args, kwargs)
         if task.asks_in_its_body:
@@ -145,11 +158,9 @@ def _run_of_a_message(
         result = refused.result
     except BaseException as exc:
         instead = FailedRun(task, exc, args, kwargs).instead()
-        if instead is not None:
-            raise instead from exc
-        if isinstance(exc, Exception) and not isinstance(exc, BackoffRetry):
-            publish_asked(task)  # the message itself does not come back
-        raise
+        if instead is None:
+            raise
+        raise instead from exc
     if running is not None:
         running.report = RETURNED
         note_end(running, attempt=task.request.retries + 1)

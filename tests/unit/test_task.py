@@ -820,6 +820,21 @@ def test_a_message_that_comes_back_is_not_published_as_a_copy_too(app, published
     assert (type(raised), published) == (BackoffRetry, [])
 
 
+def test_a_copy_has_the_arguments_that_retry_was_given(app, published):
+    """It is published when the run has ended: the task may have emptied its list by then."""
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, lazy=False)
+    def mail(self, addresses):
+        rest = addresses[1:]
+        try:
+            self.retry(args=[rest])
+        finally:
+            rest.clear()
+
+    raised_by(mail, ["a", "b"])
+    assert [list(copy.args) for copy in published] == [[["b"]]]
+
+
 class Refused(Exception):
     """Like botocore's ``ClientError``: it cannot be made without arguments."""
 

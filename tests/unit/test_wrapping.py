@@ -36,6 +36,7 @@ from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
 from celery_sqs_backoff.safe.guard import Run as SafeRun
 from celery_sqs_backoff.safe.identity import run_id_of
+from celery_sqs_backoff.safe.scope import scope_key
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import is_in_doubt
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
@@ -702,6 +703,34 @@ def test_a_message_whose_next_run_is_in_its_workflow_is_left_to_that_one(case, h
     run = case(body)
     run.app.conf.sqs_backoff = {"store": MemoryStore()}
     assert run.ends() is State.DEFERRED
+
+
+def test_a_run_that_enters_its_workflow_again_is_not_taken_for_the_next_one(case):
+    """A method of the task enters it too; then its message came back for ever."""
+
+    def body(self):
+        order = self.workflow("order:7")
+        with self.workflow("order:7") as prepared:
+            prepared.step("pay", str, 7)
+        with order:
+            order.step("release", str, 7)
+            raise NonRetryable("no such account")
+
+    run = case(body)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEAD_LETTERED
+
+
+def test_a_freed_workflow_in_which_nothing_was_done_calls_for_nobody(case, caplog):
+    def body(self):
+        with self.workflow("order:7"):
+            vault_of(self.app).discard(scope_key("scope:order:7"))
+            raise NonRetryable("no such account")
+
+    run = case(body)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEAD_LETTERED
+    assert "undo_by_hand" not in caplog.text
 
 
 @pytest.mark.parametrize(
