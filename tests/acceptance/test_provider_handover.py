@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ def test_a_deploy_during_an_outage_delays_nothing_by_what_was_hidden(
         stage.send("handover.mail", number, str(flag))
     with stage.worker(concurrency=2) as first:
         eventually(lambda: sum(delay > LONG for delay in stage.delays_asked()) >= MAILS, timeout=30)
-    assert f"provider_handed_over: {MAILS} of {MAILS}" in first.log()
+    handed_over = re.search(r"provider_handed_over: (\d+) of (\d+)", first.log())
+    assert handed_over is not None
+    confirmed, hidden = map(int, handed_over.groups())
+    assert confirmed == hidden >= MAILS - 1, "one may have been brought forward to probe with"
     flag.unlink()
     with stage.worker(concurrency=2):
         stage.wait_until_settled(timeout=40)
