@@ -61,6 +61,8 @@ def check_by_asking(app: Any) -> None:
         if isinstance(store, DjangoStore):
             _named(store.check_table)
         _try_all_four(vault_of(app).store)
+        if isinstance(store, RedisStore):
+            _try_every_server(store)
     except SafeError as exc:
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: it does not answer, or takes no changes ({exc}); start it, or"
@@ -85,7 +87,15 @@ def _try_all_four(store: Store) -> None:
     store.get(key)
     store.replace(key, "new", "old", None)
     store.delete(key, "old")
-    for _ in range(_CHECK_KEYS):  # a server of a Redis Cluster refuses those of the other servers
+
+
+def _try_every_server(store: RedisStore) -> None:
+    """One of a Redis Cluster refuses the keys that the others hold.
+
+    Raises:
+        StoreUnavailable: it does.
+    """
+    for _ in range(_CHECK_KEYS):
         store.get(key_of("check", uuid4().hex))
 
 

@@ -64,7 +64,8 @@ def send_on_commit(
         django.db.transaction.TransactionManagementError: autocommit is off, outside ``atomic()``.
         TypeError: the arguments are not the task's, or they or the options are not JSON.
     """
-    calls, now, alias = _calls()
+    calls, now = _calls()
+    alias = calls.db
     _connect(alias)
     refuse_manual_transaction()
     others = set(open_transactions()) - {alias}
@@ -115,7 +116,7 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
         StoreInTransaction: the outbox's database is inside a transaction. A rollback would bring
             back what has been sent, to be sent again.
     """
-    calls, now, _ = _calls()
+    calls, now = _calls()
     sent = failed = 0
     tried: set[str] = set()
     while failed < _MAX_FAILED:
@@ -152,7 +153,7 @@ def _send_own(app: Any, calls: Any, task_id: str, claim: str) -> None:
 
 
 def _take_over(calls: Any, task_id: str, claim: str, mine: str) -> bool:
-    _, now, _ = _calls()
+    _, now = _calls()
     end = now + timedelta(seconds=CLAIM_SECONDS)
     # Made again, the statement may find our own claim.
     rows = calls.filter(task_id=task_id, claim__in=[claim, mine])
@@ -217,7 +218,7 @@ def use_autocommit() -> None:
     """Leave a setting ``AUTOCOMMIT`` of ``False``: for a thread whose connection is its own."""
     from django.db import connections
 
-    connection = connections[_calls()[2]]
+    connection = connections[_calls()[0].db]
     if not connection.in_atomic_block and not connection.get_autocommit():
         connection.set_autocommit(True)
 
@@ -230,8 +231,8 @@ def _make(calls: Any, statement: Callable[[], T]) -> T:
     return statements.make(calls.db, statement, refusal=refusal)
 
 
-def _calls() -> tuple[Any, Any, str]:
-    """The table, the database's now, and the alias to which the table is routed."""
+def _calls() -> tuple[Any, Any]:
+    """The table, in the database to which it is routed, and that database's now."""
     from django.apps import apps  # type: ignore[import-untyped]
 
     if not apps.is_installed("celery_sqs_backoff.contrib.django"):
@@ -242,5 +243,4 @@ def _calls() -> tuple[Any, Any, str]:
 
     from ..contrib.django.models import OutboxCall, UTCNow
 
-    alias = router.db_for_write(OutboxCall)
-    return OutboxCall.objects.using(alias), UTCNow(), alias
+    return OutboxCall.objects.using(router.db_for_write(OutboxCall)), UTCNow()

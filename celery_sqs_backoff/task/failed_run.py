@@ -118,9 +118,10 @@ class FailedRun:
 
     def _predicate(self, exc: TaskPredicate) -> BaseException | None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
-        copy = None
+        copy, cause = None, exc
         if isinstance(exc, Retry):
             self.settle_retry(exc, undoes=True)
+            cause = cause_of(exc) or exc
         if isinstance(exc, CopyAsked):
             try:
                 copy = publish_asked(self._task)
@@ -132,7 +133,7 @@ class FailedRun:
             word = RetryIn(_NOT_COMPENSATED_SECONDS, Outcome.UNKNOWN)
             self._note(Ended(End.RAISED, word), exc)
             return BackoffRetry(exc=exc, when=word.seconds)
-        self._note(ended_by(exc), (cause_of(exc) if isinstance(exc, Retry) else None) or exc)
+        self._note(ended_by(exc), cause)
         return copy
 
     def settle_retry(self, retry: Retry, *, undoes: bool) -> None:

@@ -123,7 +123,7 @@ def _run_of_a_message(
         return _ended(task, running, call, args, kwargs)
     except Retry:  # the message comes back, or its copy has been published
         raise
-    except Exception:
+    except Exception:  # whatever ends the run; it is raised again
         publish_asked(task)  # whose Retry the task has caught
         raise
 

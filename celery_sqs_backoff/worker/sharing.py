@@ -1,9 +1,8 @@
 """The thread through which workers tell each other, by the app's store, which providers are down.
 
 It reads about one record a second per provider that is shared, and writes when something has
-changed.
-Nothing else of the worker waits for the store: the gates know what the thread has read last. While
-the store is away each worker finds out, and probes, by itself.
+changed. Nothing else of the worker waits for the store: the gates know what the thread has read
+last. While the store is away each worker finds out, and probes, by itself.
 """
 
 from __future__ import annotations

@@ -465,6 +465,21 @@ def test_an_expired_message_is_done():
     assert run.ended is State.DONE
 
 
+def droppable(ending):
+    """A run of a message that is to be dropped so."""
+    return Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+
+
+def drop(run, ending):
+    """Let the message be revoked, expired, or its task terminated."""
+    if ending == "revoked":
+        worker_state.revoked.add("task-id")
+    if ending == "terminated":
+        fails(run, Terminated(signals.SIGTERM))
+    else:
+        assert run.request.revoked()
+
+
 @pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
 def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped(
     ending, monkeypatch
@@ -476,12 +491,8 @@ def test_what_an_earlier_run_has_done_is_taken_back_of_a_message_that_is_dropped
         "compensate_given_up",
         lambda app, *message, **_: taken_back.append(message) or True,
     )
-    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
-    if ending == "terminated":
-        fails(run, Terminated(signals.SIGTERM))
-    else:
-        worker_state.revoked.add("task-id")
-        assert run.request.revoked()
+    run = droppable(ending)
+    drop(run, ending)
     assert taken_back == [("mail", "task-id")]
     assert run.ended is State.DONE
 
@@ -497,13 +508,8 @@ def test_a_message_that_is_dropped_is_announced_once_its_workflow_is_taken_back(
     monkeypatch.setattr(
         "celery.worker.request.send_revoked", lambda *_, **facts: announced.append(facts)
     )
-    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
-    if ending == "revoked":
-        worker_state.revoked.add("task-id")
-    if ending == "terminated":
-        fails(run, Terminated(signals.SIGTERM))
-    else:
-        assert run.request.revoked()
+    run = droppable(ending)
+    drop(run, ending)
     assert run.ended is (State.DONE if may_go else State.DEFERRED)
     assert len(announced) == may_go
 
@@ -512,19 +518,14 @@ def test_a_message_that_is_dropped_is_announced_once_its_workflow_is_taken_back(
 @pytest.mark.parametrize("ending", ["revoked", "expired", "terminated"])
 def test_a_message_that_is_dropped_is_reported_unless_it_was_lost(ending, is_lost):
     """In an outage calls that expire were deleted, and no number said so."""
-    run = Run(headers={"expires": "2001-01-01T00:00:00+00:00"} if ending == "expired" else None)
+    run = droppable(ending)
     told = []
     run.keeper.events.subscribe(told.append)
     if is_lost:
         run.lease.lose()
         told.clear()
-    if ending == "revoked":
-        worker_state.revoked.add("task-id")
-    if ending == "terminated":
-        fails(run, Terminated(signals.SIGTERM))
-    else:
-        assert run.request.revoked()
-        assert run.request.revoked()
+    drop(run, ending)
+    assert ending == "terminated" or run.request.revoked()
     assert [type(event) for event in told] == ([] if is_lost else [Discarded])
 
 

@@ -15,8 +15,8 @@ __all__ = ["Answers"]
 #: Between tries of what may work again without anybody changing anything.
 _TRANSIENT = FullJitter(base=0.2, cap=10)
 
-#: Of a visibility timeout: the most that settlements wait after a call that failed in passing; and
-#: the seconds that they may wait all the same, as long as four tries fit into the timeout.
+#: Of a visibility timeout: the most that settlements wait after a transient failure; and the
+#: seconds that they may wait all the same, as long as four tries fit into the timeout.
 _PAUSE_SHARE = 0.1
 _SHORT_PAUSE_SECONDS = 1.0
 _SHORT_PAUSE_SHARE = 1 / 8
@@ -189,8 +189,8 @@ class Answers:
     def _pause(self, tries: int, meaning: Meaning, row: Row, purpose: Purpose) -> float:
         """How long to wait before another try, in seconds.
 
-        What fails in passing waits for no more than a tenth of the visibility timeout: what is
-        settled next waits, too, and must not be received again because of an outage that is over.
+        After a transient failure, no more than a tenth of the visibility timeout: what is settled
+        next waits, too, and must not be received again because of an outage that is over.
         """
         if purpose is Purpose.SEND:
             return _UNSENT.delay(tries, self._rng)

@@ -51,8 +51,8 @@ _RENEWALS_PER_SECOND = 20
 _MAX_SPREAD_SECONDS = 900
 
 #: A message whose delete or dead letter fails so many times stays hidden, for longer each time. Not
-#: sooner: what fails in passing must be back soon if the worker is killed.
-_PASSING_FAILURES = 3
+#: sooner: after a transient failure it must be back soon if the worker is killed.
+_TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
@@ -359,7 +359,7 @@ class Row:
         seconds = max(
             self.queue.visibility_timeout_seconds, _MIN_RENEWAL_SECONDS, spread_seconds(held)
         )
-        lasting = self.failures - _PASSING_FAILURES
+        lasting = self.failures - _TRANSIENT_FAILURES
         if self.want is not Want.HELD and lasting > 0:
             longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
