@@ -122,6 +122,9 @@ class FailedRun:
         if isinstance(exc, Retry):
             self.settle_retry(exc, undoes=True)
             cause = cause_of(exc) or exc
+        elif isinstance(exc, Reject) and exc.requeue:  # as a retry of what has been caught
+            caught = exc.reason if isinstance(exc.reason, Exception) else exc.__context__
+            self._note_doubt(caught, _judge_retry(self._task, caught).outcome)
         if isinstance(exc, CopyAsked):
             try:
                 copy = publish_asked(self._task)

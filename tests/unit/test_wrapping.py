@@ -681,6 +681,30 @@ def test_a_rejected_message_comes_back_for_undoing_tasks_that_could_not_be_sent(
     assert run.delay == 30
 
 
+@pytest.mark.parametrize("names_it", [True, False])
+def test_a_message_that_is_requeued_after_a_lost_answer_is_in_doubt(case, names_it):
+    """A later run that finds the provider down must not undo what this one may have done."""
+
+    def body(self):
+        try:
+            raise TimeoutError("the answer was lost")
+        except TimeoutError as exc:
+            raise Reject(exc if names_it else "later", requeue=True) from exc
+
+    run = case(body)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEFERRED
+    assert is_in_doubt(run.app, run.request.task.name, "task-id")
+
+
+@pytest.mark.parametrize("cause", [None, Retryable("down"), StoreUnavailable()])
+def test_a_message_that_is_requeued_unprocessed_is_not_in_doubt(case, cause):
+    run = case(raises(Reject(cause or "not its turn yet", requeue=True)))
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEFERRED
+    assert not is_in_doubt(run.app, run.request.task.name, "task-id")
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_message_whose_next_run_is_in_its_workflow_is_left_to_that_one(case, has_ended):
     """It was given up, and the next run's retry with it: nobody went on, or took anything back.
