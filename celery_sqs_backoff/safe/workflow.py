@@ -186,8 +186,9 @@ class Workflow:
         off from SQS): the steps are undone once its lease is over.
 
         Returns:
-            whether the message may go. Not if its next run has entered the scope, after a long
-            pause of this one: that run goes on with it and may have to come back, or has succeeded.
+            whether the message may go. Not if its next run has entered the scope that this one has
+            not ended, after a long pause of this one: that run goes on with it and may have to come
+            back, or has succeeded.
 
         Raises:
             SafeError: the store is away, or an undoing task could not be sent.
@@ -196,7 +197,8 @@ class Workflow:
             return True
         scope = self._steps.scope.update(self._closing)
         if scope["state"] != CLOSING or owner_of(scope) not in self._run.messages:
-            return scope["state"] != OPEN or not self._is_overtaken(scope)
+            is_over = scope["state"] != OPEN or (self._ended and scope.get("ended"))
+            return bool(is_over) or not self._is_overtaken(scope)
         # No run of the message goes on; a killed one may have left its lock. Not before the scope
         # is closed: another message would enter, and do the step that may be under way.
         self._lock.steal(scope["lock"])

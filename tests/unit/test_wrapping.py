@@ -745,6 +745,31 @@ def test_a_run_that_enters_its_workflow_again_is_not_taken_for_the_next_one(case
     assert run.ends() is State.DEAD_LETTERED
 
 
+@pytest.mark.parametrize(
+    ("has_ended", "end"), [(True, State.DEAD_LETTERED), (False, State.DEFERRED)]
+)
+def test_what_fails_after_a_workflow_is_not_repeated_for_a_second_delivery(case, has_ended, end):
+    """That one has entered the workflow since: a mail whose answer was lost was sent again.
+
+    Unless it is in a further step there, and may have to come back.
+    """
+
+    def body(self):
+        with self.workflow("order:7") as order:
+            order.step("release", str, 7)
+        vault = vault_of(self.app)
+        second = SafeRun.of(vault, self.name, self.request.id, "second")
+        there = Workflow(vault, "scope:order:7", self.app, second, lease=60, namespace="")
+        there.__enter__().step("post", str, 7)
+        if has_ended:
+            there.__exit__(None, None, None)
+        raise TimeoutError("the mail's answer was lost")
+
+    run = case(body)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is end
+
+
 def test_a_freed_workflow_in_which_nothing_was_done_calls_for_nobody(case, caplog):
     def body(self):
         with self.workflow("order:7"):
