@@ -15,6 +15,7 @@ from typing import Any, Final
 from billiard.einfo import ExceptionInfo
 from celery import Task, states
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
+from celery.utils.threads import LocalStack
 from kombu.utils.encoding import safe_repr
 
 from ..retry.budget import GiveUpReason
@@ -68,7 +69,9 @@ class FailedInPool(Exception):
 
 
 def wrap_task(cls: Any) -> None:
-    """Wrap the start, the ``run`` and the hooks of a task, once."""
+    """Wrap the start, the ``run`` and the hooks of a task, once; let it have its own requests."""
+    if "request_stack" not in vars(cls):  # Celery lets it share that of a task it inherits from
+        cls.request_stack = LocalStack()
     prepare_start(cls)
     wrap_run(cls)
     wrap_call(cls)

@@ -859,17 +859,18 @@ def test_a_message_under_way_when_the_secret_is_changed_stays_itself(
     assert bank.log == ["a", ("undo", "a", "a done")]
 
 
-@pytest.mark.parametrize("calls_itself", [True, False])
+@pytest.mark.parametrize("called", ["another", "itself", "that it inherits from"])
 def test_the_workflow_of_a_task_that_is_called_as_a_function_is_its_messages(
-    app: Celery, bank: Bank, fund: Any, calls_itself: bool
+    app: Celery, bank: Bank, fund: Any, called: str
 ) -> None:
     bank.answers["b"] = [NonRetryable("refused")]
+    base = type(fund) if called == "that it inherits from" else SQSBackoffTask
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="outer")
+    @app.task(shared=False, base=base, bind=True, name="outer")
     def outer(self: Any, is_inner: bool = False) -> Any:
-        if calls_itself and not is_inner:
+        if called == "itself" and not is_inner:
             return outer(is_inner=True)
-        if not calls_itself:
+        if called != "itself":
             return fund(["a", "b"])
         with self.workflow("order:7") as order:
             for name in ("a", "b"):
