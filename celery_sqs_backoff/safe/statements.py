@@ -8,7 +8,7 @@ a failover.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .commit import is_in_transaction
 from .errors import StoreInTransaction
@@ -59,16 +59,24 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
                 raise
             is_open = connection.connection is not None
             is_useless = not is_open or _is(exc, _READ_ONLY | _LOST) or not connection.is_usable()
+            # One of a pool (``OPTIONS["pool"]``) is not new, and may be as useless as the last.
+            is_old = was_open or (is_open and bool(getattr(connection, "pool", None)))
             if is_useless:
                 # Celery does so between tasks; the rest of this one should not have to wait for
                 # that. A new one may lead to the server that took over.
-                connection.close()
-            if not tries_left or not (_is(exc, _CONFLICT) or (is_useless and was_open)):
+                _close(connection)
+            if not tries_left or not (_is(exc, _CONFLICT) or (is_useless and is_old)):
                 raise
             if is_useless:
                 was_open = False
                 connection.set_autocommit(True)  # as it was, whatever ``DATABASES`` says
     raise AssertionError("unreachable")
+
+
+def _close(connection: Any) -> None:
+    if connection.connection is not None and getattr(connection, "pool", None):
+        connection.connection.close()  # else the pool would hand it out again
+    connection.close()
 
 
 def _is(exc: Exception, codes: set[object]) -> bool:

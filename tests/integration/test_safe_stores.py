@@ -421,6 +421,43 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
         assert steps.do("charge", lambda: "again", (), {}, undo=None, confirm=None) == "charged"
 
 
+@pytest.mark.parametrize("fate", ["restarted", "reads"])
+def test_a_step_outlives_all_connections_of_its_pool(fate: str, tmp_path: Path) -> None:
+    """With ``OPTIONS["pool"]`` the next connection is as old as the one that was lost."""
+    from django.db import connections
+
+    with served("postgresql", tmp_path) as there:
+        pooled = (there.database or {}) | {"OPTIONS": {"pool": {"min_size": 3, "max_size": 3}}}
+        project.add_database(f"pooled_{fate}", pooled)
+        connection = connections[f"pooled_{fate}"]
+        try:
+            with closing(connection):
+                store = open_store(f"django://pooled_{fate}")
+                store.add("key", "begun", 60)
+                eventually(lambda: connection.pool.get_stats()["pool_available"] == 2)
+                _harm_all(connections[there.url.removeprefix("django://")], connection, fate)
+                assert store.replace("key", "begun", "done", 60)
+        finally:
+            connection.close_pool()
+
+
+def _harm_all(other: Any, connection: Any, fate: str) -> None:
+    """End the sessions of a pool, or let them do nothing but read from now on."""
+    if fate == "reads":
+        pool = connection.pool
+        idle = [pool.getconn() for _ in range(pool.min_size - 1)]
+        for each in (connection.connection, *idle):
+            each.execute("SET default_transaction_read_only=on")
+        for each in idle:
+            pool.putconn(each)
+        return
+    with other.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
 def _end_session(connection: Any) -> None:
     """Let the server close a connection, whose client does not notice."""
     other = connection.copy()
