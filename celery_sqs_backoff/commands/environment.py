@@ -18,6 +18,9 @@ from typing import Any
 
 import click
 
+from celery_sqs_backoff.safe.settings import vault_of
+from celery_sqs_backoff.safe.stores.django import DjangoStore
+from celery_sqs_backoff.safe.vault import Vault
 from celery_sqs_backoff.sqs.redact import mask
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "django_options",
     "interrupted_by_signals",
     "journal_directory",
+    "open_vault",
     "until_signalled",
 ]
 
@@ -55,6 +59,22 @@ def journal_directory() -> Path | None:
         )
         return None
     return directory
+
+
+def open_vault(app: Any) -> Vault:
+    """Return the app's vault. For a store in Django, set that up: ``celery`` does not.
+
+    Raises:
+        ImproperlyConfigured: the app names no store, or one that is not known.
+    """
+    vault = vault_of(app)
+    if isinstance(vault.store, DjangoStore):
+        import django  # type: ignore[import-untyped]
+        from django.apps import apps  # type: ignore[import-untyped]
+
+        if not apps.ready:  # else by manage.py
+            django.setup()
+    return vault
 
 
 @contextmanager

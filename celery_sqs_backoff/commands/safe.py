@@ -13,10 +13,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_backoff.safe.errors import SafeError
 from celery_sqs_backoff.safe.inspect import Entry, free, look
 from celery_sqs_backoff.safe.scope import CLOSING
-from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.text import printable
 
 from .command import Command
+from .environment import open_vault
 from .options import option
 
 __all__ = ["DONE", "NOTHING", "UNREACHABLE", "USAGE", "sqs_safe"]
@@ -85,7 +85,7 @@ def sqs_safe(
     if action == "free" and kind is None:
         raise click.UsageError("free: say which records, with --kind")
     try:
-        vault = vault_of(ctx.obj.app)
+        vault = open_vault(ctx.obj.app)
         found = [
             entry
             for entry in look(vault, scope)

@@ -20,13 +20,13 @@ from celery_sqs_backoff.observe.status import (
     read_status,
     with_workers,
 )
-from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.stores import is_shared
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.units import in_words
 
 from .command import Command, console_of_stdout
+from .environment import open_vault
 from .options import option, queues_option, select_queues
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     if not is_shared(store):
         return None, _NO_STORE if store is None else _OWN_STORE
     try:
-        return list(Board(vault_of(app)).read().values()), ""
+        return list(Board(open_vault(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
         # Not its text: a client's error may quote the URL, with its password.
         return None, f"the store could not be read ({type(exc.__cause__ or exc).__name__})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -236,6 +238,57 @@ def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
     with pytest.raises(CommandError) as nothing:
         run("list", "mail:7")
     assert nothing.value.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("-m", "celery", "-A", "shop", "sqs-safe", "list", "order:7"), "no such record"),
+        (
+            (
+                "-c",
+                "import shop\nfrom celery_sqs_backoff.commands.status import _workers\n"
+                "print(_workers(shop.celery_app))",
+            ),
+            "([], '')",
+        ),
+    ],
+    ids=["sqs-safe", "sqs-status"],
+)
+def test_the_celery_command_reads_a_store_in_django(
+    tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    """Unlike a worker and ``manage.py``, it has not set Django up."""
+    (tmp_path / "shop").mkdir()
+    database = project.sqlite(tmp_path / "shop.sqlite3")
+    for name, text in {
+        "__init__.py": "from .celery import app as celery_app",
+        "celery.py": """import os
+from celery import Celery
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+""",
+        "settings.py": f"""DATABASES = {{"default": {database!r}}}
+INSTALLED_APPS = ["celery_sqs_backoff.contrib.django"]
+SECRET_KEY = "test"
+CELERY_SQS_BACKOFF = {{"store": "django"}}
+""",
+    }.items():
+        (tmp_path / "shop" / name).write_text(text)
+
+    def run(*arguments: str) -> str:
+        paths = [str(tmp_path), *sys.path]
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "DJANGO_SETTINGS_MODULE": "shop.settings",
+        }
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    run("-m", "django", "migrate", "-v0")
+    assert run(*arguments).strip() == says
 
 
 def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: str) -> None:
