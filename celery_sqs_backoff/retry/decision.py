@@ -223,11 +223,14 @@ def _rejected(facts: Facts) -> Settle:
     return _give_up(facts, GiveUpReason.REJECTED, Outcome.UNKNOWN)
 
 
-def _requeued(facts: Facts) -> Settle:
-    reason = _exhausted(facts, facts.delay)
-    if reason is not None:
-        return _give_up(facts, reason, Outcome.RETRYABLE)
-    return Hide(facts.delay, Outcome.RETRYABLE, facts.can_park)
+def _comes_back(when_exhausted: Outcome) -> Callable[[Facts], Settle]:
+    def rule(facts: Facts) -> Settle:
+        reason = _exhausted(facts, facts.delay)
+        if reason is not None:
+            return _give_up(facts, reason, when_exhausted)
+        return Hide(facts.delay, Outcome.RETRYABLE, facts.can_park)
+
+    return rule
 
 
 def _crashed(when_exhausted: GiveUpReason) -> Callable[[Facts], Settle]:
@@ -262,8 +265,8 @@ _WITHOUT_A_WORD: Mapping[End, Callable[[Facts], Settle]] = {
     End.RETRY_ASKED: _delete,
     End.IGNORED: _delete,
     End.REJECTED: _rejected,
-    End.REQUEUED: _requeued,
-    End.NOT_BEGUN: _requeued,
+    End.REQUEUED: _comes_back(Outcome.UNKNOWN),  # the task has not said why
+    End.NOT_BEGUN: _comes_back(Outcome.RETRYABLE),
     End.PROCESS_LOST: _crashed(GiveUpReason.WORKER_LOST),
     End.TIME_LIMIT: _crashed(GiveUpReason.TIME_LIMIT),
     End.ABORTED: _crashed(GiveUpReason.ABORTED),

@@ -697,6 +697,13 @@ def test_a_message_that_is_requeued_after_a_lost_answer_is_in_doubt(case, names_
     assert is_in_doubt(run.app, run.request.task.name, "task-id")
 
 
+def test_a_message_that_is_requeued_for_the_last_time_may_have_been_done(case):
+    """Its dead letter said RETRYABLE, so a redrive did not ask before it charged again."""
+    run = case(raises(Reject(TimeoutError("the answer was lost"), requeue=True)), max_retries=0)
+    assert run.ends() is State.DEAD_LETTERED
+    assert run.lease.record.outcome == "UNKNOWN"
+
+
 @pytest.mark.parametrize("cause", [None, Retryable("down"), StoreUnavailable()])
 def test_a_message_that_is_requeued_unprocessed_is_not_in_doubt(case, cause):
     run = case(raises(Reject(cause or "not its turn yet", requeue=True)))
