@@ -19,7 +19,6 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.safe.settings import vault_of
-from celery_sqs_backoff.safe.stores.django import DjangoStore
 from celery_sqs_backoff.safe.vault import Vault
 from celery_sqs_backoff.sqs.redact import mask
 
@@ -62,19 +61,20 @@ def journal_directory() -> Path | None:
 
 
 def open_vault(app: Any) -> Vault:
-    """Return the app's vault. For a store in Django, set that up: ``celery`` does not.
+    """Return the app's vault. In a Django project, set that up first: ``celery`` does not.
+
+    The store may be in its database, and its ``SECRET_KEY`` signs the records.
 
     Raises:
         ImproperlyConfigured: the app names no store, or one that is not known.
     """
-    vault = vault_of(app)
-    if isinstance(vault.store, DjangoStore):
+    if "django.conf" in sys.modules and "DJANGO_SETTINGS_MODULE" in os.environ:
         import django  # type: ignore[import-untyped]
         from django.apps import apps  # type: ignore[import-untyped]
 
         if not apps.ready:  # else by manage.py
             django.setup()
-    return vault
+    return vault_of(app)
 
 
 @contextmanager

@@ -241,9 +241,14 @@ def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "configured",
+    ['config_from_object("django.conf:settings", namespace="CELERY")', "conf.sqs_backoff = STORE"],
+    ids=["in the settings", "in code"],
+)
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("-m", "celery", "-A", "shop", "sqs-safe", "list", "order:7"), "no such record"),
+        (("-m", "celery", "-A", "shop", "sqs-safe", "list", "order:7"), "lock held order:7"),
         (
             (
                 "-c",
@@ -256,18 +261,19 @@ def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
     ids=["sqs-safe", "sqs-status"],
 )
 def test_the_celery_command_reads_a_store_in_django(
-    tmp_path: Path, arguments: tuple[str, ...], says: str
+    tmp_path: Path, configured: str, arguments: tuple[str, ...], says: str
 ) -> None:
-    """Unlike a worker and ``manage.py``, it has not set Django up."""
+    """Unlike a worker and ``manage.py``, it has not set Django up, whose secret signs records."""
     (tmp_path / "shop").mkdir()
     database = project.sqlite(tmp_path / "shop.sqlite3")
     for name, text in {
         "__init__.py": "from .celery import app as celery_app",
-        "celery.py": """import os
+        "celery.py": f"""import os
 from celery import Celery
 os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+STORE = {{"store": "django"}}
 app = Celery("shop")
-app.config_from_object("django.conf:settings", namespace="CELERY")
+app.{configured}
 """,
         "settings.py": f"""DATABASES = {{"default": {database!r}}}
 INSTALLED_APPS = ["celery_sqs_backoff.contrib.django"]
@@ -288,7 +294,14 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
         return done.stdout + done.stderr
 
     run("-m", "django", "migrate", "-v0")
-    assert run(*arguments).strip() == says
+    run(
+        "-c",
+        "import django, shop\ndjango.setup()\n"
+        "from celery_sqs_backoff.safe.lock import Lock\n"
+        "from celery_sqs_backoff.safe.settings import vault_of\n"
+        "Lock(vault_of(shop.celery_app), 'order:7').acquire()",
+    )
+    assert " ".join(run(*arguments).split()) == says
 
 
 def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: str) -> None:
