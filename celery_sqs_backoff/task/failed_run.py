@@ -122,9 +122,10 @@ class FailedRun:
         if isinstance(exc, Retry):
             self.settle_retry(exc, undoes=True)
             cause = cause_of(exc) or exc
-        elif isinstance(exc, Reject) and exc.requeue:  # as a retry of what has been caught
+        elif isinstance(exc, Reject):  # as a retry of what has been caught
             caught = exc.reason if isinstance(exc.reason, Exception) else exc.__context__
-            self._note_doubt(caught, _judge_retry(self._task, caught).outcome)
+            means = _judge_retry(self._task, caught)
+            self._note_doubt(caught, means.outcome, comes_back=exc.requeue)
         if isinstance(exc, CopyAsked):
             try:
                 copy = publish_asked(self._task)
@@ -187,8 +188,7 @@ class FailedRun:
             if self._owes(may_repeat=is_safe):
                 word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         self._note(Ended(End.RAISED, word), cause or exc)
-        if isinstance(word, RetryIn) or self._task.backoff_options.undo is not None:
-            self._note_doubt(exc, verdict.outcome)
+        self._note_doubt(exc, verdict.outcome, comes_back=isinstance(word, RetryIn))
         if isinstance(word, RetryIn):
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
@@ -220,10 +220,12 @@ class FailedRun:
         elif not self._leaves_in_doubt(exc, verdict):
             undo(self._task, exc, *self._arguments)
 
-    def _note_doubt(self, exc: BaseException | None, outcome: Outcome) -> None:
+    def _note_doubt(self, exc: Any, outcome: Outcome, *, comes_back: bool = True) -> None:
         """Let later runs know that this one, retried or redriven, may have done the work."""
+        is_asked_for = comes_back or self._task.backoff_options.undo is not None
         # A run that was cut short leaves no call of it in doubt.
-        if outcome is Outcome.UNKNOWN and self._run and not isinstance(exc, TryLater):
+        is_doubt = outcome is Outcome.UNKNOWN and not isinstance(exc, TryLater)
+        if is_doubt and is_asked_for and self._run:
             count_doubt(self._task.app, self._task.name, self._request.id)
 
     def _leaves_in_doubt(self, exc: BaseException, verdict: Verdict) -> bool:

@@ -697,6 +697,15 @@ def test_a_message_that_is_requeued_after_a_lost_answer_is_in_doubt(case, names_
     assert is_in_doubt(run.app, run.request.task.name, "task-id")
 
 
+@pytest.mark.parametrize("cause", [TimeoutError("the answer was lost"), Retryable("down")])
+def test_a_message_that_is_rejected_after_a_lost_answer_is_in_doubt_when_redriven(case, cause):
+    """As one that is given up: a provider that is down then must not undo what may be done."""
+    run = case(raises(Reject(cause)), undo=lambda *args: None)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEAD_LETTERED
+    assert is_in_doubt(run.app, "mail", "task-id") is isinstance(cause, TimeoutError)
+
+
 def test_a_message_that_is_requeued_for_the_last_time_may_have_been_done(case):
     """Its dead letter said RETRYABLE, so a redrive did not ask before it charged again."""
     run = case(raises(Reject(TimeoutError("the answer was lost"), requeue=True)), max_retries=0)
