@@ -17,16 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from string import Formatter
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery.exceptions import ImproperlyConfigured
 from kombu.utils.json import dumps, loads
 
-from ..retry.policies import to_seconds
 from .errors import OtherInput, Refused
 from .names import text_of
-from .store import MARK, key_of
+from .store import MARK, key_of, seconds_kept
 from .vault import Vault
 
 __all__ = ["Guard", "Passage", "Run", "enter", "finish", "is_joined", "read_record", "unset"]
@@ -38,6 +37,9 @@ _TRIES = 10
 
 #: Largest result that is kept with a guard, in characters of JSON.
 _MAX_RESULT = 64 * 1024
+
+#: Of an argument in a key, as in ``"{name!r}"``.
+_CONVERSIONS = (None, "r", "s", "a")
 
 
 @dataclass(frozen=True)
@@ -225,11 +227,9 @@ class Guard:
         if not key or not (isinstance(key, str) or callable(key)):
             _refuse("key", key, "text such as 'mail:{customer_id}', or a callable")
         try:
-            seconds = to_seconds("window", window)
-        except (TypeError, ValueError):
-            seconds = 0.0
-        if not seconds:
-            _refuse("window", window, "seconds or a timedelta above 0")
+            seconds = seconds_kept("window", window)
+        except (TypeError, ValueError) as exc:
+            raise ImproperlyConfigured(f"guard: {exc}") from None
         object.__setattr__(self, "key", key)  # the way to fill a frozen dataclass
         object.__setattr__(self, "window", seconds)
 
@@ -238,11 +238,17 @@ class Guard:
         if not isinstance(self.key, str):
             return
         previous_field = False
-        for literal, field, _, _ in Formatter().parse(self.key):
+        try:
+            parts = list(Formatter().parse(self.key))
+        except ValueError as exc:
+            _refuse("key", self.key, f"arguments in braces, such as 'mail:{{customer_id}}' ({exc})")
+        for literal, field, _, conversion in parts:
             name = None if field is None else field.partition(".")[0].partition("[")[0]
             if name is not None and name not in signature.parameters:
                 names = ", ".join(signature.parameters) or "none"
                 _refuse("key", self.key, f"only the task's arguments ({names}) in braces")
+            if conversion not in _CONVERSIONS:
+                _refuse("key", self.key, f"!r, !s or !a after an argument, not !{conversion}")
             # Letters and digits are not encoded in an argument's text: they separate nothing.
             if previous_field and field is not None and (not literal or literal.isalnum()):
                 _refuse("key", self.key, "a separator between two arguments, such as '{a}:{b}'")
@@ -285,5 +291,5 @@ def _filled(template: str, arguments: Mapping[str, Any]) -> str:
     return "".join(filled)
 
 
-def _refuse(name: str, value: object, expected: str) -> None:
+def _refuse(name: str, value: object, expected: str) -> NoReturn:
     raise ImproperlyConfigured(f"guard: invalid {name} {value!r}: expected {expected}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,7 +17,7 @@ from ..text import error_site
 from .commit import refuse_open_transaction
 from .errors import Busy, LockLost, StoreUnavailable
 from .names import text_of
-from .store import Store, increment, key_of, settle
+from .store import Store, increment, key_of, seconds_kept, settle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,8 +44,8 @@ class Lock:
     Arguments:
         store: where the lock is.
         key: of the business object, such as ``"account:7"``: text, an int or a UUID.
-        lease: seconds above 0, after which the lock is free again whatever its holder does. It must
-            be longer than the body takes, or the body must renew it.
+        lease: seconds or timedelta above 0, after which the lock is free again whatever its holder
+            does. It must be longer than the body takes, or the body must renew it.
         clock: seconds since the epoch.
 
     The lease alone does not stop a holder that was paused for longer (a suspended machine) and
@@ -56,8 +57,8 @@ class Lock:
     lock has been in use.
 
     Raises:
-        ValueError: ``lease`` is not above 0, or ``key`` is empty.
-        TypeError: ``key`` is not text, an int or a UUID.
+        ValueError: ``lease`` is not above 0, or over 100 years, or ``key`` is empty.
+        TypeError: ``key`` is not text, an int or a UUID, or ``lease`` no number and no timedelta.
     """
 
     def __init__(
@@ -65,16 +66,14 @@ class Lock:
         store: Store,
         key: object,
         *,
-        lease: float = DEFAULT_LEASE_SECONDS,
+        lease: float | timedelta = DEFAULT_LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if not lease > 0:
-            raise ValueError(f"invalid lease {lease!r}: expected seconds above 0")
         name = text_of("lock key", key)
         self._store = store
         self._key = key_of("lock", name)
         self._tokens = key_of("lock-token", name)
-        self._lease = lease
+        self._lease = seconds_kept("lease", lease)
         self._clock = clock
         #: The lock's record while it is held; empty before.
         self.text = ""

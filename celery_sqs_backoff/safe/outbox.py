@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from celery.exceptions import ImproperlyConfigured
@@ -34,7 +34,7 @@ from .commit import (
     refuse_manual_transaction,
 )
 
-__all__ = ["CLAIM_SECONDS", "send_left_calls", "send_on_commit", "use_autocommit"]
+__all__ = ["CLAIM_SECONDS", "Round", "send_left_calls", "send_on_commit", "use_autocommit"]
 
 logger = get_task_logger(__name__)
 
@@ -48,6 +48,17 @@ _BATCH = 100
 
 #: So many in a row that did not reach the broker mean that it is away: the others wait.
 _MAX_FAILED = 10
+
+
+class Round(NamedTuple):
+    """How many calls one round over the outbox has sent, and how many it could not send."""
+
+    sent: int
+    unsent: int
+
+
+class _TakenOver(Exception):
+    """Somebody else sends the call."""
 
 
 def send_on_commit(
@@ -103,8 +114,8 @@ def send_on_commit(
     after_commit(partial(_send_own, task.app, calls, task_id, claim))
 
 
-def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -> int:
-    """Send the calls that nobody has sent in time; return how many were sent.
+def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -> Round:
+    """Send the calls that nobody has sent in time.
 
     Each is claimed first, so of several workers one sends it. What cannot be sent waits for the
     next round, behind the others: a round tries no call twice.
@@ -117,7 +128,7 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
             back what has been sent, to be sent again.
     """
     calls, now = _calls()
-    sent = failed = 0
+    sent = unsent = failed = 0
     tried: set[str] = set()
     while failed < _MAX_FAILED:
         due = calls.filter(claimed_until__lte=now).order_by("claimed_until")
@@ -135,11 +146,12 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
                 continue  # somebody else was quicker
             failure = _send(app, calls, task_id, mine)
             sent += failure is None
+            unsent += failure is not None and not isinstance(failure, _TakenOver)
             if failure is None or _is_of_the_broker(failure):
                 failed = 0 if failure is None else failed + 1
             if failed >= _MAX_FAILED:
                 break
-    return sent
+    return Round(sent, unsent)
 
 
 def _send_own(app: Any, calls: Any, task_id: str, claim: str) -> None:
@@ -166,7 +178,7 @@ def _send(app: Any, calls: Any, task_id: str, claim: str) -> Exception | None:
     own = calls.filter(task_id=task_id, claim=claim)
     row = _make(calls, own.values_list("task", "call").first)
     if row is None:
-        return LookupError("somebody else has taken it over")
+        return _TakenOver()
     name, sent_as = row[0], task_id
     try:
         call = loads(row[1])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
@@ -120,6 +121,7 @@ class Steps:
     ) -> Any:
         """Return what the step has returned before, or do it now. See ``SafeTask.step``."""
         name = text_of("name", name)  # 7 and "7" are one step, listed once
+        _refuse_async(name, fn)
         _check("undo", undo)
         _check("confirm", confirm)
         refuse_open_transaction(f"The step {name!r} cannot be done", why=_ROLLBACK)
@@ -364,6 +366,11 @@ def _send(task: Signature, what: str, **options: Any) -> None:
         task.apply_async(**options)
     except Exception as exc:  # whatever the broker's library raises
         raise NotDispatched(f"{what} could not be sent: {error_site(exc)}") from exc
+
+
+def _refuse_async(name: str, fn: Callable[..., Any]) -> None:
+    if iscoroutinefunction(fn):
+        raise TypeError(f"the step {name!r} is an async function: nobody would await it")
 
 
 def _check(option: str, signature: object) -> None:

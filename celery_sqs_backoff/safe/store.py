@@ -6,10 +6,12 @@ All else (guard, steps, workflow, lock, keys, crash counter) is built above thes
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from hashlib import sha256
 from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
+from ..retry.policies import to_seconds
 from .errors import StoreUnavailable
 
 __all__ = [
@@ -21,12 +23,16 @@ __all__ = [
     "increment",
     "key_of",
     "number",
+    "seconds_kept",
     "settle",
 ]
 
 #: How long records are kept that have no window or lease of their own: 30 days. SQS keeps a
 #: message for 14 days at the most, and the dead-letter queue after it as long again.
 KEEP_SECONDS = 30 * 24 * 3600.0
+
+#: Longest time for which a record may be kept, in days: every store can add it to its clock.
+_MAX_DAYS = 36_500
 
 #: Stands before a value that was marked.
 MARK = "+"
@@ -60,6 +66,23 @@ class Store(Protocol):
 
     def delete(self, key: str, old: str) -> bool:
         """Delete the record; ``False`` if its value is not ``old``, or it is not there."""
+
+
+def seconds_kept(name: str, value: float | timedelta) -> float:
+    """Return the seconds, above 0, for which a record is to be kept.
+
+    Arguments:
+        name: the argument's name, for the error.
+        value: seconds or timedelta, up to 100 years.
+
+    Raises:
+        TypeError: it is neither a number nor a timedelta.
+        ValueError: it is 0 or less, or too long.
+    """
+    seconds = to_seconds(name, value, may_be_zero=False)
+    if seconds > timedelta(days=_MAX_DAYS).total_seconds():
+        raise ValueError(f"invalid {name} {value!r}: expected up to {_MAX_DAYS} days")
+    return seconds
 
 
 def key_of(kind: str, *parts: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from celery.utils.log import get_task_logger
 from . import keys, outbox
 from .commit import after_commit
 from .errors import StoreLost, StoreUnavailable
-from .guard import Guard, Run, enter
+from .guard import Run, enter
 from .hooks import Hooks
 from .identity import (
     acts_of,
@@ -30,6 +31,7 @@ from .lock import DEFAULT_LEASE_SECONDS, Lock, refuse_lock_in_transaction
 from .names import text_of
 from .settings import namespace_of, outbox_by_default
 from .steps import Steps
+from .store import seconds_kept
 from .stores import has_store
 from .workflow import Workflow, refuse_second_use
 
@@ -56,7 +58,9 @@ class SafeTask(Hooks):
     delay: Callable[..., Any]
     apply_async: Callable[..., Any]
 
-    def workflow(self, scope: object, *, lease: float = DEFAULT_LEASE_SECONDS) -> Workflow:
+    def workflow(
+        self, scope: object, *, lease: float | timedelta = DEFAULT_LEASE_SECONDS
+    ) -> Workflow:
         """``with self.workflow(f"order:{order_id}") as order:`` steps under one lock.
 
         ``order.step(...)`` does a step as :meth:`step` does, and renews the lock first;
@@ -67,7 +71,7 @@ class SafeTask(Hooks):
 
         Arguments:
             scope: of the business process: text, an int or a UUID.
-            lease: seconds above 0; longer than any one step takes. Default 300.
+            lease: seconds or timedelta above 0; longer than any one step takes. Default 300.
 
         Raises:
             Busy: (on entering) another run is in the workflow. The task is retried a little later.
@@ -116,7 +120,7 @@ class SafeTask(Hooks):
         Arguments:
             name: of the step, once per workflow: ``"account"``, ``f"release {funding.pk}"``.
             fn: returns what JSON can hold (dates, decimals and UUIDs included). The first run
-                gets the result through JSON too, so a tuple is a list.
+                gets the result through JSON too, so a tuple is a list. Not an async function.
             undo: signature of the one task that takes the step's outside effect back, sent by
                 :meth:`compensate`. Its first argument is ``None`` if it is not known whether the
                 step was done.
@@ -135,7 +139,7 @@ class SafeTask(Hooks):
             StoreInTransaction: a Django transaction is open; nothing has been done.
             ValueError: this run has had a step of this name, whose result the second would get.
             TypeError: ``undo`` or ``confirm`` is not the signature of one task (a chain, a group),
-                or has arguments that JSON cannot hold.
+                or has arguments that JSON cannot hold; or ``fn`` is async.
             StoreUnavailable: nothing has been done. The task is retried.
         """
         names, name = _remembered(self.request, "sqs_steps"), text_of("name", name)
@@ -159,12 +163,15 @@ class SafeTask(Hooks):
         self._steps(self._scope(scope)).compensate()
 
     @contextmanager
-    def exclusive(self, key: object, *, lease: float = DEFAULT_LEASE_SECONDS) -> Iterator[Lock]:
+    def exclusive(
+        self, key: object, *, lease: float | timedelta = DEFAULT_LEASE_SECONDS
+    ) -> Iterator[Lock]:
         """``with self.exclusive("account:7"):`` one run at a time, on all machines.
 
         When another run holds it, the task is retried a little later, which does not count as a
         retry: take locks before you do anything that must not be done twice. The lock ends with
-        the block, or after ``lease`` seconds (default 300), unless the block calls its ``renew()``.
+        the block, or after ``lease`` (seconds or timedelta; default 300 s), unless the block calls
+        its ``renew()``.
 
         Raises:
             Busy: (on entering) another run holds it.
@@ -180,7 +187,7 @@ class SafeTask(Hooks):
             lock.release()
 
     @contextmanager
-    def guarded(self, key: object, *, window: float) -> Iterator[None]:
+    def guarded(self, key: object, *, window: float | timedelta) -> Iterator[None]:
         """The option ``guard`` for a part of the task, or for a key that it must look up first.
 
         If the block fails such that nothing can have been processed, and no step of it has been
@@ -192,7 +199,7 @@ class SafeTask(Hooks):
             Refused: (on entering) another message has passed. It ends the task, quietly.
             StoreLost: (on entering) the store has gone away since the run began. Not retried.
         """
-        seconds = Guard(key="block", window=window).window
+        seconds = seconds_kept("window", window)
         text = text_of("guard key", key)
         if not is_in_a_message(self):
             yield

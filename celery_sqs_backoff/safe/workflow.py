@@ -10,6 +10,7 @@ again; and if that was given up meanwhile (``forsaken``), the later one compensa
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,8 @@ class Workflow:
         scope: of the business process, such as ``"order:7"``.
         app: the Celery app that sends the steps' tasks.
         run: the run that enters.
-        lease: seconds above 0 that the lock outlives a killed holder. It must be longer than any
-            one step takes.
+        lease: seconds or timedelta above 0 that the lock outlives a killed holder. It must be
+            longer than any one step takes.
         namespace: of the idempotency keys.
         is_certain: whether a step's exception says that nothing was done.
         note_act: called once a step has been done, or is in doubt.
@@ -57,7 +58,7 @@ class Workflow:
         app: Any,
         run: Run,
         *,
-        lease: float,
+        lease: float | timedelta,
         namespace: str,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
         note_act: Callable[[], None] = lambda: None,

@@ -307,6 +307,7 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
 def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: str) -> None:
     """Not from the default one, which would say "0 removed" every night."""
     from django.core.management import CommandError, call_command
+    from django.db import connections
 
     project.migrate(alias)
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
@@ -314,9 +315,17 @@ def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: 
     out = StringIO()
     call_command("sqs_backoff_clear_expired", stdout=out)
     assert out.getvalue() == "1 removed\n"
+    with connections[alias].execute_wrapper(_away), pytest.raises(CommandError, match="not all"):
+        call_command("sqs_backoff_clear_expired")
     app.conf.sqs_backoff = {"store": "memory://"}
     with pytest.raises(CommandError, match="no database"):
         call_command("sqs_backoff_clear_expired")
+
+
+def _away(*_: Any) -> Any:
+    from django.db import OperationalError
+
+    raise OperationalError("the server is away")
 
 
 # The housekeeping of the outbox, in a worker's main process

@@ -111,7 +111,7 @@ def test_after_a_rollback_nothing_is_sent_or_left(mail: Any, broker: Broker) -> 
         mail.delay_on_commit(7, durable=True)
         transaction.set_rollback(True)
     let_claims_end()
-    assert (send_left_calls(mail.app), broker.sent, left()) == (0, [], 0)
+    assert (send_left_calls(mail.app), broker.sent, left()) == ((0, 0), [], 0)
 
 
 @pytest.mark.parametrize("how", ["the process ended after the commit", "the broker was down"])
@@ -126,10 +126,10 @@ def test_what_was_left_is_sent_once_by_the_housekeeping(
             patch.setattr(transaction, "on_commit", lambda *_, **__: None)
         mail.delay_on_commit(7, durable=True)
     assert (broker.sent, left()) == ([], 1)
-    assert send_left_calls(mail.app) == 0, "it is still its writer's"
+    assert send_left_calls(mail.app).sent == 0, "it is still its writer's"
     let_claims_end()
     broker.is_down = False
-    assert [send_left_calls(mail.app) for _ in range(2)] == [1, 0]
+    assert [send_left_calls(mail.app).sent for _ in range(2)] == [1, 0]
     assert [sent[1] for sent in broker.sent] == [(7,)]
     assert left() == 0
 
@@ -151,7 +151,7 @@ def test_what_was_sent_and_not_deleted_is_sent_again_under_the_same_id(
         mail.delay_on_commit(7, durable=True)
     type(mail).apply_async = lambda _, *args, **options: broker.send(*args, **options)
     let_claims_end()
-    assert send_left_calls(mail.app) == 1
+    assert send_left_calls(mail.app).sent == 1
     [first, second] = broker.sent
     assert first == second
 
@@ -164,9 +164,12 @@ def test_of_two_workers_one_sends(mail: Any, broker: Broker) -> None:
         mail.delay_on_commit(7, durable=True)
     broker.is_down = False
     let_claims_end()
-    nested: list[int] = []
-    assert send_left_calls(mail.app, between=lambda: nested.append(send_left_calls(mail.app))) == 0
-    assert nested == [1]
+    nested: list[tuple[int, int]] = []
+    assert send_left_calls(mail.app, between=lambda: nested.append(send_left_calls(mail.app))) == (
+        0,
+        0,
+    )
+    assert nested == [(1, 0)]
     assert len(broker.sent) == 1
 
 
@@ -214,7 +217,7 @@ def test_a_transaction_that_takes_longer_than_its_claim_sends_once(
         broker.send(*args, **options)
 
     type(mail).apply_async = send_while_the_writer_wakes_up
-    assert send_left_calls(mail.app) == 1
+    assert send_left_calls(mail.app).sent == 1
     assert (hooks, len(broker.sent), left()) == ([], 1, 0)
 
 
@@ -232,7 +235,7 @@ def test_a_second_call_under_a_chosen_task_id_is_written_and_sent_too(
     assert left() == 2
     broker.is_down = False
     let_claims_end()
-    assert send_left_calls(mail.app) == 2
+    assert send_left_calls(mail.app).sent == 2
     assert sorted(broker.sent) == [(chosen, (7, "bill"), {}), (chosen, (7, "welcome"), {})]
     assert left() == 0
 
@@ -276,7 +279,7 @@ def test_more_calls_than_one_look_up_finds_are_all_sent_in_one_round(
             mail.delay_on_commit(number, durable=True)
     broker.is_down = False
     let_claims_end()
-    assert send_left_calls(mail.app) == 5
+    assert send_left_calls(mail.app).sent == 5
     assert left() == 0
 
 
@@ -322,7 +325,7 @@ def test_a_database_that_goes_away_after_the_commit_does_not_fail_the_caller(
     assert "outbox_not_sent" not in caplog.text, "it was"
     assert "hunter2" not in caplog.text
     let_claims_end()
-    assert send_left_calls(mail.app) == 1
+    assert send_left_calls(mail.app).sent == 1
     assert broker.sent[0] == broker.sent[1]
 
 
@@ -355,7 +358,7 @@ def test_a_statement_that_the_database_takes_back_is_made_again(
             with transaction.atomic():
                 mail.delay_on_commit(7, durable=True)
         else:
-            assert send_left_calls(mail.app) == 1
+            assert send_left_calls(mail.app).sent == 1
     assert (len(refused), len(broker.sent), left(), caplog.text) == (1, 1, 0, "")
 
 
@@ -373,6 +376,39 @@ def test_the_command_sends_what_is_left(mail: Any, broker: Broker, tmp_path: Pat
     with out.open("w") as stdout:
         call_command("sqs_backoff_outbox", stdout=stdout)
     assert out.read_text() == "1 sent\n"
+
+
+def test_the_command_fails_while_the_broker_is_away(mail: Any, broker: Broker) -> None:
+    """A job that runs it saw "0 sent", and success."""
+    from django.core.management import CommandError, call_command
+    from django.db import transaction
+
+    broker.is_down = True
+    with transaction.atomic():
+        mail.delay_on_commit(7, durable=True)
+    let_claims_end()
+    mail.app.set_current()
+    out = StringIO()
+    with pytest.raises(CommandError, match="1 could not be sent"):
+        call_command("sqs_backoff_outbox", stdout=out)
+    assert (out.getvalue(), left()) == ("0 sent\n", 1)
+
+
+def test_the_command_says_in_a_line_that_the_database_is_away(mail: Any) -> None:
+    from django.core.management import CommandError, call_command
+    from django.db import OperationalError as Away
+    from django.db import connection
+
+    def away(*_: Any) -> Any:
+        raise Away("server at 10.0.0.7, user payments")
+
+    mail.app.set_current()
+    with (
+        pytest.raises(CommandError, match="the database did not answer") as caught,
+        connection.execute_wrapper(away),
+    ):
+        call_command("sqs_backoff_outbox", stdout=StringIO())
+    assert "payments" not in str(caught.value)
 
 
 def test_without_the_projects_app_nothing_is_sent_to_the_broker_of_another(
@@ -502,7 +538,7 @@ def test_many_calls_that_are_refused_do_not_end_a_round(
     type(mail).apply_async = send
     let_claims_end()
     caplog.clear()
-    assert send_left_calls(mail.app) == 1
+    assert send_left_calls(mail.app).sent == 1
     assert left() == 9
     assert (failure if isinstance(failure, str) else failure.__name__) in caplog.text
     assert "hunter2" not in caplog.text
@@ -535,7 +571,7 @@ def test_a_broker_that_is_away_ends_a_round(
     let_claims_end()
     tried.clear()
     caplog.clear()
-    assert send_left_calls(mail.app) == 0
+    assert send_left_calls(mail.app).sent == 0
     assert len(tried) == 3
     if failure == "kombu's":
         assert "EndpointConnectionError" in caplog.text
@@ -558,7 +594,7 @@ def test_a_call_that_is_sent_late_expires_when_it_was_to(mail: Any, broker: Brok
         mail.apply_async_on_commit((7,), expires=60, durable=True)
     broker.is_down = False
     let_claims_end()
-    assert send_left_calls(mail.app) == 1
+    assert send_left_calls(mail.app).sent == 1
     [(_, _, options)] = broker.sent
     late = options["expires"] - before - timedelta(seconds=60)
     assert timedelta(0) <= late < timedelta(seconds=30)
@@ -595,7 +631,7 @@ def test_a_sender_without_the_task_sends_it_as_the_task_says(mail: Any, broker: 
     sent: list[dict[str, Any]] = []
     other = Celery("other", broker="memory://", set_as_current=False)
     other.send_task = lambda name, args, kwargs, **options: sent.append(options)
-    assert send_left_calls(other) == 1
+    assert send_left_calls(other).sent == 1
     [options] = sent
     assert (options["queue"], options["priority"]) == ("mails", 5)
     assert timedelta(seconds=59) < options["expires"] - before < timedelta(seconds=90)
@@ -621,5 +657,5 @@ def test_a_round_tries_each_call_once(
 
     type(mail).apply_async = refuse
     monkeypatch.setattr(outbox, "CLAIM_SECONDS", -1.0)
-    assert send_left_calls(mail.app) == 0
+    assert send_left_calls(mail.app).sent == 0
     assert len(tried) == len(set(tried)) == 3

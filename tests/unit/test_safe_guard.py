@@ -135,10 +135,16 @@ def test_an_argument_that_the_task_does_not_have_is_refused() -> None:
         Guard(key="mail:{costumer_id}", window=1).check(SIGNATURE)
 
 
-@pytest.mark.parametrize("window", [0, -1, None, "1h", float("inf")])
-def test_a_window_must_be_above_0(window: Any) -> None:
+@pytest.mark.parametrize("window", [0, -1, None, "1h", float("inf"), timedelta.max])
+def test_a_window_must_be_above_0_and_within_a_century(window: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="window"):
         Guard(key="a", window=window)
+
+
+@pytest.mark.parametrize("key", ["mail:{customer_id", "mail:{customer_id!z}"])
+def test_a_key_that_cannot_be_filled_is_refused(key: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"guard: invalid key 'mail:\{customer_id"):
+        Guard(key=key, window=1).check(SIGNATURE)
 
 
 @pytest.mark.parametrize("key", ["", None, 7])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,6 +31,18 @@ def clock() -> Clock:
 @pytest.fixture
 def store(clock: Clock) -> MemoryStore:
     return MemoryStore(clock=clock)
+
+
+@pytest.mark.parametrize("lease", [0, -1, None, "5m", float("inf"), float("nan"), timedelta.max])
+def test_a_lease_that_no_store_could_keep_is_refused(store: MemoryStore, lease: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="invalid lease"):
+        Lock(store, "a", lease=lease)
+
+
+def test_a_lease_may_be_a_timedelta(store: MemoryStore, clock: Clock) -> None:
+    Lock(store, "a", lease=timedelta(seconds=10)).acquire()
+    clock.now = 10
+    Lock(store, "a").acquire()
 
 
 def test_one_holder_at_a_time(store: MemoryStore) -> None:

@@ -155,6 +155,17 @@ def test_a_result_that_is_not_json_is_said_at_once(workflow: Workflow) -> None:
         workflow.deliver().step("a", object)
 
 
+def test_an_async_step_is_refused_before_it_is_begun(workflow: Workflow) -> None:
+    """Its coroutine, which nobody awaits, was called a step that was done."""
+
+    async def charge() -> str:
+        return "charged"
+
+    with pytest.raises(TypeError, match="the step 'a' is an async function"):
+        workflow.deliver().step("a", charge)
+    assert workflow.deliver().step("a", lambda: "done") == "done"
+
+
 def test_a_step_that_could_not_be_recorded_is_not_taken_for_undone(
     workflow: Workflow, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

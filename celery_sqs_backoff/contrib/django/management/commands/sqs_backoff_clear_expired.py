@@ -11,6 +11,7 @@ from django.core.management.base import (  # type: ignore[import-untyped]
     CommandError,
 )
 
+from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.stores import store_of
 from celery_sqs_backoff.safe.stores.django import DjangoStore
 
@@ -32,4 +33,8 @@ class Command(BaseCommand):  # type: ignore[misc]
             raise CommandError(f"nothing is removed: {exc}") from exc
         if not isinstance(store, DjangoStore):
             raise CommandError("nothing is removed: the app's store is no database")
-        self.stdout.write(f"{store.remove_expired()} removed")
+        try:
+            removed = store.remove_expired()
+        except StoreUnavailable as exc:
+            raise CommandError(f"not all is removed: {exc}") from exc
+        self.stdout.write(f"{removed} removed")

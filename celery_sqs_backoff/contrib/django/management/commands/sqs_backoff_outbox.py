@@ -9,8 +9,10 @@ from django.core.management.base import (  # type: ignore[import-untyped]
     BaseCommand,
     CommandError,
 )
+from django.db import DatabaseError, InterfaceError  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.safe.outbox import send_left_calls, use_autocommit
+from celery_sqs_backoff.text import error_site
 
 from ...project import project_app
 
@@ -25,6 +27,11 @@ class Command(BaseCommand):  # type: ignore[misc]
             app = project_app()
         except ImproperlyConfigured as exc:
             raise CommandError(f"nothing is sent: {exc}") from exc
-        use_autocommit()
-        sent = send_left_calls(app)
+        try:
+            use_autocommit()
+            sent, unsent = send_left_calls(app)
+        except (DatabaseError, InterfaceError) as exc:
+            raise CommandError(f"the database did not answer: {error_site(exc)}") from exc
         self.stdout.write(f"{sent} sent")
+        if unsent:
+            raise CommandError(f"{unsent} could not be sent; they are tried again")
