@@ -154,7 +154,7 @@ def guarded(world: World) -> History:
     """One mail per customer and window, unless the message that sent it is run again in doubt."""
 
     @world.app.task(
-        shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=Guard(key="7", window=9e9)
+        shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=Guard(key="7", window=3e9)
     )
     def mail(self: Any) -> str:
         how = world.rng.random() if world.effects["troubles"] else 1.0
