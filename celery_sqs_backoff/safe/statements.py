@@ -59,8 +59,7 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
                 raise
             is_open = connection.connection is not None
             is_useless = not is_open or _is(exc, _READ_ONLY | _LOST) or not connection.is_usable()
-            # One of a pool (``OPTIONS["pool"]``) is not new, and may be as useless as the last.
-            is_old = was_open or (is_open and bool(getattr(connection, "pool", None)))
+            is_old = was_open or (is_open and _is_pooled(connection))
             if is_useless:
                 # Celery does so between tasks; the rest of this one should not have to wait for
                 # that. A new one may lead to the server that took over.
@@ -73,8 +72,16 @@ def make(using: str, statement: Callable[[], T], *, refusal: str) -> T:
     raise AssertionError("unreachable")
 
 
+def _is_pooled(connection: Any) -> bool:
+    """Whether it is of a pool (``OPTIONS["pool"]``): not new, and perhaps as useless as the last.
+
+    Oracle's looks at its connections itself before it hands one out.
+    """
+    return connection.vendor == "postgresql" and bool(getattr(connection, "pool", None))
+
+
 def _close(connection: Any) -> None:
-    if connection.connection is not None and getattr(connection, "pool", None):
+    if connection.connection is not None and _is_pooled(connection):
         connection.connection.close()  # else the pool would hand it out again
     connection.close()
 
