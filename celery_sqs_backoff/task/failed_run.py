@@ -124,6 +124,7 @@ class FailedRun:
             cause = cause_of(exc) or exc
         elif isinstance(exc, Reject):  # as a retry of what has been caught
             caught = exc.reason if isinstance(exc.reason, Exception) else exc.__context__
+            caught = getattr(exc, "sqs_cause", caught)  # the broker has refused its copy
             means = _judge_retry(self._task, caught)
             self._note_doubt(caught, means.outcome, comes_back=exc.requeue)
         if isinstance(exc, CopyAsked):

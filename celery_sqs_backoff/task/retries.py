@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry
 
 from ..retry.budget import draw_delay
 from ..safe.shared import busy_receives
@@ -112,7 +112,11 @@ def publish_asked(task: Any) -> Retry | None:
     """
     request, copy = task.request, None
     for asked in vars(request).pop("sqs_asked", ()):
-        copy = publish_as(retries_before(task, request) + 1, request, asked.publish)
+        try:
+            copy = publish_as(retries_before(task, request) + 1, request, asked.publish)
+        except Reject as refused:
+            refused.sqs_cause = cause_of(asked)
+            raise
         request.sqs_copy = note_cause(copy, cause_of(asked))
     return copy
 

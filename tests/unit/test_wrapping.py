@@ -19,9 +19,10 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from celery.canvas import Signature
 from celery.exceptions import ChordError, Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_sqs_backoff import (
     NonRetryable,
@@ -701,6 +702,27 @@ def test_a_message_that_is_requeued_after_a_lost_answer_is_in_doubt(case, names_
 def test_a_message_that_is_rejected_after_a_lost_answer_is_in_doubt_when_redriven(case, cause):
     """As one that is given up: a provider that is down then must not undo what may be done."""
     run = case(raises(Reject(cause)), undo=lambda *args: None)
+    run.app.conf.sqs_backoff = {"store": MemoryStore()}
+    assert run.ends() is State.DEAD_LETTERED
+    assert is_in_doubt(run.app, "mail", "task-id") is isinstance(cause, TimeoutError)
+
+
+@pytest.mark.parametrize("throw", [True, False])
+@pytest.mark.parametrize("cause", [TimeoutError("the answer was lost"), Retryable("down")])
+def test_a_copy_that_the_broker_refuses_puts_no_message_in_doubt(case, cause, throw, monkeypatch):
+    """What the retry was for does. Redriven, a message that was undone was not undone again."""
+
+    def body(self):
+        try:
+            raise cause
+        except type(cause) as exc:
+            raise self.retry(args=(7,), exc=exc, throw=throw) from exc
+
+    def refuse(*args, **options):
+        raise EncodeError("not JSON")
+
+    monkeypatch.setattr(Signature, "apply_async", refuse)
+    run = case(body, undo=lambda *args: None)
     run.app.conf.sqs_backoff = {"store": MemoryStore()}
     assert run.ends() is State.DEAD_LETTERED
     assert is_in_doubt(run.app, "mail", "task-id") is isinstance(cause, TimeoutError)
