@@ -38,9 +38,6 @@ _TRIES = 10
 #: Largest result that is kept with a guard, in characters of JSON.
 _MAX_RESULT = 64 * 1024
 
-#: Of an argument in a key, as in ``"{name!r}"``.
-_CONVERSIONS = (None, "r", "s", "a")
-
 
 @dataclass(frozen=True)
 class Run:
@@ -237,18 +234,18 @@ class Guard:
         """Refuse a key with an argument that the task does not have, or with none between two."""
         if not isinstance(self.key, str):
             return
-        previous_field = False
+        previous_field, formatter = False, Formatter()
         try:
-            parts = list(Formatter().parse(self.key))
+            parts = list(formatter.parse(self.key))
+            for *_, conversion in parts:
+                formatter.convert_field("", conversion)
         except ValueError as exc:
             _refuse("key", self.key, f"arguments in braces, such as 'mail:{{customer_id}}' ({exc})")
-        for literal, field, _, conversion in parts:
+        for literal, field, _, _ in parts:
             name = None if field is None else field.partition(".")[0].partition("[")[0]
             if name is not None and name not in signature.parameters:
                 names = ", ".join(signature.parameters) or "none"
                 _refuse("key", self.key, f"only the task's arguments ({names}) in braces")
-            if conversion not in _CONVERSIONS:
-                _refuse("key", self.key, f"!r, !s or !a after an argument, not !{conversion}")
             # Letters and digits are not encoded in an argument's text: they separate nothing.
             if previous_field and field is not None and (not literal or literal.isalnum()):
                 _refuse("key", self.key, "a separator between two arguments, such as '{a}:{b}'")

@@ -145,10 +145,11 @@ def send_left_calls(app: Any, *, between: Callable[[], object] = lambda: None) -
             if not _take_over(calls, task_id, claim, mine):
                 continue  # somebody else was quicker
             failure = _send(app, calls, task_id, mine)
-            sent += failure is None
-            unsent += failure is not None and not isinstance(failure, _TakenOver)
-            if failure is None or _is_of_the_broker(failure):
-                failed = 0 if failure is None else failed + 1
+            if failure is None:
+                sent, failed = sent + 1, 0
+            elif not isinstance(failure, _TakenOver):
+                unsent += 1
+                failed += _is_of_the_broker(failure)
             if failed >= _MAX_FAILED:
                 break
     return Round(sent, unsent)

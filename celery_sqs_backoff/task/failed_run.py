@@ -35,6 +35,7 @@ from .retries import (
     limit_now,
     publish_as,
     publish_asked,
+    rejected_for,
     retries_before,
 )
 from .tracing import current_trace, note_end
@@ -123,8 +124,7 @@ class FailedRun:
             self.settle_retry(exc, undoes=True)
             cause = cause_of(exc) or exc
         elif isinstance(exc, Reject):  # as a retry of what has been caught
-            caught = exc.reason if isinstance(exc.reason, Exception) else exc.__context__
-            caught = getattr(exc, "sqs_cause", caught)  # the broker has refused its copy
+            caught = rejected_for(exc)
             means = _judge_retry(self._task, caught)
             self._note_doubt(caught, means.outcome, comes_back=exc.requeue)
         if isinstance(exc, CopyAsked):

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Reject, Retry, TaskPredicate
 
 from ..retry.budget import draw_delay
 from ..safe.shared import busy_receives
@@ -26,6 +26,7 @@ __all__ = [
     "note_cause",
     "publish_as",
     "publish_asked",
+    "rejected_for",
     "retries_before",
 ]
 
@@ -89,8 +90,11 @@ def made(error: type[BaseException]) -> BaseException:
         return failure
 
 
-def note_cause(retry: Retry, exc: BaseException | None) -> Retry:
-    """Note what a retry is for. Of an error that pickle cannot restore, Celery notes a parent."""
+def note_cause(retry: TaskPredicate, exc: BaseException | None) -> TaskPredicate:
+    """Note what a retry, or the ``Reject`` of its copy, is for.
+
+    Of an error that pickle cannot restore, Celery notes a parent.
+    """
     retry.sqs_cause = exc
     return retry
 
@@ -104,6 +108,16 @@ def cause_of(retry: Retry) -> BaseException | None:
     return cause or retry.__context__
 
 
+def rejected_for(reject: Reject) -> BaseException | None:
+    """Return what a message is rejected for: the error given or caught.
+
+    Of a copy that the broker has refused: what its retry was for.
+    """
+    caught = reject.reason if isinstance(reject.reason, Exception) else reject.__context__
+    cause: BaseException | None = getattr(reject, "sqs_cause", caught)
+    return cause
+
+
 def publish_asked(task: Any) -> Retry | None:
     """Publish the copies that ``retry()`` has asked for; return what to raise for the last one.
 
@@ -115,7 +129,7 @@ def publish_asked(task: Any) -> Retry | None:
         try:
             copy = publish_as(retries_before(task, request) + 1, request, asked.publish)
         except Reject as refused:
-            refused.sqs_cause = cause_of(asked)
+            note_cause(refused, cause_of(asked))
             raise
         request.sqs_copy = note_cause(copy, cause_of(asked))
     return copy
