@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.concurrency import solo
 from celery.utils.log import get_logger
 from celery.worker.consumer.tasks import Tasks
@@ -54,6 +54,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         c.sqs_receiver = self._receive.receiver
         self._keeper.pulse.check("the gates", c.sqs_receiver.gates.fault)
         self._has_introduced_itself = False
+        self._wake_event_loop: Callable[[], None] = lambda: None
+        signals.worker_shutting_down.connect(self._notice_shutdown)
         self._observation = Observation(
             c.app,
             name_among_workers(c),
@@ -75,7 +77,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def start(self, c: Any) -> None:
         """Run before the first message is asked for: after Tasks, before the event loop."""
         if c.hub is not None:
-            upstream.wake_event_loop(c.hub)
+            self._wake_event_loop = upstream.wake_event_loop(c.hub)
         self._receive.attach(c.task_consumer.channel)
         self._watch_event_loop(c)
         self._keeper.start()
@@ -107,6 +109,14 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         c.sqs_receiver.gates.hand_over()
         self._observation.stop()
         c.sqs_receiver.lost_flags.clear()
+
+    def _notice_shutdown(self, **_: object) -> None:
+        """Wake the event loop, so that it sees the stop flag that Celery sets after this.
+
+        Celery calls this in its signal handler. Stock Celery wakes up within a second because
+        kombu's timer polls SQS; our pollers have threads of their own.
+        """
+        self._wake_event_loop()
 
     def _watch_event_loop(self, c: Any) -> None:
         """Expect Celery's loop to turn; on solo it stands still while a task runs."""
