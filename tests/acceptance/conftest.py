@@ -11,14 +11,12 @@ import pytest
 import redis
 
 from tests.support.fault_proxy import FaultProxy
+from tests.support.redis_database import redis_url
 
 from .stage import Stage, stage
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
-
-
-REDIS_TEST_DB = 11
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,10 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def redis_vhost() -> Iterator[str]:
-    """Broker URL of a Redis database for this test alone; it is emptied before and after."""
-    database = redis.Redis(db=REDIS_TEST_DB)
+    """Empty this process's Redis database, yield its URL, and empty it again."""
+    database = redis.Redis.from_url(redis_url())
     database.flushdb()
-    yield f"redis://127.0.0.1:6379/{REDIS_TEST_DB}"
+    yield redis_url()
     database.flushdb()
 
 

@@ -22,6 +22,7 @@ from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.processes import eventually
 from tests.support.queues import create_queue
 from tests.support.record import Record
+from tests.support.redis_database import redis_url
 from tests.support.workers import Worker, worker
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["RECORDED", "REDIS", "DeadLetter", "Stage", "app_of_this_module"]
 
 #: A result backend that worker and test both see.
-REDIS = "redis://127.0.0.1:6379/9"
+REDIS = redis_url()
 
 #: The calls whose requests the proxy keeps for the test.
 RECORDED = (

@@ -16,6 +16,7 @@ import redis
 from celery_sqs_backoff import FullJitter, Provider, SQSBackoffTask
 from tests.support.processes import eventually, free_port
 from tests.support.record import note
+from tests.support.redis_database import redis_url
 from tests.support.workers import Worker
 
 from .stage import Stage, app_of_this_module
@@ -23,7 +24,7 @@ from .stage import Stage, app_of_this_module
 app = app_of_this_module()
 
 MAILS = 40
-STORE = "redis://127.0.0.1:6379/11"
+STORE = redis_url()
 
 #: A call to a provider that hangs for a while, and a pause between two probes that is shorter than
 #: that: workers that did not share the probe would probe at the same time.

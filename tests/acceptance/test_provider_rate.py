@@ -15,6 +15,7 @@ import pytest
 from celery_sqs_backoff import Provider, SQSBackoffTask
 from tests.support.processes import eventually
 from tests.support.record import note
+from tests.support.redis_database import redis_url
 
 from .stage import Stage, app_of_this_module
 
@@ -25,7 +26,7 @@ RATE = 50
 SECONDS = 10
 WORKERS = 3
 
-STORE = "redis://127.0.0.1:6379/11"
+STORE = redis_url()
 
 
 @app.task(base=SQSBackoffTask, name="rate.call", provider=Provider("mail", rate=RATE))

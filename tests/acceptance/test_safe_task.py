@@ -14,12 +14,13 @@ import redis
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, Schedule, SQSBackoffTask
 from tests.support.processes import eventually
 from tests.support.record import note
+from tests.support.redis_database import redis_url
 
 from .stage import REDIS, Stage, app_of_this_module
 
 app = app_of_this_module()
 
-STORE = "redis://127.0.0.1:6379/13"
+STORE = redis_url()
 CONF = {"result_backend": REDIS, "sqs_backoff": {"store": STORE}}
 
 pytestmark = pytest.mark.redis

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.redis_database import redis_url
 from tests.support.servers import ministack
 
 from .compare import Comparison, compare, read_known, read_outcomes
@@ -39,8 +40,8 @@ PARTS = {
 #: pytest's exit codes after all tests were run, whether or not some have failed.
 _ENDED_WELL = (0, 1)
 
-#: Results of the integration tests; no other test uses this database.
-_RESULTS = "redis://127.0.0.1:6379/8"
+#: Results of the integration tests.
+_RESULTS = redis_url()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,12 +20,12 @@ from werkzeug.serving import make_server
 
 from celery_sqs_backoff.safe.store import Store
 from celery_sqs_backoff.safe.stores import open_store
+from tests.support.redis_database import redis_url
 
 from .django_app import project
 from .safe_peer import LonePeer, Peer, forked_peers
 
-#: Not the databases that other tests use.
-REDIS_URL = "redis://127.0.0.1:6379/12"
+REDIS_URL = redis_url()
 
 NAMES = ("memory", "sqlite", "postgresql", "mariadb", "redis", "dynamodb")
 SHARED = NAMES[1:]

@@ -23,6 +23,7 @@ from celery_sqs_backoff.task import late_end
 from celery_sqs_backoff.task.chords import count_parts_whole
 from celery_sqs_backoff.task.handover import RUNNING, Run
 from tests.support.processes import eventually
+from tests.support.redis_database import redis_url
 
 pytestmark = pytest.mark.redis
 
@@ -39,7 +40,7 @@ def pool_process() -> Iterator[None]:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
-    app = Celery("chord_parts", backend="redis://127.0.0.1:6379/9", set_as_current=False)
+    app = Celery("chord_parts", backend=redis_url(), set_as_current=False)
     # Celery before 5.7 asks the current app for the group.
     monkeypatch.setattr(celery._state._tls, "current_app", app)
     return app.backend

@@ -12,6 +12,7 @@ from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import SafeTask, StoreInTransaction
 from celery_sqs_backoff.safe.commit import after_commit, refuse_open_transaction
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from tests.support.redis_database import redis_url
 
 from .django_app import project
 from .safe_stores import postgresql_database, require
@@ -127,7 +128,7 @@ def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(
     """``@transaction.atomic`` on a task: the next holder read the balance of before the commit."""
     from django.db import connections, transaction
 
-    store = f"redis://127.0.0.1:6379/12?client_name={aliases[0]}"
+    store = f"{redis_url()}?client_name={aliases[0]}"
     require("redis")
     app = Celery("commits", broker="memory://", set_as_current=False)
     app.finalize()

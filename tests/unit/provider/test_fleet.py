@@ -18,8 +18,9 @@ from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.stores.redis import RedisStore
 from celery_sqs_backoff.safe.vault import Vault
+from tests.support.redis_database import redis_url
 
-REDIS = "redis://127.0.0.1:6379/11"
+REDIS = redis_url()
 
 Fleet = Callable[..., FleetSlots]
 
