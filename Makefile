@@ -4,8 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Test processes at a time; each starts servers of its own. Most tests wait, so more than cores.
-JOBS ?= 3
+# Test processes at a time; each starts servers of its own. One computes, and the others wait for
+# workers and servers most of the time, so there are more of them than cores.
+JOBS ?= 4
+PYTEST = $(BIN)/python -m pytest
+ALL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Of `make room`: retry, sqs, task, worker, provider, safe, redrive, observe, doctor, simulate,
+# classifiers, commands or house.
+ROOM ?= worker
 
 # The servers of `make conformance`. With aws it costs money, and needs credentials and a region.
 SQS_SERVER ?= moto ministack localstack
@@ -17,11 +24,15 @@ HISTORIES ?= 20000
 # The lines of Celery of `make celery-suite`: 5.5, 5.6 and 5.7 unless it names some.
 CELERY ?=
 
-.PHONY: help demo test bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
+.PHONY: help demo test quick room long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
 
 help:
 	@echo "make demo   an outage of a mail provider, and how 2,000 mails survive it"
-	@echo "make test   lint, types and all tests; JOBS=1: one after the other"
+	@echo "make test   lint, types and all tests, within 8 minutes; JOBS=1: one after the other"
+	@echo "make quick  the fast unit tests, within 40 seconds"
+	@echo "make room   all tests of one room; ROOM=redrive"
+	@echo "make long   the long forms that make test leaves out"
+	@echo "make durations  all tests, and write down how long each takes"
 	@echo "make bench  our worker beside stock Celery, in one run"
 	@echo "make conformance  the tests that speak to SQS, on other servers; SQS_SERVER=aws: on the real one"
 	@echo "make celery-suite  Celery's own tests, on stock and with our task class; CELERY=5.7: on that line"
@@ -41,7 +52,20 @@ demo: $(STAMP)
 	$(BIN)/python -m example_project.demo
 
 test: lint types
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) $(ALL)
+
+quick: $(STAMP)
+	$(PYTEST) -q -n 2 -m "not slow and not long" tests/unit
+
+room: $(STAMP)
+	$(PYTEST) -n 2 --dist loadfile $$($(BIN)/python -m tests.rooms $(ROOM))
+
+long: $(STAMP)
+	$(PYTEST) -m long --timeout 900
+
+durations: $(STAMP)
+	$(PYTEST) $(ALL) --junit-xml .durations.xml
+	$(BIN)/python -m tests.lanes .durations.xml
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.worker

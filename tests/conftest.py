@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from .lanes import SLOW_SECONDS, Lanes, seconds
 from .support.fault_proxy import FaultProxy, fault_proxy
 from .support.processes import children, eventually
 from .support.queues import create_queue
@@ -36,9 +38,25 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests of Ctrl-C work in a background job too, for which a shell ignores SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    return Lanes(config, log) if config.option.dist == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"acceptance", "integration"} & set(item.path.parts):
+        file, _, name = item.nodeid.partition("[")[0].partition("::")
+        if seconds().get(f"{file}::{name.rpartition('::')[2]}", 0.0) > SLOW_SECONDS:
+            item.add_marker(pytest.mark.slow)
+        if (again := item.get_closest_marker("rerun")) is not None:
+            [why] = again.args  # no test is repeated without a reason
+            assert why
             item.add_marker(pytest.mark.flaky(reruns=1))
         if "sqs_endpoint" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)

@@ -1,0 +1,64 @@
+"""Run tests that compute beside tests that wait, so that a parallel run keeps both cores busy.
+
+Acceptance and integration tests wait most of their time for workers and servers. Unit tests and
+simulations compute. In collection order all waiting would come first and all computing last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from xdist.scheduler import LoadFileScheduling
+
+__all__ = ["Lanes", "record", "seconds"]
+
+#: Seconds of test files, and of single tests that are not fast; ``make durations`` writes it.
+_FILE = Path(__file__).with_name("durations.txt")
+
+#: A unit test that takes longer is not part of ``make quick``.
+SLOW_SECONDS = 0.25
+
+_COMPUTING = ("tests/unit/", "tests/rig/", "tests/simulation/", "tests/mutants/")
+
+
+class Lanes(LoadFileScheduling):  # type: ignore[misc]  # xdist's scheduler is not typed for us
+    """Hand out test files whole, the longest first. The first process takes those that compute."""
+
+    def _assign_work_unit(self, node: Any) -> None:
+        computes = node.gateway.id == "gw0"
+        files = [file for file in self.workqueue if file.startswith(_COMPUTING) == computes]
+        longest = max(files or self.workqueue, key=lambda file: seconds().get(file, 1.0))
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
+
+
+@cache
+def seconds() -> Mapping[str, float]:
+    """Return the recorded seconds of test files and of slow tests, without their parameters."""
+    lines = _FILE.read_text().splitlines() if _FILE.exists() else []
+    return {name: float(figure) for figure, _, name in (line.partition(" ") for line in lines)}
+
+
+def record(junit: Path) -> None:
+    """Write the durations file from the report of a whole run, which ``--junit-xml`` made."""
+    found: dict[str, float] = {}
+    for case in ElementTree.parse(junit).iter("testcase"):
+        names = case.get("classname", "").split(".")
+        while names and not (path := Path(*names).with_suffix(".py")).exists():
+            names.pop()
+        taken = float(case.get("time", 0.0))
+        test = f"{path}::{case.get('name', '').partition('[')[0]}"
+        found[str(path)] = found.get(str(path), 0.0) + taken
+        found[test] = max(found.get(test, 0.0), taken)
+    kept = {name: s for name, s in found.items() if "::" not in name or s > SLOW_SECONDS}
+    _FILE.write_text("".join(f"{kept[name]:.2f} {name}\n" for name in sorted(kept)))
+
+
+if __name__ == "__main__":
+    import sys
+
+    record(Path(sys.argv[1]))
