@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import celery.app.builtins  # noqa: F401 - its tasks belong to every app
 import pytest
+from celery import _state
 from hypothesis import settings
 
 from .lanes import SLOW_SECONDS, Lanes, seconds
@@ -123,6 +125,31 @@ def root_log_level() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@contextmanager
+def _tasks_of_other_apps() -> Iterator[None]:
+    """Forget the tasks that an app here shares with every app that is finalized after it.
+
+    ``@app.task`` does so by default. A later test would find a task of that name, and its own
+    would not be registered.
+    """
+    shared = _state._on_app_finalizers
+    before = set(shared)
+    yield
+    shared.intersection_update(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tasks_of_a_module() -> Iterator[None]:
+    with _tasks_of_other_apps():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def tasks_of_a_test(tasks_of_a_module: None) -> Iterator[None]:
+    with _tasks_of_other_apps():
+        yield
 
 
 @pytest.fixture(scope="session")
