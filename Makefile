@@ -55,7 +55,7 @@ test: lint types
 	$(PYTEST) $(ALL)
 
 quick: $(STAMP)
-	$(PYTEST) -q -n 2 -m "not slow and not long" tests/unit
+	$(PYTEST) -q -n 2 -m "not slow and not long" tests/unit tests/rig
 
 room: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile $$($(BIN)/python -m tests.rooms $(ROOM))

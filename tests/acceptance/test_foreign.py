@@ -8,8 +8,8 @@ from typing import Any
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from celery_sqs_backoff.foreign import s3
+from tests.rig.inside.test_foreign import S3_EVENT, S3_TEST_EVENT
 from tests.support.record import note
-from tests.unit.test_foreign import S3_EVENT, S3_TEST_EVENT
 
 from .stage import Stage, app_of_this_module
 

@@ -9,12 +9,12 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
+from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.classifiers import requests_errors
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.task.handover import BackoffRetry
-from celery_sqs_backoff.worker.request import BackoffRequest
 
 SETTINGS = {
     "reject_on_worker_lost": False,
@@ -70,6 +70,10 @@ def test_on_another_broker_they_are_the_users(caplog):
 def test_the_defaults_are_nothing_to_speak_of(caplog):
     define(an_app())
     assert caplog.text == ""
+
+
+#: The worker's request class, found as Celery finds it.
+BackoffRequest = symbol_by_name(SQSBackoffTask.Request)
 
 
 class Ours(BackoffRequest):

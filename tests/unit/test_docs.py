@@ -33,7 +33,6 @@ from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
 from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
-from celery_sqs_backoff.worker import upstream
 from tests.support.fault_proxy import FaultProxy
 from tests.support.processes import eventually
 
@@ -442,12 +441,6 @@ def test_the_words_of_the_other_lines_are_in_the_source() -> None:
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     for row in table("docs/log-events.md", heading="words"):
         assert code_spans(row[0])[0] in source
-
-
-def test_each_guard_against_a_bug_upstream_is_listed() -> None:
-    guards = [row[-1] for row in table("docs/how-it-works.md", heading="what happens")]
-    named = {name for name in upstream.__all__ if name.islower()}
-    assert sorted(guards) == sorted(f"`{name}`" for name in named)
 
 
 def test_the_fields_and_reasons_of_a_dead_letter() -> None:

@@ -17,8 +17,7 @@ from celery_sqs_backoff.worker.foreign import Foreign
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import State
 from celery_sqs_backoff.worker.messages import Receiver
-
-from .test_payload import ENVELOPE
+from tests.rig.inside.test_payload import ENVELOPE
 
 ARN = "arn:aws:sqs:us-east-1:1:"
 

@@ -6,17 +6,11 @@ import multiprocessing
 import threading
 import weakref
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
-from celery import Celery
 
 from celery_sqs_backoff import threads
-from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.threads import SharedCall, call_in_time, start_daemon
-from celery_sqs_backoff.worker.bulletin import Bulletin
-from celery_sqs_backoff.worker.check_up import start_check_up
-from celery_sqs_backoff.worker.upstream import give_back_before_soft_shutdown
 
 
 def refuse(self: threading.Thread) -> None:
@@ -118,26 +112,3 @@ def test_a_fork_does_not_wait_for_the_threads_of_its_parent() -> None:
     child.start()
     child.join(10)
     assert answers.get() is True
-
-
-def test_a_worker_starts_without_what_it_has_no_thread_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    app = Celery("full", set_as_current=False)
-    start_check_up(app, [])
-    bulletin = Bulletin(
-        app, "w", waiting=Waiting(), running=lambda queue: 0, consumed=tuple, held=tuple
-    )
-    bulletin.start()
-    bulletin.stop()
-    assert caplog.text.count("sqs_backoff.no_thread_left") == 2
-
-
-def test_a_soft_shutdown_waits_although_no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    waited: list[int] = []
-    controller = SimpleNamespace(wait_for_soft_shutdown=lambda: waited.append(1))
-    give_back_before_soft_shutdown(SimpleNamespace(controller=controller), lambda: None)
-    controller.wait_for_soft_shutdown()
-    assert waited == [1]

@@ -206,7 +206,7 @@ def test_nothing_is_to_be_done_for_what_is_ignored() -> None:
 
 
 def test_an_adapter_may_be_named() -> None:
-    named = adapters(q="tests.unit.test_foreign.named_adapter").payload("q", a_message("x"))
+    named = adapters(q="tests.rig.inside.test_foreign.named_adapter").payload("q", a_message("x"))
     assert named is not None
 
 

@@ -13,6 +13,7 @@ from celery.bootsteps import Blueprint
 
 from celery_sqs_backoff.worker import upstream
 from celery_sqs_backoff.worker.upstream import pools
+from tests.unit.test_docs import table
 
 
 class Hub:
@@ -253,3 +254,10 @@ def test_an_acknowledgement_that_sqs_refuses_does_not_end_the_worker(caplog):
         channel.basic_ack("lost")
     assert caplog.text.count("sqs_backoff.not_acknowledged") == 2
     assert "secret" not in caplog.text
+
+
+def test_docs_list_each_guard():
+    """docs/how-it-works.md names every guard against a bug upstream, and no other."""
+    guards = [row[-1] for row in table("docs/how-it-works.md", heading="what happens")]
+    named = {name for name in upstream.__all__ if name.islower()}
+    assert sorted(guards) == sorted(f"`{name}`" for name in named)

@@ -1,0 +1,43 @@
+"""A machine that has no thread left: the worker starts and stops all the same."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+
+from celery_sqs_backoff.observe.waiting import Waiting
+from celery_sqs_backoff.worker.bulletin import Bulletin
+from celery_sqs_backoff.worker.check_up import start_check_up
+from celery_sqs_backoff.worker.upstream import give_back_before_soft_shutdown
+
+
+def refuse(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_worker_starts_without_background_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check of the queues and the status report are left out, with a log line each."""
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    app = Celery("full", set_as_current=False)
+    start_check_up(app, [])
+    bulletin = Bulletin(
+        app, "w", waiting=Waiting(), running=lambda queue: 0, consumed=tuple, held=tuple
+    )
+    bulletin.start()
+    bulletin.stop()
+    assert caplog.text.count("sqs_backoff.no_thread_left") == 2
+
+
+def test_soft_shutdown_waits_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery's own wait still runs when the thread that gives messages back cannot start."""
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    waited: list[int] = []
+    controller = SimpleNamespace(wait_for_soft_shutdown=lambda: waited.append(1))
+    give_back_before_soft_shutdown(SimpleNamespace(controller=controller), lambda: None)
+    controller.wait_for_soft_shutdown()
+    assert waited == [1]
