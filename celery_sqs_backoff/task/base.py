@@ -56,8 +56,8 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
 
     * ``backoff``: the delay policy. Default ``FullJitter(base=2, cap=3600)``: seconds, uniform over
       0 to 2, 4, 8, ... 3600.
-    * ``retry_for``: seconds or timedelta since SQS first handed the message out, after which no
-      retry is started. Default 36 hours; ``None`` = no limit.
+    * ``retry_for``: seconds or timedelta since SQS first delivered the message while it was due.
+      After that, no retry is started. Default 36 hours; ``None`` = no limit.
     * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it bounds the
       receives of a message, and a receive is not always a run (a prefetched message that a deploy
       gives back has been received).
