@@ -1,0 +1,287 @@
+"""The worker's own parts, put together without threads.
+
+This is the only module outside of ``tests/rig/inside`` that imports the worker's private modules.
+A worker that is written anew needs another ``parts.py`` and the same tests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.carry_out import carry_out
+from celery_sqs_backoff.worker import (
+    capacity,
+    gates,
+    keeper,
+    pacing,
+    poller,
+    receive,
+    step,
+    upstream,
+)
+
+if TYPE_CHECKING:
+    from .worker import Rig, Worker
+
+
+class _InlineRelay:
+    """Wakes the rig when a call is due, in place of the keeper's threads."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def start(self) -> None:
+        self._worker.wake_at(self._worker.timeline.now)
+
+    wake = start
+
+    def look_at(self, at: float) -> None:
+        self._worker.wake_at(at)
+
+    def join(self, timeout_seconds: float) -> None:
+        self._worker.flush(timeout_seconds)
+
+    def fault(self) -> str | None:
+        return None
+
+
+class _Clients:
+    """Ports to the fake SQS, in place of boto3's clients."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._sqs: Any = worker.sqs
+
+    def attach(self, channel: Any) -> None:
+        """Do nothing: the fake needs no credentials."""
+
+    def settling(self, url: str) -> Calls:
+        return Calls(self._sqs, url)
+
+    polling = settling
+
+    def settling_client(self, url: str) -> Any:
+        return self._sqs
+
+
+class _Stopped(threading.Event):
+    """Notes how long a poller wants to pause, instead of pausing."""
+
+    pause_seconds = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pause_seconds = max(self.pause_seconds, timeout or 0.0)
+        return self.is_set()
+
+
+class _NeverWaits(threading.Condition):
+    """Counts the waits, instead of waiting."""
+
+    waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        return False
+
+
+class _Poller(poller.Poller):
+    """The real poller without its thread: one receive when the rig says so."""
+
+    def __init__(self, worker: Worker, url: str, **options: Any) -> None:
+        super().__init__(url, rng=worker.rig.rng, **options)
+        self._stopped = _Stopped()
+        self._stopped.set()
+        self._brought = 0
+        worker.pollers[url] = self
+
+    def start(self) -> None:
+        self._stopped.clear()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def _is_over(self) -> bool:
+        return self._stopped.is_set() or self._capacity._cond.waits > 1
+
+    def _start_helper(self) -> None:
+        self._receive_more(self._name)
+
+    def _pause(self, seconds: float) -> None:
+        """Do nothing: the rig waits until a long poll would bring something."""
+
+    def _tell(self, received: Any, asked_for: int) -> int:
+        self._brought += len(received.messages)
+        return super()._tell(received, asked_for)
+
+    def poll(self) -> tuple[int, float]:
+        """Receive once, if there is room; return the number of messages, and seconds to pause."""
+        self._capacity._cond.waits = self._capacity._aside.waits = 0
+        self._stopped.pause_seconds = 0.0
+        self._brought = 0
+        self._survive(self._poll)
+        return self._brought, self._stopped.pause_seconds
+
+
+class _NoObservation:
+    """No HTTP server, no files, no store: only events, which the rig hears itself."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class _Parked(BaseException):
+    """A thread's loop would wait."""
+
+    def __init__(self, condition: _Condition, seconds: float | None) -> None:
+        self.condition, self.seconds = condition, seconds
+
+
+class _Condition(threading.Condition):
+    """Leaves the loop that would wait here, and lets it go on when it is notified."""
+
+    waiter: _Thread | None = None
+    is_over = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_over:
+            raise _Parked(self, timeout)
+        self.is_over = False
+        return True
+
+    def notify(self, n: int = 1) -> None:
+        if self.waiter is not None:
+            self.waiter.go_on_in(0.0)
+
+    notify_all = notify
+
+
+class _Thread:
+    """The loop of a thread, as far as it gets until it would wait; then from its beginning."""
+
+    def __init__(self, worker: Worker, name: str, run: Callable[[], object]) -> None:
+        self._worker, self.name, self._run = worker, name, run
+        self._waits_at: _Condition | None = None
+        self._number = 0
+        self.go_on_in(0.0)
+
+    def is_alive(self) -> bool:
+        return True
+
+    def go_on_in(self, seconds: float) -> None:
+        self._number += 1
+        number = self._number
+        self._worker.after(seconds, lambda: number == self._number and self._go_on())
+
+    def _go_on(self) -> None:
+        if self._waits_at is not None:
+            self._waits_at.is_over = True
+        try:
+            self._run()
+        except _Parked as parked:
+            self._waits_at = parked.condition
+            parked.condition.waiter = self
+            if parked.seconds is not None:
+                self.go_on_in(parked.seconds)
+
+
+class Parts:
+    """What the rig needs of a worker that has been built."""
+
+    def __init__(self, consumer: Any, worker: Worker) -> None:
+        [self.step] = [each for each in consumer.steps if isinstance(each, step.LeaseStep)]
+        self._consumer = consumer
+        self._keeper: keeper.Keeper = self.step._keeper
+        providers: gates.Gates = consumer.sqs_receiver.gates
+        providers.rng = worker.rig.rng
+        providers._changed = _Condition(providers.lock)
+        pacer = providers.pacer
+        pacer._changed, pacer._wanted = _Condition(pacer._lock), _Condition(pacer._lock)
+        self._room = room = self.step._receive._capacity
+        room._cond, room._aside = _NeverWaits(room._cond._lock), _NeverWaits(room._cond._lock)
+        room._clock = self._keeper.clock
+
+    # Calls to SQS
+
+    def next_call(self) -> Any:
+        """Return a call to SQS that is due now, if any."""
+        return self._keeper.next_call()
+
+    def next_at(self) -> float:
+        """Return when a call to SQS may be due."""
+        return self._keeper.next_at()
+
+    def carry_out(self, call: Any, sqs: Any) -> Any:
+        return carry_out(call, Calls(sqs, call.url))
+
+    def enter(self, call: Any, results: Any) -> None:
+        self._keeper.enter(call, results)
+
+    # Shutdown
+
+    def shut_down(self) -> None:
+        """Do what a worker does after its pool has ended."""
+        self.step.shutdown(self._consumer)
+
+    def forget(self) -> None:
+        """Leave nothing behind for the end of this process."""
+        atexit.unregister(self.step.shutdown)
+
+    # Facts
+
+    @property
+    def unconfirmed(self) -> int:
+        """Settlements that SQS has not confirmed."""
+        return self._keeper.waiting
+
+    @property
+    def held(self) -> set[str]:
+        """The SQS message IDs of the messages that the worker holds."""
+        return {lease.delivery.message_id for lease in self._keeper.held()}
+
+    @property
+    def places_taken(self) -> int:
+        """Places of the prefetch window that are taken."""
+        return self._room.held
+
+    def hear(self, tell: Callable[[Any], object]) -> None:
+        """Call ``tell`` with each event of the worker."""
+        self._keeper.events.subscribe(tell)
+
+
+@contextmanager
+def threads_replaced(rig: Rig) -> Iterator[None]:
+    """Build workers whose parts run in this thread and in virtual time, while this lasts."""
+    replaced: list[tuple[Any, str, Any]] = [
+        (
+            step,
+            "Keeper",
+            lambda: keeper.Keeper(
+                clock=rig.timeline, rng=rig.rng, in_flight_quota=rig.sqs.max_in_flight
+            ),
+        ),
+        (step, "Observation", _NoObservation),
+        (step, "start_check_up", lambda *_: None),
+        (step, "introduce", lambda *_: None),
+        (step.upstream, "wake_event_loop", lambda hub: lambda: None),
+        (keeper, "Relay", lambda lock, **_: _InlineRelay(rig.acting_worker)),
+        (receive, "Clients", lambda: _Clients(rig.acting_worker)),
+        (receive, "Poller", lambda url, **options: _Poller(rig.acting_worker, url, **options)),
+        (gates, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
+        (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
+        (upstream.pools, "start_daemon", lambda name, run: run()),
+        (capacity, "_LINGER_SECONDS", 0.0),
+    ]
+    with ExitStack() as stack:
+        for module, name, value in replaced:
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield

@@ -1,0 +1,290 @@
+"""The rig: one SQS, one clock, one Celery app, and any number of workers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+from celery import Celery
+from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from kombu import transport
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, read_record
+
+from ..support import fake_sqs_queue
+from ..support.fake_sqs import Fault
+from .parts import threads_replaced
+from .sqs import URL, Call, RecordingSQS, transport_to
+from .timeline import Timeline
+from .worker import Run, Worker, swap_state
+
+#: Longer than a settlement waits for others, to be sent in one batch.
+_SETTLED_SECONDS = 0.5
+
+#: Until a message has arrived that the rig is to run; most are there at once.
+_ARRIVES_SECONDS = 20.0
+
+
+class Message:
+    """A message that the rig has sent, and what SQS says of it now."""
+
+    def __init__(self, rig: Rig, sent: fake_sqs_queue.Message, url: str, task_id: str) -> None:
+        self._rig, self._sent, self._url = rig, sent, url
+        self.task_id = task_id
+        self.message_id = sent.id
+
+    @property
+    def fate(self) -> str:
+        """One word: deleted, dead letter, moved (by SQS itself), held (by a worker), hidden, or
+        visible (given back, or never received)."""
+        if self._rig.sqs.queues[self._url].dlq is not None and self._dead_letter() is not None:
+            return "dead letter" if self.record is not None else "moved"
+        if self._sent not in self._rig.sqs.queues[self._url].messages:
+            return "deleted"
+        if self._sent.visible_at <= self._rig.timeline.now:
+            return "visible"
+        is_held = any(self.message_id in worker.held for worker in self._rig.workers)
+        return "held" if is_held else "hidden"
+
+    @property
+    def delay(self) -> int:
+        """Seconds for which the last change of its visibility hides it."""
+        changes = [change for change in self._rig.sqs.changes if change.message is self._sent]
+        return changes[-1].seconds
+
+    @property
+    def receives(self) -> int:
+        return self._sent.receives
+
+    @property
+    def record(self) -> DeadLetterRecord | None:
+        """The record of its dead letter, if it has one."""
+        letter = self._dead_letter()
+        if letter is None:
+            return None
+        return read_record({"MessageAttributes": letter.attributes})
+
+    @property
+    def result(self) -> str:
+        """The state of its task in the result backend."""
+        return str(self._rig.app.AsyncResult(self.task_id).state)
+
+    def _dead_letter(self) -> fake_sqs_queue.Message | None:
+        dlq = self._rig.sqs.queues[self._url].dlq
+        letters = [] if dlq is None else dlq.messages
+        return next((each for each in letters if each.body == self._sent.body), None)
+
+
+class Rig:
+    """A Celery app on a strict SQS in virtual time. Use it as a context manager.
+
+    Attributes:
+        app: Celery's, with a result backend in memory.
+        sqs: the fake SQS.
+        timeline: the clock; ``rig.timeline.now`` is seconds since the epoch.
+        events: what the workers have told their observers.
+        workers: all that were started; the first starts by itself.
+        latency: seconds that a call about a message is on its way to SQS and back.
+    """
+
+    def __init__(self, *, max_in_flight: int = 120_000, seed: int = 7, **conf: Any) -> None:
+        self.timeline = Timeline()
+        self.rng = random.Random(seed)
+        self.sqs = RecordingSQS(self.timeline, max_in_flight=max_in_flight)
+        self.sqs.on_call = self._wake
+        self.events: list[Any] = []
+        self.workers: list[Worker] = []
+        self.latency = 0.0
+        self._transport = transport_to(self.sqs)
+        self._acting: Worker | None = None
+        self.app = Celery(
+            "rig", broker="sqs://localhost", backend="cache+memory://", set_as_current=False
+        )
+        self.app.conf.update(
+            broker_transport=self._transport,
+            worker_enable_remote_control=False,
+            task_default_queue="q",
+            worker_prefetch_multiplier=4,
+            **conf,
+        )
+
+    def __enter__(self) -> Rig:
+        self._stack = stack = ExitStack()
+        _DUMMY_CLIENT_CACHE.clear()
+        random_state = random.getstate()
+        stack.callback(random.setstate, random_state)
+        random.seed(self.rng.random())
+        stack.callback(self._close)
+        stack.enter_context(self.timeline)
+        stack.enter_context(mock.patch("kombu.utils.limits.monotonic", self.timeline))
+        stack.enter_context(threads_replaced(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        swap_state(None, None)
+        transport._transport_cache.pop(self._transport, None)
+
+    # What there is
+
+    def queue(
+        self, name: str = "q", *, dlq: bool = True, max_receive_count: int = 100, **attributes: Any
+    ) -> str:
+        """Make a queue, by default with a dead-letter queue; return its URL.
+
+        Attributes are those of CreateQueue. ``FifoQueue="true"`` needs a name like "q.fifo".
+        """
+        if dlq:
+            stem, dot, end = name.partition(".")
+            letters = f"{stem}-dlq{dot}{end}"
+            fifo = {key: value for key, value in attributes.items() if key == "FifoQueue"}
+            self.sqs.create_queue(QueueName=letters, Attributes=fifo)
+            arn = self.sqs.queues[URL + letters].arn
+            policy = {"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count}
+            attributes["RedrivePolicy"] = json.dumps(policy)
+        self.sqs.create_queue(QueueName=name, Attributes=attributes)
+        return URL + name
+
+    def task(
+        self,
+        body: Callable[..., Any],
+        *,
+        name: str = "mail",
+        base: type = SQSBackoffTask,
+        **options: Any,
+    ) -> Any:
+        """Register a task, before the first worker starts. Its body gets the task as ``self``."""
+        if body.__name__ == "<lambda>":
+            body.__name__ = "body"  # Celery builds a signature with it
+        return self.app.task(
+            body, name=name, base=base, bind=True, lazy=False, shared=False, **options
+        )
+
+    def start_worker(
+        self,
+        name: str | None = None,
+        *,
+        queues: Iterable[str] = (),
+        processes: int = 1,
+        pool: str = "prefork",
+    ) -> Worker:
+        """Start a worker with ``processes`` of "prefork", or of "threads"."""
+        if not self.sqs.queues:
+            self.queue()
+        name = name or f"worker{len(self.workers) + 1}@here"
+        worker = Worker(self, name, queues=queues, processes=processes, pool=pool)
+        self.workers.append(worker)
+        return worker
+
+    @property
+    def worker(self) -> Worker:
+        """The worker that was started last; one with the defaults, if there is none."""
+        return self.workers[-1] if self.workers else self.start_worker()
+
+    # Verbs
+
+    def send(
+        self, name: str = "mail", args: Any = (), kwargs: Any = None, **options: Any
+    ) -> Message:
+        """Publish a task by Celery, with options of ``apply_async``."""
+        if not self.sqs.queues:
+            self.queue()
+        task = self.app.tasks.get(name)
+        send = (
+            self.app.send_task
+            if task is None
+            else lambda _, *call, **opts: task.apply_async(*call, **opts)
+        )
+        task_id = send(name, args, kwargs, **options).id
+        call = self.calls("SendMessage")[-1]
+        url = call.arguments["QueueUrl"]
+        sent = next(m for m in self.sqs.queues[url].messages if m.id == call.answer["MessageId"])
+        return Message(self, sent, url, task_id)
+
+    def begin(self) -> Run:
+        """Wait until the worker's pool has taken a task, and let it begin."""
+        worker = self.worker
+
+        def waiting() -> list[Run]:
+            return [run for run in worker.runs if not run.has_begun]
+
+        self.pass_time(_ARRIVES_SECONDS, until=lambda: bool(waiting()))
+        assert waiting(), "no task has arrived"
+        return waiting()[0].begin()
+
+    def run(self, end: Callable[[Run], object] = Run.finish) -> Run:
+        """Run the next task to its end, ``Run.lose`` for example, and wait for its settlement."""
+        run = self.begin()
+        end(run)
+        self.pass_time(_SETTLED_SECONDS)
+        return run
+
+    def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, with all that happens meanwhile; stop early when ``until()`` is true.
+
+        Tasks do not run by themselves. A task's body may call this, to take its time.
+        """
+        self.timeline.pass_time(seconds, until)
+
+    def fault(
+        self,
+        action: str,
+        error: str | Exception | None = "InternalError",
+        *,
+        seconds: float | None = None,
+        times: int = 1,
+        answer_lost: bool = False,
+        entries: Iterable[int] | None = None,
+    ) -> None:
+        """Let calls of an action fail: the next ones, or all for some seconds; "*" is any action.
+
+        ``answer_lost``: SQS does what it is asked to, and its answer does not arrive. ``entries``:
+        the positions in a batch that fail. ``error=None``: the answer lists nothing.
+        """
+        which = None if entries is None else frozenset(entries)
+        fault = Fault(action, error, after=answer_lost, entries=which)
+        if seconds is None:
+            self.sqs.faults += [fault] * times
+        else:
+            self.sqs.fail_until(self.timeline.now + seconds, fault)
+
+    # Facts
+
+    def calls(self, action: str | None = None) -> list[Call]:
+        """Return the calls that SQS has had, those of one action if it is named."""
+        return [call for call in self.sqs.calls if action in (None, call.action)]
+
+    def told(self, kind: str) -> list[Any]:
+        """Return the events of a kind, ``"Retried"`` for example, that observers were told of."""
+        return [event for event in self.events if type(event).__name__ == kind]
+
+    # For the workers
+
+    @property
+    def acting_worker(self) -> Worker:
+        assert self._acting is not None
+        return self._acting
+
+    def let_act(self, worker: Worker | None) -> Worker | None:
+        """Let a worker act; return the one that acted before."""
+        before, self._acting = self._acting, worker
+        if worker is not None and worker is not self._state_of:
+            swap_state(self._state_of, worker)
+            self._state_of = worker
+        return before
+
+    _state_of: Worker | None = None
+
+    def _wake(self, action: str) -> None:
+        if action in ("SendMessage", "SendMessageBatch", "ChangeMessageVisibilityBatch"):
+            for worker in self.workers:
+                worker.wake_at(self.timeline.now)

@@ -1,0 +1,157 @@
+"""SQS of the rig: the strict fake, which writes down each call; and kombu's way to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any
+
+from kombu.transport import virtual
+from kombu.utils.json import dumps
+
+from ..support.fake_sqs import FakeSQS, Fault
+
+URL = "https://sqs.example/1/"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to SQS.
+
+    Arguments:
+        at: when SQS had it, seconds since the epoch.
+        action: as in the API, "DeleteMessageBatch".
+        arguments: as boto3 takes them.
+        answer: the answer of SQS; ``None`` if the call raised.
+    """
+
+    at: float
+    action: str
+    arguments: dict[str, Any]
+    answer: Any
+
+
+def _recorded(action: str, method: str) -> Callable[..., Any]:
+    def call(self: RecordingSQS, **arguments: Any) -> Any:
+        answer = None
+        try:
+            answer = getattr(FakeSQS, method)(self, **arguments)
+            return answer
+        finally:
+            self.calls.append(Call(self.clock(), action, arguments, answer))
+            self.on_call(action)
+
+    call.__name__ = method
+    return call
+
+
+class RecordingSQS(FakeSQS):
+    """The strict fake SQS; ``calls`` has each request in order."""
+
+    def __init__(self, clock: Callable[[], float], *, max_in_flight: int = 120_000) -> None:
+        super().__init__(clock, max_in_flight=max_in_flight)
+        self.clock = clock
+        self.max_in_flight = max_in_flight
+        self.calls: list[Call] = []
+        #: Told of each call after it.
+        self.on_call: Callable[[str], None] = lambda action: None
+        self._lasting: list[tuple[float, Fault]] = []
+
+    def fail_until(self, at: float, fault: Fault) -> None:
+        """Let each call of the fault's action fail until a time; "*" stands for all actions."""
+        self._lasting.append((at, fault))
+
+    def heal(self) -> None:
+        """End all faults."""
+        self.faults.clear()
+        self._lasting.clear()
+
+    def _take_fault(self, action: str) -> Fault | None:
+        for until, fault in self._lasting:
+            if self.clock() < until and fault.action in (action, "*"):
+                return fault
+        return super()._take_fault(action)
+
+    def next_visible_at(self, url: str) -> float:
+        """Return when a receive brings something; infinity if the queue is empty."""
+        queue, now = self.queues[url], self.clock()
+        if any(True for _ in queue._available(now)):
+            return now
+        return min((m.visible_at for m in queue.messages if m.visible_at > now), default=math.inf)
+
+    receive_message = _recorded("ReceiveMessage", "receive_message")
+    send_message = _recorded("SendMessage", "send_message")
+    send_message_batch = _recorded("SendMessageBatch", "send_message_batch")
+    delete_message_batch = _recorded("DeleteMessageBatch", "delete_message_batch")
+    change_message_visibility_batch = _recorded(
+        "ChangeMessageVisibilityBatch", "change_message_visibility_batch"
+    )
+    get_queue_attributes = _recorded("GetQueueAttributes", "get_queue_attributes")
+
+
+def transport_to(sqs: RecordingSQS) -> type[virtual.Transport]:
+    """Return a transport of kombu whose queues are those of ``sqs``, by their names."""
+
+    class Channel(virtual.Channel):
+        """Publishes and acknowledges as kombu's channel of SQS does; the worker receives."""
+
+        do_restore = False
+
+        @property
+        def transport_options(self) -> Any:
+            return self.connection.client.transport_options
+
+        def _resolve_queue_url(self, name: str) -> str:
+            return URL + name
+
+        def _has_queue(self, queue: str, **_: Any) -> bool:
+            return self._resolve_queue_url(queue) in sqs.queues
+
+        def _new_queue(self, queue: str, **_: Any) -> None:
+            """Queues exist already: the rig makes them."""
+
+        def _size(self, queue: str) -> int:
+            return 0
+
+        def _get(self, queue: str, timeout: float | None = None) -> Any:
+            raise Empty
+
+        def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+            properties = message["properties"]
+            options = {
+                name: properties[name]
+                for name in ("DelaySeconds", "MessageGroupId", "MessageDeduplicationId")
+                if name in properties
+            }
+            url = self._resolve_queue_url(queue)
+            sqs.send_message(QueueUrl=url, MessageBody=dumps(message), **options)
+
+        def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+            self._settle(delivery_tag, "delete_message_batch", {})
+
+        def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+            if requeue:
+                hide = {"VisibilityTimeout": 0}
+                self._settle(delivery_tag, "change_message_visibility_batch", hide)
+            else:
+                self._settle(delivery_tag, "delete_message_batch", {})
+
+        def _settle(self, tag: str, method: str, more: dict[str, Any]) -> None:
+            message = self.qos.get(tag)
+            url = message.delivery_info["sqs_queue"]
+            entry = {"Id": "0", "ReceiptHandle": tag, **more}
+            getattr(sqs, method)(QueueUrl=url, Entries=[entry])
+            self.qos.ack(tag)
+
+    class Transport(virtual.Transport):
+        driver_type = driver_name = "sqs"
+        polling_interval = None
+        state = virtual.BrokerState()
+
+        def driver_version(self) -> str:
+            return "rig"
+
+    Transport.Channel = Channel
+    return Transport

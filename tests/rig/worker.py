@@ -1,0 +1,430 @@
+"""A worker of Celery with our parts, driven step by step: no thread, no process, no waiting."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from billiard.einfo import ExceptionInfo
+from celery.concurrency import prefork, thread
+from celery.concurrency.base import BasePool, apply_target
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.signals import worker_shutting_down
+from celery.worker import components, state
+from kombu.asynchronous.timer import Timer
+
+from .parts import Parts
+
+if TYPE_CHECKING:
+    from .rig import Rig
+
+#: A long poll of SQS lasts this long, unless a message arrives.
+_LONG_POLL_SECONDS = 20.0
+
+_POOLS: dict[str, type] = {"prefork": prefork.TaskPool, "threads": thread.TaskPool}
+
+
+class _Timer(Timer):
+    """Celery's timer in virtual time. Celery computes times of day by the monotonic clock."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def enter_at(self, entry: Any, eta: Any = None, priority: int = 0, time: Any = None) -> Any:
+        seconds = 0.0 if eta is None else eta - monotonic()
+        return self.enter_after(max(0.0, seconds), entry)
+
+    def enter_after(self, secs: float, entry: Any, priority: int = 0, time: Any = None) -> Any:
+        self._worker.after(secs, lambda: entry.canceled or self.apply_entry(entry))
+        return entry
+
+    def call_repeatedly(self, secs: float, fun: Any, *_: Any, **__: Any) -> Any:
+        return self.Entry(fun)  # heartbeats of the event loop, which never stands still here
+
+
+class _EventLoop:
+    """Celery's event loop; the worker's turn calls what it was asked to call soon."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.timer = worker.timer
+        self._ready: list[Callable[[], object]] = []
+
+    def call_soon(self, callback: Callable[[], object], *_: Any) -> Any:
+        self._ready.append(callback)
+        self._worker.wake_at(self._worker.timeline.now)
+        return callback
+
+    def turn(self) -> bool:
+        """Call what is ready; return whether there was anything."""
+        ready, self._ready = self._ready, []
+        for callback in ready:
+            callback()
+        return bool(ready)
+
+
+def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
+    """Return a pool, for Celery one of that kind, whose tasks run when the rig says so."""
+
+    class Pool(_POOLS[kind]):  # type: ignore[misc]
+        _pool = None
+
+        def __init__(self, limit: int, **options: Any) -> None:
+            BasePool.__init__(self, limit, **options)
+
+        def on_apply(self, target: Any, args: Any, kwargs: Any, **options: Any) -> Run:
+            worker.runs.append(run := Run(worker, target, args, options))
+            return run
+
+        def terminate_job(self, pid: int, signal: Any = None) -> None:
+            [run] = [run for run in worker.runs if run.pid == pid]
+            run.terminate(signal)
+
+        def on_start(self) -> None: ...
+
+        on_stop = on_close = on_terminate = flush = on_start
+        num_processes = property(lambda self: self.limit)
+
+    return Pool
+
+
+class Run:
+    """A task that a pool has taken: it waits, then begins, then ends in one of many ways.
+
+    Attributes:
+        task_id: Celery's.
+        pid: of the process that runs it, once it has begun.
+        result: as the task's process reports it.
+    """
+
+    _pids = iter(range(100_000_000, 200_000_000))
+
+    def __init__(self, worker: Worker, target: Any, args: Any, options: dict[str, Any]) -> None:
+        self._worker = worker
+        self._target, self._args = target, args
+        self._report = SimpleNamespace(**options)
+        self.task_id: str = args[1]
+        self.pid: int | None = None
+        self.result: Any = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.pid is not None
+
+    def begin(self) -> Run:
+        """Let a process, or a thread, begin with the task."""
+        if not self.has_begun:
+            self.pid = next(self._pids) if self._worker.is_prefork else os.getpid()
+            with self._worker.acts():
+                try:
+                    self._report.accept_callback(self.pid, monotonic())
+                except BaseException:
+                    self._leave()  # a thread pool drops the task, and tells nobody
+                    raise
+        return self
+
+    def finish(self) -> Run:
+        """Run the task by Celery's tracer, and report how it ended."""
+        self.begin()
+        app = self._worker.rig.app
+        if self._worker.is_prefork:
+            args = pickle.loads(pickle.dumps(self._args))
+            self.result = self._target(*args, app=app)
+            return self._end(self._report.callback, pickle.loads(pickle.dumps(self.result)))
+
+        def report(result: Any) -> None:
+            self.result = result
+            self._end(self._report.callback, result)
+
+        apply_target(self._target, self._args, {"app": app}, report)
+        return self
+
+    def fail(self, exc: BaseException) -> Run:
+        """Let the pool report an exception which the task's process did not."""
+        self.begin()
+        return self._end(self._report.error_callback, _einfo(exc))
+
+    def lose(self) -> Run:
+        """Kill the task's process with SIGKILL, as the kernel does when memory is short."""
+        return self.fail(WorkerLostError("Worker exited prematurely: signal 9 (SIGKILL)"))
+
+    def exceed_time_limit(self, seconds: float = 5.0) -> Run:
+        """End the task at its hard time limit. The pool calls both callbacks, in this order."""
+        self.begin()
+        with self._worker.acts():
+            if self._worker.is_prefork:
+                self._report.error_callback(_einfo(TimeLimitExceeded(seconds)))
+            return self._end(self._report.timeout_callback, False, seconds)
+
+    def terminate(self, signum: Any = signal.SIGTERM) -> None:
+        """Kill the task's process on purpose; the pool reports it soon. Celery calls this."""
+        if self in self._worker.runs:
+            self._worker.after(0.0, lambda: self._end_terminated(signum))
+
+    def _end_terminated(self, signum: int) -> None:
+        if self in self._worker.runs:
+            self._end(self._report.error_callback, _einfo(Terminated(signum)))
+
+    def _end(self, report: Callable[..., object], *args: Any) -> Run:
+        with self._worker.acts():
+            self._leave()
+            try:
+                report(*args)
+            finally:
+                self._worker.end_if_stopped()
+        return self
+
+    def _leave(self) -> None:
+        self._worker.runs.remove(self)
+        self._worker.process_is_free()
+
+
+def _einfo(exc: BaseException) -> Any:
+    try:
+        raise exc
+    except BaseException:  # noqa: BLE001
+        return ExceptionInfo()
+
+
+class Worker:
+    """One worker on the rig. Make it by ``Rig.start_worker``.
+
+    Attributes:
+        runs: tasks that the pool has taken and that have not ended.
+        is_alive: false after ``kill``, and when ``stop`` is complete.
+        celery: Celery's consumer, for what Celery itself tells about a worker.
+    """
+
+    def __init__(
+        self, rig: Rig, name: str, *, queues: Iterable[str], processes: int, pool: str
+    ) -> None:
+        self.rig, self.timeline, self.sqs = rig, rig.timeline, rig.sqs
+        self.name = name
+        self.is_alive = True
+        self.is_prefork = pool == "prefork"
+        self.runs: list[Run] = []
+        self.pollers: dict[str, Any] = {}
+        self._polls: dict[str, tuple[float, float]] = {}
+        self._wakes_at: set[float] = set()
+        self._is_stopping = False
+        self.celery_state: list[Any] = []
+        self.celery_flags: tuple[Any, Any] = None, None
+        self.timer = _Timer(self)
+        self._loop = _EventLoop(self)
+        with (
+            self.acts(),
+            mock.patch.multiple(
+                components,
+                _Timer=lambda **_: self.timer,
+                get_event_loop=lambda: self._loop,
+            ),
+            mock.patch.object(components.Hub, "_patch_thread_primitives"),
+        ):
+            self._controller = rig.app.WorkController(
+                hostname=name,
+                pool_cls=_pool_of(pool, self),
+                concurrency=processes,
+                queues=list(queues),
+                use_eventloop=True,
+                without_gossip=True,
+                without_mingle=True,
+                without_heartbeat=True,
+            )
+            self.celery = self._controller.consumer
+            self._parts = Parts(self.celery, self)
+            self._parts.hear(lambda event: rig.events.append(event))
+            self.celery.loop = self._consume
+            self.celery.blueprint.start(self.celery)
+
+    def _consume(self, consumer: Any, connection: Any, task_consumer: Any, *_: Any) -> None:
+        task_consumer.on_message = consumer.create_task_handler()
+        task_consumer.consume()
+        self.wake_at(self.timeline.now)
+
+    @contextmanager
+    def acts(self) -> Iterator[None]:
+        """Let Celery's global state be that of this worker."""
+        before = self.rig.let_act(self)
+        try:
+            yield
+        finally:
+            self.rig.let_act(before)
+
+    # Time
+
+    def at(self, time: float, do: Callable[[], object]) -> None:
+        """Do something at a time, unless the worker has been killed by then."""
+
+        def do_alive() -> None:
+            if self.is_alive:
+                with self.acts():
+                    do()
+
+        self.timeline.at(time, do_alive)
+
+    def after(self, seconds: float, do: Callable[[], object]) -> None:
+        self.at(self.timeline.now + seconds, do)
+
+    def wake_at(self, at: float) -> None:
+        """Take a turn at a time, or now."""
+        at = max(at, self.timeline.now)
+        if at != math.inf and at not in self._wakes_at:
+            self._wakes_at.add(at)
+            self.at(at, self._turn)
+
+    def _turn(self) -> None:
+        """Do all that is due: Celery's loop, calls to SQS, receives."""
+        now = self.timeline.now
+        self._wakes_at = {at for at in self._wakes_at if at > now}
+        is_busy = True
+        while is_busy:
+            is_busy = self._loop.turn()
+            while (call := self._parts.next_call()) is not None:
+                is_busy = True
+                self._send_off(call)
+            for url in self.pollers:
+                is_busy = self._poll(url) or is_busy
+        self.wake_at(self._parts.next_at())
+
+    def _send_off(self, call: Any) -> None:
+        """Let a call take ``rig.latency`` to SQS and back."""
+
+        def arrive() -> None:
+            results = self._parts.carry_out(call, self.sqs)
+            if self.rig.latency:
+                self.after(self.rig.latency / 2, lambda: self._parts.enter(call, results))
+            else:
+                self._parts.enter(call, results)
+
+        if self.rig.latency:
+            # Under way, a call outlives its worker.
+            self.timeline.at(self.timeline.now + self.rig.latency / 2, arrive)
+        else:
+            arrive()
+
+    def _poll(self, url: str) -> bool:
+        """Receive if a long poll would bring something or end; return whether it did."""
+        poller, now = self.pollers[url], self.timeline.now
+        paused_until, poll_ends_at = self._polls.get(url, (now, now))
+        visible_at = self.sqs.next_visible_at(url)
+        if poller.is_stopped:
+            return False
+        if now < paused_until:
+            self.wake_at(paused_until)
+            return False
+        if visible_at <= now or poll_ends_at <= now:
+            brought, pause = poller.poll()
+            if brought:
+                return True
+            paused_until, poll_ends_at = now + pause, now + (pause or _LONG_POLL_SECONDS)
+            self._polls[url] = paused_until, poll_ends_at
+        # A message that is visible now has no place, until something else happens.
+        self.wake_at(min(poll_ends_at, visible_at if visible_at > now else poll_ends_at))
+        return False
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Wait for SQS to confirm what is settled, as long as a worker that stops does."""
+        self.timeline.pass_time(timeout_seconds, until=lambda: not self._parts.unconfirmed)
+
+    # Verbs
+
+    def kill(self) -> None:
+        """End the worker by SIGKILL, with its processes."""
+        self.is_alive = False
+        self.runs.clear()
+        self._parts.forget()
+
+    def stop(self) -> None:
+        """Send SIGTERM: what runs may end, and what waits is given back."""
+        self._begin_to_stop("should_stop")
+        with self.acts():
+            self.celery.stop()
+        self.end_if_stopped()
+
+    def stop_cold(self) -> None:
+        """Send SIGQUIT: what runs is ended."""
+        self._begin_to_stop("should_terminate")
+        with self.acts():
+            self.celery.cancel_active_requests()
+            self.celery.stop()
+        self.timeline.pass_time(0.0)
+        self.runs.clear()
+        self.end_if_stopped()
+
+    def lose_connection(self) -> None:
+        """Let Celery lose its connection to the broker, and connect again."""
+        with self.acts():
+            self.celery.on_connection_error_after_connected(OSError("lost"))
+            self.celery.on_close()
+            self.celery.blueprint.restart(self.celery)
+            self.celery.blueprint.start(self.celery)
+
+    def revoke(self, task_id: str, *, terminate: bool = False) -> None:
+        """Revoke a task, as ``app.control.revoke`` does."""
+        with self.acts():
+            state.revoked.add(task_id)
+            request = state.requests.get(task_id)
+            if terminate and request is not None:
+                request.terminate(self.celery.pool, signal.SIGTERM)
+        self.timeline.pass_time(0.0)
+
+    def _begin_to_stop(self, flag: str) -> None:
+        self._is_stopping = True
+        with self.acts():
+            worker_shutting_down.send(sender=self.name, sig="SIGTERM", how="Warm", exitcode=0)
+            setattr(state, flag, 0)  # Celery's exit code
+
+    def end_if_stopped(self) -> None:
+        """Go on with the shutdown when the last task has ended."""
+        if self._is_stopping and self.is_alive and not self.runs:
+            with self.acts():
+                self._parts.shut_down()
+            self.is_alive = False
+
+    def process_is_free(self) -> None:
+        """Let the pool begin with the next task."""
+        self._controller._quick_release()
+        self.wake_at(self.timeline.now)
+
+    # Facts
+
+    @property
+    def held(self) -> set[str]:
+        """The SQS message IDs of the messages that the worker holds."""
+        return self._parts.held if self.is_alive else set()
+
+    @property
+    def places_taken(self) -> int:
+        """Places of the prefetch window that are taken."""
+        return self._parts.places_taken
+
+
+#: Celery's state of a worker, which is global in its process.
+_STATE = (
+    state.requests,
+    state.reserved_requests,
+    state.active_requests,
+    state.scheduled_requests,
+    state.revoked,
+    state.successful_requests,
+)
+
+
+def swap_state(before: Worker | None, after: Worker | None) -> None:
+    """Put Celery's global state aside for one worker, and bring that of another."""
+    if before is not None:
+        before.celery_state = [dict(state.requests), *(list(each) for each in _STATE[1:])]
+        before.celery_flags = state.should_stop, state.should_terminate
+    state.reset_state()
+    state.should_stop, state.should_terminate = after.celery_flags if after else (None, None)
+    for each, saved in zip(_STATE, after.celery_state if after else (), strict=False):
+        each.update(saved)
