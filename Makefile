@@ -58,7 +58,7 @@ quick: $(STAMP)
 	$(PYTEST) -q -n 2 -m "not slow and not long" tests/unit tests/rig
 
 room: $(STAMP)
-	$(PYTEST) -n 2 --dist loadfile $$($(BIN)/python -m tests.rooms $(ROOM))
+	files=$$($(BIN)/python -m tests.rooms $(ROOM)) && $(PYTEST) -n 2 --dist loadfile $$files
 
 long: $(STAMP)
 	$(PYTEST) -m long --timeout 900

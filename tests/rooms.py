@@ -1,0 +1,74 @@
+"""Name the test files of a room of the package: ``python -m tests.rooms redrive``.
+
+A test file belongs to the room that its folder or its name has in it. A file that runs a worker,
+or a worker's parts, belongs to ``worker``. Any other belongs to each room from which it imports,
+and to ``house`` if that is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import celery_sqs_backoff
+
+__all__ = ["ROOMS", "TESTS", "rooms_of", "test_files"]
+
+ROOMS = (
+    *("retry", "sqs", "task", "worker", "provider", "safe", "redrive", "observe"),
+    *("doctor", "simulate", "classifiers", "commands", "house"),
+)
+
+TESTS = Path(__file__).parent
+_WITH_A_WORKER = {"acceptance", "rig", "simulation"}
+
+
+def test_files(room: str) -> list[Path]:
+    """Return the test files of a room, in order."""
+    if room not in ROOMS:
+        raise ValueError(f"invalid room {room!r}: expected one of {', '.join(ROOMS)}")
+    return [file for file in sorted(TESTS.rglob("test_*.py")) if room in rooms_of(file)]
+
+
+def rooms_of(file: Path) -> set[str]:
+    """Return the rooms that a test file belongs to, at least one."""
+    folders = file.relative_to(TESTS).parent.parts
+    for word in (*folders, *file.stem.split("_")):
+        if word in ROOMS:
+            return {word}
+    if _WITH_A_WORKER.intersection(folders):
+        return {"worker"}
+    return {room for room in _imported_from(file) if room in ROOMS} or {"house"}
+
+
+def _imported_from(file: Path) -> Iterator[str]:
+    """Yield where in the package a file's imports are at home; a room, or some other module."""
+    package = celery_sqs_backoff.__name__
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.ImportFrom(module=str(module), level=0) if module == package:
+                exported = [getattr(celery_sqs_backoff, alias.name, None) for alias in node.names]
+                modules = [getattr(value, "__module__", "") for value in exported]
+            case ast.ImportFrom(module=str(module), level=0):
+                modules = [module]
+            case ast.Import():
+                modules = [alias.name for alias in node.names]
+            case _:
+                modules = []
+        yield from (module.split(".")[1] for module in modules if module.startswith(f"{package}."))
+
+
+def main(arguments: list[str]) -> None:
+    """Print the test files of a room on one line."""
+    room = " ".join(arguments)
+    try:
+        files = test_files(room)
+    except ValueError as exc:
+        sys.exit(str(exc))
+    sys.stdout.write(f"{' '.join(str(file.relative_to(TESTS.parent)) for file in files)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,34 @@
+"""``make room`` finds the tests of a room."""
+
+import pytest
+
+from tests import rooms
+
+
+def test_every_file_has_a_room():
+    """Each test file belongs to a room, and each room has tests."""
+    found = [set(rooms.test_files(room)) for room in rooms.ROOMS]
+    assert all(found)
+    assert set.union(*found) == set(rooms.TESTS.rglob("test_*.py"))
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        pytest.param("unit/provider/test_rate.py", {"provider"}, id="folder"),
+        pytest.param("integration/test_redrive_canvas.py", {"redrive"}, id="name"),
+        pytest.param("acceptance/test_chaos.py", {"worker"}, id="runs-a-worker"),
+        pytest.param("unit/test_decision.py", {"retry"}, id="imports"),
+        pytest.param("unit/test_hazards.py", {"house"}, id="neither"),
+    ],
+)
+def test_room_of_a_file(file, expected):
+    assert rooms.rooms_of(rooms.TESTS / file) == expected
+
+
+def test_unknown_room():
+    """A misspelt room ends the command with one line that names the rooms."""
+    with pytest.raises(SystemExit) as ended:
+        rooms.main(["redriv"])
+    [line] = str(ended.value).splitlines()
+    assert line == f"invalid room 'redriv': expected one of {', '.join(rooms.ROOMS)}"
