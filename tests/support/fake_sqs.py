@@ -93,6 +93,11 @@ class FakeSQS:
             )
         return {"QueueUrl": url}
 
+    def set_queue_attributes(self, *, QueueUrl: str, Attributes: dict[str, str]) -> None:  # noqa: N803
+        queue = self._queue(QueueUrl, "SetQueueAttributes")
+        with _as_client_error("SetQueueAttributes"):
+            queue.set_attributes(Attributes)
+
     def get_queue_attributes(self, *, QueueUrl: str, AttributeNames: Sequence[str]) -> Any:  # noqa: N803
         queue = self._queue(QueueUrl, "GetQueueAttributes")
         fault = self._take_fault("GetQueueAttributes")

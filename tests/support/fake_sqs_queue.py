@@ -95,6 +95,11 @@ class Queue:
         self._receipts: dict[str, Receipt] = {}
         self._sent: dict[str, tuple[Message, float]] = {}  # by deduplication id
         self._count = itertools.count(1)
+        self.set_attributes(self.attributes)
+
+    def set_attributes(self, attributes: Mapping[str, str]) -> None:
+        """Change attributes, as SetQueueAttributes does."""
+        self.attributes = {**self.attributes, **attributes}
         for name, (low, high, _) in _RANGES.items():
             if not low <= self._setting(name) <= high:
                 raise Refused("InvalidAttributeValue", f"{name}: {low} to {high}")

@@ -1,0 +1,376 @@
+"""From SQS to the pool: which messages run, which wait, and which go back to SQS."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from datetime import datetime, timezone
+from types import SimpleNamespace
+
+import pytest
+
+from celery_sqs_backoff import Retryable, Schedule
+
+from . import Run
+
+HOUR, DAY = 3600, 86_400
+
+
+def returns(self, *args, **kwargs):
+    return "done"
+
+
+def fails(self):
+    raise Retryable("down")
+
+
+def due_in(rig, seconds):
+    """Return an ETA as Celery writes it."""
+    return datetime.fromtimestamp(rig.timeline.now + seconds, timezone.utc)
+
+
+def send_raw(rig, body, queue="q"):
+    """Send a message that Celery did not write; return what SQS keeps of it."""
+    url = next(url for url in rig.sqs.queues if url.endswith(f"/{queue}"))
+    sent = rig.sqs.send_message(QueueUrl=url, MessageBody=body)
+    return next(m for m in rig.sqs.queues[url].messages if m.id == sent["MessageId"])
+
+
+def envelope(rig, message, **changes):
+    """Return the body of a message with other headers."""
+    payload = json.loads(message._sent.body)
+    payload["headers"] |= changes
+    return json.dumps(payload)
+
+
+# Places and leases
+
+
+def test_place_of_settled_message(rig):
+    """A settled message gives its place in the prefetch window back, whatever became of it."""
+    rig.task(fails, backoff=Schedule([500]))
+    rig.send()
+    rig.begin()
+    assert rig.worker.places_taken == 1
+    rig.worker.runs[0].finish()
+    assert rig.worker.places_taken == 0
+
+
+def test_window(rig):
+    """A worker holds no more messages than its prefetch window has places."""
+    rig.task(returns)
+    rig.start_worker(processes=2)  # four messages for each process
+    messages = [rig.send() for _ in range(30)]
+    rig.pass_time(5)
+    assert sum(each.fate == "held" for each in messages) <= 8
+    for _ in messages:
+        rig.run()
+    assert {each.fate for each in messages} == {"deleted"}
+
+
+@pytest.mark.parametrize("process", ["the same worker", "another worker"])
+def test_second_delivery(rig, process):
+    """A message that SQS delivers again, to a worker that still runs it, is not run twice there."""
+    rig.queue(VisibilityTimeout="10")
+    rig.task(returns)
+    message = rig.send()
+    run = rig.begin()
+    rig.fault("ChangeMessageVisibilityBatch", ConnectionError(), seconds=25)
+    if process == "another worker":
+        rig.start_worker()
+    rig.pass_time(60)
+    assert message.receives >= 2
+    first = rig.workers[0]
+    assert len(first.runs) == 1
+    run.finish()
+    for other in rig.workers[1:]:
+        for each in list(other.runs):
+            each.finish()
+    rig.pass_time(30)
+    assert message.fate == "deleted"
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_lost_connection(rig):
+    """Messages that had not begun when the connection was lost are given back."""
+    rig.task(returns)
+    messages = [rig.send() for _ in range(4)]
+    rig.pass_time(1)
+    rig.worker.lose_connection()
+    for _ in messages:
+        rig.run()
+    assert {each.fate for each in messages} == {"deleted"}
+    assert rig.worker.places_taken == 0
+
+
+# The queue's attributes
+
+
+def attach_dlq(rig, url):
+    rig.sqs.create_queue(QueueName="late-dlq", Attributes={})
+    arn = next(q.arn for u, q in rig.sqs.queues.items() if u.endswith("late-dlq"))
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5})
+    rig.sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": policy})
+
+
+def test_dlq_attached_later(rig):
+    """A worker that runs sees a dead-letter queue within about a minute of its attachment."""
+
+    def breaks(self):
+        raise ValueError("no such customer")
+
+    url = rig.queue(dlq=False)
+    rig.task(breaks)
+    first = rig.send()
+    rig.run()
+    assert first.fate == "deleted"
+    attach_dlq(rig, url)
+    rig.pass_time(90)
+    second = rig.send()
+    rig.run()
+    assert second.fate == "dead letter"
+
+
+def test_dlq_attached_during_run(rig):
+    """A task that was received before its queue had a dead-letter queue still gets its letter."""
+
+    def breaks(self):
+        raise ValueError("no such customer")
+
+    url = rig.queue(dlq=False)
+    rig.task(breaks)
+    message = rig.send()
+    run = rig.begin()
+    attach_dlq(rig, url)
+    rig.pass_time(90)
+    run.finish()
+    rig.pass_time(1)
+    assert message.fate == "dead letter"
+
+
+def test_attributes_unavailable(rig):
+    """A queue whose attributes cannot be read is received from, and not asked at every poll."""
+    rig.queue()
+    rig.task(returns)
+    rig.fault("GetQueueAttributes", ConnectionError(), seconds=30)
+    messages = []
+    for _ in range(10):
+        messages.append(rig.send())
+        rig.run()
+    assert {each.fate for each in messages} == {"deleted"}
+    assert len(rig.calls("GetQueueAttributes")) <= 4
+
+
+# Messages that no worker understands
+
+
+@pytest.mark.parametrize("body", ["hello", "{", "[]", json.dumps({"headers": [1]})], ids=repr)
+def test_not_a_task(rig, body):
+    """A message that is no task stays on the queue, hidden, and holds up no other."""
+    rig.queue()
+    rig.task(returns)
+    raw = send_raw(rig, body)
+    message = rig.send()
+    rig.run()
+    assert message.fate == "deleted"
+    assert raw.visible_at > rig.timeline.now
+    assert rig.worker.places_taken == 0
+
+
+@pytest.mark.parametrize("last", ["receive", "retention"])
+def test_unregistered_task(rig, last):
+    """A task that no worker knows becomes a dead letter at its last chance, with the reason."""
+    receives = 3 if last == "receive" else 1000
+    rig.queue(max_receive_count=receives, MessageRetentionPeriod=str(DAY))
+    rig.task(returns)
+    message = rig.send("of.tomorrow")
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(DAY)
+    assert message.fate == "dead letter"
+    assert message.record.reason.startswith("not understood: task of.tomorrow is not registered")
+    [letter] = rig.told("DeadLettered")
+    assert (letter.task, letter.reason) == ("unknown", "not understood")
+
+
+def test_unregistered_task_without_dlq(rig):
+    """Without a dead-letter queue a task that no worker knows stays on the queue."""
+    rig.queue(dlq=False, MessageRetentionPeriod=str(DAY))
+    rig.task(returns)
+    message = rig.send("of.tomorrow")
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(DAY - HOUR)
+    assert message.fate == "hidden"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(
+    "payload",
+    [5, [[], {}], [[], {}, [1]], [5, {}, {}], [[], [], None], {"kwargs": []}],
+    ids=repr,
+)
+def test_wrong_arguments(rig, pool, payload):
+    """A body that Celery would fail at in the pool is kept, and takes no process."""
+    rig.task(returns)
+    rig.start_worker(pool=pool)
+    good = json.loads(rig.send()._sent.body)
+    rig.run()
+    good["body"] = base64.b64encode(json.dumps(payload).encode()).decode()
+    raw = send_raw(rig, json.dumps(good))
+    message = rig.send()
+    rig.run()
+    assert message.fate == "deleted"
+    assert raw.visible_at > rig.timeline.now
+    assert rig.worker.places_taken == 0
+
+
+# Tasks that are not due
+
+
+@pytest.mark.parametrize("visibility_timeout", ["30", "1800"])
+def test_eta_later(rig, visibility_timeout):
+    """A task that is not due for a minute or more waits on SQS, not in the worker."""
+    rig.queue(VisibilityTimeout=visibility_timeout)
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, 2000))
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(905)  # the longest delay of a new message is 900 s
+    assert (message.fate, rig.worker.places_taken) == ("hidden", 0)
+    assert message.delay == pytest.approx(2000 - 900, abs=3)
+    rig.pass_time(1090)
+    rig.run()
+    assert (message.fate, message.receives) == ("deleted", 2)
+
+
+@pytest.mark.hazard("H10")
+def test_eta_beyond_12_hours(rig):
+    """A task that is due in a week is hidden for less than 12 hours at a time, and then runs."""
+    rig.queue(MessageRetentionPeriod=str(14 * DAY))
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, 7 * DAY))
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(7 * DAY - 60)
+    assert max(change.seconds for change in rig.sqs.changes) < 12 * HOUR
+    assert rig.worker.runs == []
+    rig.pass_time(61)
+    rig.run()
+    assert message.fate == "deleted"
+
+
+@pytest.mark.parametrize("seconds", [-HOUR, -0.5, 0, 10])
+@pytest.mark.parametrize("visibility_timeout", ["1", "2", "30"])
+def test_eta_soon(rig, seconds, visibility_timeout):
+    """A task that is due now or in a few seconds runs then, in the receive that brought it."""
+    rig.queue(VisibilityTimeout=visibility_timeout)
+    rig.task(returns)
+    template = rig.send()
+    rig.run()
+    raw = send_raw(rig, envelope(rig, template, eta=due_in(rig, seconds).isoformat(), id="other"))
+    at = rig.timeline.now
+    rig.run()
+    assert rig.timeline.now - at == pytest.approx(max(0, seconds), abs=1.6)
+    assert raw.receives == 1 or seconds > 0
+
+
+def test_eta_unreadable(rig):
+    """An ETA that cannot be read holds up neither the worker nor other tasks."""
+    rig.task(returns)
+    template = rig.send()
+    rig.run()
+    send_raw(rig, envelope(rig, template, eta="soon", id="other"))
+    message = rig.send()
+    rig.pass_time(5)
+    for run in list(rig.worker.runs):
+        run.finish()
+    rig.pass_time(1)
+    assert message.fate == "deleted"
+
+
+def test_expired(rig):
+    """An expired task is deleted as REVOKED, although its ETA is far away."""
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, HOUR), expires=due_in(rig, 1000))
+    rig.pass_time(1001)
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(5)
+    assert (message.fate, message.result) == ("deleted", "REVOKED")
+
+
+def test_revoked_before_eta(rig):
+    """A task that was revoked before it is due is deleted when it is received."""
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, HOUR))
+    rig.worker.revoke(message.task_id)
+    rig.pass_time(901)
+    assert (message.fate, message.result) == ("deleted", "REVOKED")
+
+
+def test_eta_at_last_receive(rig):
+    """A task at its last receive waits in the worker, for SQS would move it at the next one."""
+    rig.queue(max_receive_count=1)
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, 1500))
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(1490)
+    assert message.fate == "held"
+    rig.run()
+    assert (message.fate, message.receives) == ("deleted", 1)
+
+
+# The pool
+
+
+def test_pool_refuses(rig, monkeypatch):
+    """A task that does not fit through the pool's pipe is kept, and leaves its process free."""
+    rig.task(returns)
+    worker = rig.start_worker()
+    apply = worker.celery.pool.on_apply
+
+    def too_deep(*args, **options):
+        monkeypatch.setattr(worker.celery.pool, "on_apply", apply)
+        raise RecursionError
+
+    monkeypatch.setattr(worker.celery.pool, "on_apply", too_deep)
+    refused = rig.send()
+    rig.pass_time(1)
+    assert refused.fate == "hidden"
+    message = rig.send()
+    rig.run()
+    assert message.fate == "deleted"
+
+
+def test_lost_before_start(rig):
+    """A message whose lease was lost while it waited for a process does not run."""
+    rig.queue(VisibilityTimeout="10")
+    rig.task(returns)
+    first, second = rig.send(), rig.send()
+    run = rig.begin()
+    rig.fault("ChangeMessageVisibilityBatch", ConnectionError(), seconds=math.inf)
+    rig.pass_time(30)
+    other = rig.start_worker()
+    rig.pass_time(30)
+    run.finish()
+    rig.pass_time(1)
+    started = [each.task_id for worker in rig.workers for each in worker.runs]
+    assert started.count(second.task_id) <= 1
+    assert other.is_alive
+    assert first.receives >= 1
+
+
+def test_autoscale(rig):
+    """The window follows the largest number of processes that the autoscaler may start."""
+    rig.task(returns)
+    worker = rig.start_worker(processes=1)
+    worker.celery.controller.autoscaler = SimpleNamespace(max_concurrency=3)
+    for _ in range(30):
+        rig.send()
+    rig.pass_time(5)
+    assert 4 < worker.places_taken <= 12
+
+
+def test_crash_frees_place(rig):
+    """A process that dies gives its place back."""
+    rig.task(returns, backoff=Schedule([600]))
+    message = rig.send()
+    rig.run(Run.lose)
+    assert (message.fate, rig.worker.places_taken) == ("hidden", 0)
