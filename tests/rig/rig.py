@@ -90,6 +90,7 @@ class Rig:
         events: what the workers have told their observers.
         workers: all that were started; the first starts by itself.
         latency: seconds that a call about a message is on its way to SQS and back.
+        on_run: called with each task that a pool takes; by default it waits for ``rig.run``.
     """
 
     def __init__(self, *, max_in_flight: int = 120_000, seed: int = 7, **conf: Any) -> None:
@@ -100,6 +101,7 @@ class Rig:
         self.events: list[Any] = []
         self.workers: list[Worker] = []
         self.latency = 0.0
+        self.on_run: Callable[[Run], object] = lambda run: None
         self._transport = transport_to(self.sqs)
         self._acting: Worker | None = None
         self.app = Celery(
@@ -244,18 +246,20 @@ class Rig:
         times: int = 1,
         answer_lost: bool = False,
         entries: Iterable[int] | None = None,
+        queue: str | None = None,
     ) -> None:
         """Let calls of an action fail: the next ones, or all for some seconds; "*" is any action.
 
         ``answer_lost``: SQS does what it is asked to, and its answer does not arrive. ``entries``:
-        the positions in a batch that fail. ``error=None``: the answer lists nothing.
+        the positions in a batch that fail. ``error=None``: the answer lists nothing. ``queue``:
+        the URL of the only queue whose calls fail, with ``seconds``.
         """
         which = None if entries is None else frozenset(entries)
         fault = Fault(action, error, after=answer_lost, entries=which)
         if seconds is None:
             self.sqs.faults += [fault] * times
         else:
-            self.sqs.fail_until(self.timeline.now + seconds, fault)
+            self.sqs.fail_until(self.timeline.now + seconds, fault, queue)
 
     # Facts
 

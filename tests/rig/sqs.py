@@ -36,6 +36,7 @@ class Call:
 def _recorded(action: str, method: str) -> Callable[..., Any]:
     def call(self: RecordingSQS, **arguments: Any) -> Any:
         answer = None
+        self._asked = arguments["QueueUrl"]
         try:
             answer = getattr(FakeSQS, method)(self, **arguments)
             return answer
@@ -57,11 +58,12 @@ class RecordingSQS(FakeSQS):
         self.calls: list[Call] = []
         #: Told of each call after it.
         self.on_call: Callable[[str], None] = lambda action: None
-        self._lasting: list[tuple[float, Fault]] = []
+        self._lasting: list[tuple[float, Fault, str | None]] = []
+        self._asked = ""
 
-    def fail_until(self, at: float, fault: Fault) -> None:
+    def fail_until(self, at: float, fault: Fault, queue: str | None = None) -> None:
         """Let each call of the fault's action fail until a time; "*" stands for all actions."""
-        self._lasting.append((at, fault))
+        self._lasting.append((at, fault, queue))
 
     def heal(self) -> None:
         """End all faults."""
@@ -69,8 +71,9 @@ class RecordingSQS(FakeSQS):
         self._lasting.clear()
 
     def _take_fault(self, action: str) -> Fault | None:
-        for until, fault in self._lasting:
-            if self.clock() < until and fault.action in (action, "*"):
+        for until, fault, queue in self._lasting:
+            is_of_it = fault.action in (action, "*") and queue in (None, self._asked)
+            if self.clock() < until and is_of_it:
                 return fault
         return super()._take_fault(action)
 

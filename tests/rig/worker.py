@@ -83,6 +83,7 @@ def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
 
         def on_apply(self, target: Any, args: Any, kwargs: Any, **options: Any) -> Run:
             worker.runs.append(run := Run(worker, target, args, options))
+            worker.rig.on_run(run)
             return run
 
         def terminate_job(self, pid: int, signal: Any = None) -> None:
@@ -101,6 +102,7 @@ class Run:
     """A task that a pool has taken: it waits, then begins, then ends in one of many ways.
 
     Attributes:
+        worker: whose pool has taken it.
         task_id: Celery's.
         pid: of the process that runs it, once it has begun.
         result: as the task's process reports it.
@@ -109,7 +111,7 @@ class Run:
     _pids = iter(range(100_000_000, 200_000_000))
 
     def __init__(self, worker: Worker, target: Any, args: Any, options: dict[str, Any]) -> None:
-        self._worker = worker
+        self.worker = self._worker = worker
         self._target, self._args = target, args
         self._report = SimpleNamespace(**options)
         self.task_id: str = args[1]
@@ -216,6 +218,7 @@ class Worker:
         self._polls: dict[str, tuple[float, float]] = {}
         self._wakes_at: set[float] = set()
         self._is_stopping = False
+        self._suspended_until = -math.inf
         self.celery_state: list[Any] = []
         self.celery_flags: tuple[Any, Any] = None, None
         self.timer = _Timer(self)
@@ -265,7 +268,9 @@ class Worker:
         """Do something at a time, unless the worker has been killed by then."""
 
         def do_alive() -> None:
-            if self.is_alive:
+            if self.is_alive and self.timeline.now < self._suspended_until:
+                self.timeline.at(self._suspended_until, do_alive)
+            elif self.is_alive:
                 with self.acts():
                     do()
 
@@ -342,6 +347,14 @@ class Worker:
         self.is_alive = False
         self.runs.clear()
         self._parts.forget()
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine stand still for some seconds; calls under way arrive."""
+        self._suspended_until = self.timeline.now + seconds
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.timeline.now < self._suspended_until
 
     def stop(self) -> None:
         """Send SIGTERM: what runs may end, and what waits is given back."""
