@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import celery_sqs_backoff
@@ -32,6 +33,7 @@ def test_files(room: str) -> list[Path]:
     return [file for file in sorted(TESTS.rglob("test_*.py")) if room in rooms_of(file)]
 
 
+@cache
 def rooms_of(file: Path) -> set[str]:
     """Return the rooms that a test file belongs to, at least one."""
     folders = file.relative_to(TESTS).parent.parts
