@@ -114,9 +114,9 @@ class World:
 def _alone(act: Callable[[], Any]) -> Iterator[Any]:
     """Do something in a generator, because that has its own exception being handled.
 
-    A trace function that raises on the first line of a handler makes CPython 3.11 leave the
-    exception behind as the one being handled (the handler's clean-up runs before its set-up has).
-    Signals are looked at elsewhere, so no real process does this. A generator takes it along.
+    A trace function that raises while an exception leaves a ``with`` block makes CPython 3.11 to
+    3.13 keep that exception as the one being handled, because the clean-up of the block's handler
+    runs before its set-up has. Signals are looked at elsewhere, so no real process does this.
     """
     yield act()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 
 import pytest
 
 from tests.integration.django_app import project
 
-from .safe import KINDS, simulate
+from .safe import KINDS, World, simulate
 
 HISTORIES = {"guard": 150, "step": 120, "workflow": 100, "outbox": 60}
 
@@ -33,3 +35,20 @@ def default_database() -> Iterator[None]:
 def test_what_is_promised_holds_wherever_a_process_ends(kind: str, default_database: None) -> None:
     happened = simulate(kind, histories=HISTORIES[kind])
     assert happened["killed"] > HISTORIES[kind] / 2
+
+
+def test_no_exception_left() -> None:
+    """A kill leaves no exception that a later test would be handling.
+
+    It would be an exception that was leaving a ``with`` block when the process was killed.
+    """
+    source = "def leave():\n  with nullcontext():\n    raise ValueError"
+    names = {"nullcontext": nullcontext}
+    exec(compile(source, "celery_sqs_backoff/safe/leaving.py", "exec"), names)
+    world = World()
+    world.lines = 4
+    for _ in range(30):
+        with suppress(ValueError):
+            world.attempt(names["leave"])
+    assert world.effects["killed"] > 5
+    assert sys.exc_info() == (None, None, None)
