@@ -10,6 +10,10 @@ JOBS ?= 4
 PYTEST = $(BIN)/python -m pytest
 ALL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# Tests start Python a few hundred times. Those processes share compiled modules, also where the
+# environment says otherwise, as in many containers.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Of `make room`: retry, sqs, task, worker, provider, safe, redrive, observe, doctor, simulate,
 # classifiers, commands or house.
 ROOM ?= worker
