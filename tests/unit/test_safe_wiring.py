@@ -13,6 +13,7 @@ import pytest
 from celery import Celery, chain, chord
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Ignore, ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
+from kombu.transport.memory import Transport
 
 from celery_sqs_backoff import (
     Guard,
@@ -39,10 +40,15 @@ GUARD = Guard(key="mail:{customer}", window=3600)
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    drain = Transport.drain_events  # a worker that is told to stop ends when this returns
+    monkeypatch.setattr(
+        Transport, "drain_events", lambda self, connection, timeout: drain(self, connection, 0.05)
+    )
     app = Celery("wiring", broker="memory://", set_as_current=False)
     app.finalize()
     app.conf.sqs_backoff = {"store": MemoryStore()}
+    app.conf.broker_transport_options = {"polling_interval": 0.01}
     yield app
     app.close()
 
