@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 import celery_sqs_backoff
 
 RETRY = ["retry.budget", "retry.decision", "retry.outcomes", "retry.policies"]
@@ -13,14 +11,15 @@ PURE = [
     "provider.rate",
     "provider.settings",
     *RETRY,
+    "sqs.dead_letter",
     "sqs.delivery",
     "sqs.eta",
     "sqs.limits",
     "sqs.visibility",
 ]
 
-#: Runs in an interpreter of its own, in which importing the forbidden packages fails. The parent
-#: package is stood in for by an empty one, because its ``__init__`` imports everything.
+#: Runs in an interpreter of its own, in which importing the forbidden packages fails. An empty
+#: package stands in for ours, because its ``__init__`` imports everything.
 IMPORT = """
 import importlib.util, sys, types
 for name in {forbidden!r}:
@@ -28,13 +27,14 @@ for name in {forbidden!r}:
 package = types.ModuleType("celery_sqs_backoff")
 package.__path__ = [{path!r}]
 sys.modules["celery_sqs_backoff"] = package
-__import__("celery_sqs_backoff.{module}")
+for module in {modules!r}:
+    __import__(f"celery_sqs_backoff.{{module}}")
 """
 
 
-def import_without(module, *forbidden):
+def import_without(modules, *forbidden):
     path = celery_sqs_backoff.__path__[0]
-    code = IMPORT.format(module=module, forbidden=forbidden, path=path)
+    code = IMPORT.format(modules=modules, forbidden=forbidden, path=path)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
@@ -80,32 +80,26 @@ assert callable(redrive) and callable(peek), redrive
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", celery_sqs_backoff.__all__)
-def test_each_name_is_documented(name):
-    assert getattr(celery_sqs_backoff, name).__doc__
+def test_each_name_is_documented():
+    names = celery_sqs_backoff.__all__
+    assert [name for name in names if not getattr(celery_sqs_backoff, name).__doc__] == []
 
 
-@pytest.mark.parametrize("module", PURE)
-def test_what_is_pure_imports_neither_celery_nor_boto3(module):
-    done = import_without(module, "celery", "kombu", "billiard", "boto3", "botocore", "django")
+def test_pure_modules():
+    """Pure modules import neither Celery, nor boto3, nor Django."""
+    done = import_without(PURE, "celery", "kombu", "billiard", "boto3", "botocore", "django")
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", RETRY)
-def test_what_is_decided_imports_nothing_of_sqs(module):
-    done = import_without(module, "celery_sqs_backoff.sqs", "celery", "boto3")
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_dead_letters_record_needs_neither():
-    done = import_without("sqs.dead_letter", "celery", "kombu", "boto3", "botocore", "django")
+def test_what_is_decided_imports_nothing_of_sqs():
+    done = import_without(RETRY, "celery_sqs_backoff.sqs", "celery", "boto3")
     assert done.returncode == 0, done.stderr
 
 
 def test_nothing_of_the_core_needs_django_or_what_tests_need():
-    done = import_without("worker.step", "django", "moto", "pytest")
+    done = import_without(["worker.step"], "django", "moto", "pytest")
     assert done.returncode == 0, done.stderr
 
 
 def test_the_blocker_blocks():
-    assert import_without("task.base", "celery").returncode != 0
+    assert import_without(["task.base"], "celery").returncode != 0
