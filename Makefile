@@ -55,8 +55,9 @@ $(STAMP): setup.cfg pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python -m example_project.demo
 
-test: lint types
-	$(PYTEST) $(ALL)
+# mypy computes beside the tests, and says first what it finds.
+test: lint
+	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ALL); tests=$$?; wait $$types && exit $$tests
 
 quick: $(STAMP)
 	$(PYTEST) -q -n 2 -m "not slow and not long" tests/unit tests/rig
