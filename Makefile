@@ -90,6 +90,7 @@ celery-suite: $(STAMP)
 simulate-faults: $(STAMP)
 	$(BIN)/python -m tests.simulation --seed $(SEED) --histories $(HISTORIES)
 	$(BIN)/python -m tests.simulation --provider --seed $(SEED) --histories $(HISTORIES)
+	LEASE_MACHINE_EXAMPLES=2000 $(PYTEST) --timeout 900 tests/unit/test_lease_machine.py
 
 simulate-safe: $(STAMP)
 	$(BIN)/python -m tests.simulation.safe --seed $(SEED) --histories 2000

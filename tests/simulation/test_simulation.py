@@ -1,4 +1,4 @@
-"""Histories of two workers, two queues and SQS, with faults: 2,000, and 300 with a provider."""
+"""Histories of two workers, two queues and SQS, with faults: 800, and 300 with a provider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .search import first_failure, reduced
 from .world import run
 
 #: A quarter per test, so that a run that is cut off has said something.
-HISTORIES = int(os.environ.get("SIMULATED_HISTORIES", "2000"))
+HISTORIES = int(os.environ.get("SIMULATED_HISTORIES", "800"))
 PARTS = 4
 PROVIDER_HISTORIES = int(os.environ.get("SIMULATED_PROVIDER_HISTORIES", "300"))
 

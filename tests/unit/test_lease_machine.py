@@ -4,7 +4,8 @@ Two workers share a queue. Hypothesis sends, receives, ends runs in all ways, le
 and kills workers, and makes calls fail before or after they had their effect. What must hold is in
 ``tests/support/fake_sqs_world.py``.
 
-``LEASE_MACHINE_EXAMPLES=2000`` looks longer, and at other sequences each time.
+``LEASE_MACHINE_EXAMPLES=2000`` looks longer, and at other sequences each time; ``make
+simulate-faults`` does so.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class LeaseMachine(RuleBasedStateMachine):
 EXAMPLES = os.environ.get("LEASE_MACHINE_EXAMPLES")
 
 LeaseMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 500),
+    max_examples=int(EXAMPLES or 150),
     stateful_step_count=40,
     derandomize=EXAMPLES is None,
     deadline=None,
