@@ -18,7 +18,12 @@ from celery_sqs_backoff.commands import command, health
 from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS
 
 app = Celery("printing", broker="sqs://testing:testing@127.0.0.1:1//", set_as_current=False)
-app.conf.broker_transport_options = {"region": "us-east-1", "is_secure": False}
+app.conf.broker_transport_options = {
+    "region": "us-east-1",
+    "is_secure": False,
+    "max_retries": 1,
+    "client-config": {"retries": {"total_max_attempts": 1}},
+}
 
 DOCTOR = ("sqs-doctor", "--explain", "W010")
 STATUS = ("sqs-status",)

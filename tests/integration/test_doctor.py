@@ -263,6 +263,7 @@ def test_an_unreachable_sqs_is_no_finding(diagnose: Callable[..., Result], app: 
             "region": "us-east-1",
             "is_secure": False,
             "client-config": {"retries": {"total_max_attempts": 1}, "connect_timeout": 1},
+            "max_retries": 1,
         },
     )
     result = diagnose()

@@ -176,6 +176,7 @@ def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app:
         "region": "us-east-1",
         "is_secure": False,
         "client-config": {"retries": {"total_max_attempts": 1}},
+        "max_retries": 1,
     }
     result = run("--json")
     assert result.exit_code == status.COULD_NOT_READ
