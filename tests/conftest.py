@@ -17,7 +17,7 @@ import pytest
 from celery import _state
 from hypothesis import settings
 
-from .lanes import SLOW_SECONDS, Lanes, seconds
+from .lanes import SLOW_SECONDS, Lanes, seconds_of
 from .support.fault_proxy import FaultProxy, fault_proxy
 from .support.processes import children, eventually
 from .support.queues import create_queue
@@ -53,8 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        file, _, name = item.nodeid.partition("[")[0].partition("::")
-        if seconds().get(f"{file}::{name.rpartition('::')[2]}", 0.0) > SLOW_SECONDS:
+        if seconds_of(item.nodeid) > SLOW_SECONDS:
             item.add_marker(pytest.mark.slow)
         if (again := item.get_closest_marker("rerun")) is not None:
             [why] = again.args  # no test is repeated without a reason

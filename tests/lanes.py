@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["Lanes", "record", "seconds"]
+__all__ = ["Lanes", "record", "seconds", "seconds_of"]
 
 #: Seconds of test files, and of single tests that are not fast; ``make durations`` writes it.
 _FILE = Path(__file__).with_name("durations.txt")
@@ -41,6 +41,12 @@ def seconds() -> Mapping[str, float]:
     """Return the recorded seconds of test files and of slow tests, without their parameters."""
     lines = _FILE.read_text().splitlines() if _FILE.exists() else []
     return {name: float(figure) for figure, _, name in (line.partition(" ") for line in lines)}
+
+
+def seconds_of(nodeid: str) -> float:
+    """Return the recorded seconds of a test; 0 if it is fast or new."""
+    file, _, name = nodeid.partition("[")[0].partition("::")
+    return seconds().get(f"{file}::{name.rpartition('::')[2]}", 0.0)
 
 
 def record(junit: Path) -> None:

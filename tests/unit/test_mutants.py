@@ -1,0 +1,54 @@
+"""``make mutants`` draws its mutants from the source as it is."""
+
+import ast
+
+import pytest
+
+from tests.mutants import mutate
+
+
+@pytest.fixture
+def changes(tmp_path, monkeypatch):
+    """Return each mutant of a source, as the lines that it changes."""
+    monkeypatch.setattr(mutate, "PACKAGE", tmp_path)
+
+    def changes(source):
+        (tmp_path / "room").mkdir(exist_ok=True)
+        (tmp_path / "room" / "module.py").write_text(source)
+        before = ast.unparse(ast.parse(source)).splitlines()
+        for mutant in mutate.draw("room", 100, seed=0):
+            after = ast.unparse(mutate.planted(mutant)).splitlines()
+            assert len(after) == len(before)
+            [changed] = [new for old, new in zip(before, after, strict=True) if old != new]
+            yield changed.strip()
+
+    return lambda source: list(changes(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        pytest.param("a < b", ["a <= b"], id="comparison"),
+        pytest.param("a or b", ["a and b"], id="boolean"),
+        pytest.param("not a", ["a"], id="not"),
+        pytest.param("a = True", ["a = False"], id="flag"),
+        pytest.param("a = 0.5", ["a = 1.5"], id="number"),
+        pytest.param("call(a)", ["pass"], id="dropped-call"),
+        pytest.param("def f():\n    return a", ["return None"], id="return-value"),
+        pytest.param("if a:\n    b", ["if not a:"], id="branch"),
+        pytest.param("while f(1):\n    b", ["while not f(1):", "while f(2):"], id="loop"),
+        pytest.param("def f(a: Literal[1]) -> 2:\n    return None", [], id="only-what-runs"),
+        pytest.param("if TYPE_CHECKING:\n    f()", [], id="only-for-types"),
+    ],
+)
+def test_one_change(changes, source, expected):
+    """A mutant changes one comparison, boolean, number, call, return value or branch."""
+    assert changes(source) == expected
+
+
+def test_same_draw():
+    """The same seed draws the same mutants, another seed others, and all of them compile."""
+    drawn = mutate.draw("provider", 5, seed=1)
+    assert drawn == mutate.draw("provider", 5, seed=1) != mutate.draw("provider", 5, seed=2)
+    for mutant in drawn:
+        compile(mutate.planted(mutant), mutant.file, "exec")
