@@ -14,9 +14,9 @@ ALL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # environment says otherwise, as in many containers.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Of `make room`: retry, sqs, task, worker, provider, safe, redrive, observe, doctor, simulate,
-# classifiers, commands or house. Of `make mutants`: worker, task, safe, redrive or provider, and
-# without one all five.
+# Of `make room` and `make coverage`: retry, sqs, task, worker, provider, safe, redrive, observe,
+# doctor, simulate, classifiers, commands or house. Of `make mutants`: worker, task, safe, redrive or
+# provider, and without one all five.
 ROOM ?=
 
 # The servers of `make conformance`. With aws it costs money, and needs credentials and a region.
@@ -29,7 +29,7 @@ HISTORIES ?= 20000
 # The lines of Celery of `make celery-suite`: 5.5, 5.6 and 5.7 unless it names some.
 CELERY ?=
 
-.PHONY: help demo test quick room mutants long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
+.PHONY: help demo test quick room mutants coverage long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
 
 help:
 	@echo "make demo   an outage of a mail provider, and how 2,000 mails survive it"
@@ -37,6 +37,7 @@ help:
 	@echo "make quick  the fast unit tests, within 40 seconds"
 	@echo "make room   all tests of one room; ROOM=redrive"
 	@echo "make mutants  80 mistakes planted into a room, and the fast tests that find them; ROOM=redrive"
+	@echo "make coverage  branches of a room that its tests without workers reach; ROOM=redrive"
 	@echo "make long   the long forms that make test leaves out"
 	@echo "make durations  all tests, and write down how long each takes"
 	@echo "make bench  our worker beside stock Celery, in one run"
@@ -69,6 +70,10 @@ room: $(STAMP)
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants --jobs 2 --seed $(SEED) $(ROOM)
+
+coverage: $(STAMP)
+	files=$$($(BIN)/python -m tests.rooms $(ROOM) unit rig simulation) \
+	&& $(PYTEST) -q $$files --cov celery_sqs_backoff/$(ROOM) --cov-branch
 
 long: $(STAMP)
 	$(PYTEST) -m long --timeout 900

@@ -1,8 +1,8 @@
-"""Name the test files of a room of the package: ``python -m tests.rooms redrive``.
+"""Name the test files of a room of the package: ``python -m tests.rooms redrive unit rig``.
 
 A test file belongs to the room that its folder or its name has in it. A file that runs a worker,
 or a worker's parts, belongs to ``worker``. Any other belongs to each room from which it imports,
-and to ``house`` if that is none.
+and to ``house`` if that is none. Words after the room are the folders to look in, if not all.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ def _imported_from(file: Path) -> Iterator[str]:
 
 def main(arguments: list[str]) -> None:
     """Print the test files of a room on one line."""
-    room = " ".join(arguments)
+    room, *folders = arguments or [""]
     try:
-        files = test_files(room)
+        files = [file.relative_to(TESTS) for file in test_files(room)]
     except ValueError as exc:
         sys.exit(str(exc))
-    sys.stdout.write(f"{' '.join(str(file.relative_to(TESTS.parent)) for file in files)}\n")
+    found = [f"tests/{file}" for file in files if not folders or file.parts[0] in folders]
+    sys.stdout.write(f"{' '.join(found)}\n")
 
 
 if __name__ == "__main__":
