@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import celery.app.builtins  # noqa: F401 - its tasks belong to every app
 import pytest
 from celery import _state
+from celery.backends import cache as cache_backend
 from hypothesis import settings
 
 from .lanes import SLOW_SECONDS, Lanes, seconds_of
@@ -124,6 +125,13 @@ def root_log_level() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def results_in_memory() -> Iterator[None]:
+    """Forget the results in memory, which all apps share; the next test may use the same ids."""
+    yield
+    cache_backend._DUMMY_CLIENT_CACHE.clear()
 
 
 @contextmanager
