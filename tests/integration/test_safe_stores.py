@@ -86,7 +86,7 @@ def test_only_who_knows_the_value_deletes_it(store: Store, key: str) -> None:
 
 
 def test_a_record_ends_for_all_four(store: Store, key: str) -> None:
-    store.add(key, "old", 1)
+    store.add(key, "old", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
     assert not store.replace(key, "old", "new", 60)
     assert not store.delete(key, "old")
@@ -96,7 +96,7 @@ def test_a_record_ends_for_all_four(store: Store, key: str) -> None:
 
 def test_replacing_gives_a_record_a_new_end(store: Store, key: str) -> None:
     store.add(key, "a", 60)
-    assert store.replace(key, "a", "b", 1)
+    assert store.replace(key, "a", "b", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
 
 
