@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import FaultProxy, fault_proxy
 from tests.support.redis_database import redis_url
 
 from .stage import Stage, stage
@@ -53,6 +53,31 @@ def make_stage(
                     endpoint=sqs_endpoint,
                     directory=tmp_path,
                     proxy=proxy,
+                    **options,
+                )
+            )
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_scene(
+    request: pytest.FixtureRequest,
+    sqs: SQSClient,
+    sqs_endpoint: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Stage]]:
+    """Make a stage that all tests of a module look at, its workers behind their own fault proxy."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Stage:
+            return stack.enter_context(
+                stage(
+                    module=request.module.__name__,
+                    sqs=sqs,
+                    endpoint=sqs_endpoint,
+                    directory=tmp_path_factory.mktemp("scene"),
+                    proxy=stack.enter_context(fault_proxy(sqs_endpoint)),
                     **options,
                 )
             )

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery import Celery
 
-from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.processes import eventually
 from tests.support.queues import create_queue
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
     from mypy_boto3_sqs.client import SQSClient
 
-    from tests.support.fault_proxy import FaultProxy
+    from tests.support.fault_proxy import Fault, FaultProxy
 
-__all__ = ["RECORDED", "REDIS", "DeadLetter", "Stage", "app_of_this_module"]
+__all__ = ["KILLED", "RECORDED", "REDIS", "DeadLetter", "Stage", "app_of_this_module"]
+
+#: The message attribute in which a dead letter says why it is there; see docs/dead-letters.md.
+ATTRIBUTE_NAME = "celery-sqs-backoff"
+
+#: Options of a worker whose end does not matter.
+KILLED: Mapping[str, Any] = {"stop_timeout": 0}
 
 #: A result backend that worker and test both see.
 REDIS = redis_url()
@@ -81,20 +88,21 @@ class Stage:
         module: str,
         sqs: SQSClient,
         endpoint: str,
-        queues: tuple[LocalQueue, ...],
+        queues: Mapping[str, LocalQueue],
         record: Record,
         proxy: FaultProxy | None = None,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
         self.sqs = sqs
         self.proxy = proxy
-        self.queues = queues
+        self.queues = tuple(queues.values())
+        self._named = queues
         self.record = record
         self._module = module
-        self.worker_settings = _settings(proxy.endpoint if proxy else endpoint, queues, conf)
+        self.worker_settings = _settings(proxy.endpoint if proxy else endpoint, self.queues, conf)
         # Not through the proxy: what is counted there is the worker's alone.
         self.app = Celery("acceptance", set_as_current=False)
-        self.app.conf.update(_settings(endpoint, queues, conf))
+        self.app.conf.update(_settings(endpoint, self.queues, conf))
 
     # Doing
 
@@ -116,35 +124,93 @@ class Stage:
             self._show(log_file)
             raise
 
-    def send(self, task: str, *args: Any, queue: LocalQueue | None = None, **options: Any) -> Any:
+    @contextmanager
+    def workers(self, **options: Mapping[str, Any]) -> Iterator[dict[str, Worker]]:
+        """Run several workers, which start and stop at the same time. Each has its own options."""
+        with ExitStack() as stack, ThreadPoolExecutor(len(options)) as threads:
+            starting = {
+                name: threads.submit(stack.enter_context, self.worker(**own))
+                for name, own in options.items()
+            }
+            running = {name: start.result() for name, start in starting.items()}
+            try:
+                yield running
+            finally:
+                for each in running.values():
+                    if each.is_running:
+                        each.send(signal.SIGTERM)
+
+    def send(
+        self, task: str, *args: Any, queue: LocalQueue | str | None = None, **options: Any
+    ) -> Any:
         """Send a task, by name, with positional arguments; ``options`` as for ``send_task``."""
         result: AsyncResult[Any] = self.app.send_task(
-            task, args, queue=(queue or self.queues[0]).name, **options
+            task, args, queue=self._queue(queue).name, **options
         )
         return result
 
+    def send_bodies(self, *bodies: str, queue: LocalQueue | str | None = None) -> list[str]:
+        """Send messages that Celery has not made, and return their IDs."""
+        found: list[str] = []
+        for first in range(0, len(bodies), 10):
+            sent = self.sqs.send_message_batch(
+                QueueUrl=self._queue(queue).url,
+                Entries=[
+                    {"Id": str(n), "MessageBody": body}
+                    for n, body in enumerate(bodies[first : first + 10])
+                ],
+            )
+            assert not sent.get("Failed")
+            found += [entry["MessageId"] for entry in sent["Successful"]]
+        return found
+
+    def fail(self, queue: LocalQueue | str, *faults: Fault) -> None:
+        """Let the worker's calls about one queue fail, until :meth:`heal`."""
+        assert self.proxy is not None
+        self.proxy.inject(*(replace(fault, queue=self._queue(queue).url) for fault in faults))
+
+    def heal(self, queue: LocalQueue | str) -> None:
+        """Let the worker's calls about a queue pass again."""
+        assert self.proxy is not None
+        self.proxy.heal(self._queue(queue).url)
+
     # Looking
+
+    def __getitem__(self, stem: str) -> LocalQueue:
+        """Return the queue that ``stage(queues=...)`` calls so."""
+        return self._named[stem]
+
+    def _queue(self, which: LocalQueue | str | None) -> LocalQueue:
+        if which is None:
+            return self.queues[0]
+        return self[which] if isinstance(which, str) else which
 
     def runs(self, task: str) -> list[dict[str, Any]]:
         """What :func:`tests.support.record.note` was given by a task, oldest first."""
         return self.record.entries(task=task)
 
-    def asked(self, action: str) -> list[dict[str, Any]]:
-        """The entries of all batch calls of an action; the requests of one without entries."""
+    def asked(self, action: str, queue: LocalQueue | str | None = None) -> list[dict[str, Any]]:
+        """Return the entries of all batch calls of an action, or of those about one queue.
+
+        Of an action without entries these are the requests themselves.
+        """
         assert self.proxy is not None
         found: list[dict[str, Any]] = []
         for request in self.proxy.requests(action):
-            found += request.get("Entries", [request])
+            asked_of = request["QueueUrl"].rpartition("/")[2]
+            if queue is None or asked_of == self._queue(queue).url.rpartition("/")[2]:
+                found += request.get("Entries", [request])
         return found
 
-    def delays_asked(self) -> list[int]:
+    def delays_asked(self, queue: LocalQueue | str | None = None) -> list[int]:
         """All visibility timeouts that the worker has asked for, in order; 0 = given back."""
-        return [entry["VisibilityTimeout"] for entry in self.asked("ChangeMessageVisibilityBatch")]
+        entries = self.asked("ChangeMessageVisibilityBatch", queue)
+        return [entry["VisibilityTimeout"] for entry in entries]
 
-    def messages(self, queue: LocalQueue | None = None) -> tuple[int, int]:
+    def messages(self, queue: LocalQueue | str | None = None) -> tuple[int, int]:
         """How many messages of a queue are visible, and how many are hidden."""
         answer = self.sqs.get_queue_attributes(
-            QueueUrl=(queue or self.queues[0]).url, AttributeNames=["All"]
+            QueueUrl=self._queue(queue).url, AttributeNames=["All"]
         )
         found = answer["Attributes"]
         return (
@@ -152,21 +218,22 @@ class Stage:
             int(found["ApproximateNumberOfMessagesNotVisible"]),
         )
 
-    def wait_until_settled(self, *, timeout: float = 60.0) -> None:
-        """Until the queues are empty: every message is deleted, or in a dead-letter queue.
+    def wait_until_settled(self, *queues: LocalQueue | str, timeout: float = 60.0) -> None:
+        """Until these queues, or all, are empty: messages are deleted, or dead letters.
 
         Seen three times, for the numbers are approximate: a message that has just become visible
         may be missing from both.
         """
+        wanted = queues or self.queues
         eventually(
-            lambda: all(self.messages(queue) == (0, 0) for queue in self.queues * 3),
+            lambda: all(self.messages(queue) == (0, 0) for queue in wanted * 3),
             timeout=timeout,
-            message=lambda: f"left, visible and hidden: {[self.messages(q) for q in self.queues]}",
+            message=lambda: f"{[(self._queue(q).name, self.messages(q)) for q in wanted]}",
         )
 
-    def dead_letters(self, queue: LocalQueue | None = None) -> list[DeadLetter]:
+    def dead_letters(self, queue: LocalQueue | str | None = None) -> list[DeadLetter]:
         """All messages of the queue's dead-letter queue; they stay there, hidden."""
-        dlq = (queue or self.queues[0]).dlq
+        dlq = self._queue(queue).dlq
         assert dlq is not None
         found: list[DeadLetter] = []
         while batch := self.sqs.receive_message(
@@ -196,9 +263,10 @@ def stage(
     conf: Mapping[str, Any] | None = None,
 ) -> Iterator[Stage]:
     """Make queues (name stem to options of ``create_local_queue``), delete them afterwards."""
-    made = tuple(
-        create_queue(sqs, stem, **options) for stem, options in (queues or {"test": {}}).items()
-    )
+    made = {
+        stem: create_queue(sqs, stem, **options)
+        for stem, options in (queues or {"test": {}}).items()
+    }
     if proxy is not None:
         proxy.record(*RECORDED)
     try:
@@ -212,7 +280,7 @@ def stage(
             conf=conf,
         )
     finally:
-        for queue in made:
+        for queue in made.values():
             sqs.delete_queue(QueueUrl=queue.url)
             if queue.dlq is not None:
                 sqs.delete_queue(QueueUrl=queue.dlq.url)

@@ -71,9 +71,9 @@ class _Witness(_Proxy):
             self._log.flush()
 
     def _fault_for(
-        self, action: str, entries: Sequence[Mapping[str, Any]]
+        self, action: str, entries: Sequence[Mapping[str, Any]], queue: str
     ) -> tuple[Fault | None, set[int]]:
-        fault, failing = super()._fault_for(action, entries)
+        fault, failing = super()._fault_for(action, entries, queue)
         call = _call.get()
         call["action"] = action
         call["entries"] = [self._entry(entry) for entry in entries]

@@ -74,9 +74,9 @@ class FaultProxy:
         """Add rules behind those there are."""
         self._call("POST", "faults", [asdict(fault) for fault in faults])
 
-    def heal(self) -> None:
-        """Drop all rules, and be reachable."""
-        self._call("POST", "heal")
+    def heal(self, queue: str = "") -> None:
+        """Drop all rules, or those of the queue with this URL, and be reachable."""
+        self._call("POST", "heal", queue)
 
     def set_latency(self, milliseconds: float) -> None:
         """Add a delay to each call before it is forwarded."""

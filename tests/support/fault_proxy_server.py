@@ -84,13 +84,17 @@ class _Proxy:
         count = self.counts.setdefault(action, Count())
         count.calls += 1
         parsed: dict[str, Any] = {}
-        if action.endswith("Batch") or action in self.recorded:
+        if (
+            action.endswith("Batch")
+            or action in self.recorded
+            or any(rule.fault.queue for rule in self.rules)
+        ):
             parsed = json.loads(body)
         entries = parsed.get("Entries", [])
         count.entries += len(entries)
         if action in self.recorded:
             self.requests.append((action, parsed))
-        fault, failing = self._fault_for(action, entries)
+        fault, failing = self._fault_for(action, entries, parsed.get("QueueUrl", ""))
         if self.latency_seconds:
             await asyncio.sleep(self.latency_seconds)
         if fault is None:
@@ -109,10 +113,10 @@ class _Proxy:
         return answer
 
     def _fault_for(
-        self, action: str, entries: Sequence[Mapping[str, Any]]
+        self, action: str, entries: Sequence[Mapping[str, Any]], queue: str
     ) -> tuple[Fault | None, set[int]]:
         for rule in self.rules:
-            failing = rule.spoils(action, entries)
+            failing = rule.spoils(action, entries, queue)
             if failing is not None:
                 return rule.fault, failing
         return None, set()
@@ -217,7 +221,7 @@ def _control(proxy: _Proxy) -> web.Application:
             case "faults":
                 proxy.rules += [Rule(Fault(**fault)) for fault in value]
             case "heal":
-                proxy.rules.clear()
+                proxy.rules = [r for r in proxy.rules if value and r.fault.queue != value]
                 await proxy.listen()
             case "latency":
                 proxy.latency_seconds = value / 1000

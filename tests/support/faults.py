@@ -28,11 +28,13 @@ class Fault:
 
     ``actions``: SQS action names; none = all. ``times``: how many calls it spoils; ``None`` = until
     healed. ``probability``: per call, and for ``fail-entries`` per entry, drawn from ``seed``.
+    ``queue``: URL of the only queue whose calls it spoils; empty = any.
     """
 
     kind: Literal["error", "drop-before", "drop-after", "delay", "fail-entries"]
     actions: Sequence[str] = ()
     times: int | None = None
+    queue: str = ""
     probability: float = 1.0
     seed: int = 0
     # error, fail-entries
@@ -115,10 +117,14 @@ class Rule:
         self.rng = random.Random(self.fault.seed)
         self.times_left = float("inf") if self.fault.times is None else self.fault.times
 
-    def spoils(self, action: str, entries: Sequence[Mapping[str, Any]]) -> set[int] | None:
+    def spoils(
+        self, action: str, entries: Sequence[Mapping[str, Any]], queue: str = ""
+    ) -> set[int] | None:
         """Positions of the entries to fail (empty: it is not about entries), or ``None``."""
         fault = self.fault
         if not self.times_left or (fault.actions and action not in fault.actions):
+            return None
+        if fault.queue and fault.queue.rpartition("/")[2] != queue.rpartition("/")[2]:
             return None
         failing: set[int] = set()
         if fault.kind == "fail-entries":
