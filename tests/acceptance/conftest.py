@@ -23,6 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.acceptance)
+            if "make_scene" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.timeout(300))  # the first plays the whole scene
 
 
 @pytest.fixture

@@ -1,0 +1,460 @@
+"""SQS fails, connections break, messages are taken away, workers are killed: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.signals import worker_ready
+
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+from celery_sqs_backoff.signals import lease_lost
+from tests.support import loop_probe
+from tests.support.differences import STALE_HANDLE_IS_REFUSED, differs
+from tests.support.fault_proxy import (
+    delayed,
+    drop_after,
+    expired_token,
+    failed_entries,
+    throttled,
+    unavailable,
+)
+from tests.support.processes import eventually
+from tests.support.record import connect_in_worker, note
+
+from .stage import KILLED, Stage, app_of_this_module
+
+app = app_of_this_module()
+
+DELETE = ("DeleteMessageBatch",)
+HIDE = ("ChangeMessageVisibilityBatch",)
+SETTLING = DELETE + HIDE
+RECEIVE = ("ReceiveMessage",)
+
+
+class ProviderDown(Exception):
+    pass
+
+
+def task(name: str, **options: Any) -> Any:
+    return app.task(
+        **{
+            "name": name,
+            "base": SQSBackoffTask,
+            "bind": True,
+            "retry_on": (ProviderDown,),
+            "backoff": Schedule([1]),
+        }
+        | options
+    )
+
+
+@task("mail")
+def mail(self: Any, queue: str, n: int, failures: int = 0) -> None:
+    note(task="mail", queue=queue, n=n)
+    if self.request.retries < failures:
+        raise ProviderDown
+
+
+@task("lasts")
+def lasts(self: Any, queue: str, name: str, seconds: float) -> None:
+    note(task="lasts", queue=queue, name=name, what="start", redelivered=self.request.retries)
+    time.sleep(seconds)
+    note(task="lasts", queue=queue, name=name, what="end")
+
+
+@task("fails")
+def fails(self: Any) -> None:
+    raise ValueError("for good")
+
+
+@task("until_lost")
+def until_lost(self: Any, queue: str, at_most_seconds: float, to_stop_seconds: float) -> None:
+    """Run until its lease is lost, and then for the time that it takes to stop."""
+    note(task="until_lost", queue=queue, what="start")
+    deadline = time.monotonic() + at_most_seconds
+    while not self.lease_lost and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(to_stop_seconds)
+    note(task="until_lost", queue=queue, what="end", lost=self.lease_lost)
+
+
+@connect_in_worker(lease_lost)
+def note_signal(sender: Any, message_id: str, queue: str, task_id: str, **_: object) -> None:
+    note(task=sender.name, what="signal", message_id=message_id, on=queue, id=task_id)
+
+
+CUT = "the test has cut the connection"
+
+
+@worker_ready.connect(weak=False)
+def lose_the_connection_on_request(sender: Any, **_: Any) -> None:
+    """SIGUSR2 does to Celery's event loop as a broker connection does that breaks."""
+
+    def break_off() -> None:
+        raise ConnectionResetError(CUT)
+
+    def on_signal(*_: object) -> None:
+        sender.hub.call_soon(break_off)
+
+    if sender.hub is not None:
+        signal.signal(signal.SIGUSR2, on_signal)
+
+
+# A message that another consumer has received
+
+
+LOSING_POOLS = ("prefork", "threads", "gevent")
+
+
+class Taken:
+    """Renewals fail until a message is visible again; the test receives it, or its own worker."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        options: dict[str, Any] = {
+            pool: {"pool": pool, "concurrency": 1, "queues": [stage[pool].name]}
+            for pool in LOSING_POOLS
+        }
+        for each in options.values():
+            each["options"] = ("--prefetch-multiplier", "1")
+        options["back"] = {"concurrency": 2, "queues": [stage["back"].name]}
+        # Deletes fail too: the task may end as soon as its lease is lost, before that.
+        for queue in options:
+            stage.fail(queue, unavailable(actions=SETTLING))
+        with stage.workers(**options):
+            # They stop slowly: a worker with a free process would receive its own message again.
+            self.sent = {
+                pool: stage.send("until_lost", pool, 15, 3, queue=pool).id for pool in LOSING_POOLS
+            }
+            stage.send("until_lost", "back", 4, 0, queue="back")
+            eventually(lambda: len(stage.record.entries(what="start")) == 4, timeout=20)
+            self.taken = {pool: self._receive(pool) for pool in LOSING_POOLS}
+            for pool in LOSING_POOLS:
+                stage.heal(pool)
+            eventually(lambda: self.entries("back", "end"), timeout=20)
+            stage.heal("back")
+            stage.wait_until_settled("back")
+            eventually(lambda: all(self.entries(pool, "end") for pool in LOSING_POOLS), timeout=20)
+        self.left = {pool: stage.messages(pool) for pool in LOSING_POOLS}
+
+    def _receive(self, pool: str) -> str:
+        [message] = eventually(
+            lambda: self.stage.sqs.receive_message(
+                QueueUrl=self.stage[pool].url, VisibilityTimeout=60, WaitTimeSeconds=5
+            ).get("Messages"),
+            timeout=30,
+        )
+        return str(message["MessageId"])
+
+    def entries(self, queue: str, what: str) -> list[dict[str, Any]]:
+        return self.stage.record.entries(queue=queue, what=what)
+
+
+@pytest.fixture(scope="module")
+def taken(make_scene: Callable[..., Stage]) -> Taken:
+    short = {"visibility_timeout_seconds": 2}
+    stage = make_scene(queues=dict.fromkeys([*LOSING_POOLS, "back"], short))
+    return Taken(stage)
+
+
+@pytest.mark.parametrize("pool", LOSING_POOLS)
+def test_lost_lease(taken: Taken, pool: str) -> None:
+    """A task learns that another consumer has its message, by property and by signal."""
+    [end] = taken.entries(pool, "end")
+    assert end["lost"]
+    [signal] = taken.stage.record.entries(what="signal", on=taken.stage[pool].name)
+    assert (signal["id"], signal["message_id"]) == (taken.sent[pool], taken.taken[pool])
+
+
+@pytest.mark.parametrize("pool", LOSING_POOLS)
+def test_lost_message_is_left_alone(taken: Taken, pool: str) -> None:
+    """The worker does not shorten the other consumer's hold."""
+    if differs(STALE_HANDLE_IS_REFUSED):
+        assert taken.left[pool] == (0, 1), "it is the other's, and still hidden"
+    else:
+        assert taken.left[pool] in ((0, 1), (0, 0)), "a finished message may be deleted for both"
+    assert 0 not in taken.stage.delays_asked(pool)
+
+
+def test_own_message_comes_back(taken: Taken) -> None:
+    """A message that comes back to the worker that runs it does not run twice."""
+    assert len(taken.entries("back", "start")) == len(taken.entries("back", "end")) == 1
+    assert taken.stage.dead_letters("back") == []
+
+
+# A connection that is lost while tasks run
+
+
+RECONNECTING_POOLS = ("prefork", "threads", "gevent")
+OUTAGE_SECONDS = 4
+
+
+class Reconnected:
+    """The consumer restarts (where there is an event loop), and then SQS is away for a while."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        options: dict[str, Any] = {
+            pool: {"pool": pool, "concurrency": 2, "queues": [stage[pool].name]}
+            for pool in RECONNECTING_POOLS
+        }
+        assert stage.proxy is not None
+        with stage.workers(**options) as workers:
+            for pool in RECONNECTING_POOLS:
+                for name in ("first", "second"):
+                    stage.send("lasts", pool, name, 4, queue=pool)
+            self._wait_for("start", 2)
+            for pool in RECONNECTING_POOLS:
+                stage.send("lasts", pool, "waits-meanwhile", 0, queue=pool)
+                if pool != "gevent":
+                    os.kill(workers[pool].pid, signal.SIGUSR2)
+            cut_off = [workers[pool] for pool in ("prefork", "threads")]
+            eventually(lambda: all(CUT in worker.log() for worker in cut_off), timeout=20)
+            stage.wait_until_settled(timeout=30)
+
+            for pool in RECONNECTING_POOLS:
+                stage.send("lasts", pool, "ends-during-outage", 2, queue=pool)
+                stage.send("lasts", pool, "ends-after-outage", OUTAGE_SECONDS + 2, queue=pool)
+            self._wait_for("start", 5)
+            stage.proxy.unreachable(OUTAGE_SECONDS)
+            for pool in RECONNECTING_POOLS:  # the first calls when it is back
+                stage.fail(pool, expired_token(times=2))
+            stage.wait_until_settled(timeout=40)
+            for pool in RECONNECTING_POOLS:
+                stage.send("lasts", pool, "afterwards", 0, queue=pool)
+            stage.wait_until_settled(timeout=40)
+            self.is_running = {pool: worker.is_running for pool, worker in workers.items()}
+            self.logs = {pool: worker.log() for pool, worker in workers.items()}
+            self.faults = sum(count.faults for count in stage.proxy.counts().values())
+
+    def _wait_for(self, what: str, times: int) -> None:
+        def have() -> list[int]:
+            return [self.count(pool, what).total() for pool in RECONNECTING_POOLS]
+
+        eventually(lambda: min(have()) >= times, timeout=30, message=lambda: str(have()))
+
+    def count(self, pool: str, what: str) -> Counter[str]:
+        return Counter(e["name"] for e in self.stage.record.entries(queue=pool, what=what))
+
+
+@pytest.fixture(scope="module")
+def reconnected(make_scene: Callable[..., Stage]) -> Reconnected:
+    # As 30 s, the default of SQS, are to an outage of 20 s.
+    short = {"visibility_timeout_seconds": OUTAGE_SECONDS + 2}
+    return Reconnected(make_scene(queues=dict.fromkeys(RECONNECTING_POOLS, short)))
+
+
+@pytest.mark.hazard("0.1", "0.3", "H13", "H28")
+@pytest.mark.parametrize("pool", RECONNECTING_POOLS)
+def test_reconnect(reconnected: Reconnected, pool: str) -> None:
+    """Each task runs once and its message is deleted once, whatever happens to the connection.
+
+    After a broker error stock Celery makes the messages of running tasks visible again and forgets
+    to delete them.
+    """
+    starts, ends = reconnected.count(pool, "start"), reconnected.count(pool, "end")
+    assert len(starts) == 6
+    assert set(starts.values()) == {1}
+    assert starts == ends
+    deleted = {e["ReceiptHandle"] for e in reconnected.stage.asked("DeleteMessageBatch", pool)}
+    assert len(deleted) == 6
+    assert reconnected.stage.dead_letters(pool) == []
+
+
+@pytest.mark.hazard("0.2")
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_consumer_restarts(reconnected: Reconnected, pool: str) -> None:
+    """The worker receives again after Celery has restarted its consumer; stock 5.7.0 does not."""
+    assert "Connection to broker lost" in reconnected.logs[pool]
+    assert reconnected.count(pool, "end")["afterwards"] == 1
+
+
+@pytest.mark.hazard("0.1")
+@pytest.mark.parametrize("pool", RECONNECTING_POOLS)
+def test_outage(reconnected: Reconnected, pool: str) -> None:
+    """A worker survives seconds without SQS and expired credentials, and says so."""
+    assert reconnected.is_running[pool]
+    assert reconnected.faults == 2 * len(RECONNECTING_POOLS)
+    log = reconnected.logs[pool]
+    assert "sqs_backoff.receive_failed" in log
+    assert "sqs_backoff.receiving_again" in log
+    assert "Unrecoverable" not in log
+
+
+# Calls that fail
+
+
+FAULTS = {
+    "503": unavailable(actions=SETTLING, times=3),
+    "throttled": throttled(actions=SETTLING, times=3),
+    "some-entries-fail": failed_entries(0, 3, 7, actions=SETTLING, times=3),
+    "done-but-no-answer": drop_after(actions=SETTLING, times=3),
+}
+MAILS = 20
+
+
+class Faulty:
+    """One worker, and a queue for each way in which its calls fail."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        assert stage.proxy is not None
+        for queue, fault in FAULTS.items():
+            stage.fail(queue, fault)
+            for n in range(MAILS):
+                stage.send("mail", queue, n, n % 2, queue=queue)
+        stage.fail("attributes", unavailable(actions=("GetQueueAttributes",)))
+        with stage.worker(pool="threads", concurrency=4) as worker:
+            assert stage.proxy.counts()["GetQueueAttributes"].faults > 0
+            stage.heal("attributes")
+            self.given_up = stage.send("fails", queue="attributes").id
+            stage.fail(
+                "receive",
+                expired_token(actions=RECEIVE, times=2),
+                unavailable(actions=RECEIVE, times=1),
+            )
+            stage.send("mail", "receive", 0, queue="receive")
+            stage.wait_until_settled(timeout=60)
+            self.log = worker.log()
+
+
+@pytest.fixture(scope="module")
+def faulty(make_scene: Callable[..., Stage]) -> Faulty:
+    return Faulty(make_scene(queues={queue: {} for queue in (*FAULTS, "receive", "attributes")}))
+
+
+@pytest.mark.hazard("H5")
+@pytest.mark.parametrize("queue", FAULTS)
+def test_settlement_fails(faulty: Faulty, queue: str) -> None:
+    """A settlement that fails is made good: each task runs as often as it must."""
+    runs = Counter(run["n"] for run in faulty.stage.record.entries(queue=queue))
+    assert runs == {n: 1 + n % 2 for n in range(MAILS)}
+    assert faulty.stage.dead_letters(queue) == []
+
+
+@pytest.mark.hazard("0.1")
+def test_receive_fails(faulty: Faulty) -> None:
+    """A worker that cannot receive goes on when it can."""
+    assert len(faulty.stage.record.entries(queue="receive")) == 1
+    assert "sqs_backoff.receive_failed" in faulty.log
+
+
+def test_dead_letter_queue_unknown_at_start(faulty: Faulty) -> None:
+    """A worker that starts while SQS is away finds the dead-letter queue before it gives up.
+
+    If it believed that there is none, it would delete the message.
+    """
+    [letter] = faulty.stage.dead_letters("attributes")
+    assert letter.record is not None
+    assert letter.record["id"] == faulty.given_up
+
+
+@pytest.mark.hazard("H11")
+def test_slow_answers(make_stage: Callable[..., Stage]) -> None:
+    """Slow answers do not block the event loop, and settling takes at most a call per four runs."""
+    stage = make_stage()
+    assert stage.proxy is not None
+    tasks = 100
+    for n in range(tasks):
+        stage.send("mail", "test", n, n % 2)
+    stage.proxy.inject(delayed(0.5, actions=SETTLING, times=6))
+    probe = stage.record.path.with_name("loop")
+    options = {"options": ("--prefetch-multiplier", "20"), **loop_probe.options(probe)}
+    with stage.worker(concurrency=2, **options, **KILLED):
+        stage.wait_until_settled(timeout=60)
+        counts = stage.proxy.counts()
+        blocked = loop_probe.blockages(probe)
+    runs = Counter(run["n"] for run in stage.runs("mail"))
+    assert runs == {n: 1 + n % 2 for n in range(tasks)}
+    assert counts["DeleteMessageBatch"].entries == tasks
+    assert counts["DeleteMessage"].calls == counts["SendMessage"].calls == 0
+    settling = counts["DeleteMessageBatch"].calls + counts["ChangeMessageVisibilityBatch"].calls
+    assert settling / runs.total() <= 0.25
+    assert max(blocked, default=0.0) < 0.4, blocked
+
+
+# The whole worker is killed
+
+
+@task("killed.succeeds", backoff=Schedule([2]))
+def succeeds(self: Any, n: int) -> None:
+    note(task=self.name, n=n, what="end")
+
+
+@task("killed.lasts", backoff=Schedule([2]))
+def lasts_long(self: Any, n: int) -> None:
+    note(task=self.name, n=n, what="start")
+    if self.request.retries == 0:
+        time.sleep(30)
+    note(task=self.name, n=n, what="end")
+
+
+@task("killed.retries", backoff=Schedule([2]))
+def retries(self: Any, n: int) -> None:
+    if self.request.retries == 0:
+        raise ProviderDown
+    note(task=self.name, n=n, what="end")
+
+
+@task("killed.fails", backoff=Schedule([2]))
+def fails_for_good(self: Any, n: int) -> None:
+    raise ValueError
+
+
+#: Messages of each queue, whose task has the same name; calls that SQS refuses until the kill.
+#: The first leave one of three processes free.
+KILLED_TASKS = {"lasts": 2, "retries": 6, "fails": 6, "succeeds": 6}
+REFUSED = {"lasts": (), "retries": HIDE, "fails": DELETE, "succeeds": DELETE}
+
+
+@pytest.fixture(scope="module")
+def killed(make_scene: Callable[..., Stage]) -> Stage:
+    """Kill a worker amid all that it does (SIGKILL, all processes); another finds the rest."""
+    stage = make_scene(queues={name: {"visibility_timeout_seconds": 2} for name in REFUSED})
+    for queue, refused in REFUSED.items():
+        if refused:
+            stage.fail(queue, unavailable(actions=refused))
+
+    def send(queue: str) -> None:
+        for n in range(KILLED_TASKS[queue]):
+            stage.send(f"killed.{queue}", n, queue=queue)
+
+    with stage.worker(concurrency=3, options=("--prefetch-multiplier", "8")) as worker:
+        send("lasts")
+        eventually(lambda: len(stage.runs("killed.lasts")) == 2, timeout=20)
+        send("retries")
+        eventually(lambda: stage.delays_asked("retries"), timeout=20)
+        send("fails")
+        send("succeeds")
+        # Soon: while a delete is refused, the worker hides its message for longer and longer.
+        eventually(lambda: stage.asked("SendMessageBatch", stage["fails"].dlq), timeout=20)
+        eventually(lambda: stage.asked(*DELETE, "fails"), timeout=20)
+        eventually(lambda: stage.asked(*DELETE, "succeeds"), timeout=20)
+        worker.kill()
+    for queue in REFUSED:
+        assert sum(stage.messages(queue)) == KILLED_TASKS[queue]
+        stage.heal(queue)
+    with stage.worker(pool="threads", concurrency=4):
+        stage.wait_until_settled(timeout=40)
+    return stage
+
+
+@pytest.mark.parametrize("queue", ["lasts", "succeeds", "retries"])
+def test_killed_while(killed: Stage, queue: str) -> None:
+    """No message is lost when the worker dies while tasks run, or before SQS knows their end."""
+    ended = killed.record.entries(task=f"killed.{queue}", what="end")
+    assert {entry["n"] for entry in ended} == set(range(KILLED_TASKS[queue]))
+    assert killed.dead_letters(queue) == []
+
+
+def test_killed_while_giving_up(killed: Stage) -> None:
+    """A message is a dead letter, perhaps twice, if the worker dies before it deletes it."""
+    letters = killed.dead_letters("fails")
+    assert {letter.record and letter.record["task"] for letter in letters} == {"killed.fails"}
+    assert KILLED_TASKS["fails"] <= len(letters) <= 2 * KILLED_TASKS["fails"]
