@@ -1,15 +1,18 @@
-"""SIGTERM: what runs is finished, what has not started is given back at once."""
+"""How a worker can be told to stop: warm, soft, cold. Each message is then where it belongs."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff import Schedule, SQSBackoffTask
+from tests.support.fault_proxy import unavailable
 from tests.support.processes import eventually
 from tests.support.record import note
 
@@ -17,33 +20,165 @@ from .stage import Stage, app_of_this_module
 
 app = app_of_this_module()
 
+VISIBILITY_TIMEOUT_SECONDS = 2
 
-@app.task(base=SQSBackoffTask, bind=True, name="shutdown.lasts")
-def lasts(self: Any, seconds: float) -> None:
-    note(task="shutdown.lasts", id=self.request.id, what="start")
-    time.sleep(seconds)
-    note(task="shutdown.lasts", id=self.request.id, what="end")
+#: At least. Without a lease that is renewed the message would come back after half of it.
+RUN_SECONDS = 4
+
+LONG_SECONDS = 600
 
 
-@pytest.mark.hazard("H15")
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
-    make_stage: Callable[..., Stage], pool: str
-) -> None:
-    """The running task takes twice the visibility timeout: it must stay ours while we wait."""
-    stage = make_stage(queues={"test": {"visibility_timeout_seconds": 3}})
-    for _ in range(4):
-        stage.send("shutdown.lasts", 6)
-    with stage.worker(pool=pool, concurrency=1, options=("--prefetch-multiplier", "4")) as worker:
-        eventually(lambda: stage.messages() == (0, 4), timeout=20)
-        eventually(lambda: stage.record.entries(what="start"))
-        worker.send(signal.SIGTERM)
-        eventually(lambda: stage.messages() == (3, 1), timeout=5, message="not given back at once")
-        assert worker.stop(timeout=30) == 0
-        assert "Traceback" not in worker.log()
-    [start] = stage.record.entries(what="start")
-    [end] = stage.record.entries(what="end")
-    assert start["id"] == end["id"]
-    assert stage.messages() == (3, 0)
-    assert len(stage.asked("DeleteMessageBatch")) == 1
-    assert stage.dead_letters() == []
+class ProviderDown(Exception):
+    pass
+
+
+# A second after the first receive no message would start any more, had it been tried.
+@app.task(
+    base=SQSBackoffTask,
+    name="mail",
+    retry_on=(ProviderDown,),
+    backoff=Schedule([LONG_SECONDS]),
+    retry_for=1,
+)
+def mail(queue: str, what: str, flag: str = "") -> None:
+    note(task="mail", queue=queue, what=what)
+    if what == "runs":
+        began = time.monotonic()
+        while not Path(flag).exists() or time.monotonic() < began + RUN_SECONDS:
+            time.sleep(0.05)
+        note(task="mail", queue=queue, what="has run")
+
+
+@app.task(
+    base=SQSBackoffTask,
+    name="backs_off",
+    retry_on=(ProviderDown,),
+    backoff=Schedule([LONG_SECONDS]),
+)
+def backs_off() -> None:
+    raise ProviderDown
+
+
+#: Pool, signal, ``worker_soft_shutdown_timeout``, and whether the running task may end.
+WAYS = {
+    "prefork-warm": ("prefork", signal.SIGTERM, 0.0, True),
+    "threads-warm": ("threads", signal.SIGTERM, 0.0, True),
+    "gevent-warm": ("gevent", signal.SIGTERM, 0.0, True),
+    "prefork-soft": ("prefork", signal.SIGQUIT, 30.0, True),
+    "prefork-soft-too-short": ("prefork", signal.SIGQUIT, 1.0, False),
+    "prefork-cold": ("prefork", signal.SIGQUIT, 0.0, False),
+}
+MAY_END = {way: may_end for way, (*_, may_end) in WAYS.items()}
+
+
+class Stopped:
+    """Workers that are stopped while one message has succeeded, but SQS does not know yet; one is
+    hidden, one runs, and two have not begun. A next worker runs what one of them has given back."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        options: dict[str, Any] = {
+            way: {
+                "pool": pool,
+                "concurrency": 1,
+                "options": ("--prefetch-multiplier", "4"),
+                "conf": {"worker_soft_shutdown_timeout": soft_timeout},
+                "queues": [stage[way].name],
+            }
+            for way, (pool, _, soft_timeout, _) in WAYS.items()
+        }
+        options["group"] = {"concurrency": 1, "queues": [stage["group"].name]}
+        for way in WAYS:
+            stage.fail(way, unavailable(actions=("DeleteMessageBatch",)))
+        with stage.workers(**options) as workers:
+            for way in WAYS:
+                stage.send("backs_off", queue=way)
+            self._wait(lambda way: LONG_SECONDS in stage.delays_asked(way))
+            for way in WAYS:
+                stage.send("mail", way, "succeeds", queue=way)
+            self._wait(lambda way: stage.asked("DeleteMessageBatch", way))
+            given_back = stage.record.path.with_name("given back")
+            for way in options:
+                flag = given_back if MAY_END.get(way) else given_back.with_name("never")
+                stage.send("mail", way, "runs", str(flag), queue=way)
+            for way in WAYS:
+                stage.send("mail", way, "waits", queue=way)
+                stage.send("mail", way, "waits", queue=way)
+            self._wait(lambda way: self.runs(way, "runs"))
+            eventually(lambda: self.runs("group", "runs"), timeout=20)
+            # Four: the prefetch window; five, if all came in one receive.
+            self._wait(lambda way: stage.messages(way)[1] >= 4)
+            self.received = {way: stage.messages(way)[1] for way in WAYS}
+            os.killpg(workers["group"].pid, signal.SIGTERM)
+            for way, (_, sig, *_) in WAYS.items():
+                workers[way].send(sig)
+            # In gevent it takes until the long poll ends; and to cut tasks short takes its time.
+            self._wait(lambda way: stage.delays_asked(way).count(0))
+            self.still_running = [way for way in WAYS if not self.runs(way, "has run")]
+            given_back.touch()
+            for way in WAYS:
+                stage.heal(way)
+            self.codes = {way: workers[way].stop(signal.SIGCONT) for way in WAYS}
+            workers["group"].stop(signal.SIGCONT)
+            self.logs = {way: worker.log() for way, worker in workers.items()}
+        self.left = {way: stage.messages(way) for way in WAYS}
+        self.delays = {way: stage.delays_asked(way) for way in options}
+        self.started = {way: len(self.runs(way, "waits")) for way in WAYS}
+        with stage.worker(pool="solo", queues=[stage["prefork-warm"].name]):
+            eventually(lambda: stage.messages("prefork-warm") == (0, 1), timeout=20)
+
+    @staticmethod
+    def _wait(condition: Callable[[str], object]) -> None:
+        def missing() -> list[str]:
+            return [way for way in WAYS if not condition(way)]
+
+        eventually(lambda: not missing(), timeout=30, message=lambda: f"missing: {missing()}")
+
+    def runs(self, way: str, what: str) -> list[dict[str, Any]]:
+        return self.stage.record.entries(queue=way, what=what)
+
+
+@pytest.fixture(scope="module")
+def stopped(make_scene: Callable[..., Stage]) -> Stopped:
+    short = {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}
+    return Stopped(make_scene(queues=dict.fromkeys(WAYS, short) | {"group": {}}))
+
+
+@pytest.mark.hazard("H14", "H15")
+@pytest.mark.parametrize("way", WAYS)
+def test_messages(stopped: Stopped, way: str) -> None:
+    """After a stop the hidden message is hidden, and what has not run is visible at once."""
+    assert stopped.codes[way] == 0
+    assert stopped.left[way] == (2 + int(not MAY_END[way]), 1)
+    given_back = stopped.received[way] - 3 + int(not MAY_END[way])
+    assert stopped.delays[way].count(0) == given_back
+    # Longer ones than a renewal's are for the message whose delete is refused: it is kept hidden.
+    assert stopped.delays[way].count(LONG_SECONDS) == 1
+    assert stopped.stage.dead_letters(way) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_running_task(stopped: Stopped, way: str) -> None:
+    """A running task may end, or is cut short, which is no crash; a waiting task does not start."""
+    assert len(stopped.runs(way, "has run")) == int(MAY_END[way])
+    assert stopped.started[way] == 0
+    assert stopped.logs[way].count("reason=cancelled") == int(not MAY_END[way])
+    assert not MAY_END[way] or "Traceback" not in stopped.logs[way]
+
+
+def test_given_back_at_once(stopped: Stopped) -> None:
+    """A worker gives back what waits while the running task goes on."""
+    assert stopped.still_running == [*WAYS]
+
+
+def test_next_worker(stopped: Stopped) -> None:
+    """A message that was given back unstarted runs, although its ``retry_for`` is over."""
+    assert len(stopped.runs("prefork-warm", "waits")) == 2
+
+
+def test_process_group(stopped: Stopped) -> None:
+    """A supervisor that signals the whole process group costs no crash and no delay."""
+    assert stopped.delays["group"][-1] == 0
+    [line] = [line for line in stopped.logs["group"].splitlines() if "sqs_backoff.retry" in line]
+    assert "reason=cancelled" in line
+    assert "delay=0" in line
