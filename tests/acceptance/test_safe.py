@@ -1,0 +1,150 @@
+"""Guard, lock, workflow and crash counter in real workers, with a store that they share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_sqs_backoff import Guard, NonRetryable, Retryable, Schedule, SQSBackoffTask
+from tests.support.processes import eventually
+from tests.support.record import note
+from tests.support.redis_database import redis_url
+
+from .stage import REDIS, Stage, app_of_this_module
+
+pytestmark = pytest.mark.redis
+
+app = app_of_this_module()
+#: Without a store a guard is refused when the task is defined.
+app.conf.setdefault("sqs_backoff", {"store": redis_url()})
+
+
+def task(name: str, **options: Any) -> Any:
+    return app.task(
+        name=name, base=SQSBackoffTask, bind=True, **{"backoff": Schedule([1])} | options
+    )
+
+
+@task("mail", guard=Guard(key="mail:{customer}", window=3600))
+def mail(self: Any, customer: str, how: str) -> str:
+    note(task="mail", customer=customer, how=how)
+    if how == "down" and self.request.retries == 0:
+        raise Retryable("the provider is down")
+    if how == "refused":
+        raise NonRetryable("no such address", safe_to_undo=True)
+    if how == "timeout":
+        raise TimeoutError
+    return "sent"
+
+
+@task("exclusive", max_retries=0)
+def exclusive(self: Any, key: str, seconds: float) -> str:
+    with self.exclusive(key):
+        note(task="exclusive", what="start")
+        time.sleep(seconds)
+        note(task="exclusive", what="end")
+    return "done"
+
+
+@task("crash", crash_budget=2, backoff=Schedule([5]))
+def crash(self: Any) -> None:
+    note(task="crash", worker=os.getppid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task("take_back")
+def take_back(self: Any, done: str) -> None:
+    note(task="take_back", done=done)
+
+
+@task("order", crash_budget=1)
+def order(self: Any) -> None:
+    with self.workflow("order:7") as order:
+        order.step("account", str, 7, undo=take_back.s())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Scene:
+    """One worker does all; a second runs the task again that has killed its process."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+        def send_mail(customer: str, how: str) -> Any:
+            return stage.send("mail", customer, how)
+
+        with stage.worker(concurrency=3, queues=[stage["main"].name]):
+            firsts = {
+                "window": send_mail("window", "down"),
+                "refused": send_mail("refused", "refused"),
+                "timeout": send_mail("timeout", "timeout"),
+            }
+            locked = [stage.send("exclusive", "account:7", 2) for _ in range(2)]
+            stage.send("order")
+            for first in firsts.values():
+                first.get(timeout=30, propagate=False)
+            self.first = firsts["window"].result
+            self.second = {
+                customer: send_mail(customer, "up").get(timeout=20)
+                for customer in (*firsts, "another")
+            }
+            self.locked = [result.get(timeout=30) for result in locked]
+            eventually(lambda: stage.runs("take_back"), timeout=30)
+            stage.wait_until_settled("main")
+        self.crashed = stage.send("crash", queue="crash")
+        with stage.worker(concurrency=1, queues=[stage["crash"].name]) as worker:
+            eventually(lambda: self.crashed.state == "RETRY", timeout=20)
+            worker.kill()
+        with stage.worker(concurrency=1, queues=[stage["crash"].name]):
+            stage.wait_until_settled("crash")
+
+
+@pytest.fixture(scope="module")
+def scene(make_scene: Callable[..., Stage]) -> Scene:
+    own = {"store": redis_url(), "namespace": uuid4().hex, "secret": "one"}
+    conf = {"result_backend": REDIS, "sqs_backoff": own}
+    return Scene(make_scene(queues={"main": {}, "crash": {}}, conf=conf))
+
+
+def test_guard(scene: Scene) -> None:
+    """A message passes again after its own retry; another in the window ends, and says why."""
+    assert scene.first == "sent"
+    assert "another message" in scene.second["window"]["refused"]
+    assert scene.second["another"] == "sent"
+    hows = [run["how"] for run in scene.stage.runs("mail") if run["customer"] == "window"]
+    assert hows == ["down", "down"]
+
+
+@pytest.mark.parametrize(("how", "passes"), [("refused", True), ("timeout", False)])
+def test_unset(scene: Scene, how: str, passes: bool) -> None:
+    """A guard is unset only if certainly nothing was processed."""
+    assert (scene.second[how] == "sent") is passes
+
+
+def test_lock(scene: Scene) -> None:
+    """A busy lock is no retry and no failure: with ``max_retries=0`` both run, one by one."""
+    assert scene.locked == ["done", "done"]
+    assert [run["what"] for run in scene.stage.runs("exclusive")] == ["start", "end"] * 2
+
+
+def test_workflow(scene: Scene) -> None:
+    """The steps of a workflow whose process is lost for good are taken back."""
+    assert [run["done"] for run in scene.stage.runs("take_back")] == ["7"]
+    letters = [letter.record or {} for letter in scene.stage.dead_letters("main")]
+    assert [r["reason"] for r in letters if r["task"] == "order"] == ["worker lost"]
+
+
+def test_crashes(scene: Scene) -> None:
+    """Crashes are counted across workers."""
+    runs = scene.stage.runs("crash")
+    assert len(runs) == len({run["worker"] for run in runs}) == 2
+    assert scene.crashed.state == "FAILURE"
+    [letter] = scene.stage.dead_letters("crash")
+    assert letter.record is not None
+    assert letter.record["reason"] == "worker lost"
