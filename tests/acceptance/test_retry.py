@@ -1,0 +1,291 @@
+"""A retry hides the message for a delay and publishes nothing; also ``self.retry()``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery, Task, signals
+
+from celery_sqs_backoff import FullJitter, Schedule, SQSBackoffTask
+from tests.support.processes import eventually
+from tests.support.record import connect_in_worker, note
+from tests.support.redis_database import redis_url
+
+from .stage import KILLED, REDIS, Stage, app_of_this_module
+
+pytestmark = pytest.mark.redis
+
+app = app_of_this_module()
+
+
+class ProviderDown(Exception):
+    pass
+
+
+def task(name: str, **options: Any) -> Any:
+    return app.task(
+        name=name, base=SQSBackoffTask, bind=True, **{"retry_on": (ProviderDown,)} | options
+    )
+
+
+def note_run(task: Any, **more: Any) -> None:
+    request = task.request
+    note(
+        task=task.name,
+        message_id=request.properties["delivery_info"]["sqs_message"]["MessageId"],
+        retries=request.retries,
+        redelivered=request.delivery_info["redelivered"],
+        root=request.root_id,
+        **more,
+    )
+
+
+@task("flaky", backoff=Schedule([1, 2, 1]))
+def flaky(self: Any, fails: int) -> str:
+    note_run(self)
+    if self.request.retries < fails:
+        raise ProviderDown("down")
+    return "sent"
+
+
+@task("hopeless", backoff=Schedule([2]), max_retries=1)
+def hopeless(self: Any) -> None:
+    raise ProviderDown("still down")
+
+
+@task("spread", backoff=FullJitter(base=600))
+def spread(self: Any) -> None:
+    raise ProviderDown("down")
+
+
+@task("polls")
+def polls(self: Any, job: int) -> None:
+    note_run(self, job=job)
+    if self.request.retries < 2:
+        self.retry(countdown=1)
+
+
+@task("same")
+def same(self: Any, job: int, *, step: int) -> None:
+    """Names arguments and a queue that have not changed."""
+    note_run(self, job=job)
+    if self.request.retries < 1:
+        queue = self.request.delivery_info["routing_key"]
+        self.retry(args=[job], kwargs={"step": step}, countdown=1, queue=queue)
+
+
+@task("goes_on")
+def goes_on(self: Any, page: int) -> None:
+    note_run(self, page=page)
+    if page < 3:
+        self.retry(args=[page + 1], countdown=0)
+
+
+@task("others_retry")
+def others_retry(self: Any) -> None:
+    """Retry as a library does that knows only Celery's tasks: it publishes before it raises."""
+    note_run(self)
+    if self.request.retries < 1:
+        raise Task.retry(self, countdown=0, throw=False)
+
+
+@connect_in_worker(signals.task_retry)
+def note_retry(request: Any, reason: Any, **_: Any) -> None:
+    note(signal="task_retry", id=request.id, reason=str(reason))
+
+
+@connect_in_worker(signals.task_success)
+def note_success(sender: Any, result: Any, **_: Any) -> None:
+    note(signal="task_success", id=sender.request.id, result=result)
+
+
+@connect_in_worker(signals.task_failure)
+def note_failure(task_id: str, exception: BaseException, **_: Any) -> None:
+    note(signal="task_failure", id=task_id, error=type(exception).__name__)
+
+
+@contextmanager
+def captured_events(broker: str) -> Iterator[list[dict[str, Any]]]:
+    """Listen as Flower does."""
+    monitor = Celery("monitor", broker=broker, set_as_current=False)
+    events: list[dict[str, Any]] = []
+    with monitor.connection_for_read() as connection:
+        receiver = monitor.events.Receiver(connection, handlers={"*": events.append})
+        listening = threading.Event()
+        receiver.on_consume_ready = lambda *_, **__: listening.set()
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        try:
+            assert listening.wait(10)
+            yield events
+        finally:
+            receiver.should_stop = True
+            thread.join(10)
+
+
+BY_HAND = ("by-hand", "replaced", "others")
+
+#: Nothing listens there, and nobody waits long for it.
+NO_BACKEND = {
+    "result_backend": "redis://127.0.0.1:1/0",
+    "result_backend_transport_options": {"retry_policy": {"max_retries": 0}},
+    "redis_retry_on_timeout": False,
+    "task_track_started": True,
+}
+
+
+class Retried:
+    """What three workers do: one is watched by Flower, one has no result backend at hand."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        options: dict[str, Any] = {
+            # SQS carries no events. The worker's write broker does, and Flower reads from there.
+            "watched": {
+                "conf": {"broker_write_url": redis_url()},
+                "options": ("--task-events",),
+                "queues": [stage["watched"].name, stage["results"].name],
+            },
+            "plain": {"queues": [stage[queue].name for queue in (*BY_HAND, "spread")]},
+            "alone": {"conf": NO_BACKEND, "queues": [stage["alone"].name], **KILLED},
+        }
+        with captured_events(redis_url()) as self.events, stage.workers(**options):
+            self.flaky = stage.send("flaky", 3, queue="watched")
+            self.hopeless = stage.send("hopeless", queue="results")
+            eventually(lambda: self.hopeless.state == "RETRY", timeout=30, interval=0.01)
+            self.exception_meanwhile = self.hopeless.result
+            self.alone = stage.send("flaky", 1, queue="alone")
+            stage.send("polls", 7, queue="by-hand")
+            stage.send("same", 7, kwargs={"step": 1}, queue="by-hand")
+            self.goes_on = stage.send("goes_on", 1, queue="replaced")
+            stage.send("others_retry", queue="others")
+            for _ in range(40):
+                stage.send("spread", queue="spread")
+            eventually(lambda: len(stage.delays_asked("spread")) >= 40, timeout=30)
+            stage.wait_until_settled("watched", "results", "alone", *BY_HAND)
+            for result, last in ((self.flaky, "succeeded"), (self.hopeless, "failed")):
+                eventually(
+                    lambda task_id=result.id, last=last: (
+                        self.seen_of(task_id)[-1:] == [f"task-{last}"]
+                    ),
+                    timeout=30,
+                )
+
+    def seen_of(self, task_id: str) -> list[str]:
+        return [event["type"] for event in self.events if event.get("uuid") == task_id]
+
+
+@pytest.fixture(scope="module")
+def retried(make_scene: Callable[..., Stage]) -> Retried:
+    queues: dict[str, Any] = {
+        queue: {} for queue in ("watched", "results", "alone", "spread", *BY_HAND)
+    }
+    return Retried(make_scene(queues=queues, conf={"result_backend": REDIS}))
+
+
+@pytest.mark.hazard("H2", "H12")
+def test_same_message(retried: Retried) -> None:
+    """The same message is received until its task succeeds, after the delays of the policy."""
+    runs = [run for run in retried.stage.runs("flaky") if run["root"] == retried.flaky.id]
+    assert len({run["message_id"] for run in runs}) == 1
+    assert [(run["retries"], run["redelivered"]) for run in runs] == [
+        (0, False),
+        (1, True),
+        (2, True),
+        (3, True),
+    ]
+    stage = retried.stage
+    assert stage.delays_asked("watched") == [1, 2, 1]
+    assert stage.asked("SendMessage", "watched") == stage.asked("SendMessageBatch", "watched") == []
+    assert len(stage.asked("DeleteMessageBatch", "watched")) == 1
+    assert stage.asked("DeleteMessage", "watched") == []
+    assert stage.dead_letters("watched") == []
+
+
+def test_spread(retried: Retried) -> None:
+    """Forty messages that fail together do not come back together."""
+    asked = retried.stage.asked("ChangeMessageVisibilityBatch", "spread")
+    # One that comes back within seconds is received again, under another receipt handle.
+    delayed = {entry["ReceiptHandle"] for entry in asked if entry["VisibilityTimeout"]}
+    given_back = {entry["ReceiptHandle"] for entry in asked if not entry["VisibilityTimeout"]}
+    assert not delayed & given_back, "a worker that stops must leave the delays alone"
+    delays = retried.stage.delays_asked("spread")[:40]
+    assert all(1 <= delay <= 600 for delay in delays)
+    assert len(set(delays)) >= 20
+    assert min(delays) < 200 < 400 < max(delays)
+    assert sum(retried.stage.messages("spread")) == 40
+
+
+def test_results(retried: Retried) -> None:
+    """The result is RETRY while the message is hidden, then SUCCESS or FAILURE."""
+    assert isinstance(retried.exception_meanwhile, Exception)
+    assert retried.flaky.get(timeout=5) == "sent"
+    with pytest.raises(Exception, match="still down"):
+        retried.hopeless.get(timeout=5)
+    assert retried.hopeless.state == "FAILURE"
+
+
+def test_signals(retried: Retried) -> None:
+    """Each retry sends ``task_retry``, and the last run ``task_success`` or ``task_failure``."""
+
+    def sent(result: Any) -> list[str]:
+        return [entry["signal"] for entry in retried.stage.record.entries(id=result.id)]
+
+    assert sent(retried.flaky) == ["task_retry"] * 3 + ["task_success"]
+    assert sent(retried.hopeless) == ["task_retry", "task_failure"]
+
+
+def test_flower(retried: Retried) -> None:
+    """Flower sees each attempt."""
+    attempt = ["task-received", "task-started"]
+    again = [*attempt, "task-retried"]
+    assert retried.seen_of(retried.flaky.id) == [*again * 3, *attempt, "task-succeeded"]
+    assert retried.seen_of(retried.hopeless.id) == [*again, *attempt, "task-failed"]
+    of_flaky = [event for event in retried.events if event.get("uuid") == retried.flaky.id]
+    assert [e["retries"] for e in of_flaky if e["type"] == "task-received"] == [0, 1, 2, 3]
+    assert all("ProviderDown" in e["exception"] for e in of_flaky if e["type"] == "task-retried")
+
+
+def test_no_result_backend(retried: Retried) -> None:
+    """A retry is not lost while the result backend is away."""
+    runs = [run for run in retried.stage.runs("flaky") if run["root"] == retried.alone.id]
+    assert [run["retries"] for run in runs] == [0, 1]
+    assert retried.stage.dead_letters("alone") == []
+
+
+def test_by_hand(retried: Retried) -> None:
+    """``self.retry(countdown=...)`` keeps the message."""
+    stage = retried.stage
+    for name, runs in {"polls": 3, "same": 2}.items():
+        assert [run["retries"] for run in stage.runs(name)] == list(range(runs))
+        assert len({run["message_id"] for run in stage.runs(name)}) == 1
+        assert {run["job"] for run in stage.runs(name)} == {7}
+    assert stage.delays_asked("by-hand") == [1, 1, 1]
+    assert stage.asked("SendMessage", "by-hand") == []
+    assert len(stage.asked("DeleteMessageBatch", "by-hand")) == 2
+
+
+def test_other_arguments(retried: Retried) -> None:
+    """``self.retry(args=...)`` replaces the message, with the same root."""
+    stage = retried.stage
+    runs = stage.runs("goes_on")
+    assert [(run["page"], run["retries"]) for run in runs] == [(1, 0), (2, 1), (3, 2)]
+    assert len({run["message_id"] for run in runs}) == 3
+    assert {run["root"] for run in runs} == {retried.goes_on.id}
+    assert len(stage.asked("SendMessage", "replaced")) == 2
+    assert len(stage.asked("DeleteMessageBatch", "replaced")) == 3
+    assert stage.delays_asked("replaced") == []
+
+
+@pytest.mark.hazard("H1")
+def test_others_retry(retried: Retried) -> None:
+    """The retry of a library, which has published a copy, does not multiply messages."""
+    stage = retried.stage
+    assert [run["retries"] for run in stage.runs("others_retry")] == [0, 1]
+    assert len(stage.asked("SendMessage", "others")) == 1
+    assert len(stage.asked("DeleteMessageBatch", "others")) == 2
+    assert stage.delays_asked("others") == []
