@@ -1,0 +1,245 @@
+"""When a task runs: when it is due, when there is a free process, and not after its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery.worker import state
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.testing import on_local_sqs
+from tests.support.processes import eventually
+from tests.support.record import note
+
+from .stage import KILLED, REDIS, Stage, app_of_this_module
+
+pytestmark = pytest.mark.redis
+
+app = app_of_this_module()
+
+VISIBILITY_TIMEOUT_SECONDS = 2
+
+#: Longer than the visibility timeout. Stock Celery runs such a task several times.
+ETA_SECONDS = 5
+
+LONG_SECONDS = 60
+
+
+@app.task(base=SQSBackoffTask, bind=True, name="runs")
+def runs(self: Any, name: str, seconds: float = 0) -> None:
+    redelivered = self.request.delivery_info["redelivered"]
+    note(task="runs", name=name, time=time.time(), redelivered=redelivered)
+    time.sleep(seconds)
+
+
+@app.task(base=SQSBackoffTask, name="limited", rate_limit="1/m")
+def limited(name: str) -> None:
+    note(task="limited", name=name)
+
+
+@app.task(base=SQSBackoffTask, name="revoke")
+def revoke(task_id: str) -> None:
+    """Do what remote control does, in a pool that shares the worker's process."""
+    state.revoked.add(task_id)
+    note(task="revoke")
+
+
+def note_name(task: Any) -> None:
+    note(task=task.name)
+
+
+RECEIVED_OFTEN = {
+    "gate.max_retries": {"max_retries": 2},
+    "gate.never": {"max_retries": 0},
+    "gate.no_limits": {"retry_for": None},
+}
+for _name, _options in (RECEIVED_OFTEN | {"gate.over": {"retry_for": 1}}).items():
+    app.task(name=_name, base=SQSBackoffTask, bind=True, **_options)(note_name)
+
+
+def use_up_receives(stage: Stage, queue: str, times: int) -> None:
+    """Receive all messages, as workers do that die before they know what became of the task."""
+    for _ in range(times):
+        assert stage.sqs.receive_message(
+            QueueUrl=stage[queue].url,
+            MaxNumberOfMessages=10,
+            VisibilityTimeout=0,
+            WaitTimeSeconds=5,
+        )["Messages"]
+
+
+class Scene:
+    """Three workers: for times and receives, for long tasks, and with a pool that may grow."""
+
+    def __init__(self, stage: Stage) -> None:
+        assert stage.proxy is not None
+        self.stage = stage
+        self.received_often = {task: stage.send(task, queue="often") for task in RECEIVED_OFTEN}
+        self.expires = stage.send("gate.max_retries", queue="often", expires=0.1)
+        use_up_receives(stage, "often", 4)
+        stage.send("gate.over", queue="over")
+        # Three: as many runs may have been lost as crash_budget allows.
+        use_up_receives(stage, "over", 3)
+        over_at = time.monotonic() + 1
+        options: dict[str, Any] = {
+            "times": {
+                "pool": "threads",
+                "concurrency": 2,
+                "queues": [stage[queue].name for queue in ("main", "fifo", "often", "over")],
+            },
+            "long": {
+                "concurrency": 1,
+                "options": ("--prefetch-multiplier", "4"),
+                "queues": [stage["long"].name],
+                **KILLED,
+            },
+            "growing": {
+                "concurrency": 4,
+                "options": ("--prefetch-multiplier", "1", "--autoscale", "4,1"),
+                "queues": [stage["growing"].name],
+                **KILLED,
+            },
+        }
+        # Ready first: on a busy machine a worker takes longer to start than some of these wait.
+        with stage.workers(**options):
+            assert time.monotonic() >= over_at
+            self._send()
+            eventually(lambda: len(self.runs_of("eta", "countdown", "fifo")) >= 3, timeout=30)
+            eventually(lambda: self.revoked.state == self.expired.state == "REVOKED")
+            eventually(lambda: self.expires.state == "REVOKED")
+            stage.wait_until_settled("fifo", "long", "often", "over")
+            eventually(lambda: stage.messages("main") == (0, 1), message="more than the far one")
+            eventually(lambda: self.runs_of("growing 3"), timeout=30)
+
+    def _send(self) -> None:
+        stage, send = self.stage, self.stage.send
+        assert stage.proxy is not None
+        main, fifo, far = (stage[queue] for queue in ("main", "fifo", "far"))
+        send("runs", "first", 3 * VISIBILITY_TIMEOUT_SECONDS, queue="long")
+        send("runs", "behind", queue="long")
+        send("runs", "not due", queue="growing", countdown=25)
+        for n in range(6):
+            send("limited", f"limited {n}", queue="growing")
+        for n in (1, 2):
+            send("runs", f"growing {n}", LONG_SECONDS, queue="growing")
+        send("runs", "growing 3", queue="growing")
+
+        self.sent_at = time.time()
+        with on_local_sqs(app, stage.proxy.endpoint, main, fifo, far):
+            runs.apply_async(("countdown",), countdown=ETA_SECONDS, queue=main.name)
+            runs.apply_async(("an hour",), countdown=3600, queue=far.name)
+            runs.apply_async(("fifo",), countdown=2, queue=fifo.name)
+        # By name, as a producer does that does not know of our task class: no DelaySeconds.
+        now = datetime.now(timezone.utc)
+        send("runs", "eta", eta=now + timedelta(seconds=ETA_SECONDS))
+        send("runs", "far", eta=now + timedelta(hours=2))
+        send("runs", "late", eta=now - timedelta(minutes=5))
+        in_hours = now + timedelta(hours=3)
+        self.expired = send("runs", "expired", eta=in_hours, expires=now - timedelta(seconds=1))
+        revoked_id = "11111111-2222-4333-8444-555555555555"
+        send("revoke", revoked_id)
+        eventually(lambda: stage.runs("revoke"), timeout=20)
+        self.revoked = send("runs", "revoked", eta=in_hours, task_id=revoked_id)
+
+    def runs_of(self, *names: str) -> list[dict[str, Any]]:
+        return [run for run in self.stage.runs("runs") if run["name"] in names]
+
+
+@pytest.fixture(scope="module")
+def scene(make_scene: Callable[..., Stage]) -> Scene:
+    short = {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}
+    held = {"visibility_timeout_seconds": 60}
+    queues = {"main": short, "fifo": {"fifo": True, **short}, "long": short, "growing": held}
+    queues |= {"far": {}, "often": {}, "over": {}}
+    return Scene(make_scene(queues=queues, conf={"result_backend": REDIS}))
+
+
+@pytest.mark.hazard("H10")
+def test_countdown(scene: Scene) -> None:
+    """A countdown is a delay of SQS: 15 minutes at most, and none on a FIFO queue."""
+    published = [
+        entry.get("DelaySeconds", 0)
+        for queue in ("main", "far", "fifo")
+        for entry in scene.stage.asked("SendMessage", queue)
+    ]
+    assert published == [ETA_SECONDS, 900, 0]
+
+
+@pytest.mark.hazard("H10")
+@pytest.mark.parametrize("name", ["eta", "countdown", "fifo"])
+def test_due(scene: Scene, name: str) -> None:
+    """A task that is due after the visibility timeout runs once, and not early."""
+    [run] = scene.runs_of(name)
+    due = scene.sent_at + (2 if name == "fifo" else ETA_SECONDS)
+    assert due <= run["time"] < due + 10
+
+
+@pytest.mark.hazard("H10", "H11")
+def test_not_due(scene: Scene) -> None:
+    """A task that is not due is hidden for as long as is left, and not held in memory."""
+    hidden = sorted(scene.stage.delays_asked("main"))
+    assert 1 <= hidden[0] <= ETA_SECONDS, "less what the worker took to receive it"
+    assert 7200 - 30 <= hidden[-1] <= 7200
+    assert scene.runs_of("far") == []
+
+
+def test_late(scene: Scene) -> None:
+    """A task that is late runs at once."""
+    [run] = scene.runs_of("late")
+    [on_time] = scene.runs_of("eta")
+    assert run["time"] < on_time["time"] - 1
+
+
+@pytest.mark.hazard("H26", "H27")
+@pytest.mark.parametrize("why", ["expired", "revoked"])
+def test_not_wanted(scene: Scene, why: str) -> None:
+    """A task that has expired, or is revoked, is not kept until its time."""
+    assert getattr(scene, why).state == "REVOKED"
+    assert scene.runs_of(why) == []
+
+
+@pytest.mark.hazard("H26")
+def test_expires(scene: Scene) -> None:
+    """A message that has expired does not run, however few of its retries are used."""
+    assert scene.expires.state == "REVOKED"
+    assert len(scene.stage.runs("gate.max_retries")) == 1
+    assert scene.stage.dead_letters("often") == []
+
+
+@pytest.mark.parametrize("task", RECEIVED_OFTEN)
+def test_received_often(scene: Scene, task: str) -> None:
+    """A message that was received often runs: workers may have given it back unstarted."""
+    scene.received_often[task].get(timeout=5)
+    assert len(scene.stage.runs(task)) == 1
+
+
+def test_retry_for_is_over(scene: Scene) -> None:
+    """A message may have run each time it was received, so it does not start after its time."""
+    [letter] = scene.stage.dead_letters("over")
+    assert letter.record is not None
+    assert letter.record["reason"] == "retry_for is over"
+    assert scene.stage.runs("gate.over") == []
+
+
+@pytest.mark.hazard("H14")
+def test_long_task(scene: Scene) -> None:
+    """A task of three visibility timeouts, and one that waits behind it, run once."""
+    found = scene.runs_of("first", "behind")
+    assert [run["name"] for run in found] == ["first", "behind"]
+    assert not any(run["redelivered"] for run in found)
+    assert all(delay >= 5 for delay in scene.stage.delays_asked("long")), "none is shortened"
+    assert scene.stage.dead_letters("long") == []
+
+
+def test_free_process(scene: Scene) -> None:
+    """A pool that may grow does, and messages that wait for their time leave its processes free.
+
+    That is an ETA, and a rate limit of one a minute.
+    """
+    assert len(scene.runs_of("growing 1", "growing 2", "growing 3")) == 3
+    assert scene.runs_of("not due") == []
+    assert len(scene.stage.runs("limited")) <= 1
