@@ -6,8 +6,8 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import chord
@@ -15,14 +15,10 @@ from celery.signals import task_failure, task_retry, task_success
 from celery.worker.request import Request
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
-from tests.support.fault_proxy import fault_proxy
 from tests.support.processes import eventually
 from tests.support.record import connect_in_worker, note
 
-from .stage import REDIS, Stage, app_of_this_module, stage
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
+from .stage import KILLED, REDIS, Stage, app_of_this_module
 
 pytestmark = pytest.mark.redis
 
@@ -88,10 +84,9 @@ class Wreckage:
     """What one worker has left of tasks that crash too often, once, and inside a chord."""
 
     def __init__(self, stage: Stage) -> None:
-        assert stage.proxy is not None
         self.stage = stage
         main = stage.queues[0].name
-        with stage.worker(concurrency=5):
+        with stage.worker(concurrency=5, **KILLED):
             # The limit is for one only: a process that is found dead late would exceed its own.
             self.hopeless = {
                 how: stage.send("crashes.crash", how, 99, time_limit=2 if how == "hangs" else None)
@@ -115,28 +110,14 @@ class Wreckage:
 
 
 @pytest.fixture(scope="module")
-def wreckage(
-    sqs: SQSClient, sqs_endpoint: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Wreckage]:
-    with (
-        fault_proxy(sqs_endpoint) as proxy,
-        stage(
-            module=__name__,
-            sqs=sqs,
-            endpoint=sqs_endpoint,
-            directory=tmp_path_factory.mktemp("crashes"),
-            proxy=proxy,
-            conf={"result_backend": REDIS},
-        ) as made,
-    ):
-        yield Wreckage(made)
+def wreckage(make_scene: Callable[..., Stage]) -> Wreckage:
+    return Wreckage(make_scene(conf={"result_backend": REDIS}))
 
 
 @pytest.mark.hazard("H4")
 @pytest.mark.parametrize("how", CRASHES)
-def test_a_message_that_crashes_too_often_is_a_dead_letter_with_the_reason(
-    wreckage: Wreckage, how: str
-) -> None:
+def test_crash_budget(wreckage: Wreckage, how: str) -> None:
+    """A message that crashes too often is a dead letter with the reason."""
     result = wreckage.hopeless[how]
     record = wreckage.letters[result.id]
     assert (record["reason"], record["attempts"]) == (CRASHES[how][1], CRASH_BUDGET)
@@ -146,21 +127,22 @@ def test_a_message_that_crashes_too_often_is_a_dead_letter_with_the_reason(
 
 
 @pytest.mark.parametrize("how", CRASHES)
-def test_a_message_does_not_come_back_at_once_after_a_crash(wreckage: Wreckage, how: str) -> None:
+def test_delay(wreckage: Wreckage, how: str) -> None:
+    """A message does not come back at once after a crash."""
     first, second = wreckage.runs_of(wreckage.hopeless[how].id)
     assert second["at"] - first["at"] >= 2
 
 
-def test_no_message_is_given_back_without_a_delay(wreckage: Wreckage) -> None:
-    """The loop that ``task_reject_on_worker_lost`` is."""
+def test_no_loop(wreckage: Wreckage) -> None:
+    """No message is given back without a delay, as ``task_reject_on_worker_lost`` does."""
     assert wreckage.asked_to_hide
     assert 0 not in wreckage.asked_to_hide
 
 
 @pytest.mark.hazard("H9")
 @pytest.mark.parametrize("how", CRASHES)
-def test_a_retry_after_a_crash_is_announced_like_any_other(wreckage: Wreckage, how: str) -> None:
-    """By the main process: there is no other that could."""
+def test_announcement(wreckage: Wreckage, how: str) -> None:
+    """The main process announces a retry after a crash, since no other process can."""
     result = wreckage.hopeless[how]
     announced = wreckage.stage.record.entries(signal="task_retry", id=result.id)
     assert len(announced) == CRASH_BUDGET - 1
@@ -170,22 +152,24 @@ def test_a_retry_after_a_crash_is_announced_like_any_other(wreckage: Wreckage, h
 @pytest.mark.skipif(
     not hasattr(Request, "_success_was_stored"), reason="Celery before 5.7 does not look"
 )
-def test_a_process_that_dies_after_its_task_has_succeeded_is_no_crash(wreckage: Wreckage) -> None:
+def test_success_before_the_crash(wreckage: Wreckage) -> None:
+    """A process that dies after its task has succeeded is no crash."""
     assert wreckage.afterwards.get(timeout=5) == "stored"
     assert len(wreckage.runs_of(wreckage.afterwards.id)) == 1
     assert wreckage.afterwards.id not in wreckage.letters
 
 
 @pytest.mark.hazard("H19")
-def test_a_message_that_crashes_less_often_ends_well(wreckage: Wreckage) -> None:
+def test_fewer_crashes(wreckage: Wreckage) -> None:
+    """A message that crashes less often than its budget succeeds."""
     assert wreckage.once.get(timeout=5) == "alive"
     assert len(wreckage.runs_of(wreckage.once.id)) == 2
     assert wreckage.once.id not in wreckage.letters
 
 
 @pytest.mark.hazard("H25")
-def test_a_chord_ends_when_a_part_of_it_crashes_too_often(wreckage: Wreckage) -> None:
-    """Those who wait for it learn of it; with the message alone in the queue they would not."""
+def test_chord_of_crashes(wreckage: Wreckage) -> None:
+    """A chord ends when a part of it crashes too often."""
     assert wreckage.chord.state == "FAILURE"
     [letter] = [r for task_id, r in wreckage.letters.items() if not_sent_alone(wreckage, task_id)]
     assert letter["reason"] == "worker lost"
