@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from celery_sqs_backoff import Schedule, SQSBackoffTask
 from tests.support.fault_proxy import http_error
 from tests.support.processes import eventually
 
-from .stage import REDIS, Stage, app_of_this_module
+from .stage import KILLED, REDIS, Stage, app_of_this_module
+
+pytestmark = pytest.mark.redis
 
 app = app_of_this_module()
 
@@ -20,48 +23,48 @@ class ProviderDown(Exception):
     pass
 
 
-@app.task(
-    base=SQSBackoffTask, name="parking.fails", retry_on=(ProviderDown,), backoff=Schedule([600])
-)
+@app.task(base=SQSBackoffTask, name="fails", retry_on=(ProviderDown,), backoff=Schedule([600]))
 def fails() -> None:
     raise ProviderDown("the provider is down")
 
 
-@pytest.fixture
-def conf() -> dict[str, object]:
-    """Any message in flight is already too many."""
-    return {"sqs_backoff": {"park_above": 1e-9}, "result_backend": REDIS}
+class Parked:
+    """Any message in flight is too many; of one queue the worker may not read the number."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        with stage.worker(concurrency=1, **KILLED) as worker:
+            refused = http_error(403, "AccessDenied", actions=("GetQueueAttributes",))
+            stage.fail("denied", refused)
+            self.began = time.time()
+            self.results = [stage.send("fails", queue="test") for _ in range(3)]
+            for _ in range(3):
+                stage.send("fails", queue="denied")
+            stage.wait_until_settled("test")
+            eventually(lambda: len(stage.delays_asked("denied")) >= 3, timeout=30)
+            self.log = worker.log()
+
+
+@pytest.fixture(scope="module")
+def parked(make_scene: Callable[..., Stage]) -> Parked:
+    conf: dict[str, Any] = {"sqs_backoff": {"park_above": 1e-9}, "result_backend": REDIS}
+    return Parked(make_scene(queues={"test": {}, "denied": {}}, conf=conf))
 
 
 @pytest.mark.hazard("H22")
-def test_a_backoff_without_room_is_parked_with_the_delay_it_had_left(
-    make_stage: Callable[..., Stage], conf: dict[str, object]
-) -> None:
-    stage = make_stage(conf=conf)
-    results = [stage.send("parking.fails") for _ in range(3)]
-    began = time.time()
-    with stage.worker(concurrency=1):
-        stage.wait_until_settled()
-    letters = stage.dead_letters()
-    assert sorted(letter.record["id"] for letter in letters) == sorted(r.id for r in results)
-    for letter in letters:
-        record = letter.record
+def test_parked(parked: Parked) -> None:
+    """A backoff without room is a dead letter with the delay it had left, and has not failed."""
+    letters = [letter.record or {} for letter in parked.stage.dead_letters("test")]
+    assert sorted(record["id"] for record in letters) == sorted(r.id for r in parked.results)
+    for record in letters:
         assert (record["reason"], record["outcome"]) == ("parked", "RETRYABLE")
         assert record["exception_type"].endswith("ProviderDown")
-        assert 590 <= record["due_at"] - began <= 660
-    assert {result.state for result in results} == {"RETRY"}, "it waits; it has not failed"
-    asked = stage.proxy.counts()["GetQueueAttributes"].calls
-    assert asked == 2, "at the start, then once a minute"
+        assert 590 <= record["due_at"] - parked.began <= 660
+    assert {result.state for result in parked.results} == {"RETRY"}
 
 
-def test_without_leave_to_look_the_message_is_hidden_as_ever(
-    make_stage: Callable[..., Stage], conf: dict[str, object]
-) -> None:
-    stage = make_stage(conf=conf)
-    for _ in range(3):
-        stage.send("parking.fails")
-    with stage.worker(concurrency=1) as worker:
-        stage.proxy.inject(http_error(403, "AccessDenied", actions=("GetQueueAttributes",)))
-        eventually(lambda: len(stage.delays_asked()) == 3)
-        assert worker.log().count("will not be parked") == 1
-    assert min(stage.delays_asked()[:3]) > 590
+def test_no_permission(parked: Parked) -> None:
+    """Without leave to read the number of messages the worker hides them, and says so once."""
+    assert min(parked.stage.delays_asked("denied")[:3]) > 590
+    assert parked.stage.dead_letters("denied") == []
+    assert parked.log.count("will not be parked") == 1
