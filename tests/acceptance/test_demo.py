@@ -23,8 +23,7 @@ from uuid import uuid4
 import pytest
 
 from celery_sqs_backoff import Outcome, Verdict
-
-from ..support.processes import eventually, stop
+from tests.support.processes import eventually, stop
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("-m", "example_project.demo")
@@ -65,15 +64,17 @@ def family() -> Family:
     return Family()
 
 
-@pytest.mark.acceptance
-def test_the_demo_sends_every_mail_once_and_leaves_nothing_running(
-    family: Family, tmp_path: Path
-) -> None:
-    """``make demo`` in small: exit code 0, the figures, the picture, and no process left."""
+@pytest.mark.parametrize(
+    "mails",
+    [pytest.param(40, id="40"), pytest.param(2000, id="2000", marks=pytest.mark.long)],
+)
+def test_demo(family: Family, tmp_path: Path, mails: int) -> None:
+    """``make demo`` sends each mail once, shows it, and leaves no process behind."""
     figures = tmp_path / "figures.json"
-    demo = family.start(*DEMO, "--quick", "--mails=40", f"--output={tmp_path}", f"--json={figures}")
+    arguments = [f"--mails={mails}", f"--output={tmp_path}", f"--json={figures}"]
+    demo = family.start(*DEMO, *(["--quick"] if mails == 40 else []), *arguments)
     try:
-        output = demo.communicate(timeout=100)[0].decode()
+        output = demo.communicate(timeout=100 if mails == 40 else 300)[0].decode()
     finally:
         stop(demo, timeout=20)
 
@@ -82,8 +83,8 @@ def test_the_demo_sends_every_mail_once_and_leaves_nothing_running(
     summary = json.loads(figures.read_text())
     assert [run["policy"] for run in summary["runs"]] == ["autoretry", "full-jitter", "provider"]
     for run in summary["runs"]:
-        assert run["mails"] == 40
-        assert run["calls"] > 40, "no mail was retried: there was no outage"
+        assert run["mails"] == mails
+        assert run["calls"] > mails, "no mail was retried: there was no outage"
         if run["policy"] == "autoretry":
             continue
         assert (run["lost"], run["duplicates"], run["dead"]) == (0, 0, 0)
@@ -95,29 +96,29 @@ def test_the_demo_sends_every_mail_once_and_leaves_nothing_running(
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.acceptance
-@pytest.mark.parametrize(
-    ("sent", "exit_code"),
-    [
-        pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
-    ],
-)
-def test_an_interrupted_demo_stops_all_it_has_started(
-    sent: signal.Signals, exit_code: int, family: Family, tmp_path: Path
-) -> None:
-    demo = family.start(*DEMO, "--mails=100", f"--output={tmp_path}")
-    worker_log = tmp_path / "worker-provider.log"
+def test_interrupted(tmp_path: Path) -> None:
+    """A demo that is interrupted stops all that it has started, and says so by its exit code."""
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143}
+    families = {sent: Family() for sent in codes}
+    logs = {sent: tmp_path / sent.name for sent in codes}
+    demos = {
+        sent: family.start(*DEMO, "--mails=100", f"--output={logs[sent]}")
+        for sent, family in families.items()
+    }
     try:
-        eventually(
-            lambda: worker_log.exists() and "worker-provider@" in worker_log.read_text(), timeout=90
-        )
-        demo.send_signal(sent)
-        output, _ = demo.communicate(timeout=20)
+        for sent, demo in demos.items():
+            log = logs[sent] / "worker-provider.log"
+            eventually(
+                lambda log=log: log.exists() and "worker-provider@" in log.read_text(), timeout=90
+            )
+            demo.send_signal(sent)
+        for sent, demo in demos.items():
+            output, _ = demo.communicate(timeout=20)
+            assert demo.returncode == codes[sent], output
+            assert families[sent].alive() == []
     finally:
-        stop(demo, timeout=20)
-    assert demo.returncode == exit_code, output
-    assert family.alive() == []
+        for demo in demos.values():
+            stop(demo, timeout=20)
 
 
 def in_the_project(code: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +128,8 @@ def in_the_project(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_lost_mail_makes_the_demo_fail(tmp_path: Path) -> None:
+def test_lost_mail(tmp_path: Path) -> None:
+    """A lost mail makes the demo fail."""
     done = in_the_project(f"""
 import sys
 from example_project import demo
@@ -145,7 +147,8 @@ sys.exit(demo.main(["--output", {str(tmp_path)!r}]))
     assert "not as it should be" in done.stdout
 
 
-def test_the_busiest_second_need_not_start_on_a_full_second() -> None:
+def test_busiest_second() -> None:
+    """The busiest second need not start on a full second."""
     done = in_the_project("""
 from example_project.scene import busiest_second
 print(busiest_second([]), busiest_second([0.1, 0.9, 1.0, 1.2, 3.0]), busiest_second([1.0, 2.0]))
@@ -153,8 +156,8 @@ print(busiest_second([]), busiest_second([0.1, 0.9, 1.0, 1.2, 3.0]), busiest_sec
     assert done.stdout.split() == ["0", "3", "1"], done.stderr
 
 
-def test_a_mail_that_is_neither_sent_nor_in_the_dlq_is_lost_whatever_else_is_in_both() -> None:
-    """Of four mails 1 and 2 were sent, 2 is in the DLQ as well, 3 is there alone: 4 is lost."""
+def test_counting_lost_mails() -> None:
+    """Of four mails 1 and 2 were sent, 2 is a dead letter as well, 3 only that, and 4 is lost."""
     done = in_the_project("""
 from types import SimpleNamespace
 from example_project.scene import Plan, Scene
@@ -177,7 +180,8 @@ print(result.lost, result.dead, result.duplicates, result.seconds_to_last_mail, 
     assert done.stdout.split() == ["1", "2", "5", "0.5", "False"], done.stderr
 
 
-def test_an_output_that_cannot_be_written_ends_the_demo_with_one_line(tmp_path: Path) -> None:
+def test_unwritable_output(tmp_path: Path) -> None:
+    """A directory that cannot be made ends the demo with one line."""
     (tmp_path / "file").touch()
     done = subprocess.run(
         [sys.executable, *DEMO, f"--output={tmp_path / 'file' / 'x'}"],
@@ -191,8 +195,8 @@ def test_an_output_that_cannot_be_written_ends_the_demo_with_one_line(tmp_path: 
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_an_sqs_port_that_somebody_has_is_refused_by_its_number(tmp_path: Path) -> None:
-    """Its queues are not ours to use."""
+def test_sqs_port_in_use(tmp_path: Path) -> None:
+    """A port of SQS that is in use is refused: the queues there are not ours."""
     done = in_the_project(f"""
 import socket
 from pathlib import Path
@@ -209,8 +213,8 @@ with socket.create_server(("127.0.0.1", 0)) as other, Programs(Path({str(tmp_pat
     assert done.stdout == "True []\n", done.stderr
 
 
-def test_the_settings_of_django_reach_the_tasks() -> None:
-    """``CELERY_SQS_BACKOFF`` is all there is to it."""
+def test_django_settings() -> None:
+    """``CELERY_SQS_BACKOFF`` reaches the tasks."""
     done = in_the_project("""
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
@@ -227,7 +231,8 @@ print(send_mail.backoff_options.backoff is django.conf.settings.CELERY_SQS_BACKO
     ], done.stderr
 
 
-def test_no_migration_of_the_example_is_missing(tmp_path: Path) -> None:
+def test_migrations(tmp_path: Path) -> None:
+    """No migration of the example is missing."""
     done = subprocess.run(
         [sys.executable, "-m", "example_project.manage", "makemigrations", "--check"],
         cwd=ROOT,
@@ -305,9 +310,8 @@ def provider_errors() -> Callable[[BaseException], Outcome | Verdict | None]:
 Errors = Callable[[BaseException], Outcome | Verdict | None]
 
 
-def test_a_mail_sent_twice_is_counted_as_a_duplicate(
-    provider: ProviderAtWork, new_id: Callable[[], int]
-) -> None:
+def test_duplicates(provider: ProviderAtWork, new_id: Callable[[], int]) -> None:
+    """The provider counts a mail that is sent twice."""
     before, mail_id = provider.report(), new_id()
     provider.send(mail_id)
     provider.send(mail_id)
@@ -317,9 +321,8 @@ def test_a_mail_sent_twice_is_counted_as_a_duplicate(
     assert after["calls"] - before["calls"] == 2
 
 
-def test_down_means_503_and_a_retry(
-    provider: ProviderAtWork, new_id: Callable[[], int], provider_errors: Errors
-) -> None:
+def test_down(provider: ProviderAtWork, new_id: Callable[[], int], provider_errors: Errors) -> None:
+    """A provider that is down answers 503, which is retried."""
     provider.behave(mode="down")
     before = provider.report()
     with pytest.raises(HTTPError) as failure:
@@ -330,9 +333,10 @@ def test_down_means_503_and_a_retry(
     assert provider_errors(failure.value) == Verdict(Outcome.RETRYABLE)
 
 
-def test_refusing_means_that_nobody_listens_until_it_is_up_again(
+def test_refusing(
     provider: ProviderAtWork, new_id: Callable[[], int], provider_errors: Errors
 ) -> None:
+    """A provider that refuses does not listen until it is up again."""
     provider.behave(mode="refusing")
     with pytest.raises(URLError) as failure:
         provider.send(new_id())
@@ -343,9 +347,10 @@ def test_refusing_means_that_nobody_listens_until_it_is_up_again(
     provider.send(new_id())
 
 
-def test_beyond_the_rate_limit_a_call_is_answered_429_with_retry_after(
+def test_rate_limit(
     provider: ProviderAtWork, new_id: Callable[[], int], provider_errors: Errors
 ) -> None:
+    """A call beyond the rate limit is answered 429, with a time to retry after."""
     provider.behave(mode="up", calls_per_second=2, retry_after_seconds=7)
     provider.send(new_id())
     provider.send(new_id())
@@ -357,9 +362,8 @@ def test_beyond_the_rate_limit_a_call_is_answered_429_with_retry_after(
     assert provider_errors(failure.value) == Verdict(Outcome.RETRYABLE, retry_after=7)
 
 
-def test_the_rate_limit_looks_back_one_second(
-    provider: ProviderAtWork, new_id: Callable[[], int]
-) -> None:
+def test_rate_limit_of_a_second(provider: ProviderAtWork, new_id: Callable[[], int]) -> None:
+    """The rate limit looks back one second."""
     provider.behave(mode="up", calls_per_second=1)
     provider.send(new_id())
     sent_at = time.monotonic()
@@ -375,9 +379,8 @@ def test_the_rate_limit_looks_back_one_second(
     assert time.monotonic() - sent_at > 0.9
 
 
-def test_slow_means_that_the_mail_is_sent_and_the_answer_comes_late(
-    provider: ProviderAtWork, new_id: Callable[[], int]
-) -> None:
+def test_slow(provider: ProviderAtWork, new_id: Callable[[], int]) -> None:
+    """A slow provider sends the mail and answers late."""
     provider.behave(mode="slow", slowness_seconds=0.2)
     before, started = provider.report(), time.monotonic()
     provider.send(new_id())
@@ -385,10 +388,10 @@ def test_slow_means_that_the_mail_is_sent_and_the_answer_comes_late(
     assert provider.report()["mails"] == before["mails"] + 1
 
 
-def test_silent_means_that_the_mail_is_sent_but_nobody_can_know(
+def test_silent(
     provider: ProviderAtWork, new_id: Callable[[], int], provider_errors: Errors
 ) -> None:
-    """The one failure that must never be retried: the mail would go out twice."""
+    """A silent provider sends the mail; a retry would send it twice."""
     provider.behave(mode="silent")
     before = provider.report()
     with pytest.raises(TimeoutError) as failure:
@@ -397,7 +400,8 @@ def test_silent_means_that_the_mail_is_sent_but_nobody_can_know(
     assert provider_errors(failure.value) is Outcome.UNKNOWN
 
 
-def test_behaviour_that_does_not_exist_is_refused(provider: ProviderAtWork) -> None:
+def test_unknown_mode(provider: ProviderAtWork) -> None:
+    """A mode that does not exist is refused."""
     with pytest.raises(HTTPError) as failure:
         provider.behave(mode="moody")
     assert failure.value.code == 400
@@ -412,11 +416,11 @@ def test_behaviour_that_does_not_exist_is_refused(provider: ProviderAtWork) -> N
         pytest.param(502, Outcome.UNKNOWN, id="a gateway does not know what happened behind it"),
     ],
 )
-def test_other_answers_are_not_retried(
-    status: int, verdict: Outcome, provider_errors: Errors
-) -> None:
+def test_not_retried(status: int, verdict: Outcome, provider_errors: Errors) -> None:
+    """Other answers are not retried."""
     assert provider_errors(HTTPError("http://x", status, "", {}, None)) is verdict  # type: ignore[arg-type]
 
 
-def test_an_error_that_is_not_the_providers_is_left_to_others(provider_errors: Errors) -> None:
+def test_other_errors(provider_errors: Errors) -> None:
+    """An error that is not of the provider is left to other classifiers."""
     assert provider_errors(KeyError("customer")) is None
