@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from celery.bin.celery import celery
+from click.testing import CliRunner
+
 from celery_sqs_backoff import FullJitter, Provider, SQSBackoffTask
-from celery_sqs_backoff.simulate.engine import simulate
-from celery_sqs_backoff.simulate.measures import Call
-from celery_sqs_backoff.simulate.scenario import (
-    Arrivals,
-    Fleet,
-    Kind,
-    Phase,
-    Scenario,
-    Script,
-    Task,
-)
-from celery_sqs_backoff.simulate.strategies import Recall
 from tests.support.processes import eventually
 from tests.support.record import note
 
-from .stage import Stage, app_of_this_module
+from .stage import KILLED, Stage, app_of_this_module
 
 app = app_of_this_module()
 
-MAILS = 200
-OUTAGE_SECONDS = 8.0
-SENT_IN_SECONDS = 2.0  # about
+MAILS_PER_SECOND = 25
 CALL_SECONDS = 0.05
 PROCESSES = 2
-SEEDS = range(20)
 
 #: The simulator knows no slow machine: what is real may take this much longer than its slowest
 #: draw. Calls while the provider is down depend on time less: they are probes, and what was under
@@ -40,9 +30,6 @@ SEEDS = range(20)
 DRAIN_FACTOR, DRAIN_SECONDS = 2.0, 10.0
 DRAIN_LESS_SECONDS = 2.0
 CALLS_FACTOR, CALLS_MORE = 1.5, 4
-
-backoff = FullJitter(base=1, cap=60)
-provider = Provider("mail", probe_interval=1, longest_probe_interval=4)
 
 
 class Down(Exception):
@@ -54,8 +41,8 @@ class Down(Exception):
     base=SQSBackoffTask,
     bind=True,
     retry_on=Down,
-    backoff=backoff,
-    provider=provider,
+    backoff=FullJitter(base=1, cap=60),
+    provider=Provider("mail", probe_interval=1, longest_probe_interval=4),
 )
 def send(self: Any, number: int, flag: str) -> None:
     is_down = Path(flag).exists()
@@ -65,54 +52,62 @@ def send(self: Any, number: int, flag: str) -> None:
         raise Down
 
 
-def simulated() -> tuple[list[int], list[float]]:
-    """Calls while the provider is down, and seconds to drain, one of each per seed."""
-    outage = Phase(kind=Kind.OUTAGE, start=0.0, lasts=OUTAGE_SECONDS)
-    scenario = Scenario(
-        script=Script(
-            capacity=None,
-            call_seconds=CALL_SECONDS,
-            failed_call_seconds=CALL_SECONDS,
-            phases=(outage,),
-        ),
-        arrivals=Arrivals(rate=MAILS / SENT_IN_SECONDS, lasts=SENT_IN_SECONDS),
-        fleet=Fleet(workers=2, processes=PROCESSES, prefetch=3),  # Celery's default: 4 in all
-        task=Task(backoff=backoff, thresholds=provider.thresholds),
-    )
-    measures = [simulate(scenario, Recall, seed=seed) for seed in SEEDS]
-    calls = [each.calls[Call.WASTED] for each in measures]
-    return calls, [(each.drained_at or 0.0) - OUTAGE_SECONDS for each in measures]
+def simulated(outage_seconds: int, seed: int) -> tuple[int, float]:
+    """Return how many calls are made while the provider is down, and the seconds to drain."""
+    options = {
+        "task": send.name,
+        "outage": f"{outage_seconds}s",
+        "messages": f"{MAILS_PER_SECOND}/s",
+        "capacity": f"{PROCESSES * 2 / CALL_SECONDS:g}/s",
+        "workers": 2,
+        "processes": PROCESSES,
+        "seed": seed,
+        "compare": "gate+recall",
+    }
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    done = CliRunner().invoke(celery, ["-A", __name__, "sqs-simulate", "--json", *arguments])
+    assert done.exit_code == 0, done.output
+    [result] = json.loads(done.stdout)["results"]
+    return result["wasted"], result["drain"]
 
 
-def test_the_simulator_says_what_two_workers_do(
-    make_stage: Callable[..., Stage], tmp_path: Path
+@pytest.mark.parametrize(
+    ("outage_seconds", "seeds"),
+    [pytest.param(4, 3, id="4 s"), pytest.param(10, 20, id="10 s", marks=pytest.mark.long)],
+)
+def test_simulator(
+    make_stage: Callable[..., Stage], tmp_path: Path, outage_seconds: int, seeds: int
 ) -> None:
-    """Calls during the outage: within 1.5 times what 20 seeds of the simulator say, and 4 more or
-    less. Seconds to drain: at most twice its longest and 10; at least half its shortest, less 2."""
+    """Two workers make as many calls during an outage as the simulator says, and drain as fast.
+
+    Calls: within 1.5 times what its seeds say, and 4 more or less. Seconds to drain: at most twice
+    the longest and 10; at least half the shortest, less 2.
+    """
     stage = make_stage()
     flag = tmp_path / "down"
     flag.touch()
-    with stage.worker(concurrency=PROCESSES), stage.worker(concurrency=PROCESSES):
-        for number in range(MAILS):
+    mails = MAILS_PER_SECOND * outage_seconds
+    running = {name: {"concurrency": PROCESSES, **KILLED} for name in ("first", "second")}
+    with stage.workers(**running):
+        began = time.monotonic()
+        for number in range(mails):
             stage.send("calibration.mail", number, str(flag))
+            time.sleep(max(0.0, began + number / MAILS_PER_SECOND - time.monotonic()))
         eventually(lambda: stage.runs("calibration.mail"), timeout=20)
-        time.sleep(OUTAGE_SECONDS)
+        eventually(lambda: time.monotonic() > began + outage_seconds, timeout=60)
         flag.unlink()
         back_at = time.monotonic()
         eventually(
-            lambda: sum(not run["failed"] for run in stage.runs("calibration.mail")) >= MAILS,
+            lambda: sum(not run["failed"] for run in stage.runs("calibration.mail")) >= mails,
             timeout=60,
         )
         drained = time.monotonic() - back_at
-        stage.wait_until_settled(timeout=20)
     calls = sum(run["failed"] for run in stage.runs("calibration.mail"))
-    calls_simulated, drains_simulated = simulated()
-    shortest, longest = min(drains_simulated), max(drains_simulated)
-    figures = (
-        f"{calls} calls, simulated {min(calls_simulated)} to {max(calls_simulated)};"
-        f" {drained:.1f} s to drain, simulated {shortest:.1f} to {longest:.1f}"
-    )
-    assert min(calls_simulated) / CALLS_FACTOR - CALLS_MORE <= calls, figures
-    assert calls <= CALLS_FACTOR * max(calls_simulated) + CALLS_MORE, figures
-    assert shortest / DRAIN_FACTOR - DRAIN_LESS_SECONDS <= drained, figures
-    assert drained <= DRAIN_FACTOR * longest + DRAIN_SECONDS, figures
+    draws = [simulated(outage_seconds, seed) for seed in range(seeds)]
+    wasted, drains = [calls for calls, _ in draws], [seconds for _, seconds in draws]
+    figures = f"{calls} calls, simulated {wasted}; {drained:.1f} s to drain, simulated {drains}"
+    print(figures)  # noqa: T201
+    assert min(wasted) / CALLS_FACTOR - CALLS_MORE <= calls, figures
+    assert calls <= CALLS_FACTOR * max(wasted) + CALLS_MORE, figures
+    assert min(drains) / DRAIN_FACTOR - DRAIN_LESS_SECONDS <= drained, figures
+    assert drained <= DRAIN_FACTOR * max(drains) + DRAIN_SECONDS, figures
