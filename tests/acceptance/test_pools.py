@@ -83,7 +83,7 @@ def in_order(self: Any, group: str, n: int, failures: int) -> None:
 
 
 class Scene:
-    """A worker per pool, on three queues of its own: for tasks, for bad input, and a FIFO queue."""
+    """A worker per pool, on queues of its own: for tasks, bad input, times, and a FIFO queue."""
 
     def __init__(self, make: Callable[..., Stage]) -> None:
         queues: dict[str, Any] = {}
@@ -91,6 +91,7 @@ class Scene:
             queues[pool] = {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}
             queues[f"{pool}-bad"] = {"max_receive_count": 1}
             queues[f"{pool}-fifo"] = {"fifo": True, "max_receive_count": 100}
+            queues[f"{pool}-later"] = {"visibility_timeout_seconds": 120}
         self.stage = stage = make(queues=queues)
         self.dead: dict[str, list[str]] = {}
         for pool in POOLS:
@@ -99,21 +100,26 @@ class Scene:
             pool: {
                 "pool": pool,
                 "concurrency": 2,
-                "queues": [stage[pool + which].name for which in ("", "-bad", "-fifo")],
+                "options": ("--prefetch-multiplier", "1"),
+                "queues": [stage[pool + which].name for which in ("", "-bad", "-fifo", "-later")],
             }
             for pool in POOLS
         }
+        settled = [queue for queue in queues if not queue.endswith("-later")]
         with stage.workers(**options) as workers:
-            stage.wait_until_settled()
+            stage.wait_until_settled(*settled, timeout=90)
             for pool in POOLS:
                 stage.send("succeeds", queue=pool)
             eventually(lambda: all(len(self.runs(pool)["succeeds"]) == 6 for pool in POOLS))
-            stage.wait_until_settled()
+            stage.wait_until_settled(*settled)
+            self.later = {pool: stage.messages(f"{pool}-later") for pool in POOLS}
             self.is_running = {pool: worker.is_running for pool, worker in workers.items()}
             self.logs = {pool: worker.log() for pool, worker in workers.items()}
 
     def _send(self, pool: str) -> None:
         send = self.stage.send
+        for _ in range(2):  # as many as the worker takes in advance
+            send("succeeds", queue=f"{pool}-later", countdown=100)
         send("lasts", 3 * VISIBILITY_TIMEOUT_SECONDS, queue=pool)
         for name in ("retries", "cancelled", "memory", *["succeeds"] * 5):
             send(name, queue=pool)
@@ -206,3 +212,9 @@ def test_fifo_order(scene: Scene, pool: str) -> None:
     assert numbers("a") == [0, 1, 1, 1, 2, 3, 4]
     assert numbers("b") == [0, 1, 2, 3, 4]
     assert scene.stage.dead_letters(f"{pool}-fifo") == []
+
+
+def test_free_process(scene: Scene, pool: str) -> None:
+    """Messages that the worker holds until they are due leave its processes to others."""
+    assert scene.later[pool] == (0, 2)
+    assert scene.runs(f"{pool}-later") == {}
