@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.runner import run_chaos
 
 #: What tasks do, the faults and the kills; what they coincide with differs from run to run.
 SEED = 1
 
+FAULTS = {"delay", "drop-after", "drop-before", "error", "fail-entries"}
 
-def test_in_chaos_every_message_is_done_or_a_dead_letter_and_no_run_is_unexplained(
-    tmp_path: Path,
-) -> None:
-    report = run_chaos(tasks=300, seed=SEED, directory=tmp_path, chaos_seconds=14)
+
+@pytest.mark.parametrize(
+    ("tasks", "seconds"),
+    [pytest.param(100, 8, id="100"), pytest.param(300, 14, id="300", marks=pytest.mark.long)],
+)
+def test_chaos(tmp_path: Path, tasks: int, seconds: float) -> None:
+    """Every message is done or a dead letter, and no further run is without an explanation."""
+    report = run_chaos(tasks=tasks, seed=SEED, directory=tmp_path, chaos_seconds=seconds)
     print("\n".join(report.lines()))  # noqa: T201  # pytest shows it when the test fails
     assert report.is_good
-    assert len(report.done) > 200
-    assert report.faults.keys() == {"delay", "drop-after", "drop-before", "error", "fail-entries"}
-    assert {"kill_child", "kill_worker", "pull_plug"} <= report.deeds.keys()
+    assert len(report.done) > 2 * tasks / 3
+    assert report.faults or report.deeds
+    if tasks == 300:  # enough for one of each kind
+        assert report.faults.keys() == FAULTS
+        assert {"kill_child", "kill_worker", "pull_plug"} <= report.deeds.keys()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.acceptance.stage import Stage
+from tests.support.processes import eventually
 from tests.support.workers import Worker
 
 __all__ = ["Berth", "Fleet", "fleet"]
@@ -93,12 +94,16 @@ class Fleet:
 
 @contextmanager
 def fleet(stage: Stage) -> Iterator[Fleet]:
-    """Keep a crew running; at the end all workers get SIGTERM at once, and are waited for."""
+    """Keep a crew running, ready when the block begins.
+
+    At the end all workers get SIGTERM at the same time, and are waited for.
+    """
     stopping = threading.Event()
     berths = [Berth(stage, pool, concurrency, stopping) for pool, concurrency in CREW]
     for berth in berths:
         berth.start()
     try:
+        eventually(lambda: all(berth.worker or berth.deserted for berth in berths), timeout=60)
         yield Fleet(berths)
     finally:
         stopping.set()
