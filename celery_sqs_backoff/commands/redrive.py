@@ -162,14 +162,6 @@ Examples:
 )
 @option(
     "Running",
-    "--engine",
-    type=click.Choice(["client", "native"]),
-    default="client",
-    show_default=True,
-    help="native: SQS itself moves everything (StartMessageMoveTask).",
-)
-@option(
-    "Running",
     "--dry-run",
     is_flag=True,
     help="Only look, and say what would be done. With --dump: look at all, and copy.",
@@ -215,11 +207,9 @@ def sqs_redrive(
         with interrupted_by_signals():
             if dry_run:
                 sys.exit(shell.dry_run(sample))
-            if options["journal"] is None and not no_journal and options["engine"] == "client":
+            if options["journal"] is None and not no_journal:
                 options["journal"] = journal_directory()
-            if yes:
-                shell.refuse_what_needs_a_yes()
-            elif (code := shell.ask(sample)) is not None:
+            if not yes and (code := shell.ask(sample)) is not None:
                 sys.exit(code)
             report = shell.run()
     except (ValueError, TypeError, RedriveRefused) as exc:

@@ -77,15 +77,6 @@ class Shell:
         click.echo(no_match(plan), err=True)
         return NOTHING_MATCHED
 
-    def refuse_what_needs_a_yes(self) -> None:
-        """Nobody is asked: what has a question of its own needs its own option."""
-        if self._options["engine"] == "native" and not self._options["include_unknown"]:
-            raise RedriveRefused(
-                "The native engine moves all messages, also those that may have been done already"
-                " (outcome UNKNOWN): say --include-unknown, or use the client engine, which leaves"
-                " them."
-            )
-
     def ask(self, sample: int) -> int | None:
         """Look, tell, and ask. Returns the exit code, unless it is to go on."""
         options = self._options
@@ -101,9 +92,6 @@ class Shell:
                 f"{self._estimated(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
                 " UNKNOWN): a replay may do them twice. Send these, too?"
             )
-            if options["engine"] == "native" and not options["include_unknown"]:
-                click.echo("The native engine cannot leave them: use the client engine.", err=True)
-                return self._declined()
             plan = self._look(sample) if options["include_unknown"] else plan
         return None if self._asked(self._question(plan)) else self._declined()
 
@@ -118,10 +106,9 @@ class Shell:
     def _question(self, plan: Plan) -> str:
         options = self._options
         about = "" if plan.looked_at >= plan.messages else "about "
-        number = plan.messages if options["engine"] == "native" else plan.to_send
         what = "DELETE, without sending," if options["delete"] else "Send"
         rate = f" at {options['rate']}" if options["rate"] else ", as fast as SQS takes them"
-        question = f"{what} {about}{number} messages{'' if options['delete'] else rate}?"
+        question = f"{what} {about}{plan.to_send} messages{'' if options['delete'] else rate}?"
         if not plan.matching:
             question = f"{no_match(plan)} {what} those of the others that do?"
         if options["expired"] == "drop" and plan.expired and not options["delete"]:

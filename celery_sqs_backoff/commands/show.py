@@ -186,9 +186,7 @@ def closing(
     shows, shown = (f": `{peek}` shows why", f": `{peek}`") if queue else ("", "")
     looked_at = report.looked_at - report.returned
     done = report.sent + report.dropped
-    if options.get("engine") == "native":  # which looks at none
-        found = [f"{done} moved by SQS."]
-    elif options.get("delete"):
+    if options.get("delete"):
         found = [f"{report.dropped} of {looked_at} deleted unsent."]
     else:
         found = [f"{report.sent} of {looked_at} sent."]

@@ -13,8 +13,7 @@ from uuid import uuid4
 from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
-from .native import move
-from .opening import Engine, OpenedArchive, OpenedQueue, opened
+from .opening import OpenedArchive, OpenedQueue, opened
 from .pace import Pace
 from .report import RedriveReport
 from .run import Run
@@ -37,7 +36,6 @@ def redrive(
     *,
     to: str | None = None,
     load: str | Path | None = None,
-    engine: Engine = "client",
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
@@ -57,8 +55,6 @@ def redrive(
             dead-letter record says, else to the one queue that has this dead-letter queue. Only
             queues that SQS lists as sources of this dead-letter queue are used.
         load: send the messages of this archive instead of a queue's.
-        engine: ``"native"`` lets SQS do it (StartMessageMoveTask): all messages, at a rate and
-            no more.
         on_event: is called with each event, one at a time, from the engine's threads.
         stop: set it to end the run as soon as SQS has answered what is under way.
         pace: a rate schedule of your own, to change the rate meanwhile.
@@ -101,13 +97,9 @@ def redrive(
         ValueError, TypeError: an option is invalid.
     """
     settings = Settings(**options)
-    with opened(app, source, settings, to=to, load=load, engine=engine) as found:
-        if engine == "native" and isinstance(found, OpenedQueue):
-            route = found.route
-            return move(route.source, route.default, settings, on_event=on_event, stop=stop)
-        with ExitStack() as stack:
-            run = _prepare(found, on_event, stop, pace, stack)
-            return run()
+    with opened(app, source, settings, to=to, load=load) as found, ExitStack() as stack:
+        run = _prepare(found, on_event, stop, pace, stack)
+        return run()
 
 
 def journal_path(path: Path, source: Source) -> Path:

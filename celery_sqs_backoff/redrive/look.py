@@ -25,7 +25,7 @@ from .handling import Destinations
 from .journal import NoJournal
 from .ledger import Receipt
 from .message import DeadLetter
-from .opening import Engine, opened
+from .opening import opened
 from .pace import seconds_for
 from .queues import Endpoint
 from .report import Ended
@@ -154,7 +154,6 @@ def peek(
     *,
     to: str | None = None,
     load: str | Path | None = None,
-    engine: Engine = "client",
     sample: int | None = DEFAULT_SAMPLE,
     raw: bool = False,
     copy: str | Path | None = None,
@@ -169,7 +168,6 @@ def peek(
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: the destination that the redrive would have.
         load: look at this archive instead.
-        engine: of the redrive: ``"native"`` would move all messages.
         sample: look at so many messages at the most. Default 1,000; ``None``: at all. Each is a
             receive, which counts towards a redrive policy of the dead-letter queue itself.
         raw: keep the messages with their bodies in ``Plan.raw``.
@@ -184,7 +182,7 @@ def peek(
     """
     settings = Settings(**options)
     with (
-        opened(app, source, settings, to=to, load=load, engine=engine) as found,
+        opened(app, source, settings, to=to, load=load) as found,
         ExitStack() as stack,
     ):
         archive = None
@@ -197,7 +195,6 @@ def peek(
             archive,
             raw=raw,
             now=now,
-            moves_all=engine == "native",
         )
         return look(sample, stop)
 
@@ -212,14 +209,12 @@ class _Look:
         *,
         raw: bool,
         now: Callable[[], float],
-        moves_all: bool = False,
         clock: Callable[[], float] = steady_seconds,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock, self._sleep = clock, sleep
         self._source, self._route, self._settings = source, route, settings
         self._archive, self._raw, self._now = archive, raw, now
-        self._moves_all = moves_all
         self._book = Book(NoJournal(), None, clock)
         self._plan = Plan(
             source.name,
@@ -266,7 +261,7 @@ class _Look:
     def _handle(self, found: Mapping[Receipt, Sequence[DeadLetter]]) -> None:
         now = self._now()
         messages = found.get(Receipt.NEW, [])
-        triaged = [(m, self._triaged(m, now)) for m in messages]
+        triaged = [(m, triage(m, self._settings, self._route.destination, now)) for m in messages]
         self._book.leave([(m, Disposition(Action.SKIP, "looked at")) for m in messages])
         selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]
         if self._archive is not None and selected:
@@ -278,11 +273,6 @@ class _Look:
             self._plan.looked_at += len(messages)
             for message, disposition in selected:
                 self._count(message, disposition, now)
-
-    def _triaged(self, message: DeadLetter, now: float) -> Disposition[Endpoint]:
-        if self._moves_all:
-            return Disposition(Action.SEND, destination=self._route.default)
-        return triage(message, self._settings, self._route.destination, now)
 
     def _count(self, message: DeadLetter, disposition: Disposition[Endpoint], now: float) -> None:
         plan, settings = self._plan, self._settings

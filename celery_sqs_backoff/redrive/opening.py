@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from .archive import ArchiveRoute, ArchiveSource
 from .errors import RedriveRefused
-from .native import why_not
 from .queues import Broker, Endpoint, broker_of
 from .route import Route, find_route
 from .settings import Settings
@@ -19,9 +18,7 @@ from .source import QueueSource
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["Engine", "OpenedArchive", "OpenedQueue", "opened"]
-
-Engine = Literal["client", "native"]
+__all__ = ["OpenedArchive", "OpenedQueue", "opened"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ def opened(
     *,
     to: str | None,
     load: str | Path | None,
-    engine: Engine,
 ) -> Iterator[OpenedQueue | OpenedArchive]:
     """Connect, and find what the arguments name. They are those of a redrive.
 
@@ -61,15 +57,11 @@ def opened(
     """
     if (source is None) == (load is None):
         raise ValueError("expected a dead-letter queue, or an archive to load, and not both")
-    if engine not in get_args(Engine):
-        raise ValueError(f"invalid engine {engine!r}: expected client or native")
     with broker_of(app) as broker:
         if source is not None:
-            yield _opened_queue(broker, source, settings, to=to, engine=engine)
+            yield _opened_queue(broker, source, settings, to=to)
             return
         assert load is not None
-        if engine == "native":
-            raise RedriveRefused("The native engine moves what is in a queue, not an archive.")
         if settings.delete or settings.dump:
             raise RedriveRefused("An archive is only sent: delete and dump are for queues.")
         archive, to_where = ArchiveSource(Path(load)), ArchiveRoute(broker, to)
@@ -78,12 +70,10 @@ def opened(
 
 
 def _opened_queue(
-    broker: Broker, source: str, settings: Settings, *, to: str | None, engine: Engine
+    broker: Broker, source: str, settings: Settings, *, to: str | None
 ) -> OpenedQueue:
     route = find_route(broker, source, to=to, force=settings.force)
     found = QueueSource(route.source)
-    if engine == "native" and (why := why_not(settings, is_fifo=found.is_fifo)):
-        raise RedriveRefused(f"The native engine cannot do this: {why}. Use the client engine.")
     _refuse_spread(settings, found)
     if (origin := settings.selection.origin) is not None:
         settings = settings.with_origin(_sqs_name(broker, origin, route.sources))

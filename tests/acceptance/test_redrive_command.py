@@ -205,8 +205,6 @@ def test_poison(stage, run):
         ["QUEUE", "--delete"],
         ["no-such-queue"],
         ["QUEUE", "--no-such-option"],
-        ["QUEUE", "--engine", "native", "--task", "x"],
-        ["QUEUE", "--engine", "native", "--task", "x", "--dry-run"],
         ["QUEUE", "--journal", "j", "--no-journal"],
         ["QUEUE", "--id", ""],
         [],
@@ -578,33 +576,6 @@ def test_messages_of_one_queue_of_a_shared_dead_letter_queue(stage, run, make_qu
     run("sqs-redrive", stage.dlq.name, "--yes", "--from", names.get(named, "sms"))
     assert stage.bodies(other) == Counter(["other's"])
     assert not stage.bodies(stage.queue)
-
-
-def test_native_asks_about_all_it_moves(stage, run):
-    """It looks at no expiry and no replays: the question counts every message."""
-    stage.fill(task(), *(task(expires="2020-01-01T00:00:00+00:00") for _ in range(2)))
-    result = run("sqs-redrive", stage.dlq.name, "--engine", "native", answer="n\n")
-    assert "Send 3 messages" in result.stderr
-
-
-def test_a_dry_run_of_a_native_move_says_that_all_are_sent(stage, run):
-    """It said that those which the client engine leaves would be left."""
-    stage.fill(task(), MessageAttributes=UNKNOWN)
-    stage.fill(task(expires="2020-01-01T00:00:00+00:00"))
-    result = run("sqs-redrive", stage.dlq.name, "--engine", "native", "--dry-run", "--json")
-    assert json.loads(result.stdout.splitlines()[0])["by_action"] == {"send": 2}
-
-
-def test_native_does_not_leave_what_may_have_been_done_already(stage, run):
-    """It moves all messages: so it is refused unattended, and ends if the answer is no."""
-    stage.fill(task(), MessageAttributes=UNKNOWN)
-    native = ["sqs-redrive", stage.dlq.name, "--engine", "native"]
-    unattended = run(*native, "--yes")
-    assert unattended.exit_code == exit_codes.USAGE
-    assert "--include-unknown" in unattended.stderr
-    asked = run(*native, answer="n\ny\n")
-    assert asked.exit_code == exit_codes.INTERRUPTED
-    assert "cannot leave them" in asked.stderr
 
 
 def test_nobody_is_asked_about_nothing(stage, run):

@@ -72,12 +72,6 @@ def test_the_end_of_a_load_speaks_of_its_archive():
     assert "in the queue" not in found
 
 
-def test_the_end_of_a_move_by_sqs_speaks_of_what_it_moved():
-    """It said "100 of 0 sent. There was no message.": no message passes through our hands."""
-    report, options = RedriveReport(sent=100, deleted=100), {"engine": "native"}
-    assert closing(report, queue="q", options=options, journal=None) == ["100 moved by SQS."]
-
-
 def test_the_end_says_that_messages_have_expired_and_stay():
     """Unattended, nothing else says why it was "0 of 6 sent"."""
     report = RedriveReport(skipped=6, unknown=4, looked_at=6)
