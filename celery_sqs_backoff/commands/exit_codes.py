@@ -25,7 +25,7 @@ UNREACHABLE: Final = 5
 #: Ctrl-C, SIGTERM, SIGHUP, or the question was answered with no.
 INTERRUPTED: Final = 130
 
-#: The probe, the canary, or messages coming back stopped it.
+#: The probe, or messages coming back stopped it.
 GATE: Final = 3
 
 #: Wrong options, or the redrive was refused: nothing was sent. (2 is click's own.)

@@ -14,8 +14,6 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.redrive.events import (
-    CanaryPassed,
-    CanarySent,
     Event,
     Failed,
     InDoubt,
@@ -169,11 +167,6 @@ def _line(event: Event, *, show_ids: bool) -> str | None:
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
         case RateChanged(factor, reason):
             return f"slowed down to {factor:.0%} of the rate: {safe(reason)}"
-        case CanarySent(messages):
-            waiting = "waiting for it to leave the main queue, which SQS counts a minute late"
-            return f"canary of {messages} sent; {waiting}"
-        case CanaryPassed(messages):
-            return f"canary of {messages} has passed"
         case Poison(ids, reason) if show_ids:
             return f"poison ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
         case Skipped(ids, reason) if show_ids:

@@ -27,7 +27,7 @@ Exit codes:
   1    some messages could not be sent or deleted, or are held in doubt; or a file could not
        be written
   2    wrong options, or refused: nothing was sent
-  3    stopped by the gate: probe, canary, messages coming back, or SQS's retention
+  3    stopped by the gate: probe, messages coming back, or SQS's retention
   4    poison was found and left
   5    SQS is unreachable, or does not let us
   6    not complete: messages are left that could not be received
@@ -37,7 +37,8 @@ Exit codes:
 Examples:
   celery -A proj sqs-redrive mail-dlq --dry-run --rate 10/s
   celery -A proj sqs-redrive mail-dlq --rate 10/s --ramp 10m
-  celery -A proj sqs-redrive mail-dlq --rate 10/s --canary 20 --probe https://mail.example/health
+  celery -A proj sqs-redrive mail-dlq --rate 10/s --limit 20
+  celery -A proj sqs-redrive mail-dlq --rate 10/s --probe https://mail.example/health
   celery -A proj sqs-redrive mail-dlq --task 'mails.newsletter*' --delete --dump old.jsonl
   celery -A proj sqs-redrive --load old.jsonl --rate 5/s
 """
@@ -108,22 +109,6 @@ Examples:
     "--probe",
     metavar="URL|MODULE:CALLABLE",
     help="Must be good (2xx; anything but False) before the start and all along.",
-)
-@option(
-    "Gate",
-    "--canary",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Send N first, and wait until they have left the main queue.",
-)
-@option(
-    "Gate",
-    "--canary-timeout",
-    metavar="DURATION",
-    default="10m",
-    show_default=True,
-    help="How long to wait for them.",
 )
 @option(
     "Safety",

@@ -68,9 +68,6 @@ def redrive(
             (outcome UNKNOWN), too. Default: leave them, as skipped.
         limit: send at most N messages.
         max_replays: skip messages that were already replayed N times. Default 3.
-        canary: send so many first and wait until they have left the destination, a minute at
-            least: SQS's counts can be so late. Default 0: none.
-        canary_timeout: how long to wait, also if that is less. Default 600 s.
         probe: URL, ``"module:callable"`` or callable: whether the provider is well. Asked before
             the first message and every 5 s.
         expired: what to do with tasks whose ``expires`` has passed, which a worker would throw

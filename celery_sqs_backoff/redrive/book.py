@@ -93,7 +93,6 @@ class Book:
         self.by_task: Counter[str] = Counter()
         self.admitted = 0
         self.unknown = 0
-        self.back = 0  # of a canary: messages more in the source, by its count
         self.claims = 0
         self._journal = journal
         self._on_event = on_event

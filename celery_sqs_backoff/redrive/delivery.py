@@ -54,9 +54,6 @@ class Delivery:
         self._settings, self._pace, self._arrivals = settings, pace, arrivals
         self._run_id, self._default = run_id, default
         self._clock, self._now, self._sleep, self._rng = clock, now, sleep, rng
-        self.spread = settings.spread
-        #: Told of each queue before anything is sent there.
-        self.on_destination: Callable[[Endpoint], None] = lambda to: None
         #: URLs of queues that are not there or not for us; why.
         self.closed: dict[str, str] = {}
         #: FIFO: groups of which a message is left, so that those after it wait for it.
@@ -83,9 +80,7 @@ class Delivery:
 
     def send_all(self, to: Endpoint, messages: Sequence[DeadLetter]) -> None:
         """Send messages to one queue, each in its slot; delete what was sent."""
-        if to.url not in self._destinations:
-            self.on_destination(to)
-            self._destinations[to.url] = to
+        self._destinations[to.url] = to
         entries, unreadable = entries_for(
             messages,
             run_id=self._run_id,
@@ -93,7 +88,7 @@ class Delivery:
             is_load=self._source.is_archive,
             extend=self._settings.expired == "extend",
             now=self._now(),
-            spread=self.spread,
+            spread=self._settings.spread,
             rng=self._rng,
         )
         self._fail(to, unreadable, "unreadable: it cannot be sent as it is")

@@ -85,7 +85,7 @@ def tell_end(
     book.name_undeleted("SQS has not confirmed the delete")
     with book.lock:
         report = RedriveReport(
-            **numbers_of(book.ledger, book.back),
+            **numbers_of(book.ledger),
             unknown=book.unknown,
             remaining=remaining,
             ended=ended,

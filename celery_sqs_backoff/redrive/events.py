@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 __all__ = [
     "Audit",
-    "CanaryPassed",
-    "CanarySent",
     "Deleted",
     "Event",
     "Failed",
@@ -100,16 +98,6 @@ class InDoubt:
 
 
 @dataclass(frozen=True)
-class CanarySent:
-    messages: int
-
-
-@dataclass(frozen=True)
-class CanaryPassed:
-    messages: int
-
-
-@dataclass(frozen=True)
 class RateChanged:
     """``factor``: of the rate that was asked for, 1 = all of it."""
 
@@ -176,8 +164,6 @@ Event: TypeAlias = (
     | Skipped
     | Poison
     | InDoubt
-    | CanarySent
-    | CanaryPassed
     | RateChanged
     | Progress
     | Audit

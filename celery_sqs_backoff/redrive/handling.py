@@ -63,8 +63,6 @@ class Handling:
         self._source, self._book = self._sweep.source, self._sweep.book
         self._halt = self._sweep.halt
         self._route, self._settings, self._pace, self._gate = route, settings, pace, gate
-        #: Of messages to be sent (or dropped), so far.
-        self.limit = settings.limit
         self._archive, self._run_id, self._messages = archive, run_id, messages
         self._clock, self._now = clock, now
 
@@ -78,7 +76,7 @@ class Handling:
         else:
             delivery.deletes.sent([(m.id, m.handle) for m in sent_before])
         chosen = self._triaged(found.get(Receipt.NEW, []))
-        room = self._book.admit(len(chosen), self.limit)
+        room = self._book.admit(len(chosen), self._settings.limit)
         chosen, over = chosen[:room], chosen[room:]
         if over:
             self._sweep.give_back(self._book.release([m for m, _ in over], admitted=False))

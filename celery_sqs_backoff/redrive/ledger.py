@@ -346,13 +346,9 @@ def doubt_late(ledger: Ledger, ids: Iterable[str], now: float) -> tuple[str, ...
     return late
 
 
-def numbers_of(ledger: Ledger, back: int = 0) -> dict[str, Any]:
-    """The fields of a report that are folds over a ledger.
-
-    Arguments:
-        back: how many came back by SQS's count, received or not.
-    """
-    returned = max(back, ledger.counts[State.CAME_BACK])
+def numbers_of(ledger: Ledger) -> dict[str, Any]:
+    """The fields of a report that are folds over a ledger."""
+    returned = ledger.counts[State.CAME_BACK]
     return {
         "sent": ledger.sent,
         "deleted": ledger.deleted,

@@ -103,12 +103,6 @@ class Pace:
         with self._lock:
             return self._rate_at(now)
 
-    def restart(self, now: float) -> None:
-        """Begin the ramp (again) now."""
-        with self._lock:
-            self._began = now
-            self._last = self._next = max(self._next, now)
-
     def slow_down(self, now: float, *, sent_per_second: float) -> float:
         """Halve the rate; it grows back within a minute or so. Returns its factor, 0 to 1.
 

@@ -14,7 +14,7 @@ class Ended(str, Enum):
     DONE = "done"
     #: Messages are left that this run could not receive.
     INCOMPLETE = "incomplete"
-    #: The probe, the canary, messages that came back, or SQS's retention period stopped it.
+    #: The probe, messages that came back, or SQS's retention period stopped it.
     GATE = "gate"
     INTERRUPTED = "interrupted"
     #: SQS does not answer, or does not let us.
@@ -49,8 +49,7 @@ class RedriveReport:
             in the source: the response to the send was lost. Their ids were in events. What an
             earlier run left in doubt and is no longer in the source does not count any more.
         remaining: in the source at the end, as SQS counts (approximately).
-        returned: sent in this run and back in the source, as was received or (a canary) as SQS
-            counts. They are in ``poison`` too.
+        returned: sent in this run and received again. They are in ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.
         not_deleted: sent, and SQS has not confirmed their delete. Those that are still in the
             source another run sends again, unless it has this one's journal.

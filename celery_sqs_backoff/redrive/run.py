@@ -15,7 +15,6 @@ from collections.abc import Callable
 from .archive import Archive
 from .arrivals import Arrivals
 from .book import Book
-from .canary import Canary
 from .clock import steady_seconds
 from .delivery import Delivery
 from .ending import finish, tell_end
@@ -187,9 +186,7 @@ class Run:
         )
         keeper = sweep.keep(self._every_second)
         try:
-            if self._settings.canary and self._messages and not self._settings.delete:
-                self._send_canary(sweep, handle)
-            self._sweep(sweep, threads, handle, self._settings.limit)
+            self._sweep(sweep, threads, handle)
             self._look_for_returned()
         except Exception as exc:  # noqa: BLE001  # it is raised when all has been given back
             self._halt.fail(exc)
@@ -204,44 +201,13 @@ class Run:
         if why := why_incomplete(self._book, self._source, self._messages, limit):
             self._halt(Ended.INCOMPLETE, why)
 
-    def _sweep(self, sweep: Sweep, threads: int, handle: Handling, limit: int | None) -> None:
-        handle.limit = limit
+    def _sweep(self, sweep: Sweep, threads: int, handle: Handling) -> None:
         sweep.run(
             threads,
             handle,
-            most=lambda: most_to_ask(
-                self._book, self._pace, self._settings, self._clock(), limit=limit
-            ),
-            limit=limit,
+            most=lambda: most_to_ask(self._book, self._pace, self._settings, self._clock()),
+            limit=self._settings.limit,
         )
-
-    def _send_canary(self, sweep: Sweep, handle: Handling) -> None:
-        assert self._delivery is not None
-        canary = Canary(
-            self._book,
-            self._halt,
-            self._source,
-            timeout=self._settings.canary_timeout,
-            clock=self._clock,
-        )
-        self._delivery.spread = 0.0  # the canary is waited for
-        self._delivery.on_destination = canary.note_usual_depth
-        self._sweep_until_sent(sweep, handle, self._settings.canary)
-        self._delivery.on_destination = lambda to: None
-        self._delivery.spread = self._settings.spread
-        canary.watch(self._delivery.destinations, messages=self._messages)
-        if not self._halt.is_set:
-            self._pace.restart(self._clock())
-
-    def _sweep_until_sent(self, sweep: Sweep, handle: Handling, wanted: int) -> None:
-        """Send so many, if there are as many. Those that are dropped or fail are none of them."""
-        book, admitted = self._book, -1
-        while (missing := wanted - book.ledger.sent) > 0 and book.admitted > admitted:
-            if self._halt.is_set:
-                return
-            admitted = book.admitted
-            limit = min(admitted + missing, self._settings.limit or admitted + missing)
-            self._sweep(sweep, 1, handle, limit)
 
     def _look_for_returned(self) -> None:
         assert self._delivery is not None

@@ -36,9 +36,7 @@ def threads_for(settings: Settings, messages: int, *, is_fifo: bool) -> int:
     return max(1, min(settings.threads or MAX_THREADS, MAX_THREADS, -(-messages // 10)))
 
 
-def most_to_ask(
-    book: Book, pace: Pace, settings: Settings, now: float, *, limit: int | None
-) -> int:
+def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
     """How many messages to ask for now: ten, or as many as will be sent within seconds.
 
     What is held for longer than its time has to be renewed, and is lost if that fails. Of what is
@@ -46,7 +44,7 @@ def most_to_ask(
     ten, until one matches. (An archive takes none back.)
     """
     most = MAX_BATCH_ENTRIES
-    if limit is not None:
+    if (limit := settings.limit) is not None:
         with book.lock:
             share = 1.0 if book.is_archive else max(book.share(), 0.1)
             most = max(1, min(most, ceil((limit - book.admitted) / share)))

@@ -30,8 +30,6 @@ class Settings:
     selection: Selection
     limit: int | None
     max_replays: int
-    canary: int
-    canary_timeout: float
     probe: Probe | None
     expired: Expired
     in_doubt: OnDoubt
@@ -58,8 +56,6 @@ class Settings:
         ids: Iterable[str] | None = None,
         limit: int | None = None,
         max_replays: int = 3,
-        canary: int = 0,
-        canary_timeout: str | float | timedelta = 600,
         probe: str | Probe | None = None,
         expired: Expired = "leave",
         in_doubt: OnDoubt = "resend",
@@ -86,8 +82,6 @@ class Settings:
             ),
             "limit": limit,
             "max_replays": max_replays,
-            "canary": canary,
-            "canary_timeout": parse_duration(canary_timeout, "canary_timeout") or 0.0,
             "probe": parse_probe(probe),
             "expired": expired,
             "in_doubt": in_doubt,
@@ -116,7 +110,7 @@ class Settings:
                 f"invalid spread {self.spread:g}: expected at most {MAX_DELAY_SECONDS} s,"
                 " SQS's longest delay"
             )
-        for name, least in (("limit", 1), ("max_replays", 1), ("canary", 0), ("threads", 1)):
+        for name, least in (("limit", 1), ("max_replays", 1), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and (
                 not isinstance(value, int) or isinstance(value, bool) or value < least

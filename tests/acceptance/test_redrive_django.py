@@ -76,5 +76,5 @@ def test_djangos_own_options_are_taken(stage: RedriveStage, manage: Manage) -> N
 def test_manage_help_shows_the_options(manage: Manage) -> None:
     shown = manage("help", "sqs_redrive")
     assert shown.returncode == 0, shown.stderr
-    for option in ("--rate", "--canary", "--journal", "--outcome"):
+    for option in ("--rate", "--probe", "--journal", "--outcome"):
         assert option in shown.stdout

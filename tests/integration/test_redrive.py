@@ -16,8 +16,6 @@ import celery_sqs_backoff
 from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api, peek
 from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
-    CanaryPassed,
-    CanarySent,
     Failed,
     Poison,
     Progress,
@@ -312,54 +310,6 @@ def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
     assert stage.events[-1].report == report  # scripts learn of it as of any other end
 
 
-def test_a_canary_is_no_larger_than_the_limit(stage):
-    stage.fill_numbered(20)
-    assert stage.redrive(canary=10, limit=3, canary_timeout=1).sent == 3
-
-
-def test_a_canary_that_leaves_the_main_queue_lets_the_others_follow(stage):
-    stage.fill_numbered(40)
-
-    def consume(event: object) -> None:
-        if isinstance(event, Sent):
-            stage.take(stage.queue)
-
-    report = stage.redrive(canary=5, canary_timeout=3, on_event=consume)
-    assert report.sent == 40
-    passed = [i for i, event in enumerate(stage.events) if isinstance(event, CanaryPassed)]
-    assert len(passed) == 1
-    before = [e for e in stage.events[: passed[0]] if isinstance(e, Sent)]
-    assert sum(len(event.ids) for event in before) == 5
-
-
-def test_a_canary_is_not_spread(stage, proxy):
-    """It is waited for: with a delay of up to 15 min it would only come to its timeout."""
-    proxy.record("SendMessageBatch")
-    stage.fill_numbered(10)
-    stage.redrive(canary=10, canary_timeout=0, spread="15m")
-    (sent,) = proxy.requests("SendMessageBatch")
-    assert not any("DelaySeconds" in entry for entry in sent["Entries"])
-
-
-def test_a_canary_that_stays_stops_the_redrive(stage):
-    stage.fill_numbered(40)
-    report = stage.redrive(canary=5, canary_timeout=1)
-    assert (report.sent, report.ended) == (5, Ended.GATE)
-    assert "has not left" in report.detail
-    assert sum(stage.bodies(stage.dlq).values()) == 35
-
-
-def test_a_canary_that_comes_back_stops_the_redrive(stage):
-    stage.fill_numbered(40)
-
-    def bounce(event: object) -> None:
-        if isinstance(event, Sent):
-            stage.fill(*(message["Body"] for message in stage.take(stage.queue)))
-
-    report = stage.redrive(canary=5, canary_timeout=3, on_event=bounce)
-    assert (report.sent, report.ended, report.returned) == (5, Ended.GATE, 5)
-
-
 def test_progress_is_told_while_it_runs(stage):
     stage.fill_numbered(30)
     stage.redrive(rate="20/s")
@@ -493,28 +443,6 @@ def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path):
     assert set(stage.bodies(stage.queue).values()) == {1}
 
 
-def test_a_load_with_a_canary_and_a_filter_leaves_none_out(stage, tmp_path: Path):
-    """An archive takes no message back that was read and is beyond the canary."""
-    for name, number in (("other", 11), ("wanted", 8)):
-        stage.fill(*(task(name) for _ in range(number)))
-        peek(stage.app, stage.dlq.name, sample=None, copy=tmp_path / "a", task=name)
-
-    def consume(event: object) -> None:
-        if isinstance(event, CanarySent):
-            stage.take(stage.queue)
-
-    report = stage.redrive(
-        None,
-        load=tmp_path / "a",
-        task="wanted",
-        canary=1,
-        canary_timeout=3,
-        threads=1,
-        on_event=consume,
-    )
-    assert (report.sent, report.skipped, report.ended) == (8, 11, Ended.DONE)
-
-
 def test_an_archive_that_holds_each_message_twice_is_sent_once(stage, tmp_path: Path):
     """As two dry runs with --dump leave it."""
     bodies = stage.fill_numbered(25)
@@ -579,7 +507,7 @@ def test_a_look_needs_no_more_rights_than_its_policy(stage, proxy):
 def test_a_redrive_needs_no_more_rights_than_its_table(stage, proxy):
     stage.fill_numbered(12)
     proxy.reset()
-    assert stage.redrive(task="none", canary=1).skipped == 12
+    assert stage.redrive(task="none").skipped == 12
     assert stage.redrive().sent == 12
     asked = {iam_action(action) for action, count in proxy.counts().items() if count.calls}
     assert {"sqs:DeleteMessage", "sqs:SendMessage"} <= asked <= shown_actions(1)

@@ -20,13 +20,12 @@ from botocore.exceptions import (
 
 from benchmarks.redrive import _move_endless
 from celery_sqs_backoff.commands import progress
-from celery_sqs_backoff.commands.show import closing, looked
+from celery_sqs_backoff.commands.show import looked
 from celery_sqs_backoff.redrive import schedule
 from celery_sqs_backoff.redrive.book import Book
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
     Audit,
-    CanarySent,
     Failed,
     Finished,
     InDoubt,
@@ -41,7 +40,6 @@ from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.redrive.pace import Pace
-from celery_sqs_backoff.redrive.queues import Depth
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
@@ -394,22 +392,12 @@ def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_
     assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
 
 
-@pytest.mark.parametrize("options", [{"limit": 1}, {"limit": 3}, {"canary": 1}, {"canary": 3}])
-def test_few_are_sent_of_many_by_a_filter_without_receiving_one_by_one(world, options):
-    """One matching message in a queue of 20,000 took 20,000 calls, for a canary one by one."""
-
-    def consume(event):
-        if isinstance(event, CanarySent):
-            world.sqs.queues[world.main.url].messages.clear()
-
-    world.on_event = consume
+@pytest.mark.parametrize("limit", [1, 3])
+def test_few_are_sent_of_many_by_a_filter_without_receiving_one_by_one(world, limit):
+    """One matching message in a queue of 20,000 took 20,000 calls."""
     world.fill(*bodies(500))
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-12:]]
-    report = world.redrive(ids=wanted, **options)
-    assert report.sent == options.get("limit", 12)
-    assert [e.messages for e in world.events if isinstance(e, CanarySent)] == [
-        n for name, n in options.items() if name == "canary"
-    ]
+    assert world.redrive(ids=wanted, limit=limit).sent == limit
     assert world.calls["receive_message"] <= 60
     assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
 
@@ -507,120 +495,6 @@ def test_a_read_that_fails_once_does_not_end_a_run(world):
     world.fill(*bodies(20))
     world.sqs.faults += [Fault("GetQueueAttributes", "InternalError")] * 2
     assert world.redrive().sent == 20
-
-
-def test_a_canary_of_a_shared_dead_letter_queue_knows_what_is_usual_in_each_main_queue(world):
-    """Both queues have a steady backlog: only what was sent is to leave them."""
-    other = world.add_main("other")
-    for main in world.mains:
-        origin = {ATTRIBUTE_NAME: text(json.dumps({"origin": str(main.arn)}))}
-        world.fill(*bodies(5), MessageAttributes=origin)
-        world.sqs.send_message(QueueUrl=main.url, MessageBody="usual")
-
-    def consume(event):
-        if isinstance(event, CanarySent):
-            for main in world.mains:
-                del world.sqs.queues[main.url].messages[1:]
-
-    world.on_event = consume
-    report = world.redrive(canary=8)
-    assert (report.ended, report.sent) == (Ended.DONE, 10), report.detail
-    assert world.bodies(other)["usual"] == 1
-
-
-def count_late(world, endpoint, seconds):
-    """Let SQS's count of a queue be that of some seconds ago."""
-    queue, wait = world.sqs.queues[endpoint.url], world.turns.wait
-    exact, known = queue.counts, [(float("-inf"), queue.counts())]
-
-    def note_and_wait(time_):
-        known.append((world.clock(), exact()))
-        wait(time_)
-
-    world.turns.wait = note_and_wait
-    queue.counts = lambda: next(
-        counts for at, counts in reversed(known) if at <= world.clock() - seconds
-    )
-
-
-def test_a_canary_is_not_gone_because_sqs_has_not_counted_it_yet(world):
-    """After two seconds it had passed, with no worker there, and all the others followed."""
-    world.fill(*bodies(20))
-    count_late(world, world.main, 55)
-    report = world.redrive(canary=5, canary_timeout=300)
-    assert (report.ended, report.sent) == (Ended.GATE, 5)
-    assert "has not left" in report.detail
-
-
-def test_a_canary_is_not_back_because_sqs_still_counts_what_was_deleted(world):
-    """It was stopped by "5 of the 5 canary messages came back"."""
-    world.fill(*bodies(20))
-    count_late(world, world.source, 55)
-
-    def consume(event):
-        if isinstance(event, CanarySent):
-            world.sqs.queues[world.main.url].messages.clear()
-
-    world.on_event = consume
-    report = world.redrive(canary=5)
-    assert (report.ended, report.sent) == (Ended.DONE, 20), report.detail
-
-
-def test_a_canary_with_a_short_timeout_is_judged_by_then(world):
-    world.fill(*bodies(20))
-    began = world.clock()
-    assert world.redrive(canary=5, canary_timeout=10).ended is Ended.GATE
-    assert world.clock() - began < 15
-
-
-@pytest.mark.parametrize("limit", [None, 40])
-def test_messages_that_are_deleted_unsent_are_no_canary(world, limit):
-    """All of the first twenty had expired: the other fifty went without any canary."""
-    expired = [task(expires=iso_time(world.clock() - 1)) for _ in range(20)]
-    world.fill(*expired, *bodies(50))
-    report = world.redrive(canary=5, canary_timeout=90, expired="drop", dump="d", limit=limit)
-    assert (report.ended, report.dropped, report.sent) == (Ended.GATE, 20, 5), report.detail
-
-
-def test_messages_that_cannot_be_sent_are_no_canary(world):
-    """One of two main queues does not let us: its messages come first, and none arrives."""
-    closed = world.add_main("closed")
-    for main, count in ((closed, 8), (world.main, 30)):
-        origin = {ATTRIBUTE_NAME: text(json.dumps({"origin": str(main.arn)}))}
-        world.fill(*bodies(count), MessageAttributes=origin)
-    del world.sqs.queues[closed.url]
-    closed.depth = lambda: Depth(0, 0, 0)
-    report = world.redrive(canary=5, canary_timeout=90)
-    assert (report.ended, report.failed, report.sent) == (Ended.GATE, 8, 5), report.detail
-
-
-def test_a_canary_that_came_back_adds_up(world):
-    """It was "20 of 17 sent": SQS's count says that they are back, and nobody has received them."""
-    world.fill(*bodies(20))
-
-    def come_back(event):
-        if isinstance(event, CanarySent):
-            world.sqs.queues[world.main.url].messages.clear()
-            world.fill(*bodies(3))
-
-    world.on_event = come_back
-    report = world.redrive(canary=10)
-    assert (report.ended, report.returned, report.poison) == (Ended.GATE, 3, 3), report.detail
-    assert report.deleted + report.poison == report.looked_at
-    assert closing(report, queue="q", options={}, journal=None)[0] == "10 of 10 sent."
-
-
-def test_a_read_that_fails_once_does_not_end_a_canary(world):
-    world.fill(*bodies(20))
-
-    def consume(event):
-        if isinstance(event, Sent):
-            world.sqs.queues[world.main.url].messages.clear()
-            world.sqs.faults.append(Fault("GetQueueAttributes", "InternalError"))
-
-    world.on_event = consume
-    report = world.redrive(canary=3)
-    assert (report.ended, report.sent) == (Ended.DONE, 20)
 
 
 def test_nothing_is_sent_if_on_event_raises_at_the_start(world):

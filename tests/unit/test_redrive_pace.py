@@ -118,7 +118,7 @@ def test_slowing_down_without_a_rate_takes_what_was_measured():
 
 
 def test_a_run_without_a_rate_has_none_again_when_it_has_grown_back():
-    """One failed probe while a canary was waited for: 1/s from then on, hours for 20,000."""
+    """It was 1/s from then on, hours for 20,000."""
     pace = Pace(None)
     assert pace.reserve(10, 0.0) == 0.0
     pace.slow_down(5.0, sent_per_second=0.0)
