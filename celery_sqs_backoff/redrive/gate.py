@@ -138,21 +138,10 @@ class Gate:
     def returned(self, messages: int, *, sent: int, now: float, sent_per_second: float) -> None:
         """Messages sent in this run are back in the source."""
         with self._lock:
-            why = self._note_returned(messages, sent)
-            if why and now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
+            self._returned += messages
+            why = f"{self._returned} of {sent} messages came back"
+            if self._returned >= max(_RETURNED, _RETURNED_SHARE * sent):
+                self._stop(why)
+            elif now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
                 self._halved_at = now
                 self._changed(self._pace.slow_down(now, sent_per_second=sent_per_second), why)
-
-    def returned_at_end(self, messages: int, *, sent: int) -> None:
-        """The same when all is sent: there is no rate to slow down any more."""
-        with self._lock:
-            self._note_returned(messages, sent)
-
-    def _note_returned(self, messages: int, sent: int) -> str | None:
-        """Stop if these are too many; else say how many they are."""
-        self._returned += messages
-        why = f"{self._returned} of {sent} messages came back"
-        if self._returned < max(_RETURNED, _RETURNED_SHARE * sent):
-            return why
-        self._stop(why)
-        return None

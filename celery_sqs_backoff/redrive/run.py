@@ -2,7 +2,7 @@
 
 A message is deleted if, and only if, SQS has reported it as sent (or it was to be dropped).
 Whatever else happens to it, it stays in the source. The run looks at as many messages as there
-were at its start, and then for what it has brought back itself, which takes no place.
+were at its start. What it has brought back itself takes no place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from .handling import Destinations, Handling
 from .journal import NoJournal
 from .pace import Pace
 from .report import Ended, RedriveReport
-from .returned import look_for_returned
 from .schedule import most_to_ask, threads_for, why_incomplete
 from .settings import Settings
 from .source import Source
@@ -187,7 +186,6 @@ class Run:
         keeper = sweep.keep(self._every_second)
         try:
             self._sweep(sweep, threads, handle)
-            self._look_for_returned()
         except Exception as exc:  # noqa: BLE001  # it is raised when all has been given back
             self._halt.fail(exc)
         finally:
@@ -208,15 +206,6 @@ class Run:
             most=lambda: most_to_ask(self._book, self._pace, self._settings, self._clock()),
             limit=self._settings.limit,
         )
-
-    def _look_for_returned(self) -> None:
-        assert self._delivery is not None
-        ledger = self._book.ledger
-        is_through = ledger.places >= self._messages and self._settings.limit is None
-        if self._halt.is_set or self._source.is_archive or not is_through or not ledger.sent_in_run:
-            return
-        returned = look_for_returned(self._delivery, run_id=self._run_id)
-        self._gate.returned_at_end(returned, sent=ledger.sent_in_run)
 
     def _every_second(self) -> None:
         self._gate.watch(self._clock(), self._book.per_second)

@@ -243,7 +243,7 @@ def test_everything_bouncing_back_ends_at_the_count_at_the_start(app, queue, fil
         queue.dlq.name,
         on_event=lambda event: bounce(sqs, queue) if isinstance(event, Sent) else None,
     )
-    assert (report.ended, report.returned) == (Ended.GATE, report.sent)
+    assert report.ended in (Ended.DONE, Ended.GATE)
     assert 10 <= report.sent <= 50
     assert drain(queue.dlq.url) + drain(queue.url) == Counter(bodies)
 

@@ -1,6 +1,5 @@
 """What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
 
-import gc
 import json
 import random
 import threading
@@ -225,62 +224,6 @@ def test_messages_that_come_back_take_no_others_place(world):
     assert (report.sent, report.returned, report.poison) == (100, 9, 9)
     assert set(world.bodies(world.source)) == set(world.bodies(world.source))
     assert len(ids(world, Poison)) == 9
-
-
-@pytest.mark.parametrize(
-    ("back", "ended"),
-    [
-        pytest.param(0, Ended.DONE, id="none"),
-        pytest.param(5, Ended.DONE, id="a few"),
-        pytest.param(100, Ended.GATE, id="all"),
-    ],
-)
-def test_what_came_back_behind_all_others_is_seen_at_the_end(world, back, ended):
-    """SQS hands out in about the order of sending. The run had sent all, and said that all was
-    well. Another's dead letters, which came in meanwhile, stay, and are visible at once."""
-    world.fill(*bodies(100))
-    left = back
-
-    def bounce(event):
-        nonlocal left
-        if not isinstance(event, Sent):
-            return
-        world.fill(f"new {len(world.events)}")
-        queue = world.sqs.queues[world.main.url]
-        for message in list(queue.messages)[:left]:
-            queue.messages.remove(message)
-            world.fill(message.body, MessageAttributes=message.attributes)
-            left -= 1
-
-    world.on_event = bounce
-    report = world.redrive()
-    assert (report.sent, report.returned, report.poison) == (100, back, back)
-    assert (report.ended, len(ids(world, Poison))) == (ended, back)
-    assert report.looked_at == 100 + back
-    assert report.remaining == back + 10
-    answer = world.sqs.receive_message(QueueUrl=world.source.url, MaxNumberOfMessages=10)
-    assert len(answer["Messages"]) == 10
-
-
-def letters_in_memory() -> int:
-    return sum(type(found) is DeadLetter for found in gc.get_objects())
-
-
-def test_what_others_have_brought_is_not_kept_in_memory(world, monkeypatch):
-    """A backlog that had grown while the run went on was held whole, bodies and all."""
-    world.fill(*bodies(10))
-    gc.collect()
-    at_once, of_others, give_back = [], letters_in_memory(), Sweep.give_back
-
-    def count(sweep, handles):
-        at_once.append(letters_in_memory() - of_others)
-        return give_back(sweep, handles)
-
-    monkeypatch.setattr(Sweep, "give_back", count)
-    world.on_event = lambda event: isinstance(event, Sent) and world.fill(*bodies(500, 10))
-    assert world.redrive().remaining == 500
-    assert max(at_once) < 100
-    assert len(world.sqs.queues[world.source.url].in_flight()) == 0
 
 
 @pytest.fixture
