@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -25,17 +21,13 @@ from celery_sqs_backoff.redrive.events import (
     Started,
     as_dict,
 )
-from celery_sqs_backoff.redrive.pace import Pace
 from celery_sqs_backoff.units import spell_duration
 
 from .text import safe
 
-__all__ = ["JsonEvents", "bar", "finished", "may_change_rate", "rate_keys"]
+__all__ = ["JsonEvents", "bar", "finished"]
 
 _IDS_SHOWN = 10
-
-#: What one press of + or - multiplies or divides the rate by.
-_RATE_STEP = 1.25
 
 #: Below so many columns the counts are shown without a bar.
 _BAR_COLUMNS = 70
@@ -84,66 +76,6 @@ def bar(*, show_ids: bool = False) -> Iterator[Callable[[Event], None]]:
                 shown.console.print(line, markup=False, highlight=False)
 
         yield on_event
-
-
-def may_change_rate() -> bool:
-    """Whether ``+`` and ``-`` can be read: on a terminal, and in its foreground."""
-    if sys.stdin is None or sys.stderr is None:  # closed by whoever has started us
-        return False
-    return sys.stdin.isatty() and sys.stderr.isatty() and _is_in_foreground(sys.stdin.fileno())
-
-
-def _is_in_foreground(terminal: int) -> bool:
-    """In the background, whoever reads from the terminal or sets it up is stopped."""
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # not our session's terminal: it has no background
-        return True
-
-
-@contextmanager
-def rate_keys(pace: Pace | None) -> Iterator[None]:
-    """Let ``+`` and ``-`` on the terminal change the rate; ``None``: do nothing."""
-    if pace is None:
-        yield
-        return
-    import termios
-    import tty
-
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    over = threading.Event()
-
-    def read() -> None:
-        while not over.is_set():
-            if not select.select([descriptor], [], [], 0.2)[0]:
-                continue
-            if not _is_in_foreground(descriptor):  # Ctrl-Z and bg: what is typed is the shell's
-                over.wait(0.2)
-                continue
-            try:
-                keys = os.read(descriptor, 64)
-            except OSError:  # the terminal has hung up
-                keys = b""
-            if not keys:
-                return
-            faster, slower = keys.count(b"+"), keys.count(b"-")
-            if faster or slower:
-                rate = pace.change(_RATE_STEP ** (faster - slower))
-                click.echo(f"rate: {rate:.3g}/s", err=True)
-
-    click.echo("+ and - change the rate.", err=True)
-    tty.setcbreak(descriptor)
-    thread = threading.Thread(target=read, name="redrive-keys", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(1)
-        with suppress(termios.error):
-            if _is_in_foreground(descriptor):
-                termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _facts(event: Progress) -> str:

@@ -14,13 +14,11 @@ from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveRepo
 from celery_sqs_backoff.redrive.audit import is_logged
 from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict
 from celery_sqs_backoff.redrive.look import Plan
-from celery_sqs_backoff.redrive.pace import Pace
-from celery_sqs_backoff.redrive.settings import Settings
 
 from .environment import until_signalled
 from .exit_codes import DONE, INTERRUPTED, NOTHING_MATCHED
 from .options import has_selection
-from .progress import JsonEvents, bar, finished, may_change_rate, rate_keys
+from .progress import JsonEvents, bar, finished
 from .show import looked, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
@@ -120,12 +118,9 @@ class Shell:
         return INTERRUPTED
 
     def run(self) -> RedriveReport:
-        rate, ramp = self._options["rate"], self._options["ramp"]
-        pace = None
-        if rate and may_change_rate():
-            pace = Pace(Settings(rate=rate).rate, ramp=Settings(rate=rate, ramp=ramp).ramp)
+        rate = self._options["rate"]
         shown = nullcontext(self._events) if self._as_json else bar(show_ids=self._show_ids)
-        with until_signalled() as stop, rate_keys(pace), shown as on_event:
+        with until_signalled() as stop, shown as on_event:
 
             def note(event: Any) -> None:
                 if isinstance(event, Started):
@@ -140,9 +135,7 @@ class Shell:
                     on_event(event)
 
             try:
-                return redrive(
-                    self._app, self._queue, on_event=note, stop=stop, pace=pace, **self._options
-                )
+                return redrive(self._app, self._queue, on_event=note, stop=stop, **self._options)
             except (ValueError, TypeError) as exc:
                 if self._report is None:  # an option
                     raise

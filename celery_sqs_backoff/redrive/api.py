@@ -14,7 +14,6 @@ from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
 from .opening import OpenedArchive, OpenedQueue, opened
-from .pace import Pace
 from .report import RedriveReport
 from .run import Run
 from .settings import Settings
@@ -38,7 +37,6 @@ def redrive(
     load: str | Path | None = None,
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
-    pace: Pace | None = None,
     **options: Any,
 ) -> RedriveReport:
     """Send the messages of a dead-letter queue back to where they came from, and delete them there.
@@ -57,7 +55,6 @@ def redrive(
         load: send the messages of this archive instead of a queue's.
         on_event: is called with each event, one at a time, from the engine's threads.
         stop: set it to end the run as soon as SQS has answered what is under way.
-        pace: a rate schedule of your own, to change the rate meanwhile.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: as fast as SQS.
         ramp: seconds or ``"10m"``: from a tenth of the rate up to it. Default: none.
         spread: seconds or ``"15m"``, at most that: each message gets a random delay up to this.
@@ -95,7 +92,7 @@ def redrive(
     """
     settings = Settings(**options)
     with opened(app, source, settings, to=to, load=load) as found, ExitStack() as stack:
-        run = _prepare(found, on_event, stop, pace, stack)
+        run = _prepare(found, on_event, stop, stack)
         return run()
 
 
@@ -111,7 +108,6 @@ def _prepare(
     opened: OpenedQueue | OpenedArchive,
     on_event: Callable[[Event], None] | None,
     stop: threading.Event | None,
-    pace: Pace | None,
     stack: ExitStack,
 ) -> Run:
     found, settings = opened.source, opened.settings
@@ -133,5 +129,4 @@ def _prepare(
         holding=_HOLDING,
         on_event=on_event,
         stop=stop,
-        pace=pace,
     )

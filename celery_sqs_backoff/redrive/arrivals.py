@@ -35,12 +35,6 @@ class Arrivals:
         self._shortest = inf  # call, in seconds
         self._answered: list[tuple[float, int]] = []  # when, how many; the oldest first
 
-    def follow(self, rate: float | None) -> None:
-        """The rate has been changed: what is let through from now on follows the new one."""
-        with self._lock:
-            if self._most is not None and rate is not None:
-                self._most = floor(rate) + 1
-
     def begin(self, messages: int, now: float) -> float:
         """Return 0 if a call may begin, which then counts; else the seconds to wait and ask again.
 

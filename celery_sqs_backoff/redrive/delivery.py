@@ -184,8 +184,6 @@ class Delivery:
 
     def _when_allowed(self, messages: int) -> float:
         """Wait until so many more may reach SQS; return when that was, by the clock."""
-        if self._settings.rate is not None:
-            self._arrivals.follow(self._pace.asked)
         while wait := self._arrivals.begin(messages, self._clock()):
             self._sleep(wait)
         return self._clock()

@@ -149,7 +149,7 @@ class Handling:
             self._book,
             self._settings,
             sent_at,
-            rate=self._pace.asked,
+            rate=self._settings.rate,
             messages=self._messages,
             retention=self._route.retention_seconds,
             now=self._now(),

@@ -27,9 +27,6 @@ _BATCH_SHARE = 1 / 80
 
 _LARGEST_BATCH = 10
 
-#: How far the rate can be changed while it runs, up and down.
-_RANGE = 100
-
 
 class Pace:
     """Hands out slots. Safe for threads. Times are seconds of one monotonic clock.
@@ -41,7 +38,6 @@ class Pace:
 
     def __init__(self, rate: float | None, *, ramp: float = 0.0) -> None:
         self._rate = rate
-        self._first_rate = rate
         self._ramp = ramp
         self._lock = threading.Lock()
         self._began: float | None = None
@@ -77,26 +73,6 @@ class Pace:
         with self._lock:
             is_unlimited = self._rate is None and self._measured is None
             return None if is_unlimited or self._began is None else self._next
-
-    @property
-    def asked(self) -> float | None:
-        """The rate that was asked for, messages per second; ``None``: no limit."""
-        with self._lock:
-            return self._rate
-
-    def change(self, factor: float) -> float | None:
-        """Multiply the rate that was asked for; return what it is now. No limit stays none.
-
-        Stays within a hundredth and a hundred times the first one: a slot that has been taken
-        cannot be brought forward, and a key that was held down would put it off for hours.
-        """
-        with self._lock:
-            if self._rate is not None:
-                first = self._first_rate or self._rate
-                before = self._rate
-                self._rate = min(max(before * factor, first / _RANGE), first * _RANGE)
-                self._next = self._last + (self._next - self._last) * before / self._rate
-            return self._rate
 
     def rate_at(self, now: float) -> float | None:
         """Messages per second at a time; ``None``: no limit."""

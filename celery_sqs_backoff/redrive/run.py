@@ -48,7 +48,6 @@ class Run:
         stop: set from outside, ends the run as soon as what is under way has its answer.
         clock: seconds; goes on while the machine sleeps. ``now``: seconds since the epoch.
         sleep: between two tries of a call. ``rng``: for jitter.
-        pace: the rate schedule, for who wants to change it meanwhile.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Run:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
-        pace: Pace | None = None,
     ) -> None:
         self._source, self._route, self._settings = source, route, settings
         self._archive, self._run_id = archive, run_id
@@ -77,7 +75,7 @@ class Run:
         self._rng = rng or random.Random()
         self._halt = Halt(stop)
         self._book = Book(journal, on_event, clock, is_archive=source.is_archive)
-        self._pace = pace or Pace(settings.rate, ramp=settings.ramp)
+        self._pace = Pace(settings.rate, ramp=settings.ramp)
         self._gate = Gate(
             self._pace,
             probe=settings.probe,

@@ -79,7 +79,7 @@ def why_too_late(
         retention: seconds for which the source keeps a message; ``None`` = not known.
     """
     selection = settings.selection
-    if settings.force or settings.rate is None or rate is None or retention is None or not sent_at:
+    if settings.force or rate is None or retention is None or not sent_at:
         return None
     with book.lock:
         unseen = max(0, messages - book.ledger.places)

@@ -91,7 +91,6 @@ class World:
         #: The queues that have the dead-letter queue.
         self.mains = (self.main,)
         self.run: Run | None = None
-        self._pace: Any = None
 
     # What a test does
 
@@ -117,11 +116,10 @@ class World:
         journal: bool = True,
         holding: Holding | None = None,
         to: Any = None,
-        pace: Any = None,
         **options: Any,
     ) -> RedriveReport:
         """Run in this thread, in virtual time. Raises Killed if it dies."""
-        self.steps, self._pace = 0, pace
+        self.steps = 0
         self.stop.clear()
         kept: NoJournal = NoJournal()
         if journal:
@@ -149,7 +147,6 @@ class World:
             now=self.clock,
             sleep=self.sleep,
             rng=self.rng,
-            pace=self._pace,
         )
         try:
             with self._without_threads():

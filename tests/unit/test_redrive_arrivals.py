@@ -88,14 +88,3 @@ def test_without_a_rate_nothing_waits():
     for _ in range(100):
         assert arrivals.begin(10, 0.0) == 0
         arrivals.end(10, 0.0, 0.0)
-
-
-def test_a_batch_that_is_larger_than_a_rate_that_was_lowered_goes_by_itself():
-    """It waited for ever, and the run with it."""
-    arrivals = Arrivals(800)
-    assert arrivals.begin(1, 0.0) == 0
-    arrivals.follow(5)
-    assert arrivals.begin(10, 0.0) > 0, "something is under way"
-    arrivals.end(1, 0.0, 0.1)
-    assert arrivals.begin(10, 0.2) > 0, "and has arrived within this second"
-    assert arrivals.begin(10, 1.2) == 0

@@ -38,7 +38,6 @@ from celery_sqs_backoff.redrive.events import (
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.message import DeadLetter
-from celery_sqs_backoff.redrive.pace import Pace
 from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Holding, Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
@@ -544,17 +543,6 @@ def test_sixteen_threads_do_not_take_each_others_deletes_for_refused():
     report, queue, _ = _move_endless(3_000, latency=0.002)
     assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 3_000, 3_000)
     assert sum(queue.calls.values()) <= 0.3 * 3_000 + 20
-
-
-def test_the_retention_check_goes_by_the_rate_of_now(world):
-    """Whoever has lowered it by keys must not lose messages by that."""
-    world.fill(*bodies(100))
-    world.clock.now += 345_600 - 300
-    pace = Pace(10.0)
-    assert world.redrive(rate="10/s", pace=pace, limit=50).sent == 50
-    pace.change(0.001)
-    with pytest.raises(RedriveRefused, match="Raise the rate"):
-        world.redrive(rate="10/s", pace=pace)
 
 
 def test_a_run_in_which_another_thread_has_sent_is_not_refused(tmp_path):

@@ -124,30 +124,9 @@ def test_a_run_without_a_rate_has_none_again_when_it_has_grown_back():
     pace.slow_down(5.0, sent_per_second=0.0)
     pace.slow_down(10.0, sent_per_second=0.5)
     assert pace.rate_at(10.0) == pytest.approx(0.27, abs=0.01)
-    assert pace.asked is None
     assert pace.reserve(2, 20.0) > 20.0
     assert pace.rate_at(100.0) is None
     assert pace.batch_size(100.0) == 10
     assert pace.reserve(10, 100.0) == pace.reserve(10, 100.0) == 100.0
     pace.slow_down(110.0, sent_per_second=803.4)
     assert pace.rate_at(110.0) == 400
-
-
-def test_a_key_that_is_held_down_does_not_stop_it_for_hours():
-    """60 presses of "-" put the next message off for 18 hours, and "+" did not bring it back."""
-    pace = Pace(10.0)
-    assert pace.change(1.25**-60) == 0.1
-    pace.reserve(1, 0.0)
-    assert pace.next_at() == 10.0
-    assert pace.change(1.25**200) == 1_000
-
-
-def test_a_change_counts_from_the_next_message_on():
-    """At one per hour the first + took an hour to show."""
-    pace = Pace(1 / 3600)
-    assert pace.reserve(1, 0.0) == 0.0
-    pace.change(60)
-    assert pace.next_at() == pytest.approx(60)
-    pace.change(1 / 2)
-    assert pace.next_at() == pytest.approx(120)
-    assert pace.reserve(1, 100.0) == pytest.approx(120)

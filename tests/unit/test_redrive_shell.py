@@ -250,7 +250,6 @@ def test_a_stdin_that_is_closed_is_no_terminal(run, monkeypatch):
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
     monkeypatch.setattr(redrive_shell, "redrive", lambda *args, **options: RedriveReport(sent=7))
     closed = SimpleNamespace(**vars(sys) | {"stdin": None})
-    monkeypatch.setattr(progress, "sys", closed)
     monkeypatch.setattr(redrive_shell, "sys", closed)
     asked = run("--rate", "9/s", "--json")
     assert asked.exit_code == exit_codes.INTERRUPTED
@@ -298,57 +297,3 @@ def test_a_look_at_some_does_not_speak_of_all(run, monkeypatch, command, plan, s
     result = run(*options, "--task", "x", command=command)
     assert result.exit_code == exit_codes.NOTHING_MATCHED
     assert said in result.stderr
-
-
-#: A shell and its job, as after Ctrl-Z and ``bg``. Its exit code: the signal that stopped the job.
-JOB_CONTROL = """
-import fcntl, os, select, signal, sys, termios, time
-from types import SimpleNamespace
-from celery_sqs_backoff.commands import progress
-from celery_sqs_backoff.redrive.pace import Pace
-
-signal.alarm(30)
-signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-begun, begins = os.pipe()
-if not (job := os.fork()):
-    signal.alarm(30)
-    os.setpgid(0, 0)
-    os.tcsetpgrp(0, os.getpgrp())
-    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-    seen = []
-    def noting(*args):
-        found = select.select(*args)
-        seen.extend(found[0])
-        return found
-    progress.select = SimpleNamespace(select=noting)
-    with progress.rate_keys(Pace(10)):
-        os.write(begins, b".")
-        while len(seen) < 2:
-            time.sleep(0.01)
-    os._exit(0)
-os.read(begun, 1)
-os.tcsetpgrp(0, os.getpgrp())
-print("in the background", flush=True)
-status = os.waitpid(job, os.WUNTRACED)[1]
-os.WIFSTOPPED(status) and os.kill(job, signal.SIGKILL)
-sys.exit(status >> 8)
-"""
-
-
-def test_a_run_in_the_background_is_not_stopped_by_what_is_typed_nor_at_its_end():
-    master, slave = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", JOB_CONTROL],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-    ) as shell:
-        os.close(slave)
-        shown = b""
-        while b"in the background" not in shown:
-            shown += os.read(master, 1024)
-        os.write(master, b"ls")
-        assert shell.wait() == 0, shown
-    os.close(master)
