@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 
 from ..sqs.errors import Kind
-from .arrivals import Arrivals
 from .deletes import Deletes
 from .message import DeadLetter
 from .pace import Pace
@@ -39,7 +38,6 @@ class Delivery:
         sweep: Sweep,
         settings: Settings,
         pace: Pace,
-        arrivals: Arrivals,
         *,
         run_id: str,
         default: Endpoint | None,
@@ -51,7 +49,7 @@ class Delivery:
         self.sweep = self._sweep = sweep
         self._book, self._halt = sweep.book, sweep.halt
         self._source = sweep.source
-        self._settings, self._pace, self._arrivals = settings, pace, arrivals
+        self._settings, self._pace = settings, pace
         self._run_id, self._default = run_id, default
         self._clock, self._now, self._sleep, self._rng = clock, now, sleep, rng
         #: URLs of queues that are not there or not for us; why.
@@ -160,17 +158,14 @@ class Delivery:
         return lost
 
     def _send_once(self, to: Endpoint, batch: Sequence[Packed]) -> Result:
-        began, now = self._when_allowed(len(batch)), self._now()
         messages = [message for message, _ in batch]
         try:
-            ours = self._book.start_sending(messages, now, self._sweep.hold_seconds)
-            result = send(to.calls, _of(batch, ours))
-            result.lost = [message for message in messages if message not in ours]
+            ours = self._book.start_sending(messages, self._now(), self._sweep.hold_seconds)
         except OSError as exc:  # the journal; nothing was sent
             self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
             return Result()
-        finally:  # a journal on a full disk must not keep the other threads waiting
-            self._arrivals.end(len(batch), began, self._clock())
+        result = send(to.calls, _of(batch, ours))
+        result.lost = [message for message in messages if message not in ours]
         if result.sent:
             recognised = self._now() - _DEDUPLICATION_SECONDS if to.is_fifo else None
             self._book.has_sent(result.sent, to.name, recognised=recognised)
@@ -181,12 +176,6 @@ class Delivery:
             doubted = [message for message, _ in result.in_doubt]
             self._book.is_in_doubt(doubted, resend=resend, is_fifo=to.is_fifo)
         return result
-
-    def _when_allowed(self, messages: int) -> float:
-        """Wait until so many more may reach SQS; return when that was, by the clock."""
-        while wait := self._arrivals.begin(messages, self._clock()):
-            self._sleep(wait)
-        return self._clock()
 
     def _refused(
         self, to: Endpoint, refused: Sequence[tuple[Packed, str]], *, alone: bool

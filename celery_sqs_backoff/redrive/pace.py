@@ -4,7 +4,8 @@ A batch is not one message (the mistake of other tools: ten times the rate). Eac
 time slot, ``1/rate`` after the one before it, and a batch goes out at the slot of its last
 message. Slots that nobody was there to take are lost, but for half of one: what is kept is the
 rate, not a debt. So no second holds more than the rate and one message, or two batches less one
-message where they are larger; :mod:`~celery_sqs_backoff.redrive.arrivals` sees to the rest.
+message where they are larger. Calls that take now longer, now shorter, can bring a few more
+messages to SQS within one second than were sent in it.
 """
 
 from __future__ import annotations

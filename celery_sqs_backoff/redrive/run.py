@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from .archive import Archive
-from .arrivals import Arrivals
 from .book import Book
 from .clock import steady_seconds
 from .delivery import Delivery
@@ -158,7 +157,6 @@ class Run:
             sweep,
             self._settings,
             self._pace,
-            Arrivals(self._settings.rate),
             run_id=self._run_id,
             default=self._route.default,
             clock=self._clock,
