@@ -27,7 +27,7 @@ Exit codes:
   1    some messages could not be sent or deleted, or are held in doubt; or a file could not
        be written
   2    wrong options, or refused: nothing was sent
-  3    stopped by the gate: probe, messages coming back, or SQS's retention
+  3    stopped by the gate: probe, or messages coming back
   4    poison was found and left
   5    SQS is unreachable, or does not let us
   6    not complete: messages are left that could not be received
@@ -159,7 +159,7 @@ Examples:
     show_default=True,
     help="Look at so many messages before asking.",
 )
-@option("Running", "--yes", "-y", is_flag=True, help="Do not look and ask first.")
+@option("Running", "--yes", "-y", is_flag=True, help="Do not ask first.")
 @option("Running", "--show-ids", is_flag=True, help="Name skipped and poison messages, too.")
 @option("Running", "--json", "as_json", is_flag=True, help="Events as JSON lines on stdout.")
 @click.pass_context
@@ -194,7 +194,9 @@ def sqs_redrive(
                 sys.exit(shell.dry_run(sample))
             if options["journal"] is None and not no_journal:
                 options["journal"] = journal_directory()
-            if not yes and (code := shell.ask(sample)) is not None:
+            if yes:
+                shell.refuse_if_too_late(sample)
+            elif (code := shell.ask(sample)) is not None:
                 sys.exit(code)
             report = shell.run()
     except (ValueError, TypeError, RedriveRefused) as exc:

@@ -75,6 +75,11 @@ class Shell:
         click.echo(no_match(plan), err=True)
         return NOTHING_MATCHED
 
+    def refuse_if_too_late(self, sample: int) -> None:
+        """Look before a slow run that nobody is asked about: SQS may delete messages first."""
+        if self._options["rate"] and not self._options["delete"] and not self._options["force"]:
+            self._refuse_if_too_late(self._look(sample))
+
     def ask(self, sample: int) -> int | None:
         """Look, tell, and ask. Returns the exit code, unless it is to go on."""
         options = self._options

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .audit import audited
 from .book import Book
-from .errors import RedriveError, RedriveRefused
+from .errors import RedriveError
 from .events import Finished
 from .halt import Halt
 from .ledger import numbers_of
@@ -37,9 +37,6 @@ def finish(
         messages: in the source at the start.
         now: seconds since the epoch.
     """
-    if isinstance(halt.error, RedriveRefused) and (book.ledger.sent or book.ledger.dropped):
-        # One thread refuses while another one sends: refused means that nothing was done.
-        halt.error, halt.ended = None, Ended.GATE
     if book.error is not None:
         halt.fail(book.error)
     _stop_if_unwritten(book, halt)
@@ -61,7 +58,6 @@ def finish(
         remaining=remaining,
         ended=halt.ended,
         detail=halt.detail,
-        is_refused=isinstance(halt.error, RedriveRefused),
     )
 
 
@@ -79,7 +75,6 @@ def tell_end(
     remaining: int,
     ended: Ended,
     detail: str,
-    is_refused: bool = False,
 ) -> RedriveReport:
     """Name what may be sent again; tell the audit line, and the end."""
     book.name_undeleted("SQS has not confirmed the delete")
@@ -91,7 +86,6 @@ def tell_end(
             ended=ended,
             detail=detail,
         )
-    word = "refused" if is_refused else ended.value
     book.tell(
         audited(
             settings,
@@ -99,8 +93,8 @@ def tell_end(
             source=source.key,
             destinations=[str(queue.arn) for queue in destinations],
             by_task=book.by_task,
-            ended=word,
+            ended=ended.value,
         )
     )
-    book.tell(Finished(report, word, detail))
+    book.tell(Finished(report, ended.value, detail))
     return report

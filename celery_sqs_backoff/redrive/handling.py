@@ -8,14 +8,11 @@ from typing import Protocol
 
 from .archive import Archive
 from .delivery import Delivery
-from .errors import RedriveRefused
 from .gate import Gate
 from .ledger import Receipt
 from .message import DeadLetter
-from .pace import Pace
 from .queues import Endpoint
 from .report import Ended
-from .schedule import why_too_late
 from .settings import Settings
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
@@ -41,7 +38,6 @@ class Handling:
         delivery: of the run; its sweep, ledger and source are used.
         archive: gets each message before it is sent or dropped; ``None``: none.
         run_id: goes on the messages.
-        messages: in the source at the start.
         clock: seconds; goes on while the machine sleeps. ``now``: seconds since the epoch.
     """
 
@@ -50,20 +46,18 @@ class Handling:
         delivery: Delivery,
         route: Destinations,
         settings: Settings,
-        pace: Pace,
         gate: Gate,
         *,
         archive: Archive | None,
         run_id: str,
-        messages: int,
         clock: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
         self._delivery, self._sweep = delivery, delivery.sweep
         self._source, self._book = self._sweep.source, self._sweep.book
         self._halt = self._sweep.halt
-        self._route, self._settings, self._pace, self._gate = route, settings, pace, gate
-        self._archive, self._run_id, self._messages = archive, run_id, messages
+        self._route, self._settings, self._gate = route, settings, gate
+        self._archive, self._run_id = archive, run_id
         self._clock, self._now = clock, now
 
     def __call__(self, found: dict[Receipt, list[DeadLetter]]) -> None:
@@ -80,7 +74,6 @@ class Handling:
         chosen, over = chosen[:room], chosen[room:]
         if over:
             self._sweep.give_back(self._book.release([m for m, _ in over], admitted=False))
-        self._stop_if_too_late(chosen)
         if self._archive is not None and chosen:
             try:
                 self._archive.write(
@@ -141,21 +134,3 @@ class Handling:
         ):  # fmt: skip
             self._delivery.held_groups.add(message.group_id)
         return disposition
-
-    def _stop_if_too_late(self, chosen: Chosen) -> None:
-        """SQS deletes by the time of the first send: a run too slow for that loses messages."""
-        sent_at = [m.sent_at for m, d in chosen if d.action is Action.SEND and m.sent_at]
-        why = why_too_late(
-            self._book,
-            self._settings,
-            sent_at,
-            rate=self._settings.rate,
-            messages=self._messages,
-            retention=self._route.retention_seconds,
-            now=self._now(),
-        )
-        if why is None:
-            return
-        if not (self._book.ledger.sent or self._book.ledger.dropped):
-            raise RedriveRefused(why, overridable=True)
-        self._halt(Ended.GATE, why)

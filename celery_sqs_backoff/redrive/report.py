@@ -14,7 +14,7 @@ class Ended(str, Enum):
     DONE = "done"
     #: Messages are left that this run could not receive.
     INCOMPLETE = "incomplete"
-    #: The probe, messages that came back, or SQS's retention period stopped it.
+    #: The probe, or messages that came back stopped it.
     GATE = "gate"
     INTERRUPTED = "interrupted"
     #: SQS does not answer, or does not let us.

@@ -91,7 +91,6 @@ class Run:
         """Run.
 
         Raises:
-            RedriveRefused: it must not begin. Nothing was sent.
             RedriveUnreachable: SQS did not answer at the very start.
         """
         self._messages = self._source.depth().total
@@ -103,11 +102,9 @@ class Run:
             delivery,
             self._route,
             self._settings,
-            self._pace,
             self._gate,
             archive=self._archive,
             run_id=self._run_id,
-            messages=self._messages,
             clock=self._clock,
             now=self._now,
         )

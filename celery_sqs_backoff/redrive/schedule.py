@@ -1,26 +1,21 @@
-"""How many threads, how many messages at a time, and is there time enough? Reads the book only."""
+"""How many threads, how many messages at a time, and was all looked at? Reads the book only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from ..units import spell_duration
 from .book import Book
 from .errors import RedriveError
-from .pace import Pace, seconds_for
+from .pace import Pace
 from .settings import Settings
 from .source import Source
 from .sweep import MAX_THREADS
 
-__all__ = ["most_to_ask", "threads_for", "why_incomplete", "why_too_late"]
+__all__ = ["most_to_ask", "threads_for", "why_incomplete"]
 
 #: Of a throttled rate, so many seconds' worth is held at a time.
 _AHEAD_SECONDS = 5.0
-
-#: From so many messages on, the share that is selected is an estimate for the others.
-_SAMPLE = 100
 
 #: Of the quota of messages in flight, what SQS hides at least: it is approximate.
 _QUOTA_SHARE = 0.95
@@ -58,47 +53,6 @@ def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
         return 0
     room = max(1.0, rate * _AHEAD_SECONDS) - waiting
     return 0 if room < 1 else min(most, int(room / max(share, 0.1)))
-
-
-def why_too_late(
-    book: Book,
-    settings: Settings,
-    sent_at: Sequence[float],
-    *,
-    rate: float | None,
-    messages: int,
-    retention: int | None,
-    now: float,
-) -> str | None:
-    """Say why SQS would delete messages before their turn; ``None``: there is time.
-
-    Arguments:
-        sent_at: when SQS got the messages to be sent next, seconds since the epoch.
-        rate: messages per second that are asked for by now; ``None``: no limit.
-        messages: in the source at the start.
-        retention: seconds for which the source keeps a message; ``None`` = not known.
-    """
-    selection = settings.selection
-    if settings.force or rate is None or retention is None or not sent_at:
-        return None
-    with book.lock:
-        unseen = max(0, messages - book.ledger.places)
-        known = selection.is_everything or book.ledger.places >= _SAMPLE
-        to_send = book.ledger.waiting + (round(unseen * book.share()) if known else 0)
-        begun = book.ledger.sent > 0
-    if settings.limit is not None:
-        to_send = min(to_send, settings.limit)
-    if selection.ids is not None:
-        to_send = min(to_send, len(selection.ids))
-    left = min(sent_at) + retention - now
-    needed = seconds_for(to_send, rate, 0 if begun else settings.ramp)
-    if needed <= left:
-        return None
-    return (
-        f"At this rate the redrive takes {spell_duration(needed)}, but SQS deletes the oldest"
-        f" message in {spell_duration(left)}. Raise the rate, raise the queue's retention period,"
-        " or force it."
-    )
 
 
 def why_incomplete(book: Book, source: Source, messages: int, limit: int | None) -> str | None:

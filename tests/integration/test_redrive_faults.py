@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive import Ended, RedriveRefused, api, schedule
+from celery_sqs_backoff.redrive import Ended, api, schedule
 from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
 from celery_sqs_backoff.redrive.journal import Journal
 from celery_sqs_backoff.redrive.sweep import Holding
@@ -356,13 +356,3 @@ def test_a_stopped_run_gives_the_rest_back_at_once(app, queue, fill, drain):
     assert 0 < report.sent == report.deleted < 100
     assert report.remaining == 100 - report.sent
     assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
-
-
-def test_a_rate_that_retention_would_outrun_is_refused(app, sqs, make_queue, proxy):
-    queue = make_queue(attributes={"MessageRetentionPeriod": "3600"})
-    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
-    for n in range(3):
-        sqs.send_message(QueueUrl=queue.dlq.url, MessageBody=str(n))
-    with pytest.raises(RedriveRefused, match="oldest message in 59 min"):
-        redrive(app, queue.dlq.name, rate="1/h")
-    assert redrive(app, queue.dlq.name, rate="1000/s").sent == 3

@@ -22,7 +22,6 @@ from celery_sqs_backoff.commands import progress
 from celery_sqs_backoff.commands.show import looked
 from celery_sqs_backoff.redrive import schedule
 from celery_sqs_backoff.redrive.book import Book
-from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.events import (
     Audit,
     Failed,
@@ -482,43 +481,6 @@ def test_a_lost_response_is_named_and_sent_again(world):
     assert set(world.bodies(world.main).values()) == {2}
 
 
-# Retention
-
-
-def test_the_retention_check_counts_what_is_selected(world):
-    """200 messages at 1/m take hours; the five that are meant do not."""
-    world.fill(*bodies(200))
-    world.clock.now += 345_600 - 7_200
-    wanted = [m.id for m in world.sqs.queues[world.source.url].messages[:5]]
-    assert world.redrive(rate="1/m", ids=wanted).sent == 5
-
-
-def test_the_retention_check_goes_on_after_the_first_message(world):
-    """Old messages that turn up late would be deleted before their turn."""
-    world.fill(*bodies(10))
-    world.sqs.receive_message(
-        QueueUrl=world.source.url, MaxNumberOfMessages=10, VisibilityTimeout=345_600 // 8 - 100
-    )
-    world.clock.now += 345_600 - 120
-    world.fill(*bodies(200, start=10))
-    queue = world.sqs.queues[world.source.url]
-    old = [m for m in queue.messages if m.body in bodies(10)]
-    for message in old:  # SQS hands out in any order: these come after twenty others
-        queue.messages.remove(message)
-    queue.messages[20:20] = old
-    report = world.redrive(rate="1/s")
-    assert report.ended is Ended.GATE
-    assert "SQS deletes the oldest" in report.detail
-
-
-def test_a_rate_that_retention_would_outrun_is_refused(world):
-    world.fill(*bodies(100))
-    world.clock.now += 345_600 - 60
-    with pytest.raises(RedriveRefused, match="Raise the rate"):
-        world.redrive(rate="1/m")
-    assert not world.bodies(world.main)
-
-
 # Telling
 
 
@@ -543,38 +505,6 @@ def test_sixteen_threads_do_not_take_each_others_deletes_for_refused():
     report, queue, _ = _move_endless(3_000, latency=0.002)
     assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 3_000, 3_000)
     assert sum(queue.calls.values()) <= 0.3 * 3_000 + 20
-
-
-def test_a_run_in_which_another_thread_has_sent_is_not_refused(tmp_path):
-    """The code for refused says that nothing was sent."""
-    world = World(tmp_path, threads=2, latency=1.0)
-    world.fill(*bodies(10))
-    world.clock.now += 345_600 - 8
-    world.fill(*bodies(90, start=10))
-    queue = world.sqs.queues[world.source.url]
-    queue.messages[:] = queue.messages[10:20] + queue.messages[:10] + queue.messages[20:]
-    report = world.redrive(rate="10/s")
-    assert report.ended is Ended.GATE
-    assert report.sent
-    assert "SQS deletes the oldest" in report.detail
-
-
-def test_a_run_that_has_deleted_expired_messages_is_not_refused(world, tmp_path):
-    world.fill(*(task(expires="1970-01-01T00:00:00+00:00") for _ in range(10)))
-    world.fill(*bodies(200))
-    report = world.redrive(expired="drop", dump=tmp_path / "dump", rate="1/h")
-    assert (report.dropped, report.sent, report.ended) == (10, 0, Ended.GATE)
-
-
-def test_an_error_ends_it_with_an_event_that_says_so(world):
-    world.fill(*bodies(5))
-    world.clock.now += 345_600 - 60
-    with pytest.raises(RedriveRefused):
-        world.redrive(rate="1/m")
-    assert isinstance(world.events[-1], Finished)
-    assert world.events[-1].ended == "refused"
-    assert world.events[-2].ended == "refused", "the audit line, too"
-    assert world.events[-1].report.remaining == 5
 
 
 @pytest.mark.parametrize(
