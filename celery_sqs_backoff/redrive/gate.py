@@ -123,7 +123,7 @@ class Gate:
             return f"the probe has not answered within {_PROBE_TIMEOUT_SECONDS:g} s"
         return asked.result()
 
-    def watch(self, now: float, sent_per_second: float) -> None:
+    def watch(self, now: float) -> None:
         """Ask the provider if it is time to. Called about once a second, by one thread."""
         if self._probe is None or now < self._next_probe:
             return
@@ -133,9 +133,9 @@ class Gate:
         if why and self._failed >= _FAILED_PROBES:
             self._stop(f"{why} ({self._failed} times in a row)")
         elif why:
-            self._changed(self._pace.slow_down(now, sent_per_second=sent_per_second), why)
+            self._changed(self._pace.slow_down(now), why)
 
-    def returned(self, messages: int, *, sent: int, now: float, sent_per_second: float) -> None:
+    def returned(self, messages: int, *, sent: int, now: float) -> None:
         """Messages sent in this run are back in the source."""
         with self._lock:
             self._returned += messages
@@ -144,4 +144,4 @@ class Gate:
                 self._stop(why)
             elif now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
                 self._halved_at = now
-                self._changed(self._pace.slow_down(now, sent_per_second=sent_per_second), why)
+                self._changed(self._pace.slow_down(now), why)

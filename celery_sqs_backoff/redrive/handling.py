@@ -116,7 +116,6 @@ class Handling:
                 returned,
                 sent=self._book.ledger.sent_in_run,
                 now=self._clock(),
-                sent_per_second=self._book.per_second,
             )
         return chosen
 

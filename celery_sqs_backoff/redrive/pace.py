@@ -45,7 +45,6 @@ class Pace:
         self._last = self._next = 0.0  # slots: taken, and free
         self._factor = 1.0
         self._factor_since = 0.0
-        self._measured: float | None = None  # without a limit: what it is slowed down from
 
     def batch_size(self, now: float) -> int:
         """Most messages to send in one call: all ten if there is no limit.
@@ -72,23 +71,16 @@ class Pace:
     def next_at(self) -> float | None:
         """When the next slot is; ``None``: now, because there is no limit or nothing was sent."""
         with self._lock:
-            is_unlimited = self._rate is None and self._measured is None
-            return None if is_unlimited or self._began is None else self._next
+            return None if self._rate is None or self._began is None else self._next
 
     def rate_at(self, now: float) -> float | None:
         """Messages per second at a time; ``None``: no limit."""
         with self._lock:
             return self._rate_at(now)
 
-    def slow_down(self, now: float, *, sent_per_second: float) -> float:
-        """Halve the rate; it grows back within a minute or so. Returns its factor, 0 to 1.
-
-        ``sent_per_second``: what has been measured, from which a run without a limit gets one
-        until it has grown back.
-        """
+    def slow_down(self, now: float) -> float:
+        """Halve the rate. It grows back within a minute or so. Returns its factor, 0 to 1."""
         with self._lock:
-            if self._rate is None and self._factor_at(now) == 1.0:
-                self._measured = max(1.0, sent_per_second // _LARGEST_BATCH * _LARGEST_BATCH)
             self._factor = self._factor_at(now) / 2
             self._factor_since = now
             return self._factor
@@ -105,8 +97,7 @@ class Pace:
 
     def _rate_at(self, now: float) -> float | None:
         if self._rate is None:
-            factor = self._factor_at(now)
-            return None if self._measured is None or factor == 1.0 else self._measured * factor
+            return None
         ramp = 1.0
         if self._ramp:
             elapsed = 0.0 if self._began is None else max(0.0, now - self._began)

@@ -201,7 +201,7 @@ class Run:
         )
 
     def _every_second(self) -> None:
-        self._gate.watch(self._clock(), self._book.per_second)
+        self._gate.watch(self._clock())
         self._book.tell_progress(self._messages, self._settings.limit)
 
     def _tell_end(self, remaining: int, ended: Ended, detail: str) -> RedriveReport:

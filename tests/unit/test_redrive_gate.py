@@ -23,7 +23,7 @@ class Bench:
         )
 
     def returned(self, messages, *, sent, now):
-        self.gate.returned(messages, sent=sent, now=now, sent_per_second=10)
+        self.gate.returned(messages, sent=sent, now=now)
 
 
 def failing():
@@ -49,13 +49,13 @@ def test_a_probe_says_no_by_false_or_by_raising(probe, why):
 
 def test_a_failing_probe_halves_the_rate_and_the_third_in_a_row_stops():
     bench = Bench(failing)
-    bench.gate.watch(0.0, 10)
+    bench.gate.watch(0.0)
     assert bench.pace.rate_at(0.0) == 5
-    bench.gate.watch(1.0, 10)  # not asked again so soon
+    bench.gate.watch(1.0)  # not asked again so soon
     assert len(bench.changes) == 1
-    bench.gate.watch(5.0, 10)
+    bench.gate.watch(5.0)
     assert not bench.stops
-    bench.gate.watch(10.0, 10)
+    bench.gate.watch(10.0)
     assert bench.stops == ["the probe failed: RuntimeError (3 times in a row)"]
 
 
@@ -63,7 +63,7 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
     answers = iter([False, False, True, False, False])
     bench = Bench(lambda: next(answers))
     for now in range(0, 25, 5):
-        bench.gate.watch(float(now), 10)
+        bench.gate.watch(float(now))
     assert not bench.stops
     assert len(bench.changes) == 4
 

@@ -104,29 +104,8 @@ def test_the_estimate_is_what_the_pace_takes():
 def test_slowing_down_halves_the_rate_and_it_grows_back():
     pace = Pace(10)
     pace.reserve(1, 0.0)
-    assert pace.slow_down(0.0, sent_per_second=10) == 0.5
+    assert pace.slow_down(0.0) == 0.5
     assert pace.rate_at(0.0) == 5
-    assert pace.slow_down(0.0, sent_per_second=5) == 0.25
+    assert pace.slow_down(0.0) == 0.25
     assert pace.rate_at(0.0) == 2.5
     assert pace.rate_at(1_000.0) == 10
-
-
-def test_slowing_down_without_a_rate_takes_what_was_measured():
-    pace = Pace(None)
-    pace.slow_down(0.0, sent_per_second=803.4)
-    assert pace.rate_at(0.0) == 400
-
-
-def test_a_run_without_a_rate_has_none_again_when_it_has_grown_back():
-    """It was 1/s from then on, hours for 20,000."""
-    pace = Pace(None)
-    assert pace.reserve(10, 0.0) == 0.0
-    pace.slow_down(5.0, sent_per_second=0.0)
-    pace.slow_down(10.0, sent_per_second=0.5)
-    assert pace.rate_at(10.0) == pytest.approx(0.27, abs=0.01)
-    assert pace.reserve(2, 20.0) > 20.0
-    assert pace.rate_at(100.0) is None
-    assert pace.batch_size(100.0) == 10
-    assert pace.reserve(10, 100.0) == pace.reserve(10, 100.0) == 100.0
-    pace.slow_down(110.0, sent_per_second=803.4)
-    assert pace.rate_at(110.0) == 400
