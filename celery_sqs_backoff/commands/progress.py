@@ -14,10 +14,8 @@ from celery_sqs_backoff.redrive.events import (
     Failed,
     InDoubt,
     NotDeleted,
-    Poison,
     Progress,
     RateChanged,
-    Skipped,
     Started,
     as_dict,
 )
@@ -46,12 +44,8 @@ class JsonEvents:
 
 
 @contextmanager
-def bar(*, show_ids: bool = False) -> Iterator[Callable[[Event], None]]:
-    """A progress bar on stderr, and a line for what a person should know; yields ``on_event``.
-
-    Arguments:
-        show_ids: name messages that are skipped or poison, too.
-    """
+def bar() -> Iterator[Callable[[Event], None]]:
+    """A progress bar on stderr, and a line for what a person should know; yields ``on_event``."""
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -72,7 +66,7 @@ def bar(*, show_ids: bool = False) -> Iterator[Callable[[Event], None]]:
                 done = event.sent + event.dropped
                 shown.update(task, completed=done, total=event.to_send)
                 shown.update(task, facts=_facts(event))
-            elif line := _line(event, show_ids=show_ids):
+            elif line := _line(event):
                 shown.console.print(line, markup=False, highlight=False)
 
         yield on_event
@@ -87,7 +81,7 @@ def _facts(event: Progress) -> str:
     )
 
 
-def _line(event: Event, *, show_ids: bool) -> str | None:
+def _line(event: Event) -> str | None:
     match event:
         case InDoubt(ids, resend):
             late = "another run may have sent them, too"
@@ -99,10 +93,6 @@ def _line(event: Event, *, show_ids: bool) -> str | None:
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
         case RateChanged(factor, reason):
             return f"slowed down to {factor:.0%} of the rate: {safe(reason)}"
-        case Poison(ids, reason) if show_ids:
-            return f"poison ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
-        case Skipped(ids, reason) if show_ids:
-            return f"skipped ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
     return None
 
 

@@ -160,7 +160,6 @@ Examples:
     help="Look at so many messages before asking.",
 )
 @option("Running", "--yes", "-y", is_flag=True, help="Do not ask first.")
-@option("Running", "--show-ids", is_flag=True, help="Name skipped and poison messages, too.")
 @option("Running", "--json", "as_json", is_flag=True, help="Events as JSON lines on stdout.")
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
@@ -172,7 +171,6 @@ def sqs_redrive(
     dry_run: bool,
     sample: int,
     yes: bool,
-    show_ids: bool,
     no_journal: bool,
     as_json: bool,
     **options: Any,
@@ -184,7 +182,7 @@ def sqs_redrive(
     Looks first and asks. A message is deleted when SQS has reported it as sent. The journal names
     what a killed run may have sent: run the same command again to go on.
     """
-    shell = Shell(ctx.obj.app, queue, options, as_json=as_json, show_ids=show_ids)
+    shell = Shell(ctx.obj.app, queue, options, as_json=as_json)
     try:
         if no_journal and options["journal"] is not None:
             raise ValueError("--journal and --no-journal: give one of them")

@@ -31,14 +31,13 @@ class Shell:
     Arguments:
         options: as for :func:`~celery_sqs_backoff.redrive`.
         as_json: print events on stdout, and nothing for people.
-        show_ids: name skipped and poison messages, too.
     """
 
     def __init__(
-        self, app: Any, queue: str | None, options: dict[str, Any], *, as_json: bool, show_ids: bool
+        self, app: Any, queue: str | None, options: dict[str, Any], *, as_json: bool
     ) -> None:
         self._app, self._queue, self._options = app, queue, options
-        self._as_json, self._show_ids = as_json, show_ids
+        self._as_json = as_json
         self._events = JsonEvents()
         self._journal: str | None = None
         self._report: RedriveReport | None = None
@@ -124,7 +123,7 @@ class Shell:
 
     def run(self) -> RedriveReport:
         rate = self._options["rate"]
-        shown = nullcontext(self._events) if self._as_json else bar(show_ids=self._show_ids)
+        shown = nullcontext(self._events) if self._as_json else bar()
         with until_signalled() as stop, shown as on_event:
 
             def note(event: Any) -> None:

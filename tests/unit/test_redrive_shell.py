@@ -119,7 +119,7 @@ def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(in_doubt, 
     (found,) = closing(report, queue="q", options={"in_doubt": in_doubt}, journal=None)[1:]
     assert found == f"160 may have been {said} their ids are above."
     ids = tuple(f"{n:08x}-0000-0000-0000-000000000000" for n in range(160))
-    shown = progress._line(InDoubt(ids, resend=in_doubt == "resend"), show_ids=False)
+    shown = progress._line(InDoubt(ids, resend=in_doubt == "resend"))
     assert all(id_ in shown for id_ in ids)
 
 
