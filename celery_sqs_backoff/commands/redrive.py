@@ -63,8 +63,8 @@ Examples:
     "Which messages",
     "--include-unknown",
     is_flag=True,
-    help="Also messages that may have been done already (outcome UNKNOWN). Otherwise they are left,"
-    " or you are asked.",
+    help="Also messages that may have been done already (outcome UNKNOWN) or sent already (in"
+    " doubt). Otherwise they are left, or you are asked.",
 )
 @option(
     "Which messages", "--limit", type=click.IntRange(1), help="Send at most N messages, each time."
@@ -118,14 +118,6 @@ Examples:
     " what is named as in doubt. Default: a file of the queue below ~/.local/state.",
 )
 @option("Safety", "--no-journal", is_flag=True, help="Keep none.")
-@option(
-    "Safety",
-    "--in-doubt",
-    type=click.Choice(["resend", "hold"]),
-    default="resend",
-    show_default=True,
-    help="What to do with messages that may have been sent.",
-)
 @option(
     "Safety",
     "--dump",
@@ -218,7 +210,7 @@ def sqs_redrive(
         sys.exit(INTERRUPTED)
     code = exit_code(
         report,
-        in_doubt_is_held=options["in_doubt"] == "hold",
+        in_doubt_is_held=not options["include_unknown"],
         has_selection=has_selection(options),
     )
     try:

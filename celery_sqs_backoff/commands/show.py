@@ -225,8 +225,11 @@ def closing(
             " earlier load, which --no-journal sends again."
         )
     if report.in_doubt:
-        twice = "" if options.get("in_doubt") == "hold" else " twice"
-        found.append(f"{report.in_doubt} may have been sent{twice}; their ids are above.")
+        sends = " twice" if options.get("include_unknown") else ""
+        found.append(
+            f"{report.in_doubt} may have been sent{sends}; their ids are above."
+            f"{'' if sends else ' --include-unknown sends those that stay.'}"
+        )
     if report.not_deleted:
         where = f"with --journal {shlex.quote(journal)} " if journal else ""
         found.append(

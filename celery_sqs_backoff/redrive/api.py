@@ -61,8 +61,8 @@ def redrive(
             Not on FIFO queues.
         task, reason, outcome, origin, error, older, newer, ids: which messages; see
             :class:`~celery_sqs_backoff.redrive.select.Selection`. The others are left.
-        include_unknown: send messages whose record says that they may have been done already
-            (outcome UNKNOWN), too. Default: leave them, as skipped.
+        include_unknown: send messages that may have been done already, too: their record says so
+            (outcome UNKNOWN), or they may have been sent (in doubt). Default: leave them.
         limit: send at most N messages.
         max_replays: skip messages that were already replayed N times. Default 3.
         probe: URL, ``"module:callable"`` or callable: whether the provider is well. Asked before
@@ -70,8 +70,6 @@ def redrive(
         expired: what to do with tasks whose ``expires`` has passed, which a worker would throw
             away: ``"leave"`` them (default), ``"drop"`` them (needs ``dump``), or ``"extend"``
             their life by as long as it was at first, an hour at least.
-        in_doubt: ``"resend"`` (default) or ``"hold"`` messages of which nobody knows whether they
-            were sent.
         delete: delete the messages instead of sending them, poison and unreadable ones too. Needs
             ``dump``.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It

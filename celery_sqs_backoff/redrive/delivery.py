@@ -23,6 +23,9 @@ __all__ = ["Delivery"]
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html
 _DEDUPLICATION_SECONDS = 300
 
+#: Sends in a row without an answer, whose messages stay in doubt, at which the run stops.
+_MOST_UNANSWERED = 2
+
 
 class Delivery:
     """Safe for threads.
@@ -57,6 +60,7 @@ class Delivery:
         #: FIFO: groups of which a message is left, so that those after it wait for it.
         self.held_groups: set[str | None] = set()
         self._destinations: dict[str, Endpoint] = {}
+        self._unanswered = 0  # sends in a row
         # Until SQS has deleted one batch, only one is sent at a time.
         self._first = threading.Lock()
         self.deletes = Deletes(sweep)
@@ -166,14 +170,15 @@ class Delivery:
             return Result()
         result = send(to.calls, _of(batch, ours))
         result.lost = [message for message in messages if message not in ours]
+        self._unanswered = 0 if len(result.in_doubt) < len(batch) else self._unanswered + 1
         if result.sent:
             recognised = self._now() - _DEDUPLICATION_SECONDS if to.is_fifo else None
             self._book.has_sent(result.sent, to.name, recognised=recognised)
             self.deletes.sent([(message.id, message.handle) for message in result.sent])
         self._book.was_unsent(result.unsent)
         if result.in_doubt:
-            resend = self._settings.in_doubt == "resend"
             doubted = [message for message, _ in result.in_doubt]
+            resend = self._settings.include_unknown
             self._book.is_in_doubt(doubted, resend=resend, is_fifo=to.is_fifo)
         return result
 
@@ -197,9 +202,11 @@ class Delivery:
 
     def _in_doubt(self, to: Endpoint, batch: Sequence[Packed]) -> list[Packed]:
         """The response was lost. Returns what is to be sent again."""
-        if to.is_fifo or self._settings.in_doubt == "resend":
+        if to.is_fifo or self._settings.include_unknown:
             return list(batch)  # FIFO: SQS recognises them by the deduplication id
         self._book.leave([(message, Disposition(Action.HOLD)) for message, _ in batch])
+        if self._unanswered >= _MOST_UNANSWERED:  # else all the others would end in doubt, too
+            self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")
         return []
 
     def _give_up(self, to: Endpoint, left: Sequence[Packed], result: Result) -> None:

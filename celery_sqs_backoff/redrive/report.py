@@ -45,9 +45,9 @@ class RedriveReport:
         failed: could not be sent (SQS refused, or no destination is known); still in the source.
         skipped: not selected, or expired and left alone; still in the source.
         poison: came back in this run, or was replayed too often; still in the source.
-        in_doubt: may have been sent more than once, or (``hold``) may have been sent and is still
-            in the source: the response to the send was lost. Their ids were in events. What an
-            earlier run left in doubt and is no longer in the source does not count any more.
+        in_doubt: may have been sent and is still in the source, or (``include_unknown``) may have
+            been sent more than once: the response to the send was lost. Their ids were in events.
+            What an earlier run left in doubt and is not in the source any more does not count.
         remaining: in the source at the end, as SQS counts (approximately).
         returned: sent in this run and received again. They are in ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.

@@ -163,7 +163,7 @@ class Run:
         )
 
     def _look_through(self, sweep: Sweep, handle: Handling) -> None:
-        self._book.name_past_in_doubt(resend=self._settings.in_doubt == "resend")
+        self._book.name_past_in_doubt(resend=self._settings.include_unknown)
         default = self._route.default
         threads = threads_for(
             self._settings,

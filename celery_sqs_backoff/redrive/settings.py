@@ -14,10 +14,9 @@ from ..units import parse_duration, parse_rate
 from .gate import Probe, parse_probe
 from .select import Selection
 
-__all__ = ["Expired", "OnDoubt", "Settings"]
+__all__ = ["Expired", "Settings"]
 
 Expired = Literal["leave", "drop", "extend"]
-OnDoubt = Literal["resend", "hold"]
 
 
 @dataclass(frozen=True, init=False)
@@ -32,7 +31,6 @@ class Settings:
     max_replays: int
     probe: Probe | None
     expired: Expired
-    in_doubt: OnDoubt
     include_unknown: bool
     delete: bool
     dump: Path | None
@@ -58,7 +56,6 @@ class Settings:
         max_replays: int = 3,
         probe: str | Probe | None = None,
         expired: Expired = "leave",
-        in_doubt: OnDoubt = "resend",
         include_unknown: bool = False,
         delete: bool = False,
         dump: str | Path | None = None,
@@ -84,7 +81,6 @@ class Settings:
             "max_replays": max_replays,
             "probe": parse_probe(probe),
             "expired": expired,
-            "in_doubt": in_doubt,
             "include_unknown": include_unknown,
             "delete": delete,
             "dump": None if dump is None else Path(dump),
@@ -116,11 +112,10 @@ class Settings:
                 not isinstance(value, int) or isinstance(value, bool) or value < least
             ):
                 raise ValueError(f"invalid {name} {value!r}: expected a whole number from {least}")
-        for name, legal in (("expired", get_args(Expired)), ("in_doubt", get_args(OnDoubt))):
-            if getattr(self, name) not in legal:
-                raise ValueError(
-                    f"invalid {name} {getattr(self, name)!r}: expected one of {', '.join(legal)}"
-                )
+        if self.expired not in get_args(Expired):
+            raise ValueError(
+                f"invalid expired {self.expired!r}: expected one of {', '.join(get_args(Expired))}"
+            )
         if self.delete and self.dump is None:
             raise ValueError("delete needs an archive (dump): there is no undo")
         if self.expired == "drop" and self.dump is None:

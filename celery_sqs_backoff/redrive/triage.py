@@ -86,7 +86,7 @@ def triage(
         return Disposition(Action.FAIL, f"unreadable: {message.unreadable}")
     if message.replays >= settings.max_replays:
         return Disposition(Action.POISON, f"replayed {message.replays} times")
-    if message.id in in_doubt and settings.in_doubt == "hold":
+    if message.id in in_doubt and not settings.include_unknown:
         return Disposition(Action.HOLD, "it may have been sent")
     if message.is_expired(now) and settings.expired == "leave":
         return Disposition(Action.SKIP, EXPIRED)

@@ -30,6 +30,7 @@ def main(settings: str, source: str, journal: str, output: str) -> None:
             journal=journal,
             threads=THREADS,
             max_replays=1_000,
+            include_unknown=True,
             on_event=lambda event: print(  # to the file
                 json.dumps(as_dict(event), default=str), file=events
             ),

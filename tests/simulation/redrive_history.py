@@ -207,27 +207,27 @@ class History:
             left += ledger.left["in_doubt"]
             assert left + found.deleted == found.looked_at, "the report does not add up"
 
-    def redrive(self, in_doubt: str = "resend") -> RedriveReport:
+    def redrive(self, resend: bool = True) -> RedriveReport:
         """A run that says that it is done has left only what it counts, and what came back."""
         source = self.world.sqs.queues[self.world.source.url]
         before = {message.id for message in source.messages}
         copies, bounced = self.world.bodies(self.world.main), len(self.bounced)
         events = len(self.world.events)
         try:
-            report = self.world.redrive(**self.options, in_doubt=in_doubt)
+            report = self.world.redrive(**self.options, include_unknown=resend)
             self.check_the_end(self.world.events[events:], report)
         except (KeyboardInterrupt, RedriveError):
             self.check_the_end(self.world.events[events:], None)
             raise
         finally:
-            if in_doubt == "hold" and not self.has_rival:
+            if not resend and not self.has_rival:
                 now = self.world.bodies(self.world.main)
                 assert all(
                     n <= max(1, copies[body]) or body in self.bounced for body, n in now.items()
                 ), "sent again, though held"
         if report.ended is Ended.DONE and bounced == len(self.bounced):  # those can take a place
             counted = report.failed + report.skipped + report.poison + report.not_deleted
-            counted += report.in_doubt if in_doubt == "hold" else 0
+            counted += 0 if resend else report.in_doubt
             left = [message for message in source.messages if message.id in before]
             assert len(left) <= counted, "done, and messages are left"
         return report
@@ -242,7 +242,7 @@ class History:
             self.steps_to_second_signal = rng.choice((None, 0, 1, 2, 3))
             self.full_at = rng.randint(1, 60) if rng.random() < 0.1 else 0
             with suppress(Killed, KeyboardInterrupt, RedriveError):
-                self.redrive("hold" if rng.random() < holds else "resend")
+                self.redrive(rng.random() >= holds)
             world.sqs.faults.clear()
             world.clock.now += rng.choice((0, 5, 40, 400))
         world.dies_at, self.may_bounce = None, 0

@@ -298,7 +298,7 @@ def test_what_was_sent_is_not_forgotten_because_sqs_counts_too_few(world, monkey
 def test_doubt_counts_messages_not_attempts(world):
     world.fill(*bodies(10))
     world.sqs.faults += [Fault(SEND, "InternalError", after=True)] * 3
-    report = world.redrive()
+    report = world.redrive(include_unknown=True)
     assert (report.sent, report.in_doubt, len(ids(world, InDoubt))) == (10, 10, 10)
 
 
@@ -476,9 +476,26 @@ def test_a_journal_on_a_full_disk_ends_the_run_with_what_was_sent_deleted(world,
 def test_a_lost_response_is_named_and_sent_again(world):
     world.fill(*bodies(10))
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x"), after=True))
-    report = world.redrive()
+    report = world.redrive(include_unknown=True)
     assert (report.sent, report.in_doubt) == (10, 10)
     assert set(world.bodies(world.main).values()) == {2}
+
+
+def test_a_lost_response_is_named_and_left(world):
+    """Its messages may have been done already, and nobody has asked to do them again."""
+    world.fill(*bodies(20))
+    world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x"), after=True))
+    report = world.redrive()
+    assert (report.ended, report.sent, report.in_doubt) == (Ended.DONE, 10, 10)
+    assert set(world.bodies(world.main).values()) == {1}
+    assert len(ids(world, InDoubt)) == 10
+
+
+def test_sends_without_an_answer_do_not_put_the_whole_queue_in_doubt(world):
+    world.fill(*bodies(100))
+    always(world, SEND, ReadTimeoutError(endpoint_url="x"))
+    report = world.redrive()
+    assert (report.ended, report.sent, report.in_doubt) == (Ended.UNREACHABLE, 0, 20)
 
 
 # Telling
@@ -549,7 +566,7 @@ def test_a_fifo_queue_settles_a_doubt_for_five_minutes_only(tmp_path, seconds, i
         world.redrive()
     world.dies_at = None
     world.clock.now += seconds
-    report = world.redrive()
+    report = world.redrive(include_unknown=True)
     assert (report.sent, report.in_doubt) == (1, in_doubt)
     assert world.bodies(world.main) == {"m": 1 + in_doubt}
 
