@@ -80,11 +80,10 @@ Examples:
 @option(
     "Which messages",
     "--expired",
-    type=click.Choice(["leave", "drop", "extend"]),
+    type=click.Choice(["leave", "extend"]),
     default="leave",
     show_default=True,
-    help="What to do with tasks whose expiry has passed: workers would throw them away. drop needs"
-    " --dump.",
+    help="What to do with tasks whose expiry has passed: workers would throw them away.",
 )
 @option(
     "How fast",

@@ -113,8 +113,6 @@ class Shell:
         question = f"{what} {about}{plan.to_send} messages{'' if options['delete'] else rate}?"
         if not plan.matching:
             question = f"{no_match(plan)} {what} those of the others that do?"
-        if options["expired"] == "drop" and plan.expired and not options["delete"]:
-            question += f" And DELETE those that have expired, {plan.expired} of those looked at?"
         return question + " There is no undo."
 
     def _declined(self) -> int:

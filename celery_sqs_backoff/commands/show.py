@@ -190,8 +190,6 @@ def closing(
         found = [f"{report.dropped} of {looked_at} deleted unsent."]
     else:
         found = [f"{report.sent} of {looked_at} sent."]
-        if report.dropped:
-            found.append(f"{report.dropped} had expired, and were deleted unsent.")
     if report.sent_before:
         found.append(f"{report.sent_before} had been sent by an earlier run: only to be deleted.")
         done += report.sent_before

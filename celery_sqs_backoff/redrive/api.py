@@ -68,8 +68,8 @@ def redrive(
         probe: URL, ``"module:callable"`` or callable: whether the provider is well. Asked before
             the first message and every 5 s.
         expired: what to do with tasks whose ``expires`` has passed, which a worker would throw
-            away: ``"leave"`` them (default), ``"drop"`` them (needs ``dump``), or ``"extend"``
-            their life by as long as it was at first, an hour at least.
+            away: ``"leave"`` them (default), or ``"extend"`` their life by as long as it was at
+            first, an hour at least.
         delete: delete the messages instead of sending them, poison and unreadable ones too. Needs
             ``dump``.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It

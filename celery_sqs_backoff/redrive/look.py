@@ -278,8 +278,7 @@ class _Look:
         plan, settings = self._plan, self._settings
         facts = _facts(message, disposition, self._route, now)
         plan.matching += 1
-        is_ready = disposition.action in (Action.SEND, Action.DROP)
-        plan.ready += is_ready and (settings.delete or disposition.action is Action.SEND)
+        plan.ready += disposition.action in (Action.SEND, Action.DROP)
         plan.expired += facts.expired
         plan.replayed_out += message.replays >= settings.max_replays
         plan.unknown += message.outcome == "UNKNOWN"

@@ -16,7 +16,7 @@ from .select import Selection
 
 __all__ = ["Expired", "Settings"]
 
-Expired = Literal["leave", "drop", "extend"]
+Expired = Literal["leave", "extend"]
 
 
 @dataclass(frozen=True, init=False)
@@ -118,5 +118,3 @@ class Settings:
             )
         if self.delete and self.dump is None:
             raise ValueError("delete needs an archive (dump): there is no undo")
-        if self.expired == "drop" and self.dump is None:
-            raise ValueError("expired='drop' needs an archive (dump): there is no undo")

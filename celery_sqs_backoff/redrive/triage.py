@@ -90,8 +90,6 @@ def triage(
         return Disposition(Action.HOLD, "it may have been sent")
     if message.is_expired(now) and settings.expired == "leave":
         return Disposition(Action.SKIP, EXPIRED)
-    if message.is_expired(now) and settings.expired == "drop":
-        return Disposition(Action.DROP, EXPIRED)
     if message.outcome == "UNKNOWN" and not settings.include_unknown:
         return Disposition(Action.SKIP, UNKNOWN)
     to = route(message)

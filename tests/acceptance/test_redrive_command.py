@@ -132,19 +132,14 @@ def test_it_looks_and_asks_first(stage, run, answer, code, left):
     ("expired", "question"),
     [
         ("leave", "Send 2 messages, as fast as SQS takes them? There is no undo."),
-        (
-            "drop",
-            "Send 2 messages, as fast as SQS takes them? And DELETE those that have expired, 1",
-        ),
         ("extend", "Send 3 messages, as fast"),
     ],
 )
-def test_the_question_counts_what_would_be_sent(stage, run, tmp_path, expired, question):
+def test_the_question_counts_what_would_be_sent(stage, run, expired, question):
     mark = {"DataType": "String", "StringValue": '{"replays":3,"run":"x"}'}
     stage.fill(task(), task(), task(expires="2020-01-01T00:00:00+00:00"))
     stage.fill("poison", MessageAttributes={"celery-sqs-backoff-replay": mark})
-    dump = ["--dump", str(tmp_path / "a")] if expired == "drop" else []
-    result = run("sqs-redrive", stage.dlq.name, "--expired", expired, *dump, answer="n\n")
+    result = run("sqs-redrive", stage.dlq.name, "--expired", expired, answer="n\n")
     assert question in result.stderr
 
 

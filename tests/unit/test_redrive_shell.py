@@ -89,9 +89,6 @@ def test_the_end_of_a_load_does_not_take_expired_messages_for_sent():
 
 def test_the_end_tells_what_was_deleted_unsent_from_what_was_sent():
     """It was "70 of 70 sent."."""
-    report = RedriveReport(sent=50, dropped=20, deleted=70, looked_at=70)
-    found = closing(report, queue="q", options={"expired": "drop"}, journal=None)
-    assert found == ["50 of 70 sent.", "20 had expired, and were deleted unsent."]
     report = RedriveReport(dropped=20, deleted=20, failed=1, looked_at=21)
     found = closing(report, queue="q", options={"delete": True}, journal=None)
     assert found[0] == "20 of 21 deleted unsent."
