@@ -10,7 +10,6 @@ import click
 from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveUnreachable
-from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE
 
 from .command import Command
 from .environment import interrupted_by_signals, journal_directory
@@ -142,14 +141,6 @@ Examples:
     is_flag=True,
     help="Only look, and say what would be done. With --dump: look at all, and copy.",
 )
-@option(
-    "Running",
-    "--sample",
-    type=click.IntRange(1),
-    default=DEFAULT_SAMPLE,
-    show_default=True,
-    help="Look at so many messages before asking.",
-)
 @option("Running", "--yes", "-y", is_flag=True, help="Do not ask first.")
 @option("Running", "--json", "as_json", is_flag=True, help="Events as JSON lines on stdout.")
 @click.pass_context
@@ -160,7 +151,6 @@ def sqs_redrive(
     id: tuple[str, ...],  # noqa: A002  # the option's name
     ids: Path | None,
     dry_run: bool,
-    sample: int,
     yes: bool,
     no_journal: bool,
     as_json: bool,
@@ -180,12 +170,12 @@ def sqs_redrive(
         options["ids"] = ids_of(id, ids)
         with interrupted_by_signals():
             if dry_run:
-                sys.exit(shell.dry_run(sample))
+                sys.exit(shell.dry_run())
             if options["journal"] is None and not no_journal:
                 options["journal"] = journal_directory()
             if yes:
-                shell.refuse_if_too_late(sample)
-            elif (code := shell.ask(sample)) is not None:
+                shell.refuse_if_too_late()
+            elif (code := shell.ask()) is not None:
                 sys.exit(code)
             report = shell.run()
     except (ValueError, TypeError, RedriveRefused) as exc:

@@ -13,7 +13,7 @@ import click
 from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveReport, peek, redrive
 from celery_sqs_backoff.redrive.audit import is_logged
 from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict
-from celery_sqs_backoff.redrive.look import Plan
+from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
 
 from .environment import until_signalled
 from .exit_codes import DONE, INTERRUPTED, NOTHING_MATCHED
@@ -57,9 +57,9 @@ class Shell:
         if not self._as_json:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
-    def dry_run(self, sample: int) -> int:
+    def dry_run(self) -> int:
         archive: Path | None = self._options["dump"]
-        plan = self._look(None if archive else sample, copy=archive)
+        plan = self._look(copy=archive)
         if self._as_json:
             shown = plan_as_dict(plan, show_arguments=False, show_bodies=False)
             click.echo(json.dumps(shown, default=str))
@@ -74,15 +74,15 @@ class Shell:
         click.echo(no_match(plan), err=True)
         return NOTHING_MATCHED
 
-    def refuse_if_too_late(self, sample: int) -> None:
+    def refuse_if_too_late(self) -> None:
         """Look before a slow run that nobody is asked about: SQS may delete messages first."""
         if self._options["rate"] and not self._options["delete"] and not self._options["force"]:
-            self._refuse_if_too_late(self._look(sample))
+            self._refuse_if_too_late(self._look())
 
-    def ask(self, sample: int) -> int | None:
+    def ask(self) -> int | None:
         """Look, tell, and ask. Returns the exit code, unless it is to go on."""
         options = self._options
-        plan = self._look(sample)
+        plan = self._look()
         print_plan(plan, err=True)
         if options["load"] is None:
             click.echo(looked(plan), err=True)
@@ -94,7 +94,7 @@ class Shell:
                 f"{self._estimated(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
                 " UNKNOWN): a replay may do them twice. Send these, too?"
             )
-            plan = self._look(sample) if options["include_unknown"] else plan
+            plan = self._look() if options["include_unknown"] else plan
         return None if self._asked(self._question(plan)) else self._declined()
 
     def _nothing_to_ask(self, plan: Plan) -> int | None:
@@ -160,9 +160,10 @@ class Shell:
             return str(found)
         return f"about {round(plan.messages * found / max(1, plan.looked_at))}"
 
-    def _look(self, sample: int | None, copy: Path | None = None) -> Plan:
+    def _look(self, copy: Path | None = None) -> Plan:
         if self._queue is None and self._options["load"] is None:
             raise ValueError("QUEUE: name the dead-letter queue, or a queue that has one")
+        sample = None if copy else DEFAULT_SAMPLE
         with until_signalled() as stop:
             plan = peek(
                 self._app, self._queue, sample=sample, copy=copy, stop=stop, **self._options

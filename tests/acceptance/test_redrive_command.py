@@ -581,8 +581,6 @@ def test_nobody_is_asked_about_nothing(stage, run):
     unmatched = run("sqs-redrive", stage.dlq.name, "--task", "no.such", "--json")
     assert unmatched.exit_code == exit_codes.NOTHING_MATCHED
     assert json.loads(unmatched.stdout.splitlines()[-1])["ended"] == "done"
-    sampled = ["sqs-redrive", stage.dlq.name, "--task", "no.such", "--sample", "1"]
-    assert "None of the 1 looked at match; there are 3." in run(*sampled, answer="n\n").stderr
 
 
 def test_a_run_that_is_refused_after_its_look_ends_with_that_event(stage, run):
