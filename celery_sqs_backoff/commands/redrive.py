@@ -112,10 +112,10 @@ Examples:
     "Safety",
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Note here what is sent. Run again with it after a kill: nothing is sent twice but"
-    " what is named as in doubt. Default: a file of the queue below ~/.local/state.",
+    help="Record what was sent in this file. If the run is killed, run the same command again: it"
+    " skips those messages and lists the few that may be sent twice. none: keep no journal."
+    " Default: one file per queue in ~/.local/state/celery-sqs-backoff.",
 )
-@option("Safety", "--no-journal", is_flag=True, help="Keep none.")
 @option(
     "Safety",
     "--dump",
@@ -152,7 +152,6 @@ def sqs_redrive(
     ids: Path | None,
     dry_run: bool,
     yes: bool,
-    no_journal: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -165,13 +164,13 @@ def sqs_redrive(
     """
     shell = Shell(ctx.obj.app, queue, options, as_json=as_json)
     try:
-        if no_journal and options["journal"] is not None:
-            raise ValueError("--journal and --no-journal: give one of them")
         options["ids"] = ids_of(id, ids)
         with interrupted_by_signals():
             if dry_run:
                 sys.exit(shell.dry_run())
-            if options["journal"] is None and not no_journal:
+            if options["journal"] == Path("none"):
+                options["journal"] = None
+            elif options["journal"] is None:
                 options["journal"] = journal_directory()
             if yes:
                 shell.refuse_if_too_late()

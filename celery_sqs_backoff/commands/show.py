@@ -220,7 +220,7 @@ def closing(
     if options.get("load") and journal and report.skipped > report.unknown:
         found.append(
             f"{report.skipped - report.unknown} are left out: not selected, expired, or sent by an"
-            " earlier load, which --no-journal sends again."
+            " earlier load, which --journal none sends again."
         )
     if report.in_doubt:
         sends = " twice" if options.get("include_unknown") else ""

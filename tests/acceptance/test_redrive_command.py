@@ -200,7 +200,6 @@ def test_poison(stage, run):
         ["QUEUE", "--delete"],
         ["no-such-queue"],
         ["QUEUE", "--no-such-option"],
-        ["QUEUE", "--journal", "j", "--no-journal"],
         ["QUEUE", "--id", ""],
         [],
     ],
@@ -511,7 +510,7 @@ def test_a_journal_is_kept_by_default_and_its_path_is_shown(stage, run, tmp_path
     assert str(path) in result.stderr.replace("\n", "")
     assert path.stat().st_mode & 0o077 == 0
     stage.fill_numbered(1)
-    run("sqs-redrive", stage.dlq.name, "--yes", "--no-journal")
+    run("sqs-redrive", stage.dlq.name, "--yes", "--journal", "none")
     assert len(list(path.parent.iterdir())) == 1
 
 

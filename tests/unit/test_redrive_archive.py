@@ -138,8 +138,8 @@ def test_a_load_that_leaves_out_what_was_sent_before_says_how_to_send_it_again()
     """Its journal is kept by default: "0 of 3 sent" was all that was said."""
     report = RedriveReport(looked_at=3, skipped=3)
     shown = partial(closing, report, queue=None, options={"load": "old.jsonl"})
-    assert any("--no-journal" in sentence for sentence in shown(journal="j"))
-    assert not any("--no-journal" in sentence for sentence in shown(journal=None))
+    assert any("--journal none" in sentence for sentence in shown(journal="j"))
+    assert not any("--journal none" in sentence for sentence in shown(journal=None))
 
 
 def test_a_fifo_archive_without_destinations_is_one(tmp_path):
