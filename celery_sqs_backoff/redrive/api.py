@@ -77,7 +77,6 @@ def redrive(
         journal: note in this file what is sent, before and after. A killed run goes on with it,
             within the hour as the same run. A directory: a file in it, named after the queue.
         force: run although the source has a dead-letter queue itself.
-        threads: 1 to 16. Default 16; fewer for few messages, one for a FIFO queue.
 
     Returns:
         The counts, and why it ended.

@@ -28,7 +28,7 @@ def threads_for(settings: Settings, messages: int, *, is_fifo: bool) -> int:
         return 1
     if settings.selection.is_everything and settings.limit:
         messages = min(messages, settings.limit)
-    return max(1, min(settings.threads or MAX_THREADS, MAX_THREADS, -(-messages // 10)))
+    return max(1, min(MAX_THREADS, -(-messages // 10)))
 
 
 def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:

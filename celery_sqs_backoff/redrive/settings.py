@@ -36,7 +36,6 @@ class Settings:
     dump: Path | None
     journal: Path | None
     force: bool
-    threads: int | None
 
     def __init__(
         self,
@@ -61,7 +60,6 @@ class Settings:
         dump: str | Path | None = None,
         journal: str | Path | None = None,
         force: bool = False,
-        threads: int | None = None,
     ) -> None:
         values = {
             "rate": parse_rate(rate),
@@ -86,7 +84,6 @@ class Settings:
             "dump": None if dump is None else Path(dump),
             "journal": None if journal is None else Path(journal),
             "force": force,
-            "threads": threads,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -106,7 +103,7 @@ class Settings:
                 f"invalid spread {self.spread:g}: expected at most {MAX_DELAY_SECONDS} s,"
                 " SQS's longest delay"
             )
-        for name, least in (("limit", 1), ("max_replays", 1), ("threads", 1)):
+        for name, least in (("limit", 1), ("max_replays", 1)):
             value = getattr(self, name)
             if value is not None and (
                 not isinstance(value, int) or isinstance(value, bool) or value < least

@@ -7,7 +7,7 @@ import sys
 
 from celery import Celery
 
-from celery_sqs_backoff.redrive import api, redrive
+from celery_sqs_backoff.redrive import api, redrive, schedule
 from celery_sqs_backoff.redrive.events import as_dict
 from celery_sqs_backoff.redrive.sweep import Holding
 from tests.support.differences import RACES_WITH_ITSELF, differs
@@ -20,6 +20,7 @@ THREADS = 1 if differs(RACES_WITH_ITSELF) else 4
 
 def main(settings: str, source: str, journal: str, output: str) -> None:
     """Redrive, noting each event in a file."""
+    schedule.MAX_THREADS = THREADS
     api._HOLDING = Holding(HOLD_SECONDS, HOLD_SECONDS)
     app = Celery("child", set_as_current=False)
     app.conf.update(json.loads(settings))
@@ -28,7 +29,6 @@ def main(settings: str, source: str, journal: str, output: str) -> None:
             app,
             source,
             journal=journal,
-            threads=THREADS,
             max_replays=1_000,
             include_unknown=True,
             on_event=lambda event: print(  # to the file

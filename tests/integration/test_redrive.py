@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import celery_sqs_backoff
-from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api, peek
+from celery_sqs_backoff.redrive import (
+    Ended,
+    RedriveRefused,
+    RedriveUnreachable,
+    api,
+    peek,
+    schedule,
+)
 from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
     Failed,
@@ -32,6 +39,11 @@ from .redrive_stage import RedriveStage, record, task
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MAX_THREADS", 1)
 
 
 @pytest.fixture
@@ -103,11 +115,11 @@ def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue
     assert stage.bodies(stage.queue) == Counter(["to main"])
 
 
-def test_an_origin_that_is_not_there_any_more_keeps_only_its_own_messages(stage):
+def test_an_origin_that_is_not_there_any_more_keeps_only_its_own_messages(stage, one_thread):
     gone = stage.queue.arn + "-gone"
     stage.fill("of old", "of old, too", MessageAttributes=record(origin=gone))
     stage.fill_numbered(30)
-    report = stage.redrive(threads=1)
+    report = stage.redrive()
     assert (report.ended, report.sent, report.failed) == (Ended.DONE, 30, 2)
     (reason,) = {event.reason for event in stage.events if isinstance(event, Failed)}
     assert "-gone, which has another dead-letter queue or is not there" in reason
@@ -218,11 +230,11 @@ def test_messages_that_fill_a_call_are_sent_in_several(stage, proxy):
 # Which messages
 
 
-def test_what_is_not_selected_is_given_back_and_looked_at_once(stage, proxy):
+def test_what_is_not_selected_is_given_back_and_looked_at_once(stage, proxy, one_thread):
     others = stage.fill(*(task("sms.send") for _ in range(25)))
     mine = stage.fill(*(task("mails.send") for _ in range(12)))
     proxy.reset()
-    report = stage.redrive(task="mails.*", threads=1)
+    report = stage.redrive(task="mails.*")
     assert (report.sent, report.skipped, report.remaining) == (12, 25, 25)
     assert proxy.counts()["ReceiveMessage"].messages == 37
     assert len(stage.ids(Skipped)) == 25
@@ -318,11 +330,11 @@ def test_progress_is_told_while_it_runs(stage):
 # Holding
 
 
-def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch):
+def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch, one_thread):
     """At 2/s ten messages are held for five seconds, longer than the four they are hidden for."""
     monkeypatch.setattr(api, "_HOLDING", Holding(4, 4))
     bodies = stage.fill_numbered(11)
-    report = stage.redrive(rate="2/s", threads=1)
+    report = stage.redrive(rate="2/s")
     assert (report.sent, report.deleted) == (11, 11)
     assert stage.bodies(stage.queue) == Counter(bodies)
     counts = proxy.counts()
@@ -429,12 +441,12 @@ def test_delete_without_an_archive_is_refused(stage):
         stage.redrive(delete=True)
 
 
-def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path):
+def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path, one_thread):
     archive = tmp_path / "a.jsonl"
     stage.fill_numbered(30)
     stage.redrive(delete=True, dump=archive)
-    first = stage.redrive(None, load=archive, limit=10, journal=tmp_path / "j", threads=1)
-    second = stage.redrive(None, load=archive, journal=tmp_path / "j", threads=1)
+    first = stage.redrive(None, load=archive, limit=10, journal=tmp_path / "j")
+    second = stage.redrive(None, load=archive, journal=tmp_path / "j")
     assert (first.sent, second.sent, second.skipped) == (10, 20, 10)
     assert set(stage.bodies(stage.queue).values()) == {1}
 

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 SEND, DELETE, RECEIVE = "SendMessageBatch", "DeleteMessageBatch", "ReceiveMessage"
 
 
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MAX_THREADS", 1)
+
+
 @pytest.fixture(autouse=True)
 def as_many_threads_as_the_server_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     if differs(RACES_WITH_ITSELF):
@@ -117,12 +122,12 @@ def test_entries_that_sqs_fails_are_sent_again_and_nothing_else_is(app, queue, f
     assert drain(queue.url) == Counter(bodies)
 
 
-def test_entries_that_always_fail_stay_and_are_counted(app, queue, fill, drain, proxy):
+def test_entries_that_always_fail_stay_and_are_counted(app, queue, fill, drain, proxy, one_thread):
     bodies = fill(10)
     proxy.inject(
         failed_entries(0, 1, actions=(SEND,), code="InvalidMessageContents", sender_fault=True)
     )
-    report = redrive(app, queue.dlq.name, threads=1)
+    report = redrive(app, queue.dlq.name)
     assert report.failed == 10 - report.sent > 0
     assert report.remaining == report.failed
     assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
@@ -210,7 +215,7 @@ def bounce(sqs: SQSClient, queue: LocalQueue) -> None:
             sqs.delete_message(QueueUrl=queue.url, ReceiptHandle=message["ReceiptHandle"])
 
 
-def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sqs):
+def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sqs, one_thread):
     """The provider is still down. The run sees its own messages again, and does not loop."""
     bodies = fill(60)
     events: list[Any] = []
@@ -229,7 +234,7 @@ def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sq
         elif isinstance(event, Sent):
             bounce(sqs, queue)
 
-    report = redrive(app, queue.dlq.name, threads=1, on_event=on_event)
+    report = redrive(app, queue.dlq.name, on_event=on_event)
     assert report.sent == 20
     assert report.returned == report.poison == len(ids(events, Poison)) >= 10
     assert report.ended is Ended.GATE
@@ -269,7 +274,7 @@ def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
     bodies = fill(300)
     reports: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: reports.append(redrive(app, queue.dlq.name, threads=4)))
+        threading.Thread(target=lambda: reports.append(redrive(app, queue.dlq.name)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -316,7 +321,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run_with_all_given_back(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Journal, "write", on_a_full_disk)
-    report = redrive(app, queue.dlq.name, rate=0.9, threads=3, journal=tmp_path / "journal")
+    report = redrive(app, queue.dlq.name, rate=0.9, journal=tmp_path / "journal")
     assert (report.ended, report.sent, report.remaining) == (Ended.FAILED, 0, 30)
     assert "No space left" in report.detail
     assert drain(queue.dlq.url) == Counter(bodies)

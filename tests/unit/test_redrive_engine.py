@@ -315,7 +315,7 @@ def test_a_slow_rate_sends_although_no_hold_can_be_renewed(world):
 def test_holds_that_cannot_be_renewed_make_no_duplicate(world):
     world.fill(*bodies(60))
     always(world, CHANGE, "InternalError")
-    report = world.redrive(rate="2/s", threads=16)
+    report = world.redrive(rate="2/s")
     assert report.sent == 60
     assert world.bodies(world.main) == Counter(bodies(60))
 
