@@ -1,15 +1,11 @@
-"""What a command finds around it: a place for journals, signals, and how it was called."""
+"""What a command finds around it: a place for journals, and signals."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import shutil
 import signal
 import sys
 import threading
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,19 +16,13 @@ import click
 
 from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.vault import Vault
-from celery_sqs_backoff.sqs.redact import mask
 
 __all__ = [
-    "as_typed",
-    "django_options",
     "interrupted_by_signals",
     "journal_directory",
     "open_vault",
     "until_signalled",
 ]
-
-#: A URL as a word of a command line, alone or behind its option.
-_URL = re.compile(r"(--[\w-]+=|-\w)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -115,43 +105,3 @@ def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]
     finally:
         for signalled, usual in before.items():
             signal.signal(signalled, usual)
-
-
-def as_typed(command: str) -> tuple[str, str] | None:
-    """Return the words before the command, and all of them, to be pasted into a shell.
-
-    ``("celery -A shop ", "celery -A shop sqs-redrive mail-dlq --yes")``; ``None``: it was not
-    called from a command line. Credentials in a URL (broker, probe) are masked: what is printed
-    ends in logs. Nothing else is: a glob that was masked would select other messages.
-    """
-    program = Path(sys.argv[0])
-    first = [_findable(sys.argv[0])]
-    module = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if module is not None and module.origin == sys.argv[0] and module.name != "__main__":
-        first = [_findable(sys.executable), "-m", module.name.removesuffix(".__main__")]
-    elif program.name == "__main__.py":  # by way of a profiler, for one
-        first = [_findable(sys.executable), "-m", program.parent.name]
-    elif program.suffix == ".py":  # manage.py
-        first = [_findable(sys.executable), sys.argv[0]]
-    words = [*first, *(mask(word) if _URL.match(word) else word for word in sys.argv[1:])]
-    for name in (command, command.replace("-", "_")):
-        if name in words:
-            return shlex.join(words[: words.index(name)]) + " ", shlex.join(words)
-    return None
-
-
-def django_options() -> str:
-    """The options of ``manage.py`` by which it was called with other settings than usual."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--settings", "--pythonpath"):
-        parser.add_argument(name)
-    found = vars(parser.parse_known_args(sys.argv[1:])[0])
-    return "".join(f" --{name}={shlex.quote(value)}" for name, value in found.items() if value)
-
-
-def _findable(program: str) -> str:
-    """The name of a program if the shell finds it by that, and no other one; else its path."""
-    name = Path(program).name
-    found = shutil.which(name)
-    is_found = found is not None and os.path.abspath(found) == os.path.abspath(program)
-    return name if is_found else program

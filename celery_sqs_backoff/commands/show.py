@@ -17,7 +17,6 @@ from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
 from .command import console_of_stdout
-from .environment import as_typed, django_options
 from .options import has_selection
 from .text import safe
 
@@ -177,11 +176,8 @@ def closing(
 ) -> list[str]:
     """Return the end of a run as sentences, each with the next command where there is one."""
     name = shlex.quote(queue) if queue else ""
-    typed = as_typed("sqs-redrive")
-    before, again = typed or ("", f"sqs-redrive {name} ..." if queue else "the same command")
-    peek_name = "sqs_peek" if "sqs_redrive" in again else "sqs-peek"
-    also = f"{' --force' if options.get('force') else ''}{django_options()}"
-    peek = f"{before}{peek_name} {name} --messages{also}"
+    again = f"sqs-redrive {name} ..." if queue else "the same command"
+    peek = f"sqs-peek {name} --messages{' --force' if options.get('force') else ''}"
     # An archive is its own list.
     shows, shown = (f": `{peek}` shows why", f": `{peek}`") if queue else ("", "")
     looked_at = report.looked_at - report.returned

@@ -609,20 +609,6 @@ def test_an_audit_line_that_no_log_would_keep_is_printed(stage, run, monkeypatch
     assert "audit: " not in run("sqs-redrive", stage.dlq.name, "--yes").stderr
 
 
-def test_the_next_command_can_be_pasted(stage, run, monkeypatch):
-    name = stage.dlq.name
-    stage.fill("x", MessageAttributes=record(origin="arn:aws:sqs:eu-west-1:1:elsewhere"))
-    found = {"celery": "/usr/bin/celery", Path(sys.executable).name: sys.executable}
-    monkeypatch.setattr("celery_sqs_backoff.commands.environment.shutil.which", found.get)
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/celery", "-A", "my shop", "sqs-redrive", name])
-    result = run("sqs-redrive", name, "--yes")
-    assert f"`celery -A 'my shop' sqs-peek {name} --messages` shows why" in result.stdout
-    monkeypatch.setattr(sys, "argv", ["manage.py", "sqs_redrive", name])
-    result = run("sqs-redrive", name, "--yes")
-    python = Path(sys.executable).name
-    assert f"`{python} manage.py sqs_peek {name} --messages` shows why" in result.stdout
-
-
 def test_a_run_that_fails_prints_its_counts(stage, run, proxy, monkeypatch):
     """Whatever ends it: here what shows the events."""
     stage.fill_numbered(3)

@@ -4,9 +4,7 @@ import io
 import json
 import os
 import pwd
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,7 @@ from click.testing import CliRunner
 
 from celery_sqs_backoff.commands import exit_codes, progress, redrive_shell
 from celery_sqs_backoff.commands import peek as peek_command
-from celery_sqs_backoff.commands.environment import as_typed, journal_directory
+from celery_sqs_backoff.commands.environment import journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
 from celery_sqs_backoff.redrive.events import Finished, InDoubt
@@ -121,95 +119,15 @@ def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(resend, sa
     assert all(id_ in shown for id_ in ids)
 
 
-def which(monkeypatch, **found):
-    monkeypatch.setattr("celery_sqs_backoff.commands.environment.shutil.which", found.get)
-
-
 def peek_of(**options):
     report = RedriveReport(sent=1, poison=1, looked_at=2)
     return closing(report, queue="q", options=options, journal=None)[1]
-
-
-def test_a_command_of_manage_py_can_be_pasted(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["./manage.py", "sqs_redrive", "q"])
-    which(monkeypatch, **{Path(sys.executable).name: sys.executable})
-    python = Path(sys.executable).name
-    assert as_typed("sqs-redrive") == (
-        f"{python} ./manage.py ",
-        f"{python} ./manage.py sqs_redrive q",
-    )
-    which(monkeypatch)  # its environment is not active
-    assert as_typed("sqs-redrive")[0] == f"{sys.executable} ./manage.py "
-
-
-@pytest.mark.parametrize("module", ["shop.manage", "shop.tools"])
-def test_a_command_of_a_module_can_be_pasted(tmp_path, module):
-    """``python -m shop.manage`` became ``python .../shop/manage.py``, which imports other modules:
-    the example project's ``celery.py`` instead of Celery."""
-    code = """
-from celery_sqs_backoff.commands.environment import as_typed
-print(as_typed("sqs-redrive")[0])
-"""
-    for path in ("shop/manage.py", "shop/tools/__main__.py"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(code)
-    typed = subprocess.run(
-        [sys.executable, "-m", module, "sqs_redrive", "q"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert typed.stdout.strip().endswith(f" -m {module}")
-
-
-@pytest.mark.parametrize(
-    ("program", "found", "word"),
-    [
-        ("/venv/bin/celery", "/venv/bin/celery", "celery"),
-        ("/venv/bin/celery", None, "/venv/bin/celery"),
-        (".venv/bin/celery", "/usr/bin/celery", ".venv/bin/celery"),
-    ],
-)
-def test_the_next_command_is_of_the_program_that_was_called(monkeypatch, program, found, word):
-    """It named another one, or none that the shell finds."""
-    monkeypatch.setattr(sys, "argv", [program, "-A", "shop", "sqs-redrive", "q"])
-    which(monkeypatch, celery=found)
-    assert as_typed("sqs-redrive")[0] == f"{word} -A shop "
-
-
-@pytest.mark.parametrize("given", [["--settings=shop.prod"], ["--settings", "shop.prod"]])
-def test_the_next_command_of_manage_py_has_its_settings(monkeypatch, given):
-    """Without them it looked at another broker."""
-    monkeypatch.setattr(sys, "argv", ["manage.py", "sqs_redrive", "q", *given, "--yes"])
-    assert "manage.py sqs_peek q --messages --settings=shop.prod`" in peek_of()
 
 
 def test_the_next_command_is_not_refused_where_this_one_was_forced():
     """A dead-letter queue that has one itself: the peek was refused, with exit code 2."""
     assert "sqs-peek q --messages --force`" in peek_of(force=True)
     assert "--force" not in peek_of()
-
-
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        ("sqs://AKIAX:secret@", "'sqs://***@'"),
-        ("-bsqs://AKIAX:secret@localhost:4566", "'-bsqs://***@localhost:4566'"),
-        ("--broker=sqs://AKIAX:secret@", "'--broker=sqs://***@'"),
-        ("https://mail.example/health?token=secret", "'https://mail.example/health?token=***'"),
-        ("https://sqs.us-east-1.amazonaws.com/1/q", "https://sqs.us-east-1.amazonaws.com/1/q"),
-    ],
-)
-def test_a_command_to_be_pasted_masks_credentials_in_urls(monkeypatch, word, shown):
-    monkeypatch.setattr(sys, "argv", ["celery", word, "sqs-redrive", "q"])
-    before = f"celery {shown} "
-    assert as_typed("sqs-redrive") == (before, f"{before}sqs-redrive q")
-
-
-def test_a_command_to_be_pasted_selects_the_same_messages(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["celery", "sqs-redrive", "q", "--error", "*token: old*"])
-    assert as_typed("sqs-redrive") == ("celery ", "celery sqs-redrive q --error '*token: old*'")
 
 
 @pytest.fixture
