@@ -39,12 +39,12 @@ Examples:
   celery -A proj sqs-redrive mail-dlq --rate 10/s --limit 20
   celery -A proj sqs-redrive mail-dlq --rate 10/s --probe https://mail.example/health
   celery -A proj sqs-redrive mail-dlq --task 'mails.newsletter*' --delete --dump old.jsonl
-  celery -A proj sqs-redrive --load old.jsonl --rate 5/s
+  celery -A proj sqs-redrive mail-dlq --restore old.jsonl
 """
 
 
 @click.command("sqs-redrive", cls=Command, epilog=_EPILOG)
-@click.argument("queue", required=False)
+@click.argument("queue")
 @option(
     "Where",
     "--to",
@@ -53,9 +53,11 @@ Examples:
 )
 @option(
     "Where",
-    "--load",
+    "--restore",
+    metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send the messages of this archive instead of a queue's.",
+    help="Put the messages of this archive (--dump) back on QUEUE, each once. FILE.restored records"
+    " what was put back.",
 )
 @selection_options
 @option(
@@ -147,7 +149,7 @@ Examples:
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_redrive(
     ctx: click.Context,
-    queue: str | None,
+    queue: str,
     id: tuple[str, ...],  # noqa: A002  # the option's name
     ids: Path | None,
     dry_run: bool,
@@ -170,7 +172,7 @@ def sqs_redrive(
                 sys.exit(shell.dry_run())
             if options["journal"] == Path("none"):
                 options["journal"] = None
-            elif options["journal"] is None:
+            elif options["journal"] is None and options["restore"] is None:
                 options["journal"] = journal_directory()
             if yes:
                 shell.refuse_if_too_late()

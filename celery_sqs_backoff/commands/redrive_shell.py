@@ -33,9 +33,7 @@ class Shell:
         as_json: print events on stdout, and nothing for people.
     """
 
-    def __init__(
-        self, app: Any, queue: str | None, options: dict[str, Any], *, as_json: bool
-    ) -> None:
+    def __init__(self, app: Any, queue: str, options: dict[str, Any], *, as_json: bool) -> None:
         self._app, self._queue, self._options = app, queue, options
         self._as_json = as_json
         self._events = JsonEvents()
@@ -58,6 +56,8 @@ class Shell:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
     def dry_run(self) -> int:
+        if self._options["restore"] is not None:
+            raise ValueError("--restore takes no --dry-run")
         archive: Path | None = self._options["dump"]
         plan = self._look(copy=archive)
         if self._as_json:
@@ -65,8 +65,7 @@ class Shell:
             click.echo(json.dumps(shown, default=str))
         else:
             print_plan(plan, err=False)
-        if self._options["load"] is None:
-            click.echo(looked(plan), err=True)
+        click.echo(looked(plan), err=True)
         self._refuse_if_too_late(plan)
         self.end("done", "a dry run: nothing was sent")
         if not has_selection(self._options) or plan.matching:
@@ -82,10 +81,12 @@ class Shell:
     def ask(self) -> int | None:
         """Look, tell, and ask. Returns the exit code, unless it is to go on."""
         options = self._options
+        if (archive := options["restore"]) is not None:
+            question = f"Put the messages of {archive} back on {self._queue}?"
+            return None if self._asked(question) else self._declined()
         plan = self._look()
         print_plan(plan, err=True)
-        if options["load"] is None:
-            click.echo(looked(plan), err=True)
+        click.echo(looked(plan), err=True)
         self._refuse_if_too_late(plan)
         if (code := self._nothing_to_ask(plan)) is not None:
             return code
@@ -127,7 +128,7 @@ class Shell:
             def note(event: Any) -> None:
                 if isinstance(event, Started):
                     self._journal = event.journal
-                    if rate is None and not self._options["delete"]:
+                    if not (rate or self._options["delete"] or self._options["restore"]):
                         click.echo("Warning: no --rate: as fast as SQS takes them.", err=True)
                 elif isinstance(event, Finished):
                     self._report = event.report
@@ -161,8 +162,6 @@ class Shell:
         return f"about {round(plan.messages * found / max(1, plan.looked_at))}"
 
     def _look(self, copy: Path | None = None) -> Plan:
-        if self._queue is None and self._options["load"] is None:
-            raise ValueError("QUEUE: name the dead-letter queue, or a queue that has one")
         sample = None if copy else DEFAULT_SAMPLE
         with until_signalled() as stop:
             plan = peek(

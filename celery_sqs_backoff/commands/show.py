@@ -159,7 +159,7 @@ def plan_as_dict(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> dict
 
 
 def print_report(
-    report: RedriveReport, *, queue: str | None, options: Mapping[str, Any], journal: str | None
+    report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> None:
     """Print the counts, and what to do next, on stdout."""
     fields = asdict(report)
@@ -172,16 +172,26 @@ def print_report(
 
 
 def closing(
-    report: RedriveReport, *, queue: str | None, options: Mapping[str, Any], journal: str | None
+    report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
     """Return the end of a run as sentences, each with the next command where there is one."""
-    name = shlex.quote(queue) if queue else ""
-    again = f"sqs-redrive {name} ..." if queue else "the same command"
+    name = shlex.quote(queue)
+    again = f"sqs-redrive {name} ..."
     peek = f"sqs-peek {name} --messages{' --force' if options.get('force') else ''}"
-    # An archive is its own list.
-    shows, shown = (f": `{peek}` shows why", f": `{peek}`") if queue else ("", "")
     looked_at = report.looked_at - report.returned
     done = report.sent + report.dropped
+    if options.get("restore"):
+        found = [f"{report.sent} of {looked_at} put back on {name}."]
+        if report.failed:
+            found.append(f"{report.failed} could not be sent as they are.")
+        if report.in_doubt:
+            found.append(
+                f"{report.in_doubt} may have been put back; their ids are above. The same command"
+                " with --include-unknown puts them back."
+            )
+        if report.ended is not Ended.DONE:
+            found.append("The same command goes on.")
+        return found
     if options.get("delete"):
         found = [f"{report.dropped} of {looked_at} deleted unsent."]
     else:
@@ -197,26 +207,21 @@ def closing(
         found.append(f"{report.returned} came back: `{peek}` shows why.")
     if report.poison > report.returned:
         found.append(
-            f"{report.poison - report.returned} were replayed too often and stay{shown};"
+            f"{report.poison - report.returned} were replayed too often and stay: `{peek}`;"
             " after a correction --max-replays N sends them."
         )
     if report.failed:
         undone = "deleted" if options.get("delete") else "sent"
-        found.append(f"{report.failed} could not be {undone} and stay{shows}.")
+        found.append(f"{report.failed} could not be {undone} and stay: `{peek}` shows why.")
     if report.unknown:
         found.append(
-            f"{report.unknown} may have been done already and stay"
-            f"{f': `{peek} --outcome UNKNOWN`' if queue else ''}; --include-unknown sends them."
+            f"{report.unknown} may have been done already and stay: `{peek} --outcome UNKNOWN`;"
+            " --include-unknown sends them."
         )
-    if queue and report.skipped > report.unknown and not has_selection(options):
+    if report.skipped > report.unknown and not has_selection(options):
         found.append(
             f"{report.skipped - report.unknown} have expired and stay: workers would throw them"
             " away; --expired extend sends them."
-        )
-    if options.get("load") and journal and report.skipped > report.unknown:
-        found.append(
-            f"{report.skipped - report.unknown} are left out: not selected, expired, or sent by an"
-            " earlier load, which --journal none sends again."
         )
     if report.in_doubt:
         sends = " twice" if options.get("include_unknown") else ""
@@ -235,8 +240,7 @@ def closing(
         found.append(f"Then run `{again}` again.")
     if report.ended in (Ended.INTERRUPTED, Ended.GATE, Ended.UNREACHABLE, Ended.FAILED):
         where = f" It goes on from {journal}." if journal else ""
-        place = "queue" if queue else "archive"
-        found.append(f"What was not sent is in the {place}. Go on with `{again}`.{where}")
+        found.append(f"What was not sent is in the queue. Go on with `{again}`.{where}")
     return found
 
 

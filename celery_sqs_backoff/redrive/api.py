@@ -13,11 +13,12 @@ from uuid import uuid4
 from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
-from .opening import OpenedArchive, OpenedQueue, opened
+from .opening import Opened, opened
 from .report import RedriveReport
+from .restore import Restore
 from .run import Run
 from .settings import Settings
-from .source import Source
+from .source import QueueSource
 from .sweep import Holding
 
 if TYPE_CHECKING:
@@ -31,10 +32,9 @@ _HOLDING = Holding()
 
 def redrive(
     app: Celery,
-    source: str | None = None,
+    source: str,
     *,
     to: str | None = None,
-    load: str | Path | None = None,
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
     **options: Any,
@@ -52,7 +52,6 @@ def redrive(
         to: where all messages go. Default: each to the queue it came from, by what SQS or its
             dead-letter record says, else to the one queue that has this dead-letter queue. Only
             queues that SQS lists as sources of this dead-letter queue are used.
-        load: send the messages of this archive instead of a queue's.
         on_event: is called with each event, one at a time, from the engine's threads.
         stop: set it to end the run as soon as SQS has answered what is under way.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: as fast as SQS.
@@ -72,6 +71,9 @@ def redrive(
             first, an hour at least.
         delete: delete the messages instead of sending them, poison and unreadable ones too. Needs
             ``dump``.
+        restore: put the messages of this archive back on the dead-letter queue, each once, and send
+            nothing elsewhere. What was put back is noted in ``journal``, by default a file beside
+            the archive (``FILE.restored``). Selection and ``limit`` apply.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It
             must be yours alone, and not a link; so must the journal.
         journal: note in this file what is sent, before and after. A killed run goes on with it,
@@ -88,12 +90,13 @@ def redrive(
         ValueError, TypeError: an option is invalid.
     """
     settings = Settings(**options)
-    with opened(app, source, settings, to=to, load=load) as found, ExitStack() as stack:
-        run = _prepare(found, on_event, stop, stack)
-        return run()
+    if settings.restore is not None and to is not None:
+        raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
+    with opened(app, source, settings, to=to) as found, ExitStack() as stack:
+        return _prepare(found, on_event, stop, stack)()
 
 
-def journal_path(path: Path, source: Source) -> Path:
+def journal_path(path: Path, source: QueueSource) -> Path:
     """The journal's file: in a directory, one that is named after the source."""
     if not path.is_dir():
         return path
@@ -102,17 +105,31 @@ def journal_path(path: Path, source: Source) -> Path:
 
 
 def _prepare(
-    opened: OpenedQueue | OpenedArchive,
+    opened: Opened,
     on_event: Callable[[Event], None] | None,
     stop: threading.Event | None,
     stack: ExitStack,
-) -> Run:
+) -> Run | Restore:
     found, settings = opened.source, opened.settings
-    run_id, journal = uuid4().hex[:12], NoJournal()
-    if settings.journal is not None:
-        path = journal_path(settings.journal, found)
-        journal = stack.enter_context(Journal(path, source=found.key, run_id=run_id))
+    run_id, journal, path, key = uuid4().hex[:12], NoJournal(), settings.journal, found.key
+    if settings.restore is not None:
+        path = path or settings.restore.with_name(f"{settings.restore.name}.restored")
+        key = f"restore to {key}"
+    elif path is not None:
+        path = journal_path(path, found)
+    if path is not None:
+        journal = stack.enter_context(Journal(path, source=key, run_id=run_id))
         run_id = journal.run_id
+    if settings.restore is not None:
+        return Restore(
+            opened.route,
+            settings,
+            archive=settings.restore,
+            journal=journal,
+            run_id=run_id,
+            on_event=on_event,
+            stop=stop,
+        )
     archive = None
     if settings.dump:
         archive = stack.enter_context(Archive(settings.dump, source=found.key))

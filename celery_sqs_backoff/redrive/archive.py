@@ -6,20 +6,16 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..sqs.arns import QueueArn
-from ..sqs.calls import Results
 from .errors import RedriveRefused
 from .lines import close_lines, open_lines, open_to_read
 from .message import DeadLetter
-from .queues import Broker, Depth, Endpoint
 
-__all__ = ["Archive", "ArchiveRoute", "ArchiveSource"]
+__all__ = ["Archive", "read_archive"]
 
 
 class Archive:
@@ -71,89 +67,13 @@ class Archive:
             os.fsync(self._file.fileno())
 
 
-class ArchiveSource:
-    """Reads messages from a file, once each. Nothing is ever deleted from it.
+def read_archive(path: Path) -> Iterator[DeadLetter]:
+    """Read the messages of an archive, in its order.
 
     Raises:
         RedriveRefused: there is no such file, it is not ours alone, or a line of it is not a dead
             letter.
     """
-
-    is_archive = True
-
-    def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self.key = str(path.resolve())
-        self._lock = threading.Lock()
-        self.is_fifo = False
-        self._left = 0
-        for message in _once_each(_messages(path)):
-            self._left += 1
-            named = (str(message.message.get(name)) for name in ("Source", "Destination"))
-            self.is_fifo |= any(name.endswith(".fifo") for name in named)
-        self._rest = _once_each(_messages(path))
-
-    def depth(self) -> Depth:
-        return Depth(self._left, 0, 0)
-
-    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter]:
-        with self._lock:
-            found = list(islice(self._rest, messages))
-            self._left -= len(found)
-            return found
-
-    def delete(self, handles: Sequence[str]) -> Results:
-        return [None] * len(handles)
-
-    def hide(self, handles: Sequence[str], seconds: int) -> Results:
-        return [None] * len(handles)
-
-
-class ArchiveRoute:
-    """Where a message of an archive goes: ``to``, or what the archive says.
-
-    The archive is believed as far as SQS agrees: its destination must be one of the queues that
-    have the archive's source as their dead-letter queue.
-    """
-
-    retention_seconds = None
-
-    def __init__(self, broker: Broker, to: str | None) -> None:
-        self._broker = broker
-        self.fixed = self.default = broker.find(to) if to is not None else None
-        self._sources: dict[str, dict[str, Endpoint]] = {}
-
-    def destination(self, message: DeadLetter) -> Endpoint | str:
-        """Where a message goes, or why nobody knows."""
-        if self.fixed is not None:
-            return self.fixed
-        source, to = message.message.get("Source"), message.message.get("Destination")
-        if not isinstance(source, str) or not isinstance(to, str):
-            return "the archive names no destination: give one (to)"
-        if source not in self._sources:
-            self._sources[source] = self._sources_of(source)
-        return self._sources[source].get(to) or (
-            "the archive's destination does not have its source as dead-letter queue, or is not"
-            " there: give a destination (to)"
-        )
-
-    def _sources_of(self, source: str) -> dict[str, Endpoint]:
-        try:
-            arn = QueueArn.parse(source)
-            return {str(queue.arn): queue for queue in self._broker.find(str(arn)).sources()}
-        except (ValueError, RedriveRefused):
-            return {}  # messages of other queues may go somewhere: no reason to end
-
-
-def _once_each(messages: Iterable[DeadLetter]) -> Iterator[DeadLetter]:
-    seen: set[int] = set()  # hashes: 200,000 texts would take 20 MB
-    for message in messages:
-        if hash(message.id) not in seen:
-            seen.add(hash(message.id))
-            yield message
-
-
-def _messages(path: Path) -> Iterator[DeadLetter]:
     with open_to_read(path, what="archive") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -75,7 +75,6 @@ class Book:
             not called again but for the end. (A journal that cannot be written sets
             :attr:`file_error`.)
         clock: seconds; goes on while the machine sleeps.
-        is_archive: nothing can be deleted from the source.
     """
 
     def __init__(
@@ -83,11 +82,9 @@ class Book:
         journal: NoJournal,
         on_event: Callable[[Event], None] | None,
         clock: Callable[[], float],
-        *,
-        is_archive: bool = False,
     ) -> None:
         self.lock = threading.RLock()
-        self.ledger = Ledger(journal.past, remembers_all=is_archive)
+        self.ledger = Ledger(journal.past)
         self.error: BaseException | None = None
         self.file_error: OSError | None = None
         self.by_task: Counter[str] = Counter()
@@ -97,7 +94,6 @@ class Book:
         self._journal = journal
         self._on_event = on_event
         self._clock = clock
-        self.is_archive = is_archive
         self._throughput = Throughput(clock)
 
     # Receiving
@@ -148,8 +144,6 @@ class Book:
 
     def keep_ours(self, messages: Sequence[DeadLetter], hold_seconds: float) -> list[DeadLetter]:
         """Release those that may be visible by now, or were received again; return the others."""
-        if self.is_archive:
-            return list(messages)
         margin = min(_MOST_MARGIN_SECONDS, hold_seconds * _MARGIN_SHARE)
         with self.lock:
             now = self._clock()
@@ -217,9 +211,6 @@ class Book:
                 self._count(message)
         self._write(entry)
         self.tell(Sent(ids, destination))
-        if self.is_archive:
-            with self.lock:
-                self.ledger.finish(ids)
 
     def was_unsent(self, messages: Sequence[DeadLetter]) -> None:
         with self.lock:

@@ -26,13 +26,13 @@ class Deletes:
         sweep: whose source, ledger and end are used.
 
     Attributes:
-        work: SQS has deleted something, or (an archive) nothing is to be deleted.
+        work: SQS has deleted something.
     """
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep, self._source = sweep, sweep.source
         self._book, self._halt = sweep.book, sweep.halt
-        self.work = sweep.source.is_archive
+        self.work = False
         self._undeleted: set[str] = set()  # SQS did not delete these when it was asked
 
     def drop(self, messages: Sequence[DeadLetter]) -> None:
@@ -55,8 +55,6 @@ class Deletes:
         self, handles: dict[str, str], *, dropped: Sequence[DeadLetter] = ()
     ) -> dict[str, Failure]:
         """Delete; try again what SQS did not delete. Returns what is left."""
-        if self._source.is_archive:
-            return {}
         left = dict(handles)
         failed: dict[str, Failure] = {}
         for attempt in range(1, TRIES + 1):

@@ -87,7 +87,6 @@ class Delivery:
             messages,
             run_id=self._run_id,
             is_fifo=to.is_fifo,
-            is_load=self._source.is_archive,
             extend=self._settings.expired == "extend",
             now=self._now(),
             spread=self._settings.spread,

@@ -13,7 +13,7 @@ from .ledger import numbers_of
 from .queues import Endpoint
 from .report import Ended, RedriveReport
 from .settings import Settings
-from .source import Source
+from .source import QueueSource
 
 __all__ = ["finish", "tell_end"]
 
@@ -24,7 +24,7 @@ _LONGEST_HIDDEN_SECONDS = 960
 def finish(
     book: Book,
     halt: Halt,
-    source: Source,
+    source: QueueSource,
     settings: Settings,
     destinations: Sequence[Endpoint],
     *,
@@ -68,7 +68,7 @@ def _stop_if_unwritten(book: Book, halt: Halt) -> None:
 
 def tell_end(
     book: Book,
-    source: Source,
+    source: QueueSource,
     settings: Settings,
     destinations: Sequence[Endpoint],
     *,

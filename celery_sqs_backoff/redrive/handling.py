@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from .archive import Archive
 from .delivery import Delivery
@@ -13,22 +12,13 @@ from .ledger import Receipt
 from .message import DeadLetter
 from .queues import Endpoint
 from .report import Ended
+from .route import Route
 from .settings import Settings
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-__all__ = ["Destinations", "Handling"]
+__all__ = ["Handling"]
 
 Chosen = list[tuple[DeadLetter, Disposition[Endpoint]]]
-
-
-class Destinations(Protocol):
-    """Where messages go; ``default``: those that do not say where they came from."""
-
-    @property
-    def default(self) -> Endpoint | None: ...
-    @property
-    def retention_seconds(self) -> int | None: ...
-    def destination(self, message: DeadLetter) -> Endpoint | str: ...
 
 
 class Handling:
@@ -44,7 +34,7 @@ class Handling:
     def __init__(
         self,
         delivery: Delivery,
-        route: Destinations,
+        route: Route,
         settings: Settings,
         gate: Gate,
         *,
@@ -62,13 +52,7 @@ class Handling:
 
     def __call__(self, found: dict[Receipt, list[DeadLetter]]) -> None:
         delivery = self._delivery
-        sent_before = found.get(Receipt.SENT_BEFORE, [])
-        if self._source.is_archive:
-            self._book.leave(
-                [(m, Disposition(Action.SKIP, "sent by an earlier run")) for m in sent_before]
-            )
-        else:
-            delivery.deletes.sent([(m.id, m.handle) for m in sent_before])
+        delivery.deletes.sent([(m.id, m.handle) for m in found.get(Receipt.SENT_BEFORE, [])])
         chosen = self._triaged(found.get(Receipt.NEW, []))
         room = self._book.admit(len(chosen), self._settings.limit)
         chosen, over = chosen[:room], chosen[room:]

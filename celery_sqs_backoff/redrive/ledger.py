@@ -87,10 +87,9 @@ class Ledger:
 
     Arguments:
         past: what earlier processes have left. It is changed as messages turn up.
-        remembers_all: an archive: what was sent stays there, and may stand in it twice.
     """
 
-    def __init__(self, past: Past | None = None, *, remembers_all: bool = False) -> None:
+    def __init__(self, past: Past | None = None) -> None:
         self.past = past or Past()
         self._past_at = self.past.last_at
         self.rows: dict[str, Row] = {}
@@ -103,7 +102,7 @@ class Ledger:
         self.sent_in_run = self.past.sent_in_run
         self._doubted: dict[str, float] = {}  # since when, seconds since the epoch
         self._done: set[int] = set()  # hashes of ids: 200,000 texts would take 20 MB
-        self._order: deque[int] | None = None if remembers_all else deque()
+        self._order: deque[int] = deque()
         self._next_due = float("inf")
 
     # What is received
@@ -117,16 +116,13 @@ class Ledger:
                 return Receipt.NEW
             return Receipt.SENT_BEFORE if row.state is State.SENT else Receipt.KNOWN
         if hash(id_) in self._done:
-            if self._order is None:
-                return Receipt.KNOWN
             self._done.discard(hash(id_))
             self.counts[State.DELETED] -= 1
             self.deleted -= 1
             self._enter(id_, State.SENT, handle, until)
             return Receipt.SENT_BEFORE
-        if id_ in self.past.sent:  # from an archive it cannot be deleted, only left out
-            state = State.SEEN if self._order is None else State.SENT
-            self._enter(id_, state, handle, until)
+        if id_ in self.past.sent:
+            self._enter(id_, State.SENT, handle, until)
             return Receipt.SENT_BEFORE
         self._enter(id_, State.SEEN, handle, until)
         if id_ in self.past.in_doubt:
@@ -215,14 +211,6 @@ class Ledger:
             self._forget(id_)
             self.deleted += 1
         return Entry("deleted", found)
-
-    def finish(self, ids: Iterable[str]) -> None:
-        """An archive: these are sent, and there is nothing to delete."""
-        for id_ in ids:
-            self.past.sent.discard(id_)
-            self._move(id_, State.DELETED)
-            del self.rows[id_]
-            self._done.add(hash(id_))
 
     def settle_gone(self, before: float) -> Entry:
         """All of the source was looked at: what earlier processes left and is not there is gone."""
@@ -329,10 +317,9 @@ class Ledger:
         self.past.sent.discard(id_)
         self.past.in_doubt.pop(id_, None)
         self._done.add(hash(id_))
-        if self._order is not None:
-            self._order.append(hash(id_))
-            if len(self._order) > _REMEMBERED:
-                self._done.discard(self._order.popleft())
+        self._order.append(hash(id_))
+        if len(self._order) > _REMEMBERED:
+            self._done.discard(self._order.popleft())
 
 
 def doubt_late(ledger: Ledger, ids: Iterable[str], now: float) -> tuple[str, ...]:

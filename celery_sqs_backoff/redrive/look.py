@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..units import spell_duration
 from .archive import Archive
@@ -21,7 +21,6 @@ from .book import Book
 from .clock import steady_seconds
 from .errors import RedriveUnreachable
 from .halt import Halt
-from .handling import Destinations
 from .journal import NoJournal
 from .ledger import Receipt
 from .message import DeadLetter
@@ -29,8 +28,9 @@ from .opening import opened
 from .pace import seconds_for
 from .queues import Endpoint
 from .report import Ended
+from .route import Route
 from .settings import Settings
-from .source import Source
+from .source import QueueSource
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 
@@ -150,10 +150,9 @@ class Plan:
 
 def peek(
     app: Celery,
-    source: str | None = None,
+    source: str,
     *,
     to: str | None = None,
-    load: str | Path | None = None,
     sample: int | None = DEFAULT_SAMPLE,
     raw: bool = False,
     copy: str | Path | None = None,
@@ -167,7 +166,6 @@ def peek(
         app: the Celery app whose SQS it is.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: the destination that the redrive would have.
-        load: look at this archive instead.
         sample: look at so many messages at the most. Default 1,000; ``None``: at all. Each is a
             receive, which counts towards a redrive policy of the dead-letter queue itself.
         raw: keep the messages with their bodies in ``Plan.raw``.
@@ -182,13 +180,13 @@ def peek(
     """
     settings = Settings(**options)
     with (
-        opened(app, source, settings, to=to, load=load) as found,
+        opened(app, source, settings, to=to) as found,
         ExitStack() as stack,
     ):
         archive = None
         if copy is not None:
             archive = stack.enter_context(Archive(Path(copy), source=found.source.key))
-        look = _Look(
+        look = Look(
             found.source,
             found.route,
             found.settings,
@@ -199,15 +197,21 @@ def peek(
         return look(sample, stop)
 
 
-class _Look:
+class Copy(Protocol):
+    """Takes the messages that are found, with the queues (ARNs) that they would go to."""
+
+    def write(self, messages: Sequence[DeadLetter], destinations: Sequence[str | None]) -> None: ...
+
+
+class Look:
     def __init__(
         self,
-        source: Source,
-        route: Destinations,
+        source: QueueSource,
+        route: Route,
         settings: Settings,
-        archive: Archive | None,
+        archive: Copy | None,
         *,
-        raw: bool,
+        raw: bool = False,
         now: Callable[[], float],
         clock: Callable[[], float] = steady_seconds,
         sleep: Callable[[float], None] = time.sleep,
@@ -308,7 +312,7 @@ class _Look:
 
 
 def _facts(
-    message: DeadLetter, disposition: Disposition[Endpoint], route: Destinations, now: float
+    message: DeadLetter, disposition: Disposition[Endpoint], route: Route, now: float
 ) -> MessageFacts:
     destination = disposition.destination or route.destination(message)
     first_sent_at = message.first_sent_at

@@ -20,13 +20,14 @@ from .ending import finish, tell_end
 from .events import Event, RateChanged, Started
 from .gate import Gate
 from .halt import Halt
-from .handling import Destinations, Handling
+from .handling import Handling
 from .journal import NoJournal
 from .pace import Pace
 from .report import Ended, RedriveReport
+from .route import Route
 from .schedule import most_to_ask, threads_for, why_incomplete
 from .settings import Settings
-from .source import Source
+from .source import QueueSource
 from .sweep import Holding, Sweep
 
 __all__ = ["Run"]
@@ -51,8 +52,8 @@ class Run:
 
     def __init__(
         self,
-        source: Source,
-        route: Destinations,
+        source: QueueSource,
+        route: Route,
         settings: Settings,
         *,
         journal: NoJournal,
@@ -73,7 +74,7 @@ class Run:
         self._clock, self._now, self._sleep = clock, now, sleep
         self._rng = rng or random.Random()
         self._halt = Halt(stop)
-        self._book = Book(journal, on_event, clock, is_archive=source.is_archive)
+        self._book = Book(journal, on_event, clock)
         self._pace = Pace(settings.rate, ramp=settings.ramp)
         self._gate = Gate(
             self._pace,

@@ -9,7 +9,7 @@ from .book import Book
 from .errors import RedriveError
 from .pace import Pace
 from .settings import Settings
-from .source import Source
+from .source import QueueSource
 from .sweep import MAX_THREADS
 
 __all__ = ["most_to_ask", "threads_for", "why_incomplete"]
@@ -36,12 +36,12 @@ def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
 
     What is held for longer than its time has to be renewed, and is lost if that fails. Of what is
     beyond the ``limit`` nothing is sent, so as many are asked for as bring it about: with a filter
-    ten, until one matches. (An archive takes none back.)
+    ten, until one matches.
     """
     most = MAX_BATCH_ENTRIES
     if (limit := settings.limit) is not None:
         with book.lock:
-            share = 1.0 if book.is_archive else max(book.share(), 0.1)
+            share = max(book.share(), 0.1)
             most = max(1, min(most, ceil((limit - book.admitted) / share)))
     if (rate := pace.rate_at(now)) is None:
         return most
@@ -55,7 +55,7 @@ def most_to_ask(book: Book, pace: Pace, settings: Settings, now: float) -> int:
     return 0 if room < 1 else min(most, int(room / max(share, 0.1)))
 
 
-def why_incomplete(book: Book, source: Source, messages: int, limit: int | None) -> str | None:
+def why_incomplete(book: Book, source: QueueSource, messages: int, limit: int | None) -> str | None:
     """Say so if messages are left that could not be received; ``None``: all were looked at."""
     unseen = messages - book.ledger.places
     if unseen <= 0 or (limit is not None and book.admitted >= limit):

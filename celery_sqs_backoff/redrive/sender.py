@@ -71,28 +71,24 @@ def send(calls: Calls, batch: Sequence[Packed]) -> Result:
 
 
 def for_destination(
-    message: DeadLetter, *, is_fifo: bool, now: float, spread: float, rng: Random, run_id: str = ""
+    message: DeadLetter, *, is_fifo: bool, now: float, spread: float, rng: Random
 ) -> dict[str, object]:
     """Group, deduplication and delay, as the type of the queue wants them.
 
     The deduplication id is not the message's own: within five minutes of its first send SQS would
     discard the replay and report it as sent. A message has a new id in each of its lives, so a run
-    that is resumed asks with the same one, and SQS sends nothing twice. A message in an archive
-    keeps its id over several loads; there ``run_id`` tells them apart.
+    that is resumed asks with the same one, and SQS sends nothing twice.
 
     Arguments:
         now: seconds since the epoch.
         spread: seconds; each message gets a random delay up to this (standard queues).
-        run_id: of a load from an archive.
     """
     added: dict[str, object] = {}
     if message.group_id is not None:  # on standard queues too: fair queues
         added["MessageGroupId"] = message.group_id
     if is_fifo:
         added.setdefault("MessageGroupId", "default")
-        added["MessageDeduplicationId"] = "-".join(
-            part for part in ("redrive", run_id, message.id) if part
-        )[:128]
+        added["MessageDeduplicationId"] = f"redrive-{message.id}"[:128]
         return added
     delay = message.due_in(now)
     if spread:
@@ -107,7 +103,6 @@ def entries_for(
     *,
     run_id: str,
     is_fifo: bool,
-    is_load: bool,
     extend: bool,
     now: float,
     spread: float,
@@ -115,8 +110,7 @@ def entries_for(
 ) -> tuple[list[Packed], list[DeadLetter]]:
     """Make the entries for SendMessageBatch; return them, and the messages of which none can be.
 
-    Arguments: as for :meth:`DeadLetter.entry` and :func:`for_destination`. ``is_load``: from an
-    archive.
+    Arguments: as for :meth:`DeadLetter.entry` and :func:`for_destination`.
     """
     found: list[Packed] = []
     unreadable: list[DeadLetter] = []
@@ -129,7 +123,6 @@ def entries_for(
                 now=now,
                 spread=spread,
                 rng=rng,
-                run_id=run_id if is_load else "",
             )
         except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
             unreadable.append(message)

@@ -34,6 +34,7 @@ class Settings:
     include_unknown: bool
     delete: bool
     dump: Path | None
+    restore: Path | None
     journal: Path | None
     force: bool
 
@@ -58,6 +59,7 @@ class Settings:
         include_unknown: bool = False,
         delete: bool = False,
         dump: str | Path | None = None,
+        restore: str | Path | None = None,
         journal: str | Path | None = None,
         force: bool = False,
     ) -> None:
@@ -82,6 +84,7 @@ class Settings:
             "include_unknown": include_unknown,
             "delete": delete,
             "dump": None if dump is None else Path(dump),
+            "restore": None if restore is None else Path(restore),
             "journal": None if journal is None else Path(journal),
             "force": force,
         }
@@ -113,5 +116,11 @@ class Settings:
             raise ValueError(
                 f"invalid expired {self.expired!r}: expected one of {', '.join(get_args(Expired))}"
             )
+        if self.restore is not None:
+            for name in ("rate", "spread", "probe", "delete", "dump"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"restore takes no {name}: it puts messages back on their dead-letter queue"
+                    )
         if self.delete and self.dump is None:
             raise ValueError("delete needs an archive (dump): there is no undo")

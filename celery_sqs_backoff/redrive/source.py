@@ -1,10 +1,10 @@
-"""Where dead letters come from: a queue, or an archive of one."""
+"""Where dead letters come from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..sqs.calls import Results
 from ..sqs.errors import Failure
@@ -12,7 +12,7 @@ from ..sqs.limits import MAX_BATCH_ENTRIES
 from .message import DeadLetter
 from .queues import Depth, Endpoint
 
-__all__ = ["QueueSource", "Source", "tens"]
+__all__ = ["QueueSource", "tens"]
 
 #: One long poll asks all of SQS's servers; a short one does not, and can miss messages.
 _WAIT_SECONDS = 1
@@ -20,26 +20,12 @@ _WAIT_SECONDS = 1
 T = TypeVar("T")
 
 
-class Source(Protocol):
-    """What the engine asks of a queue, or of an archive. Safe for threads; calls are tried once."""
-
-    name: str
-    #: By which a journal knows it: the queue's ARN, or the archive's path.
-    key: str
-    is_fifo: bool
-    #: Nothing can be deleted from it.
-    is_archive: bool
-
-    def depth(self) -> Depth: ...
-    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter] | Failure: ...
-    def delete(self, handles: Sequence[str]) -> Results: ...
-    def hide(self, handles: Sequence[str], seconds: int) -> Results: ...
-
-
 class QueueSource:
-    """A dead-letter queue."""
+    """A dead-letter queue. Safe for threads; calls are tried once.
 
-    is_archive = False
+    Attributes:
+        key: its ARN, by which a journal knows it.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.name

@@ -19,7 +19,7 @@ from .halt import Halt
 from .ledger import Receipt, Row, State
 from .message import DeadLetter
 from .report import Ended
-from .source import Source, tens
+from .source import QueueSource, tens
 
 __all__ = ["MAX_THREADS", "Holding", "Sweep"]
 
@@ -71,7 +71,7 @@ class Sweep:
 
     def __init__(
         self,
-        source: Source,
+        source: QueueSource,
         book: Book,
         halt: Halt,
         *,

@@ -110,8 +110,20 @@ def test_a_dry_run_with_an_archive_copies(stage, run, tmp_path):
     result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--dump", str(archive))
     assert result.exit_code == exit_codes.DONE
     assert len(archive.read_text().splitlines()) == 12
-    assert run("sqs-redrive", "--load", str(archive), "--yes").exit_code == exit_codes.DONE
-    assert len(stage.bodies(stage.queue)) == 12
+
+
+def test_a_deleted_archive_is_restored_and_redriven(stage, run, tmp_path):
+    """The undo of --delete: back on the dead-letter queue, then a redrive as usual."""
+    bodies = stage.fill_numbered(12)
+    archive = str(tmp_path / "a.jsonl")
+    run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, "--yes")
+    asked = run("sqs-redrive", stage.dlq.name, "--restore", archive, answer="n\n")
+    assert f"Put the messages of {archive} back" in asked.stderr
+    restored = run("sqs-redrive", stage.dlq.name, "--restore", archive, "--yes")
+    assert restored.exit_code == exit_codes.DONE, restored.output
+    assert f"12 of 12 put back on {stage.dlq.name}." in restored.stdout
+    assert run("sqs-redrive", stage.dlq.name, "--yes").exit_code == exit_codes.DONE
+    assert stage.bodies(stage.queue) == Counter(bodies)
 
 
 # Asking
@@ -201,6 +213,8 @@ def test_poison(stage, run):
         ["no-such-queue"],
         ["QUEUE", "--no-such-option"],
         ["QUEUE", "--id", ""],
+        ["QUEUE", "--restore", __file__, "--rate", "1/s"],
+        ["QUEUE", "--restore", __file__, "--dry-run"],
         [],
     ],
     ids=lambda arguments: " ".join(arguments) or "nothing",
@@ -531,28 +545,6 @@ def test_what_is_printed_of_a_message_does_not_reach_the_terminal(stage, run):
         assert "\x1b" not in result.output
         assert "\u202e" not in result.output
         assert len(result.output) < 20_000
-
-
-def test_what_an_archive_has_not_is_refused_by_a_dry_run_too(stage, run, tmp_path):
-    stage.fill_numbered(2)
-    archive, copy = tmp_path / "a", tmp_path / "b"
-    run("sqs-redrive", stage.dlq.name, "--dry-run", "--dump", str(archive))
-    for dry in ([], ["--dry-run"]):
-        result = run("sqs-redrive", "--load", str(archive), "--dump", str(copy), "--yes", *dry)
-        assert (result.exit_code, copy.exists()) == (exit_codes.USAGE, False)
-
-
-def test_a_dry_run_of_an_archive_shows_its_plan(stage, run, tmp_path):
-    stage.fill_numbered(4)
-    archive = str(tmp_path / "a.jsonl")
-    run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, "--yes")
-    result = run("sqs-redrive", "--load", archive, "--dry-run", "--rate", "2/s")
-    assert result.exit_code == exit_codes.DONE, result.output
-    assert "4 messages, 4 looked at" in result.stdout
-    assert stage.queue.name in result.stdout
-    assert not stage.bodies(stage.queue)
-    asked = run("sqs-redrive", "--load", archive, answer="n\n")
-    assert "Send 4 messages" in asked.stderr
 
 
 @pytest.mark.parametrize("named", ["its name", "its name in Celery", "its URL", "its ARN"])

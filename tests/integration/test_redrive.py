@@ -387,29 +387,20 @@ def test_fifo_takes_no_spread(fifo):
         fifo.redrive(spread="1m")
 
 
-def test_an_archive_for_a_fifo_queue_takes_no_spread(fifo, stage, tmp_path: Path):
-    """It was passed over: all were there at once."""
-    archive = tmp_path / "old.jsonl"
-    stage.fill("hello")
-    stage.redrive(delete=True, dump=archive)
-    with pytest.raises(RedriveRefused, match="FIFO"):
-        fifo.redrive(None, load=archive, to=fifo.queue.name, spread="1m")
-    assert stage.redrive(None, load=archive, to=stage.queue.name, spread="1s").sent == 1
-
-
 # Archive
 
 
-def test_letters_are_archived_whole_deleted_and_loaded_again(stage, tmp_path: Path):
+def test_letters_are_archived_whole_deleted_and_restored(stage, tmp_path: Path):
     archive = tmp_path / "old.jsonl"
     own = {"raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"}}
     stage.fill("hello", "world", MessageAttributes=own)
     report = stage.redrive(delete=True, dump=archive)
     assert (report.sent, report.dropped, report.deleted, report.remaining) == (0, 2, 2, 0)
     assert archive.stat().st_mode & 0o077 == 0
-    report = stage.redrive(None, load=archive)
-    assert (report.sent, report.deleted) == (2, 0)
-    found = stage.take(stage.queue)
+    report = stage.redrive(restore=archive)
+    assert (report.sent, report.deleted, report.remaining) == (2, 0, 2)
+    assert stage.redrive(restore=archive).sent == 0, "each once"
+    found = stage.take(stage.dlq)
     assert Counter(m["Body"] for m in found) == Counter(["hello", "world"])
     assert all(m["MessageAttributes"]["raw"]["BinaryValue"] == b"\0\xff" for m in found)
 
@@ -441,32 +432,11 @@ def test_delete_without_an_archive_is_refused(stage):
         stage.redrive(delete=True)
 
 
-def test_a_load_goes_on_where_its_journal_ends(stage, tmp_path: Path, one_thread):
-    archive = tmp_path / "a.jsonl"
-    stage.fill_numbered(30)
-    stage.redrive(delete=True, dump=archive)
-    first = stage.redrive(None, load=archive, limit=10, journal=tmp_path / "j")
-    second = stage.redrive(None, load=archive, journal=tmp_path / "j")
-    assert (first.sent, second.sent, second.skipped) == (10, 20, 10)
-    assert set(stage.bodies(stage.queue).values()) == {1}
-
-
-def test_an_archive_that_holds_each_message_twice_is_sent_once(stage, tmp_path: Path):
-    """As two dry runs with --dump leave it."""
-    bodies = stage.fill_numbered(25)
-    for _ in range(2):
-        peek(stage.app, stage.dlq.name, sample=None, copy=tmp_path / "a")
-    assert len((tmp_path / "a").read_text().splitlines()) == 50
-    report = stage.redrive(None, load=tmp_path / "a")
-    assert (report.sent, report.ended) == (25, Ended.DONE)
-    assert stage.bodies(stage.queue) == Counter(bodies)
-
-
 def test_a_file_that_is_no_archive_is_refused(stage, tmp_path: Path):
     (tmp_path / "a").write_text('{"MessageId": "x"}\n')
     (tmp_path / "a").chmod(0o600)
     with pytest.raises(RedriveRefused, match="Line 1"):
-        stage.redrive(None, load=tmp_path / "a")
+        stage.redrive(restore=tmp_path / "a")
 
 
 # Looking

@@ -24,10 +24,11 @@ from greenlet import getcurrent, greenlet
 
 from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
-from celery_sqs_backoff.redrive.look import Plan, _Look
+from celery_sqs_backoff.redrive.look import Look, Plan
 from celery_sqs_backoff.redrive.past import Entry
 from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.report import RedriveReport
+from celery_sqs_backoff.redrive.restore import Restore
 from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.settings import Settings
@@ -160,7 +161,7 @@ class World:
         found = QueueSource(self.source)
         route = Route(self.source, (self.main,), retention_seconds=345_600)
         with self._without_threads():
-            look = _Look(
+            look = Look(
                 found,
                 route,
                 Settings(**options),
@@ -171,6 +172,28 @@ class World:
                 sleep=self.sleep,
             )
             return look(sample, None)
+
+    def restore(self, archive: Path, **options: Any) -> RedriveReport:
+        """Put an archive back on the dead-letter queue, in virtual time."""
+        self.steps = 0
+        key = f"restore to {self.source.arn}"
+        with (
+            mock.patch.object(journal_module.os, "fsync"),
+            _Journal(self, archive.with_suffix(".restored"), key) as journal,
+            self._without_threads(),
+        ):
+            return Restore(
+                Route(self.source, self.mains),
+                Settings(**options),
+                archive=archive,
+                journal=journal,
+                run_id=journal.run_id,
+                on_event=self._note,
+                stop=self.stop,
+                clock=self.clock,
+                now=self.clock,
+                sleep=self.sleep,
+            )()
 
     def sleep(self, seconds: float) -> None:
         self.turns.wait(max(0.001, seconds))

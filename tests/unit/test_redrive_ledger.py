@@ -196,13 +196,3 @@ def test_the_past_is_the_fold_of_the_log():
             s: n for s, n in counted.items() if n
         }
         assert sum(live.counts.values()) == live.looked_at == 8
-
-
-def test_an_archive_holds_a_message_once():
-    found = Ledger(remembers_all=True)
-    assert found.received("a", "", NOW) is Receipt.NEW
-    found.start_sending(["a"], 1.0)
-    found.has_sent(["a"])
-    found.finish(["a"])
-    assert found.received("a", "", NOW) is Receipt.KNOWN
-    assert (found.looked_at, found.sent) == (1, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from celery_sqs_backoff.redrive import clock
 from celery_sqs_backoff.redrive.message import DeadLetter, entry_bytes
 from celery_sqs_backoff.redrive.select import Selection
-from celery_sqs_backoff.redrive.sender import for_destination, packed
+from celery_sqs_backoff.redrive.sender import packed
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
 from celery_sqs_backoff.sqs.envelope import read_envelope
 from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
@@ -323,15 +323,6 @@ def test_reading_a_message_never_raises(attributes, text, system):
     assert Selection(task="*").matches(found, 0.0) in (True, False)
     if found.unreadable is None:
         entry(found)
-
-
-def test_a_message_of_an_archive_is_sent_again_by_each_load():
-    """A FIFO queue would take it for a duplicate within five minutes, and report it as sent."""
-    same = {"is_fifo": True, "now": 0.0, "spread": 0.0, "rng": None}
-    first, second = (for_destination(letter(), run_id=run_id, **same) for run_id in ("r1", "r2"))
-    assert first["MessageDeduplicationId"] != second["MessageDeduplicationId"]
-    again = for_destination(letter(), run_id="r1", **same)
-    assert again == first, "a load that is resumed"
 
 
 def test_the_clock_goes_on_while_the_machine_sleeps():

@@ -6,7 +6,6 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from celery_sqs_backoff.redrive import queues
-from celery_sqs_backoff.redrive.archive import ArchiveRoute
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.queues import Broker, retried
 from celery_sqs_backoff.redrive.route import find_route
@@ -323,5 +322,3 @@ def test_a_destination_without_a_name_is_refused(broker):
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     with pytest.raises(RedriveRefused, match="no queue ''"):
         find_route(broker(sqs), "mail-dlq", to="", force=False)
-    with pytest.raises(RedriveRefused, match="no queue ''"):
-        ArchiveRoute(broker(sqs), "")

@@ -63,13 +63,6 @@ def test_a_journal_on_a_disk_that_has_become_read_only_is_not_passed_over(tmp_pa
     assert journal_directory() == directory
 
 
-def test_the_end_of_a_load_speaks_of_its_archive():
-    report = RedriveReport(sent=1, failed=2, poison=1, looked_at=4, ended=Ended.GATE)
-    found = " ".join(closing(report, queue=None, options={}, journal=None))
-    assert "``" not in found
-    assert "in the queue" not in found
-
-
 def test_the_end_says_that_messages_have_expired_and_stay():
     """Unattended, nothing else says why it was "0 of 6 sent"."""
     report = RedriveReport(skipped=6, unknown=4, looked_at=6)
@@ -80,17 +73,19 @@ def test_the_end_says_that_messages_have_expired_and_stay():
     assert "expired" not in " ".join(selected)  # or were not selected
 
 
-def test_the_end_of_a_load_does_not_take_expired_messages_for_sent():
-    report, options = RedriveReport(sent=2, skipped=3, looked_at=5), {"load": "a"}
-    assert "expired" in closing(report, queue=None, options=options, journal="j")[-1]
-
-
 def test_the_end_tells_what_was_deleted_unsent_from_what_was_sent():
     """It was "70 of 70 sent."."""
     report = RedriveReport(dropped=20, deleted=20, failed=1, looked_at=21)
     found = closing(report, queue="q", options={"delete": True}, journal=None)
     assert found[0] == "20 of 21 deleted unsent."
     assert found[1].startswith("1 could not be deleted and stay")
+
+
+def test_the_end_of_a_restore_counts_what_is_on_the_queue_again():
+    report = RedriveReport(sent=3, in_doubt=1, looked_at=4)
+    found = closing(report, queue="q", options={"restore": "a"}, journal="j")
+    assert found[0] == "3 of 4 put back on q."
+    assert "--include-unknown" in found[1]
 
 
 @pytest.mark.parametrize("selected", [{}, {"task": "a"}])
@@ -100,11 +95,6 @@ def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
     found = closing(report, queue="q", options=selected, journal="j")
     assert found == ["0 of 40 sent.", "40 had been sent by an earlier run: only to be deleted."]
     assert exit_codes.exit_code(report, has_selection=bool(selected)) == exit_codes.DONE
-
-
-def test_a_load_has_sent_nothing_before_that_it_could_delete():
-    report = RedriveReport(sent=3, looked_at=3)
-    assert closing(report, queue=None, options={"load": "a"}, journal="j") == ["3 of 3 sent."]
 
 
 @pytest.mark.parametrize(("resend", "said"), [(False, "sent;"), (True, "sent twice;")])

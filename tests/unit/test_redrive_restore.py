@@ -1,0 +1,113 @@
+"""Messages of an archive are put back on their dead-letter queue, each once, also after kills."""
+
+import random
+from collections import Counter
+
+import pytest
+from botocore.exceptions import ReadTimeoutError
+
+from celery_sqs_backoff.redrive import Ended, RedriveRefused
+from celery_sqs_backoff.redrive.archive import Archive
+from celery_sqs_backoff.redrive.events import InDoubt
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from tests.support.fake_sqs import Fault
+from tests.support.redrive_world import Killed, World
+
+SEND = "SendMessageBatch"
+
+
+def archived(world, path, count, **message):
+    """Archive messages of the dead-letter queue, and delete them there. Returns their bodies."""
+    bodies = [f"m{n}" for n in range(count)]
+    world.fill(*bodies, **message)
+    with Archive(path, source=str(world.source.arn)) as archive:
+        world.look(copy=archive)
+    world.sqs.queues[world.source.url].messages.clear()
+    return bodies
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_each_message_is_put_back_once_whenever_it_is_killed(tmp_path, seed, fifo):
+    world, rng = World(tmp_path, fifo=fifo), random.Random(seed)
+    group = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
+    bodies = archived(world, tmp_path / "a", 1 if fifo else 25, **group)
+    for _ in range(3):
+        world.dies_at = (rng.randint(1, 14), rng.random() < 0.5)
+        try:
+            world.restore(tmp_path / "a")
+        except Killed:
+            world.clock.now += 400
+    world.dies_at = None
+    report = world.restore(tmp_path / "a")
+    assert (report.ended, report.in_doubt) == (Ended.DONE, 0)
+    assert world.bodies(world.source) == Counter(bodies)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_message_whose_answer_is_lost_is_looked_for(world, tmp_path, arrives):
+    bodies = archived(world, tmp_path / "a", 12)
+    world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x"), after=arrives))
+    report = world.restore(tmp_path / "a")
+    assert (report.ended, report.sent) == (Ended.DONE, 12)
+    assert world.bodies(world.source) == Counter(bodies)
+
+
+def test_what_cannot_be_looked_for_stays_in_doubt(world, tmp_path):
+    """Somebody else hides a message of the queue: it may be the one."""
+    archived(world, tmp_path / "a", 12)
+    world.fill("other")
+    world.sqs.receive_message(QueueUrl=world.source.url, VisibilityTimeout=600)
+    world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
+    report = world.restore(tmp_path / "a")
+    assert (report.sent, report.in_doubt) == (2, 10)
+    assert [len(e.ids) for e in world.events if isinstance(e, InDoubt)] == [10]
+    assert world.restore(tmp_path / "a", include_unknown=True).sent == 10
+
+
+def test_a_message_keeps_its_attributes_and_its_record(world, tmp_path):
+    own = {
+        "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
+        ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"outcome":"UNKNOWN"}'},
+    }
+    archived(world, tmp_path / "a", 1, MessageAttributes=own)
+    world.restore(tmp_path / "a")
+    (message,) = world.sqs.queues[world.source.url].messages
+    assert message.attributes == own
+
+
+def test_a_message_that_stands_twice_is_put_back_once(world, tmp_path):
+    archived(world, tmp_path / "a", 3)
+    text = (tmp_path / "a").read_text()
+    (tmp_path / "a").write_text(text + text)
+    assert world.restore(tmp_path / "a").sent == 3
+    assert world.restore(tmp_path / "a").sent == 0
+
+
+def test_an_archive_of_another_queue_is_refused(world, tmp_path):
+    archived(world, tmp_path / "a", 3)
+    text = (tmp_path / "a").read_text().replace(":mail-dlq", ":sms-dlq")
+    (tmp_path / "a").write_text(text)
+    with pytest.raises(RedriveRefused, match=r"is of arn.*sms-dlq, not of"):
+        world.restore(tmp_path / "a")
+
+
+def test_a_selection_and_a_limit_hold(world, tmp_path):
+    bodies = archived(world, tmp_path / "a", 30)
+    assert world.restore(tmp_path / "a", limit=7).sent == 7
+    assert world.restore(tmp_path / "a", task="none").skipped == 23
+    assert world.restore(tmp_path / "a").sent == 23
+    assert world.bodies(world.source) == Counter(bodies)
+
+
+def test_a_queue_that_takes_nothing_ends_it(world, tmp_path):
+    archived(world, tmp_path / "a", 30)
+    world.sqs.faults.append(Fault(SEND, "AccessDenied"))
+    report = world.restore(tmp_path / "a")
+    assert (report.ended, report.sent, report.in_doubt) == (Ended.UNREACHABLE, 0, 0)
+    assert world.restore(tmp_path / "a").sent == 30
