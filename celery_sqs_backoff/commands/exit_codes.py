@@ -51,6 +51,7 @@ _OF_END = {
     Ended.INTERRUPTED: INTERRUPTED,
     Ended.GATE: GATE,
     Ended.FAILED: SOME_FAILED,
+    Ended.ERROR: SOME_FAILED,
 }
 
 

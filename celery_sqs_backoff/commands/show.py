@@ -238,7 +238,7 @@ def closing(
         )
     if report.ended is Ended.INCOMPLETE:
         found.append(f"Then run `{again}` again.")
-    if report.ended in (Ended.INTERRUPTED, Ended.GATE, Ended.UNREACHABLE, Ended.FAILED):
+    if report.ended not in (Ended.DONE, Ended.INCOMPLETE):
         where = f" It goes on from {journal}." if journal else ""
         found.append(f"What was not sent is in the queue. Go on with `{again}`.{where}")
     return found

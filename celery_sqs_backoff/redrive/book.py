@@ -114,12 +114,19 @@ class Book:
     def received(
         self, claim: int, messages: Sequence[DeadLetter], until: float
     ) -> dict[Receipt, list[DeadLetter]]:
-        """Enter what was received for a claim, which ends."""
+        """Enter what was received for a claim, which ends.
+
+        SQS may accept a delete with an older handle and not do it. The last line of the journal
+        must not be "deleted" then: should this run die, the next one would send the message again.
+        """
         found: dict[Receipt, list[DeadLetter]] = defaultdict(list)
         with self.lock:
             self.claims -= claim
             for message in messages:
                 found[self.ledger.received(message.id, message.handle, until)].append(message)
+        if again := found.pop(Receipt.DELETED_BEFORE, None):
+            self._write(Entry("sent", tuple(message.id for message in again)))
+            found[Receipt.SENT_BEFORE] += again
         return found
 
     def admit(self, messages: int, limit: int | None) -> int:

@@ -77,6 +77,8 @@ class Deletes:
     def _stop_if_undeletable(self, tried: Collection[str], failed: Mapping[str, Failure]) -> None:
         with self._book.lock:
             self._undeleted.difference_update(tried)
+            if not failed:
+                return
             self._undeleted.update(failed)
             undeleted = len(self._undeleted)
             sent = len([id_ for id_, _ in self._book.undeleted() if id_ in self._undeleted])

@@ -42,7 +42,7 @@ def finish(
     _stop_if_unwritten(book, halt)
     if halt.ended is Ended.DONE and settings.limit is None:
         book.settle_gone(now - _LONGEST_HIDDEN_SECONDS)
-    if halt.ended not in (Ended.UNREACHABLE, Ended.FAILED):
+    if halt.ended not in (Ended.UNREACHABLE, Ended.FAILED, Ended.ERROR):
         book.end()
         _stop_if_unwritten(book, halt)
     try:

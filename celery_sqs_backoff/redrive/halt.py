@@ -35,7 +35,7 @@ class Halt:
         """End the run because of an exception, which is raised in the end."""
         with self._lock:
             self.error = self.error or exc
-        ended = Ended.UNREACHABLE if isinstance(exc, RedriveUnreachable) else Ended.FAILED
+        ended = Ended.UNREACHABLE if isinstance(exc, RedriveUnreachable) else Ended.ERROR
         self(ended, str(exc) if isinstance(exc, RedriveError) else type(exc).__name__)
 
     def finish(self) -> None:

@@ -49,6 +49,8 @@ class Receipt(Enum):
     KNOWN = "known"
     #: It was sent, by this run or one before: it only wants deleting.
     SENT_BEFORE = "sent before"
+    #: The same, and SQS had accepted its delete.
+    DELETED_BEFORE = "deleted before"
 
 
 #: Why a message that was looked at is left in the source.
@@ -120,7 +122,7 @@ class Ledger:
             self.counts[State.DELETED] -= 1
             self.deleted -= 1
             self._enter(id_, State.SENT, handle, until)
-            return Receipt.SENT_BEFORE
+            return Receipt.DELETED_BEFORE
         if id_ in self.past.sent:
             self._enter(id_, State.SENT, handle, until)
             return Receipt.SENT_BEFORE

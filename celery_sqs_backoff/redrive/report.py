@@ -21,6 +21,8 @@ class Ended(str, Enum):
     UNREACHABLE = "unreachable"
     #: The journal or the archive could not be written.
     FAILED = "failed"
+    #: An unexpected exception, such as one of ``on_event``.
+    ERROR = "error"
 
     @property
     def sentence(self) -> str:
@@ -32,6 +34,7 @@ class Ended(str, Enum):
             Ended.INTERRUPTED: "interrupted",
             Ended.UNREACHABLE: "SQS is unreachable",
             Ended.FAILED: "stopped by a file that cannot be written",
+            Ended.ERROR: "stopped by an unexpected error",
         }[self]
 
 
