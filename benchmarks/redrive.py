@@ -120,7 +120,7 @@ def filtered(messages: str, every: str, latency: str) -> None:
 
 
 def _move_endless(
-    messages: int, *, every: int = 1, latency: float = 0.0, **options: Any
+    messages: int, *, every: int = 1, latency: float = 0.0, on_event: Any = None, **options: Any
 ) -> tuple[RedriveReport, _Endless, float]:
     queue = _Endless(messages, every, latency)
     broker: Any = SimpleNamespace(client=lambda key: queue, sleep=time.sleep)
@@ -136,6 +136,7 @@ def _move_endless(
             journal=journal,
             archive=None,
             run_id="bench",
+            on_event=on_event,
         )
         began = time.perf_counter()
         with journal:

@@ -52,7 +52,8 @@ def redrive(
         to: where all messages go. Default: each to the queue it came from, by what SQS or its
             dead-letter record says, else to the one queue that has this dead-letter queue. Only
             queues that SQS lists as sources of this dead-letter queue are used.
-        on_event: is called with each event, one at a time, from the engine's threads.
+        on_event: is called with each event, one at a time, from a thread of its own. It holds up
+            nothing but the end of the run.
         stop: set it to end the run as soon as SQS has answered what is under way.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: as fast as SQS.
         ramp: seconds or ``"10m"``: from a tenth of the rate up to it. Default: none.

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .events import (
-    Audit,
     Deleted,
     Event,
     Failed,
-    Finished,
     InDoubt,
     NotDeleted,
     Poison,
@@ -26,6 +24,7 @@ from .events import (
 )
 from .journal import NoJournal
 from .ledger import Ledger, Left, Receipt, doubt_late, numbers_of
+from .listener import Listener
 from .message import DeadLetter
 from .past import Entry
 from .triage import CAME_BACK, UNKNOWN, Action, Disposition
@@ -71,8 +70,7 @@ class Book:
 
     Arguments:
         journal: the log on disk; what it knows of earlier processes is the ledger's past.
-        on_event: is called with one event at a time. If it raises, :attr:`error` is set, and it is
-            not called again but for the end. (A journal that cannot be written sets
+        on_event: is called with one event at a time. (A journal that cannot be written sets
             :attr:`file_error`.)
         clock: seconds; goes on while the machine sleeps.
     """
@@ -85,14 +83,13 @@ class Book:
     ) -> None:
         self.lock = threading.RLock()
         self.ledger = Ledger(journal.past)
-        self.error: BaseException | None = None
+        self.tell = Listener(on_event)
         self.file_error: OSError | None = None
         self.by_task: Counter[str] = Counter()
         self.admitted = 0
         self.unknown = 0
         self.claims = 0
         self._journal = journal
-        self._on_event = on_event
         self._clock = clock
         self._throughput = Throughput(clock)
 
@@ -287,16 +284,10 @@ class Book:
             event = _progress(self, places, limit, rate)
         self.tell(event)
 
-    def tell(self, event: Event) -> None:
-        """Hand out an event. Never raises; a user's error is kept for the end."""
-        with self.lock:
-            is_end = isinstance(event, Audit | Finished)
-            if self._on_event is None or (self.error is not None and not is_end):
-                return
-            try:
-                self._on_event(event)
-            except BaseException as exc:  # noqa: BLE001  # a user's: raised when the run has ended
-                self.error = self.error or exc
+    @property
+    def error(self) -> BaseException | None:
+        """What ``on_event`` raised, if it did."""
+        return self.tell.error
 
     def _take_over(self, messages: Iterable[DeadLetter]) -> None:
         """Whoever received a message again while it was being sent has left it to its sender."""

@@ -1,7 +1,7 @@
 """What happens during a redrive, as values: the engine prints nothing.
 
-Events are handed to ``on_event`` one at a time, by whichever thread saw them happen. They name
-messages by their id in the source; they never hold a body or arguments.
+Events are handed to ``on_event`` one at a time, by a thread of their own. They name messages by
+their id in the source; they never hold a body or arguments.
 """
 
 from __future__ import annotations

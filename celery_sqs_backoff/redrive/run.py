@@ -123,11 +123,13 @@ class Run:
                 messages=self._messages,
                 now=self._now(),
             )
+            self._book.tell.finish()
         except BaseException as exc:  # what is hidden comes back by itself
             remaining = max(0, self._messages - self._book.ledger.deleted)
             is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
             why = "by a second signal" if is_signal else type(exc).__name__
             self._tell_end(remaining, Ended.INTERRUPTED, why)
+            self._book.tell.finish(is_interrupted=True)
             raise
         finally:
             sweep.close()
@@ -177,6 +179,7 @@ class Run:
                 self._run_id, self._source.name, self._messages, threads, self._is_resumed, path
             )
         )
+        self._book.tell.start()
         keeper = sweep.keep(self._every_second)
         try:
             self._sweep(sweep, threads, handle)

@@ -24,6 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
+from celery_sqs_backoff.redrive.listener import Listener
 from celery_sqs_backoff.redrive.look import Look, Plan
 from celery_sqs_backoff.redrive.past import Entry
 from celery_sqs_backoff.redrive.queues import Endpoint
@@ -205,6 +206,7 @@ class World:
         with (
             mock.patch.object(Sweep, "run", lambda *a, **k: self._sweep(*a, **k)),
             mock.patch.object(Sweep, "keep", return_value=mock.Mock()),
+            mock.patch.object(Listener, "start"),
             mock.patch(f"{room}.sweep.ThreadPoolExecutor", _Inline),
             mock.patch(f"{room}.halt.Halt.wait", lambda *a: self._wait(*a)),
             mock.patch(f"{room}.delivery.threading", locks),

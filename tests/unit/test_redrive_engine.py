@@ -564,6 +564,29 @@ def test_a_delete_does_not_look_at_every_message_that_is_left(world, monkeypatch
 # Telling
 
 
+def test_a_callback_that_blocks_stops_no_call():
+    """Ctrl-S on the terminal: nothing was deleted and no hold renewed until Ctrl-Q."""
+    blocked, let_go = threading.Event(), threading.Event()
+
+    def on_event(event):
+        if isinstance(event, Sent):
+            blocked.set()
+            let_go.wait(60)
+
+    queues = []
+    running = threading.Thread(
+        target=lambda: queues.append(_move_endless(500, on_event=on_event)[:2])
+    )
+    running.start()
+    assert blocked.wait(60)
+    eventually(lambda: not any(t.name.startswith("redrive-keeper") for t in threading.enumerate()))
+    assert running.is_alive(), "all is moved; it waits for the callback at its end"
+    let_go.set()
+    running.join(60)
+    ((report, _queue),) = queues
+    assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 500, 500)
+
+
 def test_each_run_is_audited_without_ids_or_arguments(world, caplog):
     caplog.set_level("INFO")
     task = json.dumps({"body": "secret", "headers": {"task": "mails.send", "id": "task-id"}})
