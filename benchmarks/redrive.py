@@ -35,7 +35,6 @@ from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.settings import Settings
-from celery_sqs_backoff.redrive.source import QueueSource
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, fault_proxy
@@ -130,7 +129,7 @@ def _move_endless(
     with TemporaryDirectory() as directory:
         journal = Journal(Path(directory, "journal"), source=str(arn), run_id="bench")
         run = Run(
-            QueueSource(source),
+            source,
             Route(source, (main,)),
             Settings(**options),
             journal=journal,

@@ -14,20 +14,14 @@ from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
 from .opening import Opened, opened
+from .queues import Endpoint
 from .report import RedriveReport
 from .restore import Restore
 from .run import Run
 from .settings import Settings
-from .source import QueueSource
-from .sweep import Holding
 
 if TYPE_CHECKING:
     from celery import Celery
-
-__all__ = ["redrive"]
-
-#: How long a message that we have received is hidden before it is renewed or comes back.
-_HOLDING = Holding()
 
 
 def redrive(
@@ -97,11 +91,11 @@ def redrive(
         return _prepare(found, on_event, stop, stack)()
 
 
-def journal_path(path: Path, source: QueueSource) -> Path:
+def journal_path(path: Path, source: Endpoint) -> Path:
     """The journal's file: in a directory, one that is named after the source."""
     if not path.is_dir():
         return path
-    digest = hashlib.sha256(source.key.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(str(source.arn).encode()).hexdigest()[:8]
     return path / f"{source.name}-{digest}.journal"
 
 
@@ -111,8 +105,8 @@ def _prepare(
     stop: threading.Event | None,
     stack: ExitStack,
 ) -> Run | Restore:
-    found, settings = opened.source, opened.settings
-    run_id, journal, path, key = uuid4().hex[:12], NoJournal(), settings.journal, found.key
+    found, settings = opened.route.source, opened.settings
+    run_id, journal, path, key = uuid4().hex[:12], NoJournal(), settings.journal, str(found.arn)
     if settings.restore is not None:
         path = path or settings.restore.with_name(f"{settings.restore.name}.restored")
         key = f"restore to {key}"
@@ -133,7 +127,7 @@ def _prepare(
         )
     archive = None
     if settings.dump:
-        archive = stack.enter_context(Archive(settings.dump, source=found.key))
+        archive = stack.enter_context(Archive(settings.dump, source=str(found.arn)))
     return Run(
         found,
         opened.route,
@@ -141,7 +135,6 @@ def _prepare(
         journal=journal,
         archive=archive,
         run_id=run_id,
-        holding=_HOLDING,
         on_event=on_event,
         stop=stop,
     )

@@ -29,7 +29,6 @@ def audited(
     source: str,
     destinations: Sequence[str],
     by_task: Mapping[str, int],
-    ended: str | None = None,
 ) -> Audit:
     """Log the audit line of a run, and return it as an event."""
     event = Audit(
@@ -40,7 +39,7 @@ def audited(
         by_task=dict(Counter(by_task).most_common(_MOST_TASKS)),
         sent=report.sent,
         deleted=report.deleted,
-        ended=ended or report.ended.value,
+        ended=report.ended.value,
     )
     logger.info(
         "sqs_backoff.redrive %s",

@@ -1,27 +1,36 @@
-"""Sends messages that are held, until the fate of each is known."""
+"""Send messages that are held until the fate of each is known, and delete what was sent."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from ..sqs.errors import Kind
-from .deletes import Deletes
-from .message import DeadLetter
+from ..sqs.errors import Failure, Kind
+from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
+from .halt import TRIES, Halt, pause
+from .ledger import Ledger
+from .message import DeadLetter, entry_bytes
 from .pace import Pace
 from .queues import Endpoint
 from .report import Ended
-from .sender import Packed, Result, entries_for, packed, send
 from .settings import Settings
-from .sweep import TRIES, Sweep
-from .triage import Action, Disposition
+from .sweep import tens
+from .triage import Action
 
-__all__ = ["Delivery"]
+#: A message with its entry for SendMessageBatch.
+Entry = tuple[DeadLetter, dict[str, Any]]
+
+#: Nothing was done, and no other message will fare better.
+CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
 #: SQS forgets a FIFO deduplication id after so long.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html
-_DEDUPLICATION_SECONDS = 300
+DEDUPLICATION_SECONDS = 300
+
+#: Messages that SQS has not deleted when it was asked, beyond which the run stops.
+_MOST_UNDELETED = 100
 
 #: Sends in a row without an answer, whose messages stay in doubt, at which the run stops.
 _MOST_UNANSWERED = 2
@@ -31,16 +40,23 @@ class Delivery:
     """Safe for threads.
 
     Arguments:
-        sweep: whose source, ledger and end are used.
         default: the destination of messages that do not name one.
         run_id: goes on the messages.
+        clock: seconds. ``now``: seconds since the epoch.
+
+    Attributes:
+        closed: URLs of queues that are not there or not for us, and why.
+        held_groups: FIFO: groups of which a message is left, so that those after it wait for it.
+        destinations: queues that messages were sent to, by URL.
     """
 
     def __init__(
         self,
-        sweep: Sweep,
-        settings: Settings,
+        source: Endpoint,
+        ledger: Ledger,
+        halt: Halt,
         pace: Pace,
+        settings: Settings,
         *,
         run_id: str,
         default: Endpoint | None,
@@ -49,176 +65,229 @@ class Delivery:
         sleep: Callable[[float], None],
         rng: random.Random,
     ) -> None:
-        self.sweep = self._sweep = sweep
-        self._book, self._halt = sweep.book, sweep.halt
-        self._source = sweep.source
-        self._settings, self._pace = settings, pace
-        self._run_id, self._default = run_id, default
+        self._source, self._ledger, self._halt = source, ledger, halt
+        self._pace, self._settings, self._run_id, self._default = pace, settings, run_id, default
         self._clock, self._now, self._sleep, self._rng = clock, now, sleep, rng
-        #: URLs of queues that are not there or not for us; why.
         self.closed: dict[str, str] = {}
-        #: FIFO: groups of which a message is left, so that those after it wait for it.
         self.held_groups: set[str | None] = set()
-        self._destinations: dict[str, Endpoint] = {}
-        self._unanswered = 0  # sends in a row
-        # Until SQS has deleted one batch, only one is sent at a time.
+        self.destinations: dict[str, Endpoint] = {}
+        # Until SQS has deleted one batch, only one is sent at a time: if deleting is denied, no
+        # more than that is delivered and left.
         self._first = threading.Lock()
-        self.deletes = Deletes(sweep)
-
-    @property
-    def destinations(self) -> list[Endpoint]:
-        return list(self._destinations.values())
-
-    def held_in_doubt(self, message: DeadLetter, now: float) -> Collection[str]:
-        """The message's id, if it may have been sent and cannot be sent again unseen.
-
-        On FIFO, SQS settles it by the deduplication id, for five minutes.
-        """
-        with self._book.lock:
-            at = self._book.ledger.doubted_since(message.id)
-        if at is None or (self._source.is_fifo and now - at < _DEDUPLICATION_SECONDS):
-            return ()
-        return (message.id,)
+        self._deletes_work = False
+        self._undeleted: set[str] = set()
+        self._unanswered = 0
 
     def send_all(self, to: Endpoint, messages: Sequence[DeadLetter]) -> None:
-        """Send messages to one queue, each in its slot; delete what was sent."""
-        self._destinations[to.url] = to
-        entries, unreadable = entries_for(
-            messages,
-            run_id=self._run_id,
-            is_fifo=to.is_fifo,
-            extend=self._settings.expired == "extend",
-            now=self._now(),
-            spread=self._settings.spread,
-            rng=self._rng,
-        )
-        self._fail(to, unreadable, "unreadable: it cannot be sent as it is")
-        lost: set[str | None] = set()  # groups of which a message will be received again
-        size = self._pace.batch_size(self._clock())
-        for batch in packed(entries, size=size, one_per_group=to.is_fifo):
-            if to.is_fifo:
-                batch = self._in_order(batch, lost)
-            if not batch:
-                continue
+        """Send messages to one queue, each in its slot. What is not sent stays in the source."""
+        self.destinations[to.url] = to
+        entries = list(self._entries(to, messages))
+        for batch in batches(
+            entries, size=1 if to.is_fifo else self._pace.batch_size(self._clock())
+        ):
             slot = self._pace.reserve(len(batch), self._clock())
             while (wait := slot - self._clock()) > 0 and not self._halt.wait(min(wait, 1.0)):
                 pass
             if self._halt.is_set:
                 return
-            ours = self._still_ours(batch)
-            lost |= {message.group_id for message, _ in batch if (message, _) not in ours}
-            if ours:
-                lost |= self._send_first(to, ours)
+            group = batch[0][0].group_id
+            if to.is_fifo and group in self.held_groups:
+                self._fail(to, [batch[0][0]], "an earlier message of its group was left")
+            elif not self._send_in_turn(to, batch) and to.is_fifo:
+                # It will be received again, and those behind it after it.
+                behind = [message for message, _ in entries if message.group_id == group]
+                for handles in tens(self._ledger.release(behind)):
+                    self._source.hide(handles, 0)
 
-    def _in_order(self, batch: Sequence[Packed], lost: Collection[str | None]) -> list[Packed]:
-        """FIFO: leave what comes after a message that is left; what comes after one that will be
-        received again is, too."""
-        self._book.fail(
-            [message for message, _ in batch if message.group_id in self.held_groups],
-            "an earlier message of its group failed",
-        )
-        batch = [entry for entry in batch if entry[0].group_id not in self.held_groups]
-        again = [message for message, _ in batch if message.group_id in lost]
-        self._sweep.give_back(self._book.release(again, admitted=True))
-        return [entry for entry in batch if entry[0].group_id not in lost]
+    def _entries(self, to: Endpoint, messages: Iterable[DeadLetter]) -> Iterator[Entry]:
+        now, settings = self._now(), self._settings
+        for message in messages:
+            try:
+                extend = settings.expired == "extend"
+                entry = message.entry(run_id=self._run_id, now=now, extend=extend)
+                entry |= for_destination(
+                    message, is_fifo=to.is_fifo, now=now, spread=settings.spread, rng=self._rng
+                )
+            except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
+                self._fail(to, [message], "unreadable: it cannot be sent as it is")
+            else:
+                yield message, entry
 
-    def _still_ours(self, batch: Sequence[Packed]) -> list[Packed]:
-        """Leave out what may have become visible while it waited: it is received again."""
-        ours = self._book.keep_ours([message for message, _ in batch], self._sweep.hold_seconds)
-        return _of(batch, ours)
-
-    def _send_first(self, to: Endpoint, batch: Sequence[Packed]) -> set[str | None]:
-        """Until a delete has worked, send one batch at a time: if deleting is denied, no more than
-        that is delivered and left."""
-        if self.deletes.work:
+    def _send_in_turn(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
+        if self._deletes_work:
             return self._send(to, batch)
         with self._first:
-            if self._halt.is_set:
-                return set()
-            return self._send(to, batch)
+            return self._halt.is_set or self._send(to, batch)
 
-    def _send(self, to: Endpoint, batch: Sequence[Packed]) -> set[str | None]:
-        """Send until each message's fate is known; delete what was sent. Returns groups of which
-        a message will be received again."""
-        lost: set[str | None] = set()
-        left, attempt = list(batch), 0
-        while left:
-            attempt += 1
-            result = self._send_once(to, left)
-            left = result.again
-            lost |= {message.group_id for message in result.lost}
-            if result.refused:
-                lost |= self._refused(to, result.refused, alone=len(batch) == 1)
-            if result.in_doubt:
-                left = left + self._in_doubt(to, result.in_doubt)
+    def _send(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
+        """Send until each message's fate is known. Returns whether none was lost to another."""
+        left, none_lost = list(batch), True
+        for attempt in range(1, TRIES + 1):
+            began = self._now()
+            try:
+                ours = self._ledger.start_sending([message for message, _ in left], began)
+            except OSError as exc:  # nothing was sent
+                self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
+                return none_lost
+            none_lost &= len(ours) == len(left)
+            if not (left := [entry for entry in left if entry[0] in ours]):
+                return none_lost
+            results = to.calls.send([entry for _, entry in left])
+            answers = list(zip(left, (result.failure for result in results), strict=True))
+            sent = [entry[0] for entry, failure in answers if failure is None]
+            failed = [(entry, failure) for entry, failure in answers if failure is not None]
+            self._note(to, sent, failed, began)
+            closed = [(e, f) for e, f in failed if f.kind in CLOSED and not f.may_have_been_done]
+            refused = [x for x in failed if not x[1].is_transient and x not in closed]
+            if len(refused) == len(batch) > 1:  # it can be the fault of one of them
+                for entry, _ in refused:
+                    none_lost &= self._send(to, [entry])
+                return none_lost
+            for entry, failure in refused:
+                self._fail(to, [entry[0]], failure.code)
+            if closed:
+                self._give_up(to, [entry for entry, _ in closed], closed[0][1])
+            left = [e for e, f in failed if f.is_transient and self._may_repeat(to, f)]
             if not left:
-                break
-            if result.closed or attempt == TRIES:
-                self._give_up(to, left, result)
-                break
-            if attempt > 1 or not result.sent:
-                self._sweep.pause(attempt)
-        return lost
+                return none_lost
+            if attempt < TRIES:
+                pause(attempt, self._sleep, self._rng)
+        self._give_up(to, left, next(f for e, f in failed if e in left))
+        return none_lost
 
-    def _send_once(self, to: Endpoint, batch: Sequence[Packed]) -> Result:
-        messages = [message for message, _ in batch]
-        try:
-            ours = self._book.start_sending(messages, self._now(), self._sweep.hold_seconds)
-        except OSError as exc:  # the journal; nothing was sent
-            self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
-            return Result()
-        result = send(to.calls, _of(batch, ours))
-        result.lost = [message for message in messages if message not in ours]
-        self._unanswered = 0 if len(result.in_doubt) < len(batch) else self._unanswered + 1
-        if result.sent:
-            recognised = self._now() - _DEDUPLICATION_SECONDS if to.is_fifo else None
-            self._book.has_sent(result.sent, to.name, recognised=recognised)
-            self.deletes.sent([(message.id, message.handle) for message in result.sent])
-        self._book.was_unsent(result.unsent)
-        if result.in_doubt:
-            doubted = [message for message, _ in result.in_doubt]
-            resend = self._settings.include_unknown
-            self._book.is_in_doubt(doubted, resend=resend, is_fifo=to.is_fifo)
-        return result
+    def _note(
+        self,
+        to: Endpoint,
+        sent: Sequence[DeadLetter],
+        failed: Sequence[tuple[Entry, Failure]],
+        began: float,
+    ) -> None:
+        ledger = self._ledger
+        if sent:
+            since = self._now() - DEDUPLICATION_SECONDS if to.is_fifo else None
+            ledger.were_sent(sent, to.name, recognised_since=since)
+            self.delete({message.id: message.handle for message in sent})
+        doubted = [entry[0] for entry, failure in failed if failure.may_have_been_done]
+        ledger.were_not_sent([e[0] for e, f in failed if not f.may_have_been_done])
+        if not doubted:
+            self._unanswered = 0
+            return
+        resend = None if to.is_fifo else self._settings.include_unknown
+        ledger.are_in_doubt(doubted, began, resend=resend)
+        if resend is False:
+            ledger.leave([(message, Action.HOLD, "it may have been sent") for message in doubted])
+            self._unanswered = 0 if sent else self._unanswered + 1
+            if self._unanswered >= _MOST_UNANSWERED:  # else all others would end in doubt, too
+                self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")
 
-    def _refused(
-        self, to: Endpoint, refused: Sequence[tuple[Packed, str]], *, alone: bool
-    ) -> set[str | None]:
-        """SQS will not have these. As a batch that can be the fault of one of them."""
-        lost: set[str | None] = set()
-        if not alone and len({code for _, code in refused}) == 1 and len(refused) > 1:
-            for item, _ in refused:
-                lost |= self._send(to, [item])
-            return lost
-        for item, code in refused:
-            self._fail(to, [item[0]], code)
-        return lost
+    def _may_repeat(self, to: Endpoint, failure: Failure) -> bool:
+        return not failure.may_have_been_done or to.is_fifo or self._settings.include_unknown
 
     def _fail(self, to: Endpoint, messages: Sequence[DeadLetter], why: str) -> None:
-        self._book.fail(messages, why)
+        self._ledger.leave([(message, Action.FAIL, why) for message in messages])
         if to.is_fifo:
             self.held_groups |= {message.group_id for message in messages}
 
-    def _in_doubt(self, to: Endpoint, batch: Sequence[Packed]) -> list[Packed]:
-        """The response was lost. Returns what is to be sent again."""
-        if to.is_fifo or self._settings.include_unknown:
-            return list(batch)  # FIFO: SQS recognises them by the deduplication id
-        self._book.leave([(message, Disposition(Action.HOLD)) for message, _ in batch])
-        if self._unanswered >= _MOST_UNANSWERED:  # else all the others would end in doubt, too
-            self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")
-        return []
-
-    def _give_up(self, to: Endpoint, left: Sequence[Packed], result: Result) -> None:
-        failure = result.closed or result.failure
-        why = f"SendMessageBatch to {to.name}: {failure}"
+    def _give_up(self, to: Endpoint, left: Sequence[Entry], failure: Failure) -> None:
+        why, messages = (
+            f"SendMessageBatch to {to.name}: {failure}",
+            [message for message, _ in left],
+        )
         if to.is_fifo:
-            self._book.name_doubted([message for message, _ in left])
-        self._fail(to, [message for message, _ in left], why)
-        if result.closed and to is not self._default and result.closed.kind is not Kind.LOCAL:
+            self._ledger.name_doubted(messages)
+        self._fail(to, messages, why)
+        if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
             self.closed[to.url] = why  # one old message must not end it for all others
         else:
             self._halt(Ended.UNREACHABLE, why)
 
+    def drop(self, messages: Sequence[DeadLetter]) -> None:
+        """Delete messages unsent. What SQS does not delete has failed."""
+        ours = self._ledger.still_ours(messages)
+        undeleted = self.delete({message.id: message.handle for message in ours})
+        for message in ours:
+            if message.id not in undeleted:
+                self._ledger.count(message)
+        why = "SQS did not delete it"
+        self._ledger.leave([(m, Action.FAIL, why) for m in ours if m.id in undeleted])
 
-def _of(batch: Sequence[Packed], messages: Sequence[DeadLetter]) -> list[Packed]:
-    return [entry for entry in batch if entry[0] in messages]
+    def delete(self, handles: Mapping[str, str]) -> set[str]:
+        """Delete messages, by id and receipt handle. Returns ids that SQS has not deleted."""
+        undeleted: dict[str, Failure] = {}
+        for batch in tens(list(handles.items())):
+            left = dict(batch)
+            for attempt in range(1, TRIES + 1):
+                results = zip(left, self._source.delete(list(left.values())), strict=True)
+                failed = {id_: failure for id_, failure in results if failure is not None}
+                done = [id_ for id_ in left if id_ not in failed]
+                self._deletes_work |= bool(done)
+                # On FIFO, SQS recognises what another run sends.
+                self._ledger.were_deleted(done, name_late=not self._source.is_fifo)
+                left = {id_: left[id_] for id_ in failed}
+                if not any(f.is_transient for f in failed.values()) or attempt == TRIES:
+                    break
+                pause(attempt, self._sleep, self._rng)
+            undeleted |= failed
+        with self._ledger.lock:
+            self._undeleted.difference_update(handles)
+            if undeleted:
+                self._stop_if_undeletable(undeleted)
+        return set(undeleted)
+
+    def _stop_if_undeletable(self, undeleted: Mapping[str, Failure]) -> None:
+        self._undeleted.update(undeleted)
+        denied = next((f for f in undeleted.values() if f.kind in CLOSED), None)
+        if denied is None and len(self._undeleted) <= _MOST_UNDELETED:
+            return
+        why = f"DeleteMessageBatch: {denied or next(iter(undeleted.values()))}"
+        if sent := self._undeleted & self._ledger.undeleted.keys():
+            why += (
+                f". {len(sent)} messages are sent, and SQS has not deleted them: a run without this"
+                " one's journal sends them again"
+            )
+        self._halt(Ended.UNREACHABLE, why)
+
+
+def for_destination(
+    message: DeadLetter, *, is_fifo: bool, now: float, spread: float, rng: random.Random
+) -> dict[str, object]:
+    """Return group, deduplication and delay, as the type of the queue wants them.
+
+    The deduplication id is not the message's own: within five minutes of its first send SQS would
+    discard the replay and report it as sent. A message has a new id in each of its lives, so a run
+    that is resumed asks with the same one, and SQS sends nothing twice.
+
+    Arguments:
+        now: seconds since the epoch.
+        spread: seconds; each message gets a random delay up to this (standard queues).
+    """
+    added: dict[str, object] = {}
+    if message.group_id is not None:  # on standard queues too: fair queues
+        added["MessageGroupId"] = message.group_id
+    if is_fifo:
+        added.setdefault("MessageGroupId", "default")
+        added["MessageDeduplicationId"] = f"redrive-{message.id}"[:128]
+        return added
+    delay = message.due_in(now)
+    if spread:
+        delay += rng.uniform(0, spread)
+    if delay >= 1:
+        added["DelaySeconds"] = min(MAX_DELAY_SECONDS, int(delay))
+    return added
+
+
+def batches(entries: Iterable[Entry], *, size: int) -> Iterator[list[Entry]]:
+    """Divide into calls of at most ``size`` entries and 1 MiB, which SQS counts together."""
+    batch: list[Entry] = []
+    total = 0
+    for entry in entries:
+        length = entry_bytes(entry[1])
+        if batch and (
+            len(batch) >= min(size, MAX_BATCH_ENTRIES) or total + length > MAX_MESSAGE_BYTES
+        ):
+            yield batch
+            batch, total = [], 0
+        batch.append(entry)
+        total += length
+    if batch:
+        yield batch

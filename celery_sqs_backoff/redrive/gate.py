@@ -1,9 +1,8 @@
-"""Is it safe to go on? The provider is asked, and what comes back to the source is counted."""
+"""Is the provider well? It is asked before the first message and all along."""
 
 from __future__ import annotations
 
 import importlib
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -23,13 +22,6 @@ _PROBE_INTERVAL_SECONDS = 5.0
 
 #: Failed probes in a row that stop the run.
 _FAILED_PROBES = 3
-
-#: Messages back in the source that stop the run: so many, and this share of those sent.
-_RETURNED = 10
-_RETURNED_SHARE = 0.1
-
-#: Between two halvings of the rate for messages that come back: they come in tens.
-_HALVING_INTERVAL_SECONDS = 5.0
 
 
 def parse_probe(value: str | Probe | None) -> Probe | None:
@@ -106,11 +98,8 @@ class Gate:
         self._probe = probe
         self._changed = changed
         self._stop = stop
-        self._lock = threading.Lock()
         self._failed = 0
-        self._returned = 0
         self._next_probe = 0.0
-        self._halved_at = -_HALVING_INTERVAL_SECONDS
 
     def why_closed(self) -> str | None:
         """Ask the provider; ``None`` if it is well (or nobody is to be asked)."""
@@ -134,14 +123,3 @@ class Gate:
             self._stop(f"{why} ({self._failed} times in a row)")
         elif why:
             self._changed(self._pace.slow_down(now), why)
-
-    def returned(self, messages: int, *, sent: int, now: float) -> None:
-        """Messages sent in this run are back in the source."""
-        with self._lock:
-            self._returned += messages
-            why = f"{self._returned} of {sent} messages came back"
-            if self._returned >= max(_RETURNED, _RETURNED_SHARE * sent):
-                self._stop(why)
-            elif now - self._halved_at >= _HALVING_INTERVAL_SECONDS:
-                self._halved_at = now
-                self._changed(self._pace.slow_down(now), why)

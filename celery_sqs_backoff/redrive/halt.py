@@ -1,17 +1,26 @@
-"""Why and when a run is to end: the first reason counts. Safe for threads."""
+"""Why and when a run ends, and the pause between two tries of a call."""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Callable
 
+from ..retry.policies import FullJitter
 from .errors import RedriveError, RedriveUnreachable
 from .report import Ended
 
-__all__ = ["Halt"]
+TRIES = 6
+_BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
+
+
+def pause(attempt: int, sleep: Callable[[float], None], rng: random.Random) -> None:
+    """Wait between two tries of a call. A halt does not cut it short: tries are few."""
+    sleep(_BETWEEN_TRIES.delay(attempt, rng))
 
 
 class Halt:
-    """Set once; threads look at it between any two steps.
+    """Ends a run. The first reason counts. Safe for threads.
 
     Arguments:
         stop: set from outside, ends the run.
@@ -21,25 +30,24 @@ class Halt:
         self._stop = stop or threading.Event()
         self._event = threading.Event()
         self._lock = threading.Lock()
-        self._has_reason = False
         self.ended, self.detail = Ended.DONE, ""
         self.error: BaseException | None = None
 
     def __call__(self, ended: Ended, detail: str = "") -> None:
         with self._lock:
-            if not self._has_reason:
-                self._has_reason, self.ended, self.detail = True, ended, detail
+            if self.ended is Ended.DONE:
+                self.ended, self.detail = ended, detail
             self._event.set()
 
     def fail(self, exc: BaseException) -> None:
-        """End the run because of an exception, which is raised in the end."""
+        """End the run because of an exception, which it raises in the end."""
         with self._lock:
             self.error = self.error or exc
         ended = Ended.UNREACHABLE if isinstance(exc, RedriveUnreachable) else Ended.ERROR
         self(ended, str(exc) if isinstance(exc, RedriveError) else type(exc).__name__)
 
     def finish(self) -> None:
-        """All is done: whoever waits may go."""
+        """End the waiting of all threads."""
         self._event.set()
 
     @property

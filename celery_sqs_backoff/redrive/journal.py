@@ -1,8 +1,8 @@
-"""The ledger's log on disk, for a run that is killed.
+"""The file that survives a kill: what is being sent, and what was sent.
 
-A file of JSON objects, one per line. ``{"is": "sending", "ids": [...]}`` is on the disk before the
-call, ``"sent"`` before the delete. A message whose last line is ``sending`` is *in doubt*: the
-process ended before it knew. One whose last line is ``sent`` only wants deleting.
+It has one JSON object per line. ``{"is": "sending", "ids": [...]}`` is on the disk before the call,
+``"sent"`` before the delete. A message whose last line is ``sending`` is *in doubt*: the process
+ended before it knew. One whose last line is ``sent`` only wants deleting.
 """
 
 from __future__ import annotations
@@ -11,37 +11,41 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .errors import RedriveRefused
 from .lines import close_lines, open_lines
-from .past import Entry, Past
 
-__all__ = ["Journal", "NoJournal"]
-
-#: What is on the disk before the run goes on. The others cost a repeated delete if they are lost.
+#: On the disk before the run goes on. Losing the others costs a repeated delete.
 _SYNCED = {"sending", "sent", "ended"}
-
-#: After so long a run that was killed or lost SQS is not resumed, but followed by a new one: what
-#: comes back of its messages by then tells of another time. What it had sent is still known.
-_RESUMED_SECONDS = 3600
 
 _KINDS = {"sending", "sent", "unsent", "deleted", "gone", "ended"}
 
+#: A run that was killed or lost SQS longer ago is not resumed, but followed by a new one: what
+#: comes back of its messages by then tells of another time. What it had sent is still known.
+_RESUMED_SECONDS = 3600
+
 
 class NoJournal:
-    """For a run that keeps none: killed, it can send again what it had sent."""
+    """For a run that keeps none. Killed, it can send again what it had sent.
 
-    #: The file, if there is one.
-    path: Path | None = None
+    Attributes:
+        path: the file; ``None``: there is none.
+        past: what earlier processes left, by message id: when it was first sent without an answer
+            (seconds since the epoch), or ``None``: SQS has it, and it only wants deleting.
+        sent_in_run: messages that the run which was killed has sent.
+        last_at: when something was last sent; 0 = never.
+        is_resumed: this process goes on with a run that was killed.
+    """
 
     def __init__(self) -> None:
-        self.past = Past()
+        self.path: Path | None = None
+        self.past: dict[str, float | None] = {}
+        self.sent_in_run, self.last_at, self.is_resumed = 0, 0.0, False
 
-    def write(self, entry: Entry) -> None: ...
+    def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None: ...
 
 
 class Journal(NoJournal):
@@ -51,7 +55,7 @@ class Journal(NoJournal):
 
     Arguments:
         path: the file. It stays when the run is over; another run may go on with it.
-        source: ARN of the queue (or path of the archive); a journal is about one source.
+        source: ARN of the queue; a journal is about one source.
         run_id: of this run; one that was killed within the hour keeps its id, so read ``run_id``
             afterwards.
         now: seconds since the epoch.
@@ -64,16 +68,18 @@ class Journal(NoJournal):
     def __init__(
         self, path: Path, *, source: str, run_id: str, now: Callable[[], float] = time.time
     ) -> None:
-        self.path = self._path = path
+        super().__init__()
+        self.path, self._source = path, source
         self._lock = threading.Lock()
         self._file = open_lines(path, begins=b'{"source":', what="journal")
         try:
-            self.past = self._read(source)
-            if self.past.run_id is None and self.past.is_settled:
+            self._read()
+            if self._run is None and not self.past:
                 self._file.truncate(0)
-            is_old = now() - self.past.last_at > _RESUMED_SECONDS
-            self.run_id = run_id if is_old else self.past.run_id or run_id
-            self.past.begin(self.run_id)
+            is_old = now() - self.last_at > _RESUMED_SECONDS
+            self.is_resumed = self._run is not None and not is_old
+            self.run_id = self._run if self._run and self.is_resumed else run_id
+            self.sent_in_run *= self.is_resumed
             self._append({"source": source, "run": self.run_id}, sync=True)
             _sync_directory(path)
         except BaseException as exc:  # whatever it was: the file stays locked as long as it is open
@@ -85,28 +91,23 @@ class Journal(NoJournal):
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         close_lines(self._file)
 
-    def write(self, entry: Entry) -> None:
-        """Append an entry. What must be on the disk before the run goes on, is, on return.
+    def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None:
+        """Append a line. ``sending``, ``sent`` and ``ended`` are on the disk on return.
 
         Raises:
             OSError: the disk is full, for one.
         """
-        if not entry.ids and entry.kind != "ended":
+        if not ids and kind != "ended":
             return
-        line: dict[str, object] = {"is": entry.kind}
-        if entry.ids:
-            line["ids"] = list(entry.ids)
-        if entry.kind == "sending":
-            line["at"] = entry.at
-        self._append(line, sync=entry.kind in _SYNCED)
+        line: dict[str, object] = {"is": kind}
+        if ids:
+            line["ids"] = list(ids)
+        if kind == "sending":
+            line["at"] = at
+        self._append(line, sync=kind in _SYNCED)
 
     def _append(self, line: dict[str, object], *, sync: bool) -> None:
         with self._lock:
@@ -115,34 +116,43 @@ class Journal(NoJournal):
             if sync:
                 os.fsync(self._file.fileno())
 
-    def _read(self, source: str) -> Past:
-        past = Past()
+    def _read(self) -> None:
+        self._run: str | None = None  # the run that was killed
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
             try:
-                self._note(past, json.loads(line), source)
+                self._apply(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise RedriveRefused(
-                    f"Line {number} of journal {self._path} is damaged, so what was sent is not"
+                    f"Line {number} of journal {self.path} is damaged, so what was sent is not"
                     " known. Without that line, what it was about may be sent twice."
                 ) from None
-        return past
 
-    def _note(self, past: Past, line: dict[str, Any], source: str) -> None:
+    def _apply(self, line: dict[str, Any]) -> None:
         kind, ids = line.get("is"), line.get("ids", [])
         if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
             raise TypeError("ids")
         if kind is None:
-            if line["source"] != source:
+            if line["source"] != self._source:
                 raise RedriveRefused(
-                    f"Journal {self._path} is of {line['source']}, not of {source}."
+                    f"Journal {self.path} is of {line['source']}, not of {self._source}."
                 )
-            past.begin(str(line["run"]))
-        elif kind in _KINDS:
-            at = line["at"] if kind == "sending" else 0
-            past.apply(Entry(kind, tuple(ids), float(at)))
-        else:
+            self.sent_in_run *= line["run"] == self._run
+            self._run = str(line["run"])
+        elif kind not in _KINDS:
             raise ValueError(kind)
+        elif kind == "ended":
+            self._run, self.sent_in_run = None, 0
+        elif kind == "sending":
+            self.last_at = max(self.last_at, float(line["at"]))
+            for id_ in ids:
+                self.past.setdefault(id_, float(line["at"]))
+        elif kind == "sent":
+            self.sent_in_run += sum(self.past.get(id_, 0.0) is not None for id_ in ids)
+            self.past.update(dict.fromkeys(ids))
+        else:
+            for id_ in ids:
+                self.past.pop(id_, None)
 
 
 def _sync_directory(path: Path) -> None:

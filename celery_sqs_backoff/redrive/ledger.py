@@ -1,352 +1,458 @@
-"""The ledger of one redrive: each message is in one state, and every number is a fold over it.
+"""The ledger of a redrive knows where each message is: one table, one lock.
 
 ::
 
-    (unknown) --received--> SEEN --start_sending--> SENDING --sent--> SENT --deleted--> DELETED
-                             |  <---------unsent------'  |
-                             |                           '--in_doubt--> IN_DOUBT --> SENDING, ASIDE
-                             |--put_aside--> ASIDE         skipped, failed, poison, or held in doubt
-                             |--came_back--> CAME_BACK     a message that this run itself has sent
-                             |--dropped----> DELETED       deleted unsent, as was asked
-                             '--released---> (unknown)     given back, or lost: it will come again
+    HELD --start_sending--> SENDING --were_sent--> SENT --were_deleted--> forgotten
+     |  <---were_not_sent, are_in_doubt---'                        ^
+     |--leave--> LEFT    stays hidden until the run ends, and is then shown again
+     |--release-> forgotten: it will be received again             |
+     '--were_deleted (unsent, as was asked) -----------------------'
 
-Pure: no I/O, no threads, times are passed in. One receipt handle owns a message: that of its newest
-receive. Who holds an older one may not send it, and drops it; whoever has the newest goes on with
-it. While a message is SENDING its sender stays in charge, and takes over a newer handle.
+Each method is one transition. It changes the rows, writes the journal and emits an event, in this
+order. A row without a receipt handle is known from the journal and was not received yet. A message
+belongs to its newest receipt handle. While it is SENDING, its sender takes over a newer one.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
-from .past import Entry, Past
+from .events import Deleted, Event, Failed, InDoubt, NotDeleted, Poison, Sent, Skipped
+from .journal import NoJournal
+from .listener import Listener
+from .message import DeadLetter
+from .triage import UNKNOWN, Action
 
-__all__ = ["LEFT", "Ledger", "Left", "Receipt", "Row", "State", "doubt_late", "numbers_of"]
+#: The event that names messages which stay. A message in doubt was named before.
+_EVENTS: dict[Action, Callable[[tuple[str, ...], str], Event]] = {
+    Action.SKIP: Skipped,
+    Action.FAIL: Failed,
+    Action.POISON: Poison,
+    Action.CAME_BACK: Poison,
+}
+
+#: A message is not sent when less than this share of its hold is left: 2 s of 30.
+_MARGIN_SHARE = 1 / 15
+_MOST_MARGIN_SECONDS = 2.0
+
+#: Deleted messages that are remembered, in case SQS delivers one again.
+_REMEMBERED = 10_000
+
+#: Task names that are counted one by one. All others are counted together.
+_MOST_TASKS = 1_000
 
 
 class State(Enum):
-    """Where a message is. Every message looked at is in exactly one."""
-
-    SEEN = "seen"
-    ASIDE = "put aside"
+    HELD = "held"
     SENDING = "sending"
-    IN_DOUBT = "in doubt"
     SENT = "sent"
-    DELETED = "deleted"
-    CAME_BACK = "came back"
-
-
-class Receipt(Enum):
-    """What a receive of a message is to the ledger."""
-
-    #: It has not been looked at yet; or it was, and whoever did so has just lost it.
-    NEW = "new"
-    #: It was looked at; nothing is to be done but to keep it hidden.
-    KNOWN = "known"
-    #: It was sent, by this run or one before: it only wants deleting.
-    SENT_BEFORE = "sent before"
-    #: The same, and SQS had accepted its delete.
-    DELETED_BEFORE = "deleted before"
-
-
-#: Why a message that was looked at is left in the source.
-Left = Literal["skipped", "failed", "poison", "in_doubt"]
-LEFT: tuple[Left, ...] = ("skipped", "failed", "poison", "in_doubt")
-
-#: From which states a message may get into a state. ``None``: the ledger does not know it.
-_MOVES: Mapping[State, tuple[State | None, ...]] = {
-    State.SEEN: (None, State.SENDING),
-    State.ASIDE: (State.SEEN, State.SENDING, State.IN_DOUBT),
-    State.SENDING: (State.SEEN, State.IN_DOUBT),
-    State.IN_DOUBT: (State.SENDING,),
-    State.SENT: (None, State.SENDING, State.DELETED),
-    State.DELETED: (State.SEEN, State.ASIDE, State.IN_DOUBT, State.SENT),
-    State.CAME_BACK: (State.SEEN,),
-}
+    LEFT = "left"
 
 
 @dataclass(slots=True)
 class Row:
-    """A message that is not settled. ``until``: hidden for us until then, by the run's clock."""
+    """A message that is not settled.
+
+    Attributes:
+        handle: its newest receipt handle; ``None`` = it was not received by this process yet.
+        until: hidden for us until then, by the run's clock.
+        left: why it stays.
+        doubted_at: when it was first sent without an answer, in seconds since the epoch.
+        is_admitted: it counts towards the limit.
+    """
 
     state: State
-    handle: str
-    until: float
-    left: Left | None = None
-    doubted: bool = False
-
-
-#: Ids of deleted messages that are remembered, should SQS show one once more.
-_REMEMBERED = 10_000
+    handle: str | None = None
+    until: float = float("-inf")
+    left: Action | None = None
+    doubted_at: float | None = None
+    is_admitted: bool = False
 
 
 class Ledger:
-    """The states of all messages of one run.
+    """Safe for threads.
 
     Arguments:
-        past: what earlier processes have left. It is changed as messages turn up.
+        journal: knows what earlier processes have left.
+        on_event: is called with one event at a time.
+        clock: seconds. It counts a suspend of the machine.
+        hold_seconds: for how long a receive hides a message.
+
+    Attributes:
+        looked_at: distinct messages that were received.
+        admitted: messages that were chosen to be sent or deleted.
+        claims: messages that threads have asked for and not received yet.
+        file_error: why the journal could not be written.
     """
 
-    def __init__(self, past: Past | None = None) -> None:
-        self.past = past or Past()
-        self._past_at = self.past.last_at
+    def __init__(
+        self,
+        journal: NoJournal,
+        on_event: Callable[[Event], None] | None,
+        clock: Callable[[], float],
+        hold_seconds: float,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.emit = Listener(on_event)
+        self.file_error: OSError | None = None
         self.rows: dict[str, Row] = {}
-        self.counts: Counter[State] = Counter()
-        #: Left messages by why, dropped ones, and messages that were ever in doubt.
-        self.left: Counter[str] = Counter()
-        self.dropped = 0
-        self.deleted = 0
-        self.sent = 0
-        self.sent_in_run = self.past.sent_in_run
-        self._doubted: dict[str, float] = {}  # since when, seconds since the epoch
-        self._done: set[int] = set()  # hashes of ids: 200,000 texts would take 20 MB
-        self._order: deque[int] = deque()
-        self._next_due = float("inf")
+        self.left: Counter[Action] = Counter()
+        self.by_task: Counter[str] = Counter()
+        self.looked_at = self.admitted = self.claims = 0
+        self.sent = self.deleted = self.dropped = self.unknown = 0
+        self.sent_in_run = journal.sent_in_run
+        self._doubted = 0  # of the messages that are deleted
+        self._gone: dict[str, None] = {}
+        self._journal, self._clock = journal, clock
+        self._margin = min(_MOST_MARGIN_SECONDS, hold_seconds * _MARGIN_SHARE)
+        for id_, at in journal.past.items():
+            self.rows[id_] = Row(State.SENT if at is None else State.HELD, doubted_at=at)
 
-    # What is received
+    # Receiving
 
-    def received(self, id_: str, handle: str, until: float) -> Receipt:
-        """A message was received: from now on this handle owns it."""
-        self._next_due = min(self._next_due, until)
-        if (row := self.rows.get(id_)) is not None:
-            row.handle, row.until = handle, until
-            if row.state in (State.SEEN, State.IN_DOUBT):
-                return Receipt.NEW
-            return Receipt.SENT_BEFORE if row.state is State.SENT else Receipt.KNOWN
-        if hash(id_) in self._done:
-            self._done.discard(hash(id_))
-            self.counts[State.DELETED] -= 1
-            self.deleted -= 1
-            self._enter(id_, State.SENT, handle, until)
-            return Receipt.DELETED_BEFORE
-        if id_ in self.past.sent:
-            self._enter(id_, State.SENT, handle, until)
-            return Receipt.SENT_BEFORE
-        self._enter(id_, State.SEEN, handle, until)
-        if id_ in self.past.in_doubt:
-            self._doubt(id_)
-        return Receipt.NEW
+    def claim(self, most: int, places: int) -> int | None:
+        """Return how many messages to ask for; ``None``: all ``places`` are taken."""
+        with self.lock:
+            claim = min(most, places - self.places - self.claims)
+            if claim < 1:
+                return None
+            self.claims += claim
+            return claim
 
-    def owns(self, id_: str, handle: str, now: float, margin: float) -> bool:
-        """Whether this receive is the newest, and nobody else can have the message meanwhile."""
-        return self.is_newest(id_, handle) and now < self.rows[id_].until - margin
+    def received(
+        self, claim: int, messages: Sequence[DeadLetter], until: float
+    ) -> tuple[list[DeadLetter], list[DeadLetter]]:
+        """Enter what was received for a claim.
 
-    def is_newest(self, id_: str, handle: str) -> bool:
-        """Whether the message is to be settled, and by who has this handle."""
-        row = self.rows.get(id_)
-        return row is not None and row.handle == handle
-
-    def release(self, id_: str, handle: str) -> bool:
-        """Forget a message that was not settled: it will be received again.
-
-        Returns whether this handle owned it.
+        Returns the messages that are now the caller's to settle, and those that were sent before
+        and only want deleting.
         """
-        row = self.rows.get(id_)
-        if row is None or row.handle != handle or row.state not in (State.SEEN, State.IN_DOUBT):
-            return False
-        if row.doubted:
-            self.past.in_doubt.setdefault(id_, self._doubted[id_])
-        del self.rows[id_]
-        self.counts[row.state] -= 1
-        return True
+        ours: list[DeadLetter] = []
+        sent: list[DeadLetter] = []
+        again: list[str] = []
+        with self.lock:
+            self.claims -= claim
+            for message in messages:
+                row = self.rows.get(message.id)
+                if row is None and message.id in self._gone:
+                    # SQS may accept a delete with an older handle and not do it.
+                    row = self.rows[message.id] = Row(State.SENT)
+                    del self._gone[message.id]
+                    self.deleted -= 1
+                    self.looked_at -= 1
+                    again.append(message.id)
+                elif row is None:
+                    row = self.rows[message.id] = Row(State.HELD)
+                self.looked_at += row.handle is None
+                row.handle, row.until = message.handle, until
+                if row.state is State.HELD:
+                    self._unadmit(row)
+                    ours.append(message)
+                elif row.state is State.SENT:
+                    sent.append(message)
+        self._write("sent", again)
+        return ours, sent
 
-    # What is done
+    def admit(self, messages: Sequence[DeadLetter], limit: int | None) -> list[DeadLetter]:
+        """Return those that may be sent, by the limit."""
+        with self.lock:
+            room = len(messages) if limit is None else max(0, limit - self.admitted)
+            for message in messages[:room]:
+                if row := self._owned(message):
+                    row.is_admitted = True
+                    self.admitted += 1
+            return list(messages[:room])
 
-    def start_sending(self, ids: Iterable[str], at: float) -> Entry:
-        found = tuple(ids)
-        for id_ in found:
-            self._move(id_, State.SENDING)
-        self.past.last_at = max(self.past.last_at, at)
-        return Entry("sending", found, at)
+    def still_ours(self, messages: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Return those that nobody else can have received. The others will be received again."""
+        with self.lock:
+            now = self._clock()
+            ours = [
+                m for m in messages if (row := self._owned(m)) and now < row.until - self._margin
+            ]
+            self.release([m for m in messages if m not in ours])
+            return ours
 
-    def has_sent(self, ids: Iterable[str]) -> Entry:
-        found = tuple(ids)
-        for id_ in found:
-            self._move(id_, State.SENT)
-            self.past.in_doubt.pop(id_, None)
-        self.sent += len(found)
-        self.sent_in_run += len(found)
-        return Entry("sent", found)
+    def release(self, messages: Iterable[DeadLetter]) -> list[str]:
+        """Forget messages that were not settled. Returns their receipt handles."""
+        handles = []
+        with self.lock:
+            for message in messages:
+                row = self._owned(message)
+                if row is not None and row.state is State.HELD:
+                    handles.append(message.handle)
+                    self.looked_at -= 1
+                    self._unadmit(row)
+                    row.handle = None
+                    if row.doubted_at is None:
+                        del self.rows[message.id]
+        return handles
 
-    def was_unsent(self, ids: Iterable[str]) -> Entry:
-        """SQS did not take these. One that was ever in doubt stays so: an earlier try may have
-        arrived."""
-        found = tuple(ids)
-        for id_ in found:
-            self._move(id_, State.SEEN)
-        return Entry("unsent", tuple(id_ for id_ in found if not self.rows[id_].doubted))
+    def _owned(self, message: DeadLetter) -> Row | None:
+        row = self.rows.get(message.id)
+        return row if row is not None and row.handle == message.handle else None
 
-    def is_in_doubt(self, ids: Iterable[str]) -> tuple[str, ...]:
-        """The response was lost. Returns those that were not in doubt before."""
-        found = tuple(ids)
-        new = tuple(id_ for id_ in found if id_ not in self._doubted)
-        for id_ in found:
-            self._move(id_, State.IN_DOUBT)
-            self._doubt(id_)
-        return new
+    def _unadmit(self, row: Row) -> None:
+        self.admitted -= row.is_admitted
+        row.is_admitted = False
 
-    def put_aside(self, ids: Iterable[str], left: Left) -> None:
-        """Leave these in the source; they stay hidden until the end."""
-        for id_ in ids:
-            self._move(id_, State.ASIDE)
-            self.rows[id_].left = left
-            self.left[left] += 1
+    # Settling
 
-    def has_come_back(self, ids: Iterable[str]) -> None:
-        """These were sent by this run, and are here again as new messages."""
-        for id_ in ids:
-            self._move(id_, State.CAME_BACK)
+    def doubted_at(self, message: DeadLetter) -> float | None:
+        """When it was first sent without an answer, in seconds since the epoch."""
+        with self.lock:
+            row = self.rows.get(message.id)
+            return None if row is None else row.doubted_at
 
-    def has_deleted(self, ids: Iterable[str]) -> Entry:
-        """SQS has deleted these; those that were not sent are thereby dropped."""
-        found = tuple(id_ for id_ in ids if id_ in self.rows)  # two threads may delete the same
-        for id_ in found:
-            row = self.rows[id_]
-            self.dropped += row.state is not State.SENT
-            if row.left is not None:
-                self.left[row.left] -= 1
-            self._move(id_, State.DELETED)
-            self._forget(id_)
-            self.deleted += 1
-        return Entry("deleted", found)
+    def start_sending(self, messages: Sequence[DeadLetter], at: float) -> list[DeadLetter]:
+        """Return those that may be sent now. The journal has them on the disk.
 
-    def settle_gone(self, before: float) -> Entry:
-        """All of the source was looked at: what earlier processes left and is not there is gone."""
-        gone = {id_ for id_ in (*self.past.in_doubt, *self.past.sent) if id_ not in self.rows}
-        return self.past.settle(gone, self._past_at, before)
+        Raises:
+            OSError: the journal cannot be written, and nothing has changed.
+        """
+        with self.lock:
+            ours = self.still_ours(messages)
+            for message in ours:
+                self.rows[message.id].state = State.SENDING
+        try:
+            self._journal.write("sending", [message.id for message in ours], at)
+        except BaseException:  # also a kill: what is not in the journal must not be sent
+            self._hold(ours)
+            raise
+        return ours
+
+    def were_sent(
+        self, messages: Sequence[DeadLetter], to: str, *, recognised_since: float | None = None
+    ) -> None:
+        """Note that SQS has accepted these.
+
+        Arguments:
+            recognised_since: of a FIFO queue, which makes no duplicate of a message that was first
+                sent since then.
+        """
+        ids = [message.id for message in messages]
+        with self.lock:
+            for message in messages:
+                row = self.rows[message.id]
+                row.state, message.handle = State.SENT, row.handle or ""
+                if recognised_since is not None and (row.doubted_at or 0.0) >= recognised_since:
+                    row.doubted_at = None
+                self.count(message)
+            self.sent += len(ids)
+            self.sent_in_run += len(ids)
+            twice = [id_ for id_ in ids if self.rows[id_].doubted_at is not None]
+        self._write("sent", ids)
+        if twice and recognised_since is not None:
+            self.emit(InDoubt(tuple(twice), resend=True))
+        self.emit(Sent(tuple(ids), to))
+
+    def were_not_sent(self, messages: Sequence[DeadLetter]) -> None:
+        """Note that SQS has not accepted these. One that was ever in doubt stays so."""
+        self._hold(messages)
+        self._write("unsent", [m.id for m in messages if self.rows[m.id].doubted_at is None])
+
+    def are_in_doubt(
+        self, messages: Sequence[DeadLetter], at: float, *, resend: bool | None
+    ) -> None:
+        """Note that the response was lost.
+
+        Arguments:
+            resend: whether they are sent again; ``None``: to a FIFO queue, whose next response
+                settles it, so there is nothing to tell.
+        """
+        self._hold(messages)
+        with self.lock:
+            new = [m.id for m in messages if self.rows[m.id].doubted_at is None]
+            for id_ in new:
+                self.rows[id_].doubted_at = at
+        if new and resend is not None:
+            self.emit(InDoubt(tuple(new), resend))
+
+    def _hold(self, messages: Iterable[DeadLetter]) -> None:
+        with self.lock:
+            for message in messages:
+                row = self.rows[message.id]
+                row.state, message.handle = State.HELD, row.handle or ""
+
+    def leave(self, messages: Iterable[tuple[DeadLetter, Action, str]]) -> None:
+        """Leave messages in the source, each for its reason."""
+        grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)
+        with self.lock:
+            for message, action, reason in messages:
+                if row := self._owned(message):
+                    row.state, row.left = State.LEFT, action
+                    self.left[action] += 1
+                    self.unknown += reason == UNKNOWN
+                    grouped[action, reason].append(message.id)
+        for (action, reason), ids in grouped.items():
+            if action in _EVENTS:
+                self.emit(_EVENTS[action](tuple(ids), reason))
+
+    def were_deleted(self, ids: Iterable[str], *, name_late: bool) -> None:
+        """Note that SQS has deleted these.
+
+        Arguments:
+            name_late: name those that another run may have sent, too, because our hold was over.
+        """
+        found: dict[str, Row] = {}
+        late: list[str] = []
+        with self.lock:
+            now = self._clock()
+            for id_ in ids:
+                if (row := self.rows.pop(id_, None)) is None:
+                    continue  # two threads may delete the same
+                found[id_] = row
+                is_sent = row.state is State.SENT
+                if name_late and is_sent and row.doubted_at is None and row.until <= now:
+                    row.doubted_at = now
+                    late.append(id_)
+                self.deleted += 1
+                self.dropped += not is_sent
+                self._doubted += row.doubted_at is not None
+                if row.left is not None:
+                    self.left[row.left] -= 1
+                self._gone[id_] = None
+            while len(self._gone) > _REMEMBERED:
+                del self._gone[next(iter(self._gone))]
+        self._write("deleted", list(found))
+        if late:
+            self.emit(InDoubt(tuple(late), resend=None))
+        if found:
+            self.emit(Deleted(tuple(found)))
+
+    def count(self, message: DeadLetter) -> None:
+        """Count a message that was sent or dropped under the name of its task."""
+        task = (message.task or "(no Celery message)")[:200]
+        is_known = task in self.by_task or len(self.by_task) < _MOST_TASKS
+        self.by_task[task if is_known else "(others)"] += 1
 
     # Holds
 
-    def due(self, now: float, within: float) -> Iterator[tuple[str, Row]]:
-        """Messages whose time to be hidden ends within so many seconds, and is not over."""
-        if now + within < self._next_due:
-            return
-        self._next_due = float("inf")
-        for id_, row in list(self.rows.items()):
-            if row.until - now < within and row.state is not State.SENT:
-                if now < row.until:
-                    yield id_, row
-            else:
-                self._next_due = min(self._next_due, row.until)
+    def due(self, within: float, *, left: bool) -> list[tuple[str, str]]:
+        """Return ids and receipt handles of what we stop to hide within so many seconds."""
+        now = self._clock()
+        with self.lock:
+            return [
+                (id_, row.handle)
+                for id_, row in self.rows.items()
+                if now < row.until < now + within
+                if row.handle is not None and row.state is not State.SENT
+                if (row.state is State.LEFT) is left
+            ]
 
-    def renewed(self, id_: str, handle: str, until: float | None) -> None:
-        """SQS hides a message longer; ``None``: it does not."""
-        row = self.rows.get(id_)
-        if row is not None and row.handle == handle:
-            row.until = max(row.until, until) if until is not None else row.until
-            self._next_due = min(self._next_due, row.until)
+    def was_renewed(self, id_: str, handle: str, until: float) -> bool:
+        """Note that SQS hides a message longer. Return False if that came too late.
+
+        SQS takes an old handle, too, so somebody else may have the message by then.
+        """
+        with self.lock:
+            row = self.rows.get(id_)
+            if row is None or row.handle != handle:
+                return True
+            if row.until <= self._clock():
+                return False
+            row.until = max(row.until, until)
+            return True
 
     def give_all_back(self) -> list[str]:
-        """Receipt handles of all that is hidden for us and was not sent. They count as they are."""
-        held = [row for row in self.rows.values() if row.state is not State.SENT]
-        handles = [row.handle for row in held if row.until > float("-inf")]
-        for row in held:
-            row.until = float("-inf")
-        return handles
+        """Return the receipt handles of all that is hidden for us and was not sent."""
+        with self.lock:
+            held = [r for r in self.rows.values() if r.handle and r.state is not State.SENT]
+            handles = [r.handle for r in held if r.handle and r.until > float("-inf")]
+            for row in held:
+                row.until = float("-inf")
+            return handles
+
+    # The end
+
+    def forget_past(self, before: float) -> None:
+        """Forget what the journal knows and the source does not have any more.
+
+        SQS's counts are approximate, and a killed process may hide a message yet. So the journal
+        forgets only what was sent ``before``.
+        """
+        with self.lock:
+            past = {id_: row for id_, row in self.rows.items() if row.handle is None}
+            for id_ in past:
+                del self.rows[id_]
+        last_at = self._journal.last_at
+        self._write("gone", [i for i, row in past.items() if (row.doubted_at or last_at) < before])
+
+    def end(self) -> None:
+        """Note that the next run is a new one, not this one resumed."""
+        self._write("ended", [])
+
+    def name_past(self, *, resend: bool) -> None:
+        """Name what an earlier process left in doubt."""
+        with self.lock:
+            ids = tuple(id_ for id_, row in self.rows.items() if row.doubted_at is not None)
+        if ids:
+            self.emit(InDoubt(ids, resend))
+
+    def name_doubted(self, messages: Iterable[DeadLetter]) -> None:
+        """Name those that may have been sent to a FIFO queue and are given up."""
+        if ids := tuple(m.id for m in messages if self.doubted_at(m) is not None):
+            self.emit(InDoubt(ids, resend=False))
+
+    def name_undeleted(self) -> None:
+        if ids := tuple(self.undeleted):
+            self.emit(NotDeleted(ids, "SQS has not confirmed the delete"))
 
     # Numbers
 
     @property
-    def looked_at(self) -> int:
-        """Distinct messages, those that came back included."""
-        return sum(self.counts.values())
-
-    @property
     def places(self) -> int:
-        """Messages of the source as it was: without those that this run itself brought there."""
-        return self.looked_at - self.counts[State.CAME_BACK]
+        """Messages of the source as it was, without those that this run itself brought there."""
+        return self.looked_at - self.left[Action.CAME_BACK]
 
     @property
-    def waiting(self) -> int:
-        """Messages that are held to be sent."""
-        return self.counts[State.SEEN] + self.counts[State.SENDING] + self.counts[State.IN_DOUBT]
+    def share(self) -> float:
+        """Of the messages looked at, how many are to be sent or deleted; 1 before the first."""
+        return self.admitted / self.places if self.places else 1.0
 
     @property
     def hidden(self) -> int:
-        """Messages in the source that are hidden for this run, for certain: of those that were
-        sent SQS may have lost no more than the answer to their delete."""
-        return len(self.rows) - self.counts[State.SENT]
+        """Messages that are hidden for this run, without those that were sent."""
+        with self.lock:
+            return sum(
+                r.handle is not None and r.state is not State.SENT for r in self.rows.values()
+            )
 
     @property
-    def undeleted(self) -> list[tuple[str, str]]:
-        """Sent, and still in the source: id and receipt handle."""
-        return [(id_, r.handle) for id_, r in self.rows.items() if r.state is State.SENT]
+    def undeleted(self) -> dict[str, str]:
+        """Ids and receipt handles of messages that were sent and not deleted."""
+        with self.lock:
+            rows = self.rows.items()
+            return {i: r.handle for i, r in rows if r.state is State.SENT and r.handle is not None}
 
-    @property
-    def in_doubt(self) -> int:
-        """Messages that may have been sent more than once, or of which nobody knows."""
-        return len(self._doubted.keys() | self.past.in_doubt.keys())
+    def numbers(self) -> dict[str, Any]:
+        """Return the counts of a report."""
+        with self.lock:
+            left, rows = self.left, self.rows.values()
+            returned = left[Action.CAME_BACK]
+            return {
+                "sent": self.sent,
+                "deleted": self.deleted,
+                "dropped": self.dropped,
+                "failed": left[Action.FAIL],
+                "skipped": left[Action.SKIP],
+                "poison": left[Action.POISON] + returned,
+                "returned": returned,
+                "in_doubt": self._doubted + sum(row.doubted_at is not None for row in rows),
+                "not_deleted": len(self.undeleted),
+                "looked_at": self.looked_at,
+                "unknown": self.unknown,
+            }
 
-    def settle_doubt(self, ids: Sequence[str], since: float) -> tuple[str, ...]:
-        """A FIFO queue recognises what was first sent after ``since``: those are sent once, for
-        certain. Returns the others that are in doubt."""
-        left = tuple(id_ for id_ in ids if self._doubted.get(id_, since) < since)
-        for id_ in set(ids).difference(left):
-            self._doubted.pop(id_, None)
-            self.rows[id_].doubted = False
-        return left
-
-    def doubted_since(self, id_: str) -> float | None:
-        """When it was first sent without an answer, seconds since the epoch; ``None``: never."""
-        return self._doubted.get(id_, self.past.in_doubt.get(id_))
-
-    # Moving
-
-    def _enter(self, id_: str, state: State, handle: str, until: float) -> None:
-        if None not in _MOVES[state]:
-            raise ValueError(f"a message cannot begin as {state.value}")
-        self.rows[id_] = Row(state, handle, until)
-        self.counts[state] += 1
-
-    def _move(self, id_: str, state: State) -> None:
-        row = self.rows[id_]
-        if row.state not in _MOVES[state]:
-            raise ValueError(f"a message that is {row.state.value} cannot become {state.value}")
-        self.counts[row.state] -= 1
-        self.counts[state] += 1
-        row.state = state
-
-    def _doubt(self, id_: str) -> None:
-        self.rows[id_].doubted = True
-        self._doubted.setdefault(id_, self.past.in_doubt.get(id_, self.past.last_at))
-
-    def _forget(self, id_: str) -> None:
-        del self.rows[id_]
-        self.past.sent.discard(id_)
-        self.past.in_doubt.pop(id_, None)
-        self._done.add(hash(id_))
-        self._order.append(hash(id_))
-        if len(self._order) > _REMEMBERED:
-            self._done.discard(self._order.popleft())
-
-
-def doubt_late(ledger: Ledger, ids: Iterable[str], now: float) -> tuple[str, ...]:
-    """These are deleted. Returns those that somebody else may have received and sent before that:
-    they were sent, and their time to be hidden was over. Those are in doubt."""
-    known = [(id_, row) for id_ in ids if (row := ledger.rows.get(id_)) is not None]
-    sent = [(id_, row) for id_, row in known if row.state is State.SENT and not row.doubted]
-    late = tuple(id_ for id_, row in sent if row.until <= now)
-    for id_ in late:
-        ledger._doubt(id_)
-    return late
-
-
-def numbers_of(ledger: Ledger) -> dict[str, Any]:
-    """The fields of a report that are folds over a ledger."""
-    returned = ledger.counts[State.CAME_BACK]
-    return {
-        "sent": ledger.sent,
-        "deleted": ledger.deleted,
-        "dropped": ledger.dropped,
-        "failed": ledger.left["failed"],
-        "skipped": ledger.left["skipped"],
-        "poison": ledger.left["poison"] + returned,
-        "returned": returned,
-        "in_doubt": ledger.in_doubt,
-        "not_deleted": ledger.counts[State.SENT],
-        "looked_at": ledger.places + returned,
-    }
+    def _write(self, kind: str, ids: Sequence[str]) -> None:
+        """Write the journal. What SQS has accepted is deleted even if the disk is full."""
+        try:
+            if ids or kind == "ended":
+                self._journal.write(kind, ids)
+        except OSError as exc:
+            self.file_error = self.file_error or exc

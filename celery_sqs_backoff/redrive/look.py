@@ -15,22 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..units import spell_duration
 from .archive import Archive
-from .book import Book
 from .clock import steady_seconds
 from .errors import RedriveUnreachable
 from .halt import Halt
 from .journal import NoJournal
-from .ledger import Receipt
+from .ledger import Ledger
 from .message import DeadLetter
 from .opening import opened
 from .pace import seconds_for
-from .queues import Endpoint
 from .report import Ended
 from .route import Route
 from .settings import Settings
-from .source import QueueSource
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 
@@ -185,9 +183,8 @@ def peek(
     ):
         archive = None
         if copy is not None:
-            archive = stack.enter_context(Archive(Path(copy), source=found.source.key))
+            archive = stack.enter_context(Archive(Path(copy), source=str(found.route.source.arn)))
         look = Look(
-            found.source,
             found.route,
             found.settings,
             archive,
@@ -204,9 +201,10 @@ class Copy(Protocol):
 
 
 class Look:
+    """One look. Make one, call it once."""
+
     def __init__(
         self,
-        source: QueueSource,
         route: Route,
         settings: Settings,
         archive: Copy | None,
@@ -217,12 +215,12 @@ class Look:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._source, self._route, self._settings = source, route, settings
+        self._route, self._settings = route, settings
         self._archive, self._raw, self._now = archive, raw, now
-        self._book = Book(NoJournal(), None, clock)
+        self._ledger = Ledger(NoJournal(), None, clock, _HOLD_SECONDS)
         self._plan = Plan(
-            source.name,
-            source.depth().total,
+            route.source.name,
+            route.source.depth(),
             rate=settings.rate,
             ramp=settings.ramp,
             limit=settings.limit,
@@ -230,13 +228,14 @@ class Look:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HISTOGRAMS}
 
     def __call__(self, sample: int | None, stop: threading.Event | None) -> Plan:
-        plan, halt = self._plan, Halt(stop)
+        plan, halt, source = self._plan, Halt(stop), self._route.source
         places = plan.messages if sample is None else min(plan.messages, sample)
         sweep = Sweep(
-            self._source,
-            self._book,
+            source,
+            self._ledger,
             halt,
-            places=places,
+            self._handle,
+            lambda: self._ledger.claim(MAX_BATCH_ENTRIES, places),
             hold_seconds=_HOLD_SECONDS,
             patient_until=self._clock(),
             clock=self._clock,
@@ -245,15 +244,11 @@ class Look:
         )
         keeper = sweep.keep(lambda: None)
         try:
-            is_fifo = self._source.is_fifo
-            sweep.run(1 if is_fifo else max(1, min(_MOST_THREADS, -(-places // 10))), self._handle)
+            sweep.run(1 if source.is_fifo else max(1, min(_MOST_THREADS, -(-places // 10))))
         finally:
-            try:
-                halt.finish()
-                keeper.join()
-                plan.not_given_back = sweep.give_all_back()
-            finally:
-                sweep.close()
+            halt.finish()
+            keeper.join()
+            plan.not_given_back = sweep.give_all_back()
         if halt.error is not None:
             raise halt.error
         if halt.ended is Ended.UNREACHABLE:
@@ -262,23 +257,22 @@ class Look:
             setattr(plan, f"by_{name}", dict(count.most_common()))
         return plan
 
-    def _handle(self, found: Mapping[Receipt, Sequence[DeadLetter]]) -> None:
+    def _handle(self, messages: list[DeadLetter], sent_before: list[DeadLetter]) -> None:
         now = self._now()
-        messages = found.get(Receipt.NEW, [])
         triaged = [(m, triage(m, self._settings, self._route.destination, now)) for m in messages]
-        self._book.leave([(m, Disposition(Action.SKIP, "looked at")) for m in messages])
+        self._ledger.leave([(message, Action.SKIP, "looked at") for message in messages])
         selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]
         if self._archive is not None and selected:
             self._archive.write(
                 [m for m, _ in selected],
                 [str(d.destination.arn) if d.destination else None for _, d in selected],
             )
-        with self._book.lock:
+        with self._ledger.lock:
             self._plan.looked_at += len(messages)
             for message, disposition in selected:
                 self._count(message, disposition, now)
 
-    def _count(self, message: DeadLetter, disposition: Disposition[Endpoint], now: float) -> None:
+    def _count(self, message: DeadLetter, disposition: Disposition, now: float) -> None:
         plan, settings = self._plan, self._settings
         facts = _facts(message, disposition, self._route, now)
         plan.matching += 1
@@ -311,9 +305,7 @@ class Look:
             plan.raw.append(message)
 
 
-def _facts(
-    message: DeadLetter, disposition: Disposition[Endpoint], route: Route, now: float
-) -> MessageFacts:
+def _facts(message: DeadLetter, disposition: Disposition, route: Route, now: float) -> MessageFacts:
     destination = disposition.destination or route.destination(message)
     first_sent_at = message.first_sent_at
     return MessageFacts(

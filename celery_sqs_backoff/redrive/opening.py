@@ -11,19 +11,15 @@ from .errors import RedriveRefused
 from .queues import Broker, Endpoint, broker_of
 from .route import Route, find_route
 from .settings import Settings
-from .source import QueueSource
 
 if TYPE_CHECKING:
     from celery import Celery
-
-__all__ = ["Opened", "opened"]
 
 
 @dataclass(frozen=True)
 class Opened:
     """A dead-letter queue, where its messages go, and the options with its names resolved."""
 
-    source: QueueSource
     route: Route
     settings: Settings
 
@@ -38,12 +34,11 @@ def opened(app: Celery, source: str, settings: Settings, *, to: str | None) -> I
     """
     with broker_of(app) as broker:
         route = find_route(broker, source, to=to, force=settings.force)
-        found = QueueSource(route.source)
-        if settings.spread and found.is_fifo:
+        if settings.spread and route.source.is_fifo:
             raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
         if (origin := settings.selection.origin) is not None:
             settings = settings.with_origin(_sqs_name(broker, origin, route.sources))
-        yield Opened(found, route, settings)
+        yield Opened(route, settings)
 
 
 def _sqs_name(broker: Broker, origin: str, sources: Sequence[Endpoint]) -> str:

@@ -42,7 +42,7 @@ class Pace:
         self._ramp = ramp
         self._lock = threading.Lock()
         self._began: float | None = None
-        self._last = self._next = 0.0  # slots: taken, and free
+        self._next = 0.0  # the next free slot
         self._factor = 1.0
         self._factor_since = 0.0
 
@@ -59,13 +59,13 @@ class Pace:
         """Take the slots of some messages; return when they may be sent."""
         with self._lock:
             if self._began is None:
-                self._began = self._last = self._next = now
+                self._began = self._next = now
             if self._rate_at(now) is None:
                 return now
             slot = max(self._next, now - _TOLERANCE * self._gap(max(self._next, now)))
             for _ in range(messages - 1):
                 slot += self._gap(slot)
-            self._last, self._next = slot, slot + self._gap(slot)
+            self._next = slot + self._gap(slot)
             return slot
 
     def next_at(self) -> float | None:

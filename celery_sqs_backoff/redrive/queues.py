@@ -10,9 +10,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,19 +19,21 @@ from kombu.exceptions import OperationalError
 
 from ..retry.policies import FullJitter
 from ..sqs.arns import QueueArn, is_queue_name, region_of
-from ..sqs.calls import Calls
+from ..sqs.calls import Calls, Results
 from ..sqs.clients import settling_client
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
+from .message import DeadLetter
 
 if TYPE_CHECKING:
     from celery import Celery
     from mypy_boto3_sqs import SQSClient
 
-__all__ = ["Broker", "Depth", "Endpoint", "broker_of", "retried"]
-
 _TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
+
+#: One long poll asks all of SQS's servers; a short one does not, and can miss messages.
+_WAIT_SECONDS = 1
 
 
 T = TypeVar("T")
@@ -53,21 +54,8 @@ def retried(
     return call()
 
 
-@dataclass(frozen=True)
-class Depth:
-    """How many messages a queue has, as far as SQS knows."""
-
-    visible: int
-    hidden: int
-    delayed: int
-
-    @property
-    def total(self) -> int:
-        return self.visible + self.hidden + self.delayed
-
-
 class Endpoint:
-    """A queue, and the port to it.
+    """A queue, and the port to it. Safe for threads. Calls on messages are tried once.
 
     Attributes:
         arn: the one by which SQS knows it.
@@ -113,11 +101,33 @@ class Endpoint:
             raise _error(f"Cannot read the attributes of queue {self.name}", found)
         return found
 
-    def depth(self) -> Depth:
-        """Ask SQS how many messages there are. Raises what :meth:`attributes` does."""
+    def depth(self) -> int:
+        """Ask SQS how many messages there are, hidden and delayed ones included.
+
+        Raises what :meth:`attributes` does.
+        """
         found = self.attributes()
         stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
-        return Depth(*(int(found.get(stem + kind, 0)) for kind in kinds))
+        return sum(int(found.get(stem + kind, 0)) for kind in kinds)
+
+    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter] | Failure:
+        """Receive up to ten messages, with all their attributes, hidden for so many seconds."""
+        received = self.calls.receive(
+            max_messages=messages,
+            wait_seconds=_WAIT_SECONDS,
+            visibility_timeout_seconds=hold_seconds,
+        )
+        if received.failure is not None:
+            return received.failure
+        return [DeadLetter(message) for message in received.messages]
+
+    def delete(self, handles: Sequence[str]) -> Results:
+        """Delete up to ten messages."""
+        return self.calls.delete(handles)
+
+    def hide(self, handles: Sequence[str], seconds: int) -> Results:
+        """Hide up to ten messages for so many seconds from now; 0 = show them at once."""
+        return self.calls.change_visibility([(handle, seconds) for handle in handles])
 
     def sources(self) -> list[Endpoint]:
         """Return the queues that have this one as their dead-letter queue, as SQS lists them.

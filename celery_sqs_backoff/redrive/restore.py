@@ -17,26 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from ..sqs.dead_letter import ATTRIBUTE_NAME
-from ..sqs.errors import Kind
 from .archive import read_archive
 from .audit import audited
 from .clock import steady_seconds
+from .delivery import CLOSED, Entry, batches
 from .errors import RedriveError, RedriveRefused
 from .events import Event, Failed, Finished, InDoubt, Progress, Sent, Started
-from .halt import Halt
+from .halt import TRIES, Halt, pause
 from .journal import NoJournal
 from .look import Look
 from .message import DeadLetter
-from .past import Entry
 from .report import Ended, RedriveReport
 from .route import Route
-from .sender import Packed, packed
 from .settings import Settings
-from .source import QueueSource
-from .sweep import BETWEEN_TRIES, TRIES
-
-#: Nothing was sent, and no other message will fare better.
-_CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
 #: How often all messages without an answer are looked for and sent again.
 _ROUNDS = 3
@@ -70,8 +63,8 @@ class Restore:
         self._tell = on_event or (lambda event: None)
         self._halt = Halt(stop)
         self._clock, self._now, self._sleep = clock, now, sleep
-        self._doubted = set(journal.past.in_doubt)
-        self._there = set(journal.past.sent)
+        self._doubted = {id_ for id_, at in journal.past.items() if at is not None}
+        self._there = set(journal.past) - self._doubted
         self._failed: set[str] = set()
         self._skipped: set[str] = set()
         self._by_task: Counter[str] = Counter()
@@ -128,7 +121,7 @@ class Restore:
         limit = self._settings.limit
         room = None if limit is None else max(0, limit - self._sent)
         wanted = ((m, self._entry(m)) for m in islice(self._wanted(), room))
-        for batch in packed(wanted, size=size):
+        for batch in batches(wanted, size=size):
             if self._halt.is_set:
                 return
             self._send(batch)
@@ -161,7 +154,7 @@ class Restore:
             entry["MessageDeduplicationId"] = f"restore-{message.id}"[:128]
         return entry
 
-    def _send(self, batch: Sequence[Packed]) -> None:
+    def _send(self, batch: Sequence[Entry]) -> None:
         left = list(batch)
         for attempt in range(1, TRIES + 1):
             self._write("sending", [m.id for m, _ in left])
@@ -172,7 +165,7 @@ class Restore:
             lost = [item for item, failure in failed if failure.may_have_been_done]
             rest = [(item, failure) for item, failure in failed if item not in lost]
             self._write("unsent", [item[0].id for item, _ in rest])
-            closed = next((failure for _, failure in rest if failure.kind in _CLOSED), None)
+            closed = next((failure for _, failure in rest if failure.kind in CLOSED), None)
             if closed is not None:
                 self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {self._queue.name}: {closed}")
                 return
@@ -190,7 +183,7 @@ class Restore:
                 self._doubted.update(item[0].id for item in lost)
             if not left or self._halt.is_set:
                 return
-            self._sleep(BETWEEN_TRIES.delay(attempt, random.Random()))
+            pause(attempt, self._sleep, random.Random())
         self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {self._queue.name}: {failed[0][1]}")
 
     def _note_sent(self, messages: Sequence[DeadLetter]) -> None:
@@ -210,7 +203,7 @@ class Restore:
         """Look for messages in doubt on the queue. Only those that are not there are sent again."""
         doubted = {m.id: _digest(m) for m in self._read() if m.id in self._doubted}
         on_queue = _Found(set(doubted.values()))
-        look = Look(QueueSource(self._queue), self._route, Settings(), on_queue, now=self._now)
+        look = Look(self._route, Settings(), on_queue, now=self._now)
         plan = look(None, None)
         others = (_digest(m) for m in self._read() if m.id in self._there)
         on_queue.counts.subtract(digest for digest in others if digest in on_queue.counts)
@@ -227,9 +220,8 @@ class Restore:
             self._write("unsent", sorted(self._doubted))
             self._doubted.clear()
 
-    def _write(self, kind: Any, ids: Sequence[str]) -> None:
-        if ids or kind == "ended":
-            self._journal.write(Entry(kind, tuple(ids), self._now()))
+    def _write(self, kind: str, ids: Sequence[str]) -> None:
+        self._journal.write(kind, ids, self._now())
 
     def _progress(self) -> Progress:
         return Progress(
@@ -247,7 +239,7 @@ class Restore:
 
     def _finish(self) -> RedriveReport:
         try:
-            remaining = self._queue.depth().total
+            remaining = self._queue.depth()
         except RedriveError:  # the report of what was done is worth more than this one number
             remaining = len(self._there)
         ended, detail = self._halt.ended, self._halt.detail

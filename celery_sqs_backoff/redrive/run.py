@@ -1,6 +1,6 @@
-"""The engine: sweeps the source, and sends what triage says, at the rate that was asked for.
+"""The engine: looks at each message once, and sends what triage says, at the rate asked for.
 
-A message is deleted if, and only if, SQS has reported it as sent (or it was to be dropped).
+A message is deleted if, and only if, SQS has reported it as sent (or it was to be deleted unsent).
 Whatever else happens to it, it stays in the source. The run looks at as many messages as there
 were at its start. What it has brought back itself takes no place.
 """
@@ -10,27 +10,45 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from math import ceil
 
+from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .archive import Archive
-from .book import Book
+from .audit import audited
 from .clock import steady_seconds
-from .delivery import Delivery
-from .ending import finish, tell_end
-from .events import Event, RateChanged, Started
+from .delivery import DEDUPLICATION_SECONDS, Delivery
+from .errors import RedriveError
+from .events import Event, Finished, Progress, RateChanged, Started
 from .gate import Gate
 from .halt import Halt
-from .handling import Handling
 from .journal import NoJournal
+from .ledger import Ledger
+from .message import DeadLetter
 from .pace import Pace
+from .queues import Endpoint
 from .report import Ended, RedriveReport
 from .route import Route
-from .schedule import most_to_ask, threads_for, why_incomplete
 from .settings import Settings
-from .source import QueueSource
-from .sweep import Holding, Sweep
+from .sweep import MAX_THREADS, Sweep
+from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-__all__ = ["Run"]
+#: How long a receive hides a message. With a filter most messages stay hidden until the end, which
+#: mostly needs no other call then. Seconds.
+HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
+
+#: Of a throttled rate, so many seconds' worth is asked for at a time.
+_AHEAD_SECONDS = 5.0
+
+#: Messages back in the source that stop the run: so many, and this share of those sent.
+_RETURNED, _RETURNED_SHARE = 10, 0.1
+
+#: Of the quota of messages in flight, what SQS hides at least: it is approximate.
+_QUOTA_SHARE = 0.95
+
+#: A killed run may hide what it has left for 15 minutes; SQS's counts are a minute late.
+_LONGEST_HIDDEN_SECONDS = 960
 
 
 class Run:
@@ -41,51 +59,75 @@ class Run:
         route: where they go.
         settings: what is asked for.
         journal: the log on disk.
-        archive: gets each message before it is sent or dropped; ``None``: none.
-        holding: for how long messages are hidden; so long a run that was killed may hide them.
+        archive: gets each message before it is sent or deleted; ``None``: none.
         run_id: goes on the messages.
         on_event: is called with every event.
         stop: set from outside, ends the run as soon as what is under way has its answer.
-        clock: seconds; goes on while the machine sleeps. ``now``: seconds since the epoch.
+        clock: seconds. It goes on while the machine sleeps. ``now``: seconds since the epoch.
         sleep: between two tries of a call. ``rng``: for jitter.
+        hold_seconds: for how long a receive hides a message; ``None``: the default.
     """
 
     def __init__(
         self,
-        source: QueueSource,
+        source: Endpoint,
         route: Route,
         settings: Settings,
         *,
         journal: NoJournal,
         archive: Archive | None,
         run_id: str,
-        holding: Holding | None = None,
         on_event: Callable[[Event], None] | None = None,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
+        hold_seconds: int | None = None,
     ) -> None:
         self._source, self._route, self._settings = source, route, settings
-        self._archive, self._run_id = archive, run_id
-        self._past, self._journal_path = journal.past, journal.path
-        self._is_resumed = journal.past.is_resumed or not journal.past.is_settled
-        self._clock, self._now, self._sleep = clock, now, sleep
-        self._rng = rng or random.Random()
-        self._halt = Halt(stop)
-        self._book = Book(journal, on_event, clock)
+        self._journal, self._archive, self._run_id = journal, archive, run_id
+        self._clock, self._now = clock, now
+        self._halt = halt = Halt(stop)
+        self._selects = not settings.selection.is_everything
+        hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
+        self.ledger = ledger = Ledger(journal, on_event, clock, hold)
         self._pace = Pace(settings.rate, ramp=settings.ramp)
         self._gate = Gate(
             self._pace,
             probe=settings.probe,
-            changed=lambda factor, why: self._book.tell(RateChanged(factor, why)),
-            stop=lambda why: self._halt(Ended.GATE, why),
+            changed=lambda factor, why: ledger.emit(RateChanged(factor, why)),
+            stop=lambda why: halt(Ended.GATE, why),
         )
-        holding = holding or Holding()
-        is_sweep = not settings.selection.is_everything
-        self._hold_seconds = holding.sweep_seconds if is_sweep else holding.seconds
-        self._delivery: Delivery | None = None
+        rng = rng or random.Random()
+        self._delivery = Delivery(
+            source,
+            ledger,
+            halt,
+            self._pace,
+            settings,
+            run_id=run_id,
+            default=route.default,
+            clock=clock,
+            now=now,
+            sleep=sleep,
+            rng=rng,
+        )
+        is_after_kill = journal.is_resumed or bool(journal.past)
+        patience = journal.last_at + hold + 1 - now() if is_after_kill else 0.0
+        self._sweep = Sweep(
+            source,
+            ledger,
+            halt,
+            self._handle,
+            self._claim,
+            hold_seconds=hold,
+            patient_until=clock() + max(0.0, min(patience, hold + 1)),
+            clock=clock,
+            sleep=sleep,
+            rng=rng,
+        )
+        self._began = clock()
         self._messages = 0  # in the source at the start
 
     def __call__(self) -> RedriveReport:
@@ -94,127 +136,229 @@ class Run:
         Raises:
             RedriveUnreachable: SQS did not answer at the very start.
         """
-        self._messages = self._source.depth().total
+        self._messages = self._source.depth()
         if why := self._gate.why_closed():
-            return self._tell_end(self._messages, Ended.GATE, f"not started: {why}")
-        sweep = self._prepare_sweep()
-        self._delivery = delivery = self._prepare_delivery(sweep)
-        handle = Handling(
-            delivery,
-            self._route,
-            self._settings,
-            self._gate,
-            archive=self._archive,
-            run_id=self._run_id,
-            clock=self._clock,
-            now=self._now,
-        )
+            self._halt(Ended.GATE, f"not started: {why}")
+            return self._tell_end(self._messages)
         try:
-            self._look_through(sweep, handle)
-            delivery.deletes.try_once_more()
-            self._say_if_incomplete()
-            sweep.give_all_back()
-            report = finish(
-                self._book,
-                self._halt,
-                self._source,
-                self._settings,
-                delivery.destinations,
-                messages=self._messages,
-                now=self._now(),
-            )
-            self._book.tell.finish()
+            self._look_through()
+            self._delivery.delete(self.ledger.undeleted)
+            self._settle()
+            self._sweep.give_all_back()
+            report = self._finish()
         except BaseException as exc:  # what is hidden comes back by itself
-            remaining = max(0, self._messages - self._book.ledger.deleted)
             is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
-            why = "by a second signal" if is_signal else type(exc).__name__
-            self._tell_end(remaining, Ended.INTERRUPTED, why)
-            self._book.tell.finish(is_interrupted=True)
+            self._halt.ended = Ended.INTERRUPTED
+            self._halt.detail = "by a second signal" if is_signal else type(exc).__name__
+            self._tell_end(max(0, self._messages - self.ledger.deleted))
+            self.ledger.emit.finish(is_interrupted=True)
             raise
-        finally:
-            sweep.close()
         if self._halt.error is not None:
             raise self._halt.error
         return report
 
-    def _prepare_sweep(self) -> Sweep:
-        hidden_until = self._past.last_at + self._hold_seconds + 1
-        patience = hidden_until - self._now() if self._is_resumed else 0
-        return Sweep(
-            self._source,
-            self._book,
-            self._halt,
-            places=self._messages,
-            hold_seconds=self._hold_seconds,
-            patient_until=self._clock() + max(0.0, min(patience, self._hold_seconds + 1)),
-            clock=self._clock,
-            sleep=self._sleep,
-            rng=self._rng,
-        )
-
-    def _prepare_delivery(self, sweep: Sweep) -> Delivery:
-        return Delivery(
-            sweep,
-            self._settings,
-            self._pace,
-            run_id=self._run_id,
-            default=self._route.default,
-            clock=self._clock,
-            now=self._now,
-            sleep=self._sleep,
-            rng=self._rng,
-        )
-
-    def _look_through(self, sweep: Sweep, handle: Handling) -> None:
-        self._book.name_past_in_doubt(resend=self._settings.include_unknown)
-        default = self._route.default
-        threads = threads_for(
-            self._settings,
-            self._messages,
-            is_fifo=self._source.is_fifo or bool(default and default.is_fifo),
-        )
-        path = str(self._journal_path) if self._journal_path else None
-        self._book.tell(
+    def _look_through(self) -> None:
+        ledger, journal, threads = self.ledger, self._journal, self._threads()
+        ledger.name_past(resend=self._settings.include_unknown)
+        path = str(journal.path) if journal.path else None
+        ledger.emit(
             Started(
-                self._run_id, self._source.name, self._messages, threads, self._is_resumed, path
+                self._run_id, self._source.name, self._messages, threads, journal.is_resumed, path
             )
         )
-        self._book.tell.start()
-        keeper = sweep.keep(self._every_second)
+        ledger.emit.start()
+        keeper = self._sweep.keep(self._every_second)
         try:
-            self._sweep(sweep, threads, handle)
-        except Exception as exc:  # noqa: BLE001  # it is raised when all has been given back
-            self._halt.fail(exc)
+            self._sweep.run(threads)
         finally:
             self._halt.finish()
             keeper.join()
 
-    def _say_if_incomplete(self) -> None:
-        if self._halt.ended is not Ended.DONE:
-            return
-        limit = self._settings.limit
-        if why := why_incomplete(self._book, self._source, self._messages, limit):
-            self._halt(Ended.INCOMPLETE, why)
+    def _threads(self) -> int:
+        """FIFO: one, or the order would be lost. Else as many as messages and rate need."""
+        default, settings = self._route.default, self._settings
+        if self._source.is_fifo or (default is not None and default.is_fifo):
+            return 1
+        messages = self._messages
+        if settings.limit and not self._selects:
+            messages = min(messages, settings.limit)
+        threads = min(MAX_THREADS, ceil(messages / MAX_BATCH_ENTRIES))
+        return max(1, threads if settings.rate is None else min(threads, ceil(settings.rate)))
 
-    def _sweep(self, sweep: Sweep, threads: int, handle: Handling) -> None:
-        sweep.run(
-            threads,
-            handle,
-            most=lambda: most_to_ask(self._book, self._pace, self._settings, self._clock()),
-            limit=self._settings.limit,
-        )
+    def _claim(self) -> int | None:
+        """Claim as many messages as may be sent within seconds; 0: none yet; ``None``: no more."""
+        ledger, limit = self.ledger, self._settings.limit
+        now, most = self._clock(), MAX_BATCH_ENTRIES
+        with ledger.lock:
+            if limit is not None:
+                if ledger.admitted >= limit:
+                    return None
+                share = max(ledger.share, 0.1) if self._selects else 1.0
+                wanted = ceil((limit - ledger.admitted) / share)
+                most = min(most, wanted if self._selects else wanted - ledger.claims)
+            rate = self._pace.rate_at(now)
+            if rate is not None:
+                next_at = self._pace.next_at()
+                if next_at is not None and next_at - now > _AHEAD_SECONDS:
+                    most = 0
+                elif not self._selects:
+                    most = min(most, max(1, int(_AHEAD_SECONDS * rate)))
+            if most < 1:
+                return 0 if self._messages > ledger.places + ledger.claims else None
+            return ledger.claim(most, self._messages)
+
+    # What is received
+
+    def _handle(self, messages: list[DeadLetter], sent_before: list[DeadLetter]) -> None:
+        ledger, delivery = self.ledger, self._delivery
+        delivery.delete({message.id: message.handle for message in sent_before})
+        wanted = self._triaged(messages)
+        admitted = ledger.admit([message for message, _ in wanted], self._settings.limit)
+        chosen, over = wanted[: len(admitted)], wanted[len(admitted) :]
+        if over:
+            self._sweep.give_back(ledger.release([message for message, _ in over]))
+        if self._archive is not None and chosen:
+            arns = [str(d.destination.arn) if d.destination else None for _, d in chosen]
+            try:
+                self._archive.write([message for message, _ in chosen], arns)
+            except OSError as exc:
+                self._halt(Ended.FAILED, f"cannot write the archive: {exc.strerror}")
+                return
+        if dropped := [message for message, d in chosen if d.action is Action.DROP]:
+            delivery.drop(dropped)
+        by_queue: defaultdict[Endpoint, list[DeadLetter]] = defaultdict(list)
+        for message, disposition in chosen:
+            if disposition.action is Action.SEND and disposition.destination is not None:
+                by_queue[disposition.destination].append(message)
+        for to, group in by_queue.items():
+            delivery.send_all(to, group)
+
+    def _triaged(self, messages: Sequence[DeadLetter]) -> list[tuple[DeadLetter, Disposition]]:
+        """Leave what triage says. Return the others."""
+        chosen, left, now = [], [], self._now()
+        groups = self._delivery.held_groups
+        for message in messages:
+            disposition = triage(
+                message,
+                self._settings,
+                self._route.destination,
+                now,
+                run_id=self._run_id,
+                is_in_doubt=self._is_in_doubt(message, now),
+                closed=self._delivery.closed,
+            )
+            action, reason = disposition.action, disposition.reason
+            # FIFO: a message waits for an earlier one of its group that stays.
+            if self._source.is_fifo and action is Action.SEND and message.group_id in groups:
+                action, reason = Action.FAIL, "an earlier message of its group was left"
+            if action in (Action.SEND, Action.DROP):
+                chosen.append((message, disposition))
+                continue
+            if self._source.is_fifo and reason not in (NOT_SELECTED, EXPIRED):
+                groups.add(message.group_id)
+            left.append((message, action, reason))
+        if left:
+            self.ledger.leave(left)
+            self._stop_if_returned()
+        return chosen
+
+    def _is_in_doubt(self, message: DeadLetter, now: float) -> bool:
+        """On FIFO, SQS settles a doubt by the deduplication id, for five minutes."""
+        at = self.ledger.doubted_at(message)
+        return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
+
+    def _stop_if_returned(self) -> None:
+        returned, sent = self.ledger.left[Action.CAME_BACK], self.ledger.sent_in_run
+        if returned >= max(_RETURNED, _RETURNED_SHARE * sent):
+            self._halt(Ended.GATE, f"{returned} of {sent} messages came back")
 
     def _every_second(self) -> None:
         self._gate.watch(self._clock())
-        self._book.tell_progress(self._messages, self._settings.limit)
+        self.ledger.emit(self._progress())
 
-    def _tell_end(self, remaining: int, ended: Ended, detail: str) -> RedriveReport:
-        return tell_end(
-            self._book,
-            self._source,
-            self._settings,
-            self._delivery.destinations if self._delivery else [],
-            remaining=remaining,
-            ended=ended,
-            detail=detail,
+    def _progress(self) -> Progress:
+        ledger, limit = self.ledger, self._settings.limit
+        with ledger.lock:
+            numbers, places = ledger.numbers(), ledger.places
+            done = ledger.sent + ledger.dropped
+            unseen = max(0, self._messages - places)
+            to_send = ledger.admitted + round(unseen * ledger.share)
+        to_send = max(done, to_send if limit is None else min(limit, to_send))
+        rate = done / max(0.1, self._clock() - self._began)
+        names = ("sent", "failed", "skipped", "poison", "returned", "dropped")
+        return Progress(
+            **{name: numbers[name] for name in names},
+            looked_at=places,
+            messages=self._messages,
+            to_send=to_send,
+            rate=rate,
+            eta_seconds=(to_send - done) / rate if rate else None,
         )
+
+    # The end
+
+    def _settle(self) -> None:
+        """Compare what was looked at with what SQS counts."""
+        ledger, limit = self.ledger, self._settings.limit
+        unseen = self._messages - ledger.places
+        if self._halt.ended is not Ended.DONE:
+            return
+        if unseen > 0 and (limit is None or ledger.admitted < limit):
+            left = min(unseen, self._remaining(ledger.hidden + unseen) - ledger.hidden)
+            if left > 0:
+                why = self._why_hidden()
+                self._halt(Ended.INCOMPLETE, f"{left} messages could not be received: {why}")
+                return
+        if limit is None:
+            ledger.forget_past(self._now() - _LONGEST_HIDDEN_SECONDS)
+
+    def _why_hidden(self) -> str:
+        if self.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:
+            return (
+                f"SQS hides at most {MAX_IN_FLIGHT_MESSAGES:,} of a queue at a time, and so many"
+                " are there that are left. Use a filter that leaves fewer"
+            )
+        if self._source.is_fifo and any(self.ledger.left.values()):
+            return (
+                "on a FIFO queue they wait behind a message of their group that was left. Settle"
+                " that one first"
+            )
+        return (
+            "somebody else hides them (a peek, another run, a killed one), or SQS still counts"
+            " what is gone. Wait some minutes"
+        )
+
+    def _remaining(self, otherwise: int) -> int:
+        try:
+            return self._source.depth()
+        except RedriveError:  # the report of what was done is worth more than this one number
+            return otherwise
+
+    def _finish(self) -> RedriveReport:
+        self._sweep.must_end()
+        if self._halt.ended not in (Ended.UNREACHABLE, Ended.FAILED, Ended.ERROR):
+            self.ledger.end()
+        remaining = self._remaining(max(0, self._messages - self.ledger.deleted))
+        self.ledger.emit(self._progress())
+        if (error := self.ledger.file_error) is not None:
+            self._halt(Ended.FAILED, f"cannot write the journal: {error.strerror or error}")
+        report = self._tell_end(remaining)
+        self.ledger.emit.finish()
+        return report
+
+    def _tell_end(self, remaining: int) -> RedriveReport:
+        """Name what may be sent again. Tell the audit line, and the end."""
+        ledger, ended, detail = self.ledger, self._halt.ended, self._halt.detail
+        ledger.name_undeleted()
+        report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
+        ledger.emit(
+            audited(
+                self._settings,
+                report,
+                source=str(self._source.arn),
+                destinations=[str(queue.arn) for queue in self._delivery.destinations.values()],
+                by_task=ledger.by_task,
+            )
+        )
+        ledger.emit(Finished(report, ended.value, detail))
+        return report

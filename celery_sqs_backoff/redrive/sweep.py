@@ -1,121 +1,89 @@
-"""Look at each message of a source once, with several threads, and keep what was looked at hidden.
+"""Look at each message of a queue once, with several threads, and keep it hidden until the end.
 
-A run and a peek are both a sweep; they differ in what they do with a message.
+A run and a peek are both a sweep. They differ in what they do with a message.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
-from ..retry.policies import FullJitter
 from ..sqs.errors import Failure, Kind
-from .book import Book
-from .halt import Halt
-from .ledger import Receipt, Row, State
+from ..sqs.limits import MAX_BATCH_ENTRIES
+from .halt import TRIES, Halt, pause
+from .ledger import Ledger
 from .message import DeadLetter
+from .queues import Endpoint
 from .report import Ended
-from .source import QueueSource, tens
-
-__all__ = ["MAX_THREADS", "Holding", "Sweep"]
 
 MAX_THREADS = 16
 
-TRIES = 6
-BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
-
-#: Long polls in a row that found nothing, after which the source counts as empty.
+#: Long polls in a row that found nothing, after which the queue counts as empty.
 _EMPTY_POLLS = 3
 
-#: Receives of messages that were looked at before, which weigh as much as one that found nothing.
-_KNOWN_POLLS = 50
+#: What a receive of messages that were looked at before counts towards that.
+_KNOWN_SHARE = 1 / 50
 
-#: A message that is put aside is hidden for so long at a time. Seconds.
-_ASIDE_SECONDS = 900
+#: A message that is left is hidden for so long at a time. Seconds.
+_LEFT_SECONDS = 900
 
 #: How long before its end a hold is renewed, at most. Seconds.
 _RENEW_SECONDS = 60.0
 
-
-@dataclass(frozen=True)
-class Holding:
-    """For how many seconds ReceiveMessage hides a message.
-
-    Attributes:
-        seconds: of a run that sends what it receives.
-        sweep_seconds: of one that leaves most of it. They stay hidden until the end without
-            another call, unless it takes longer.
-    """
-
-    seconds: int = 30
-    sweep_seconds: int = 300
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Sweep:
     """The threads of a run.
 
     Arguments:
-        source: where the messages are.
-        book: the ledger.
-        halt: ends it.
-        places: look at so many messages, at most.
+        handle: is called from any thread, with the messages that are now ours and those that were
+            sent before.
+        most: returns how many messages to ask for, which it has claimed from the ledger; 0: none
+            yet; ``None``: no more.
         hold_seconds: for how long a receive hides a message.
-        patient_until: by the clock; before, an empty source is not believed to be empty.
-        clock: seconds; goes on while the machine sleeps.
+        patient_until: by the clock. Before, an empty queue is not believed to be empty: a killed
+            run, or a receive whose response was lost, may hide messages.
+        clock: seconds. It counts a suspend of the machine.
         sleep, rng: between two tries of a call.
     """
 
     def __init__(
         self,
-        source: QueueSource,
-        book: Book,
+        source: Endpoint,
+        ledger: Ledger,
         halt: Halt,
+        handle: Callable[[list[DeadLetter], list[DeadLetter]], None],
+        most: Callable[[], int | None],
         *,
-        places: int,
         hold_seconds: int,
         patient_until: float,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         rng: random.Random,
     ) -> None:
-        self.source, self.book, self.halt = source, book, halt
-        self.places = places
-        self.hold_seconds = hold_seconds
-        self._patient_until = patient_until
+        self.source, self.ledger, self.halt = source, ledger, halt
+        self._handle, self._most = handle, most
+        self._hold_seconds, self.patient_until = hold_seconds, patient_until
         self._clock, self._sleep, self._rng = clock, sleep, rng
         self._empty_polls = 0.0
-        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="redrive-hold")
 
-    def run(
-        self,
-        threads: int,
-        handle: Callable[[dict[Receipt, list[DeadLetter]]], None],
-        *,
-        most: Callable[[], int] = lambda: 10,
-        limit: int | None = None,
-    ) -> None:
-        """Let threads work until the source is looked through, or ``limit`` messages are admitted.
-
-        Arguments:
-            handle: is called with what was received, from any thread.
-            most: how many messages to ask for now; 0: none, ask again soon.
-        """
+    def run(self, threads: int) -> None:
+        """Work with so many threads until the queue is looked through."""
         workers = [
-            threading.Thread(
-                target=self._work, args=(handle, most, limit), name=f"redrive-{i}", daemon=True
-            )
+            threading.Thread(target=self.work, name=f"redrive-{i}", daemon=True)
             for i in range(threads)
         ]
         try:
             for worker in workers:
                 worker.start()
             for worker in workers:
-                while worker.is_alive():  # with a timeout, so that signals get through
-                    worker.join(0.05)
+                worker.join()
         except BaseException:  # KeyboardInterrupt: what is under way gets its answer
             self.halt.finish()
             for worker in workers:
@@ -131,7 +99,7 @@ class Sweep:
                 while not self.halt.wait(1.0):
                     self.renew()
                     every_second()
-                    self._look_for_errors()
+                    self.must_end()
             except BaseException as exc:  # noqa: BLE001  # it is raised where the run was called
                 self.halt.fail(exc)
 
@@ -140,110 +108,86 @@ class Sweep:
         return thread
 
     def renew(self) -> None:
-        """Renew what is soon over, in batches side by side: a late one is a lost one."""
-        now = self._clock()
-        with self.book.lock:
-            due = list(self.book.ledger.due(now, min(_RENEW_SECONDS, self.hold_seconds / 2)))
-        batches: list[tuple[int, list[tuple[str, Row]]]] = []
-        for aside, seconds in ((False, self.hold_seconds), (True, _ASIDE_SECONDS)):
-            rows = [x for x in due if (x[1].state in (State.ASIDE, State.CAME_BACK)) is aside]
-            batches += [(seconds, batch) for batch in tens(rows)]
-        list(self._pool.map(lambda batch: self._renew(*batch), batches))
+        """Renew holds that end soon, in batches side by side: a late one is a lost one."""
+        within = min(_RENEW_SECONDS, self._hold_seconds / 2)
+        for left, seconds in ((False, self._hold_seconds), (True, _LEFT_SECONDS)):
+            _side_by_side(partial(self._renew, seconds), self.ledger.due(within, left=left))
 
-    def _renew(self, seconds: int, rows: Sequence[tuple[str, Row]]) -> None:
-        handles = [row.handle for _, row in rows]
-        now = self._clock()
-        results = self.source.hide(handles, seconds)
-        with self.book.lock:
-            answered_at = self._clock()
-            for (id_, row), handle, failure in zip(rows, handles, results, strict=True):
-                is_late = row.until <= answered_at
-                if is_late and failure is None:
-                    # SQS takes an old handle, too: somebody else may have the message by now. If
-                    # nobody has, it is hidden, and comes again.
-                    self._patient_until = max(self._patient_until, answered_at + seconds + 1)
-                until = None if failure or is_late else now + seconds
-                self.book.ledger.renewed(id_, handle, until)
+    def _renew(self, seconds: int, batch: Sequence[tuple[str, str]]) -> None:
+        until = self._clock() + seconds
+        results = self.source.hide([handle for _, handle in batch], seconds)
+        for (id_, handle), failure in zip(batch, results, strict=True):
+            if failure is None and not self.ledger.was_renewed(id_, handle, until):
+                # Either somebody else has the message by now, or it is hidden and comes again.
+                self.patient_until = max(self.patient_until, until + 1)
 
-    def give_back(self, handles: Sequence[str]) -> int:
-        """Show messages to everybody at once. Returns how many stay hidden, and come back by
-        themselves."""
-        results = self._pool.map(lambda batch: self.source.hide(batch, 0), tens(handles))
+    def give_back(self, handles: Iterable[str]) -> int:
+        """Show messages to everybody at once. Returns how many stay hidden for some minutes."""
+        results = _side_by_side(lambda batch: self.source.hide(batch, 0), list(handles))
         failures = [failure for batch in results for failure in batch if failure is not None]
         return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
 
     def give_all_back(self) -> int:
-        with self.book.lock:
-            handles = self.book.ledger.give_all_back()
-        refused = self.give_back(handles)
-        self._pool.shutdown()
-        return refused
+        return self.give_back(self.ledger.give_all_back())
 
-    def close(self) -> None:
-        """Let the threads for holds end, whatever has ended the run.
-
-        A signal that interrupts the start of such a thread keeps its pool from ever knowing it;
-        the process would wait for it at its end, for ever.
-        """
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def pause(self, attempt: int) -> None:
-        """Between two tries. Not cut short by a halt: it is short, and tries are few."""
-        self._sleep(BETWEEN_TRIES.delay(attempt, self._rng))
-
-    def _work(self, handle: Callable[[Any], None], most: Any, limit: int | None) -> None:
+    def work(self) -> None:
         try:
-            self._look_for_errors()
-            while not self.halt.is_set and self.book.room(places=self.places, limit=limit):
-                if (wanted := most()) < 1:
+            while not self.must_end() and (wanted := self._most()) is not None:
+                if wanted < 1:
                     self.halt.wait(0.02)
                     continue
-                claim = self.book.claim(wanted, places=self.places, limit=limit)
-                if not claim:  # another thread was faster
-                    return
-                requested_at = self._clock()
-                messages = self._receive(claim)
-                found = self.book.received(claim, messages, requested_at + self.hold_seconds)
-                if messages:
-                    handle(found)
-                self._note(found)
-                if not found.get(Receipt.NEW) and self._is_dry():
-                    return
-                self._look_for_errors()
+                asked_at = self._clock()
+                found = self._receive(wanted)
+                ours, sent = self.ledger.received(wanted, found, asked_at + self._hold_seconds)
+                if found:
+                    self._handle(ours, sent)
+                if ours or sent:
+                    self._empty_polls = 0.0
+                else:  # what was left and could not be kept hidden says little of the rest
+                    self._empty_polls += _KNOWN_SHARE if found else 1
+                is_dry = self._empty_polls >= _EMPTY_POLLS and self._clock() >= self.patient_until
+                if is_dry and not ours:
+                    break
+            self.must_end()
         except BaseException as exc:  # noqa: BLE001  # it is raised where the run was called
             self.halt.fail(exc)
 
-    def _look_for_errors(self) -> None:
-        if self.book.error is not None:
-            self.halt.fail(self.book.error)
-        if (exc := self.book.file_error) is not None:
-            self.halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
+    def must_end(self) -> bool:
+        if (error := self.ledger.emit.error) is not None:
+            self.halt.fail(error)
+        if (unwritten := self.ledger.file_error) is not None:
+            self.halt(Ended.FAILED, f"cannot write the journal: {unwritten.strerror or unwritten}")
+        return self.halt.is_set
 
     def _receive(self, messages: int) -> list[DeadLetter]:
         for attempt in range(1, TRIES + 1):
-            found = self.source.receive(messages, self.hold_seconds)
+            found = self.source.receive(messages, self._hold_seconds)
             if not isinstance(found, Failure):
                 return found
             if found.may_have_been_done:  # SQS may have hidden some for us all the same
-                self._patient_until = max(
-                    self._patient_until, self._clock() + self.hold_seconds + 1
-                )
+                until = self._clock() + self._hold_seconds + 1
+                self.patient_until = max(self.patient_until, until)
             if attempt == TRIES or not found.is_transient:
                 self.halt(Ended.UNREACHABLE, f"ReceiveMessage: {found.code}")
                 break
-            self.pause(attempt)
+            pause(attempt, self._sleep, self._rng)
             if self.halt.is_set:
                 break
         return []
 
-    def _note(self, found: Mapping[Receipt, Sequence[DeadLetter]]) -> None:
-        """Count receives in a row that brought nothing new."""
-        if found.get(Receipt.NEW) or found.get(Receipt.SENT_BEFORE):
-            self._empty_polls = 0.0
-        else:  # what was put aside and could not be kept hidden says little of what is left
-            self._empty_polls += 1 if not found else 1 / _KNOWN_POLLS
 
-    def _is_dry(self) -> bool:
-        """Whether to believe that nothing is left. The messages of a killed run are hidden for a
-        while (its journal knows that they are there), as are those of a response that was lost."""
-        return self._empty_polls >= _EMPTY_POLLS and self._clock() >= self._patient_until
+def tens(items: Sequence[T]) -> list[Sequence[T]]:
+    """Divide into what fits one call."""
+    return [items[i : i + MAX_BATCH_ENTRIES] for i in range(0, len(items), MAX_BATCH_ENTRIES)]
+
+
+def _side_by_side(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
+    """Make a call for each ten of the items, with several threads."""
+    batches = tens(items)
+    if len(batches) < 2:
+        return [call(batch) for batch in batches]
+    pool = ThreadPoolExecutor(min(MAX_THREADS, len(batches)), "redrive-hold")
+    try:
+        return list(pool.map(call, batches))
+    finally:  # a second signal does not wait for the batches that have not begun
+        pool.shutdown(wait=False, cancel_futures=True)

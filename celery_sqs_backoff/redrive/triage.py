@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
 
 from .message import DeadLetter
+from .queues import Endpoint
 from .settings import Settings
-
-__all__ = ["CAME_BACK", "EXPIRED", "NOT_SELECTED", "UNKNOWN", "Action", "Disposition", "triage"]
-
-
-class Queue(Protocol):
-    """What triage needs to know of a destination."""
-
-    @property
-    def is_fifo(self) -> bool: ...
-    @property
-    def url(self) -> str: ...
-
-
-Q = TypeVar("Q", bound=Queue)
 
 
 class Action(Enum):
@@ -31,7 +17,7 @@ class Action(Enum):
     SEND = "send"
     #: Delete it unsent, as was asked.
     DROP = "drop"
-    #: Leave it where it is; the value is the field of the report that counts it.
+    #: Leave it where it is.
     SKIP = "skipped"
     FAIL = "failed"
     POISON = "poison"
@@ -40,12 +26,12 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Disposition(Generic[Q]):
+class Disposition:
     """What is done with one message, why, and where it would go."""
 
     action: Action
     reason: str = ""
-    destination: Q | None = None
+    destination: Endpoint | None = None
 
 
 CAME_BACK = "came back in this run"
@@ -57,13 +43,13 @@ UNKNOWN = "it may have been done already (outcome UNKNOWN)"
 def triage(
     message: DeadLetter,
     settings: Settings,
-    route: Callable[[DeadLetter], Q | str],
+    route: Callable[[DeadLetter], Endpoint | str],
     now: float,
     *,
     run_id: str | None = None,
-    in_doubt: Collection[str] = (),
+    is_in_doubt: bool = False,
     closed: Mapping[str, str] | None = None,
-) -> Disposition[Q]:
+) -> Disposition:
     """Decide about one message. The first rule that applies decides.
 
     Arguments:
@@ -72,7 +58,7 @@ def triage(
         route: from a message to its destination, or to why it has none.
         now: seconds since the epoch.
         run_id: of this run; ``None`` = nothing has been sent yet.
-        in_doubt: ids of messages that may have been sent.
+        is_in_doubt: it may have been sent.
         closed: URLs of destinations that do not accept messages, and why.
     """
     if run_id is not None and message.run_id == run_id:
@@ -86,7 +72,7 @@ def triage(
         return Disposition(Action.FAIL, f"unreadable: {message.unreadable}")
     if message.replays >= settings.max_replays:
         return Disposition(Action.POISON, f"replayed {message.replays} times")
-    if message.id in in_doubt and not settings.include_unknown:
+    if is_in_doubt and not settings.include_unknown:
         return Disposition(Action.HOLD, "it may have been sent")
     if message.is_expired(now) and settings.expired == "leave":
         return Disposition(Action.SKIP, EXPIRED)

@@ -7,9 +7,8 @@ import sys
 
 from celery import Celery
 
-from celery_sqs_backoff.redrive import api, redrive, schedule
+from celery_sqs_backoff.redrive import redrive, run
 from celery_sqs_backoff.redrive.events import as_dict
-from celery_sqs_backoff.redrive.sweep import Holding
 from tests.support.differences import RACES_WITH_ITSELF, differs
 
 #: Messages that a killed run had received are back after so long, instead of half a minute.
@@ -20,8 +19,7 @@ THREADS = 1 if differs(RACES_WITH_ITSELF) else 4
 
 def main(settings: str, source: str, journal: str, output: str) -> None:
     """Redrive, noting each event in a file."""
-    schedule.MAX_THREADS = THREADS
-    api._HOLDING = Holding(HOLD_SECONDS, HOLD_SECONDS)
+    run.MAX_THREADS, run.HOLD_SECONDS = THREADS, HOLD_SECONDS
     app = Celery("child", set_as_current=False)
     app.conf.update(json.loads(settings))
     with open(output, "a", buffering=1) as events:

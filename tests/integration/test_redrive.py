@@ -17,10 +17,9 @@ from celery_sqs_backoff.redrive import (
     Ended,
     RedriveRefused,
     RedriveUnreachable,
-    api,
     peek,
-    schedule,
 )
+from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
     Failed,
@@ -30,7 +29,6 @@ from celery_sqs_backoff.redrive.events import (
     Sent,
     Skipped,
 )
-from celery_sqs_backoff.redrive.sweep import Holding
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, drop_after, failed_entries
 from tests.unit.test_docs import iam_action, policy, shown_actions
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MAX_THREADS", 1)
+    monkeypatch.setattr(run_module, "MAX_THREADS", 1)
 
 
 @pytest.fixture
@@ -332,7 +330,7 @@ def test_progress_is_told_while_it_runs(stage):
 
 def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch, one_thread):
     """At 2/s ten messages are held for five seconds, longer than the four they are hidden for."""
-    monkeypatch.setattr(api, "_HOLDING", Holding(4, 4))
+    monkeypatch.setattr(run_module, "HOLD_SECONDS", 4)
     bodies = stage.fill_numbered(11)
     report = stage.redrive(rate="2/s")
     assert (report.sent, report.deleted) == (11, 11)

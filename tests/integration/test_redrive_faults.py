@@ -13,10 +13,10 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive import Ended, api, schedule
+from celery_sqs_backoff.redrive import Ended
+from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
 from celery_sqs_backoff.redrive.journal import Journal
-from celery_sqs_backoff.redrive.sweep import Holding
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
@@ -37,13 +37,13 @@ SEND, DELETE, RECEIVE = "SendMessageBatch", "DeleteMessageBatch", "ReceiveMessag
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MAX_THREADS", 1)
+    monkeypatch.setattr(run_module, "MAX_THREADS", 1)
 
 
 @pytest.fixture(autouse=True)
 def as_many_threads_as_the_server_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     if differs(RACES_WITH_ITSELF):
-        monkeypatch.setattr(schedule, "MAX_THREADS", 1)
+        monkeypatch.setattr(run_module, "MAX_THREADS", 1)
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_messages_of_a_lost_receive_are_waited_for(
     app, queue, fill, drain, proxy, monkeypatch: pytest.MonkeyPatch
 ):
     """SQS has hidden them for us, and we do not know them."""
-    monkeypatch.setattr(api, "_HOLDING", Holding(4, 4))
+    monkeypatch.setattr(run_module, "HOLD_SECONDS", 4)
     bodies = fill(30)
     proxy.inject(drop_after(actions=(RECEIVE,), times=1))
     report = redrive(app, queue.dlq.name)

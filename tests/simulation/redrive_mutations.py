@@ -18,11 +18,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from celery_sqs_backoff.redrive import sender
-from celery_sqs_backoff.redrive.book import Book
 from celery_sqs_backoff.redrive.journal import Journal
-from celery_sqs_backoff.redrive.ledger import Ledger, Receipt, State
-from celery_sqs_backoff.redrive.past import Entry, Past
+from celery_sqs_backoff.redrive.ledger import Ledger, Row
+from celery_sqs_backoff.sqs.calls import Calls, Sent
 
 from .redrive_history import first_failure
 
@@ -32,99 +30,99 @@ HISTORIES = 1_000
 
 
 def _without_kind(kind: str) -> Any:
-    """Entries of this kind are not written."""
+    """Lines of this kind are not written."""
     write = Journal.write
 
-    def forgetful(self: Journal, entry: Entry) -> None:
-        if entry.kind != kind:
-            write(self, entry)
+    def forgetful(self: Journal, is_: str, ids: Any, at: float = 0.0) -> None:
+        if is_ != kind:
+            write(self, is_, ids, at)
 
     return mock.patch.object(Journal, "write", forgetful)
 
 
 def _failed_is_sent() -> Any:
-    send = sender.send
+    """What SQS failed in a batch counts as sent, if it has accepted another entry."""
+    send = Calls.send
 
-    def hopeful(*args: Any) -> sender.Result:
-        found = send(*args)
-        if found.sent:
-            found.sent += [message for message, _ in found.again]
-            found.again = []
+    def hopeful(self: Calls, entries: Any) -> list[Sent]:
+        found = send(self, entries)
+        if any(result.failure is None for result in found):
+            return [Sent(message_id="m") for _ in found]
         return found
 
-    return mock.patch("celery_sqs_backoff.redrive.delivery.send", hopeful)
+    return mock.patch.object(Calls, "send", hopeful)
 
 
 def _doubt_is_unsent() -> Any:
     """A lost response is taken for a request that did not arrive."""
-    send = sender.send
 
-    def hopeful(*args: Any) -> sender.Result:
-        found = send(*args)
-        found.again += found.in_doubt
-        found.in_doubt = []
-        return found
+    def hopeful(self: Ledger, messages: Any, at: float, *, resend: Any) -> None:
+        self.were_not_sent(messages)
 
-    return mock.patch("celery_sqs_backoff.redrive.delivery.send", hopeful)
+    return mock.patch.object(Ledger, "are_in_doubt", hopeful)
 
 
 def _unsent_clears_doubt() -> Any:
-    was_unsent = Ledger.was_unsent
+    def trusting(self: Ledger, messages: Any) -> None:
+        self._hold(messages)
+        self._write("unsent", [message.id for message in messages])
 
-    def trusting(self: Ledger, ids: Any) -> Entry:
-        found = tuple(ids)
-        was_unsent(self, found)
-        return Entry("unsent", found)
-
-    return mock.patch.object(Ledger, "was_unsent", trusting)
+    return mock.patch.object(Ledger, "were_not_sent", trusting)
 
 
 def _owned_by_id() -> Any:
-    def owns(self: Ledger, id_: str, handle: str, now: float, margin: float) -> bool:
-        row = self.rows.get(id_)
-        return row is not None and row.state in (State.SEEN, State.IN_DOUBT)
+    def owned(self: Ledger, message: Any) -> Row | None:
+        return self.rows.get(message.id)
 
-    return mock.patch.object(Ledger, "owns", owns)
+    return mock.patch.object(Ledger, "_owned", owned)
 
 
 def _known_is_dropped() -> Any:
     """Who receives a message again leaves it to who has lost it."""
     received = Ledger.received
 
-    def wrong(self: Ledger, id_: str, handle: str, until: float) -> Receipt:
-        was_known = id_ in self.rows
-        found = received(self, id_, handle, until)
-        return Receipt.KNOWN if was_known and found is Receipt.NEW else found
+    def wrong(self: Ledger, claim: int, messages: Any, until: float) -> Any:
+        known = {id_ for id_, row in self.rows.items() if row.handle is not None}
+        ours, sent = received(self, claim, messages, until)
+        return [message for message in ours if message.id not in known], sent
 
     return mock.patch.object(Ledger, "received", wrong)
 
 
 def _deleted_before_it_is_noted() -> Any:
     """The delete does not wait for the journal."""
-    has_sent = Book.has_sent
+    were_sent = Ledger.were_sent
 
-    def late(self: Book, messages: Any, *args: Any, **options: Any) -> None:
-        write, self._write = self._write, lambda entry: None  # type: ignore[method-assign]
-        try:
-            has_sent(self, messages, *args, **options)
-        finally:
-            self._write = write  # type: ignore[method-assign]
+    def late(self: Ledger, *args: Any, **options: Any) -> None:
+        with mock.patch.object(self, "_write"):
+            were_sent(self, *args, **options)
 
-    return mock.patch.object(Book, "has_sent", late)
+    return mock.patch.object(Ledger, "were_sent", late)
 
 
-def _past_forgets(what: str) -> Any:
-    apply = Past.apply
+def _journal_forgets(is_forgotten: Callable[[float | None], bool]) -> Any:
+    read = Journal._read
 
-    def forgetful(self: Past, entry: Entry) -> None:
-        apply(self, entry)
-        getattr(self, what).clear()
+    def forgetful(self: Journal) -> None:
+        read(self)
+        self.past = {id_: at for id_, at in self.past.items() if not is_forgotten(at)}
 
-    return mock.patch.object(Past, "apply", forgetful)
+    return mock.patch.object(Journal, "_read", forgetful)
 
 
 def _own_return_takes_a_place() -> Any:
     return mock.patch.object(Ledger, "places", property(lambda self: self.looked_at + 1))
+
+
+def _two_deletes_count_twice() -> Any:
+    were_deleted = Ledger.were_deleted
+
+    def trusting(self: Ledger, ids: Any, *, name_late: bool) -> None:
+        found = tuple(ids)
+        assert all(id_ in self.rows for id_ in found)
+        were_deleted(self, found, name_late=name_late)
+
+    return mock.patch.object(Ledger, "were_deleted", trusting)
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
@@ -137,22 +135,12 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "a hold is known by its id": _owned_by_id,
     "who receives a message again leaves it alone": _known_is_dropped,
     "a delete does not wait for the journal": _deleted_before_it_is_noted,
-    "the journal forgets what was sent": lambda: _past_forgets("sent"),
-    "the journal forgets what is in doubt": lambda: _past_forgets("in_doubt"),
+    "the journal forgets what was sent": lambda: _journal_forgets(lambda at: at is None),
+    "the journal forgets what is in doubt": lambda: _journal_forgets(lambda at: at is not None),
     "a place too few": _own_return_takes_a_place,
     "no second try": lambda: mock.patch("celery_sqs_backoff.redrive.delivery.TRIES", 1),
-    "two deletes of one message": lambda: mock.patch.object(
-        Ledger, "has_deleted", _delete_trusting
-    ),
+    "two deletes of one message": _two_deletes_count_twice,
 }
-
-_has_deleted = Ledger.has_deleted
-
-
-def _delete_trusting(self: Ledger, ids: Any) -> Entry:
-    found = tuple(ids)
-    assert all(id_ in self.rows for id_ in found)
-    return _has_deleted(self, found)
 
 
 @contextmanager

@@ -26,15 +26,13 @@ from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.listener import Listener
 from celery_sqs_backoff.redrive.look import Look, Plan
-from celery_sqs_backoff.redrive.past import Entry
 from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.report import RedriveReport
 from celery_sqs_backoff.redrive.restore import Restore
 from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.settings import Settings
-from celery_sqs_backoff.redrive.source import QueueSource
-from celery_sqs_backoff.redrive.sweep import Holding, Sweep
+from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.arns import QueueArn
 
 from .fake_sqs import Clock, FakeSQS
@@ -116,7 +114,7 @@ class World:
         self,
         *,
         journal: bool = True,
-        holding: Holding | None = None,
+        hold_seconds: int | None = None,
         to: Any = None,
         **options: Any,
     ) -> RedriveReport:
@@ -127,31 +125,33 @@ class World:
         if journal:
             with mock.patch.object(journal_module.os, "fsync"):
                 return self._redrive_with(
-                    _Journal(self, self.journal_path, str(self.source.arn)), holding, to, options
+                    _Journal(self, self.journal_path, str(self.source.arn)),
+                    hold_seconds,
+                    to,
+                    options,
                 )
-        return self._redrive_with(kept, holding, to, options)
+        return self._redrive_with(kept, hold_seconds, to, options)
 
     def _redrive_with(
-        self, journal: NoJournal, holding: Holding | None, to: Any, options: dict[str, Any]
+        self, journal: NoJournal, hold_seconds: int | None, to: Any, options: dict[str, Any]
     ) -> RedriveReport:
-        found = QueueSource(self.source)
-        self.run = Run(
-            found,
-            Route(self.source, self.mains, to, retention_seconds=345_600),
-            Settings(**options),
-            journal=journal,
-            archive=None,
-            run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
-            holding=holding,
-            on_event=self._note,
-            stop=self.stop,
-            clock=self.clock,
-            now=self.clock,
-            sleep=self.sleep,
-            rng=self.rng,
-        )
         try:
             with self._without_threads():
+                self.run = Run(
+                    self.source,
+                    Route(self.source, self.mains, to, retention_seconds=345_600),
+                    Settings(**options),
+                    journal=journal,
+                    archive=None,
+                    run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
+                    hold_seconds=hold_seconds,
+                    on_event=self._note,
+                    stop=self.stop,
+                    clock=self.clock,
+                    now=self.clock,
+                    sleep=self.sleep,
+                    rng=self.rng,
+                )
                 return self.run()
         finally:
             if isinstance(journal, Journal):
@@ -159,11 +159,9 @@ class World:
 
     def look(self, *, copy: Any = None, sample: int | None = None, **options: Any) -> Plan:
         """A dry run, in virtual time."""
-        found = QueueSource(self.source)
         route = Route(self.source, (self.main,), retention_seconds=345_600)
         with self._without_threads():
             look = Look(
-                found,
                 route,
                 Settings(**options),
                 copy,
@@ -252,9 +250,8 @@ class World:
             self.sleep(seconds)
         return bool(halt.is_set)
 
-    def _sweep(self, sweep: Sweep, threads: int, handle: Any, **options: Any) -> None:
+    def _sweep(self, sweep: Sweep, threads: int) -> None:
         """The threads; and what is kept is renewed every second, as the keeper does."""
-        most, limit = options.get("most", lambda: 10), options.get("limit")
         threads = min(threads, self.most_threads or threads)
 
         def keep() -> None:
@@ -265,7 +262,7 @@ class World:
             except BaseException as exc:  # noqa: BLE001  # as the engine's own
                 sweep.halt.fail(exc)
 
-        self.turns.run([lambda: sweep._work(handle, most, limit)] * threads, keep)
+        self.turns.run([sweep.work] * threads, keep)
 
 
 class _Client:
@@ -296,12 +293,12 @@ class _Journal(Journal):
         run_id = f"run-{world.rng.randrange(10**9)}"
         super().__init__(path, source=source, run_id=run_id, now=world.clock)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None:
         super_write = super().write
         self._world.turns.wait(0)
         if self._world.is_disk_full():
             raise OSError(errno.ENOSPC, "No space left on device")
-        self._world.step(lambda: super_write(entry))
+        self._world.step(lambda: super_write(kind, ids, at))
 
 
 class _Turns:

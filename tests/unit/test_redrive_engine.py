@@ -5,7 +5,6 @@ import random
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +19,7 @@ from botocore.exceptions import (
 from benchmarks.redrive import _move_endless
 from celery_sqs_backoff.commands import progress
 from celery_sqs_backoff.commands.show import looked
-from celery_sqs_backoff.redrive import schedule
-from celery_sqs_backoff.redrive.book import Book
+from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import (
     Audit,
     Failed,
@@ -39,7 +37,7 @@ from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.ledger import Ledger
 from celery_sqs_backoff.redrive.message import DeadLetter
 from celery_sqs_backoff.redrive.report import Ended
-from celery_sqs_backoff.redrive.sweep import Holding, Sweep
+from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.envelope import iso_time
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
@@ -170,7 +168,7 @@ def test_what_somebody_else_hides_is_not_done(world):
 
 def test_a_filter_that_leaves_more_than_sqs_hides_says_so(world, monkeypatch):
     """It blamed somebody else, and another run in some minutes would have ended like this one."""
-    monkeypatch.setattr(schedule, "MAX_IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr(run_module, "MAX_IN_FLIGHT_MESSAGES", 20)
     world.sqs.queues[world.source.url].max_in_flight = 20
     world.fill(*bodies(30))
     report = world.redrive(task="other.*")
@@ -353,7 +351,7 @@ def test_what_is_put_aside_stays_hidden_however_long_it_takes(tmp_path):
     world = World(tmp_path, latency=3.0)
     world.fill(*bodies(600))
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-3:]]
-    report = world.redrive(ids=wanted, holding=Holding(30, 60))
+    report = world.redrive(ids=wanted, hold_seconds=60)
     assert (report.sent, report.skipped, report.looked_at) == (3, 597, 600)
     assert world.calls["receive_message"] <= 64
 
@@ -459,12 +457,12 @@ def test_a_journal_on_a_full_disk_ends_the_run_with_what_was_sent_deleted(world,
     world.fill(*bodies(50))
     written = Counter()
 
-    def write(entry):
-        written[entry.kind] += bool(entry.ids)
+    def write(journal, is_, ids, at=0.0):
+        written[is_] += bool(ids)
         if written[kind] > 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tests.support.redrive_world._Journal.write", lambda self, e: write(e))
+    monkeypatch.setattr("tests.support.redrive_world._Journal.write", write)
     report = world.redrive()
     assert report.ended is Ended.FAILED
     assert "No space left" in report.detail
@@ -558,7 +556,7 @@ def test_a_delete_does_not_look_at_every_message_that_is_left(world, monkeypatch
     )
     wanted = world.fill(*bodies(200))[::4]
     assert world.redrive(ids=wanted).sent == 50
-    assert len(folds) <= 3, "once at the end, not with each batch"
+    assert len(folds) <= 5, "at the end, not with each batch"
 
 
 # Telling
@@ -666,27 +664,6 @@ def test_a_fifo_message_does_not_overtake_one_of_its_group_that_is_left(tmp_path
     assert world.bodies(world.main) == {"3": 1}
 
 
-@pytest.mark.parametrize(("call", "pool"), [("redrive", "redrive-hold"), ("look", "look-hold")])
-def test_an_interrupted_run_leaves_no_thread_that_its_process_would_wait_for(
-    world, monkeypatch, call, pool
-):
-    """Its start was interrupted: the pool does not know it, and Python's end does not end it."""
-    started = threading.Event()
-
-    def interrupted(sweep):
-        sweep._pool = ThreadPoolExecutor(1, pool)
-        sweep._pool.submit(started.set)
-        started.wait(10)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
-    world.fill(*bodies(3))
-    with pytest.raises(KeyboardInterrupt) as caught:
-        getattr(world, call)()
-    eventually(lambda: not any(t.name.startswith(pool) for t in threading.enumerate()))
-    assert caught
-
-
 def test_a_time_limit_at_the_very_end_leaves_the_last_event(world, monkeypatch):
     """A redrive in a Celery task: its soft limit came while messages were given back."""
 
@@ -703,11 +680,26 @@ def test_a_time_limit_at_the_very_end_leaves_the_last_event(world, monkeypatch):
     assert (end.ended, end.report.sent, end.detail) == ("interrupted", 3, "SoftTimeLimitExceeded")
 
 
+def sweep_of(source, ledger, *, most, handle=None, clock=time.monotonic, hold_seconds=30):
+    return Sweep(
+        source,
+        ledger,
+        Halt(),
+        handle,
+        most,
+        hold_seconds=hold_seconds,
+        patient_until=0.0,
+        clock=clock,
+        sleep=time.sleep,
+        rng=random.Random(0),
+    )
+
+
 def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(monkeypatch):
     """Else what the first thread has sent is not deleted: its process ends too early."""
     under_way, interrupted, answered = (threading.Event() for _ in range(3))
 
-    def handle(found):
+    def handle(ours, sent):
         under_way.set()
         interrupted.wait(10)
         time.sleep(0.2)  # an answer takes its time
@@ -722,28 +714,12 @@ def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(
 
     really_start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start)
-    book = SimpleNamespace(
-        room=lambda **kwargs: 1,
-        claim=lambda *args, **kwargs: 0 if under_way.is_set() else 1,
-        received=lambda *args: {},
-        error=None,
-        file_error=None,
-    )
-    source = SimpleNamespace(receive=lambda *args: ["a message"])
-    sweep = Sweep(
-        source,
-        book,
-        Halt(),
-        places=1,
-        hold_seconds=30,
-        patient_until=0.0,
-        clock=time.monotonic,
-        sleep=time.sleep,
-        rng=random.Random(0),
-    )
+    ledger = Ledger(NoJournal(), None, time.monotonic, 30)
+    message = DeadLetter({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
+    source = SimpleNamespace(receive=lambda *args: [message])
+    sweep = sweep_of(source, ledger, most=lambda: ledger.claim(1, 1), handle=handle)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(2, handle)
-    sweep.close()
+        sweep.run(2)
     assert answered.is_set()
 
 
@@ -776,6 +752,14 @@ def test_a_fifo_group_keeps_its_order_when_its_holds_are_lost(tmp_path):
     report = world.redrive()
     assert (report.sent, report.failed, report.ended) == (15, 0, Ended.DONE)
     assert list(world.bodies(world.main)) == bodies(15)
+
+
+def test_a_fifo_queue_gets_one_message_in_a_call(tmp_path):
+    """Of a batch SQS may accept the second message and fail the first: the order would be lost."""
+    world = World(tmp_path, fifo=True)
+    fill_one_group(world, 15)
+    assert world.redrive().sent == 15
+    assert world.calls["send_message_batch"] == 15
 
 
 def test_a_fifo_group_waits_for_a_message_that_sqs_refused_in_an_earlier_receive(tmp_path):
@@ -829,11 +813,11 @@ def test_a_journal_that_does_not_take_its_end_has_not_ended_well(world, monkeypa
     """The next run would take itself for this one."""
     world.fill("m")
 
-    def write(entry):
-        if entry.kind == "ended":
+    def write(journal, kind, ids, at=0.0):
+        if kind == "ended":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tests.support.redrive_world._Journal.write", lambda self, e: write(e))
+    monkeypatch.setattr("tests.support.redrive_world._Journal.write", write)
     report = world.redrive()
     assert (report.ended, report.sent, report.deleted) == (Ended.FAILED, 1, 1)
 
@@ -879,9 +863,9 @@ def test_what_others_may_have_sent_while_the_process_was_suspended_is_named(
     sent = world.fill(*bodies(10))
     write = Journal.write
 
-    def sleep(journal, entry):
-        write(journal, entry)
-        if entry.kind == kind:
+    def sleep(journal, is_, ids, at=0.0):
+        write(journal, is_, ids, at)
+        if is_ == kind:
             world.clock.now += 60
             others_redrive(world)
 
@@ -901,26 +885,15 @@ def test_a_renewal_that_may_have_come_too_late_is_no_hold(seconds, is_hold):
         clock.now += seconds
         return [None] * len(handles)
 
-    book = Book(NoJournal(), None, clock)
-    sweep = Sweep(
-        SimpleNamespace(hide=hide),
-        book,
-        Halt(),
-        places=1,
-        hold_seconds=30,
-        patient_until=0.0,
-        clock=clock,
-        sleep=time.sleep,
-        rng=random.Random(0),
-    )
+    ledger = Ledger(NoJournal(), None, clock, 30)
+    sweep = sweep_of(SimpleNamespace(hide=hide), ledger, most=None, clock=clock)
     message = DeadLetter({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
-    book.received(0, [message], clock.now + 15)
+    ledger.received(0, [message], clock.now + 15)
     clock.now += 1
     sweep.renew()
-    sweep.close()
-    assert (book.keep_ours([message], 30) == [message]) is is_hold
+    assert (ledger.still_ours([message]) == [message]) is is_hold
     if not is_hold:
-        assert sweep._patient_until > clock.now + 10, "it may be hidden for us"
+        assert sweep.patient_until > clock.now + 10, "it may be hidden for us"
 
 
 def test_a_run_killed_between_two_batches_is_resumed_with_patience(world):

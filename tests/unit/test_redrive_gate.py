@@ -22,9 +22,6 @@ class Bench:
             stop=self.stops.append,
         )
 
-    def returned(self, messages, *, sent, now):
-        self.gate.returned(messages, sent=sent, now=now)
-
 
 def failing():
     raise RuntimeError("down")
@@ -66,24 +63,6 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
         bench.gate.watch(float(now))
     assert not bench.stops
     assert len(bench.changes) == 4
-
-
-def test_messages_that_come_back_halve_the_rate_once_in_five_seconds():
-    bench = Bench()
-    bench.returned(1, sent=100, now=0.0)
-    bench.returned(1, sent=100, now=1.0)
-    assert [factor for factor, _ in bench.changes] == [0.5]
-    bench.returned(1, sent=100, now=6.0)
-    assert len(bench.changes) == 2
-
-
-@pytest.mark.parametrize(("sent", "enough"), [(20, 10), (1_000, 100)])
-def test_a_tenth_of_what_was_sent_and_ten_at_least_stop_it(sent, enough):
-    bench = Bench()
-    for number in range(1, enough + 1):
-        assert not bench.stops
-        bench.returned(1, sent=sent, now=float(number))
-    assert bench.stops == [f"{enough} of {sent} messages came back"]
 
 
 @pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True), (302, True)])

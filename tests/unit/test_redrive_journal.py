@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive.errors import RedriveRefused
 from celery_sqs_backoff.redrive.journal import Journal
-from celery_sqs_backoff.redrive.past import Entry
 
 URL = "http://sqs/1/dlq"
 
@@ -20,48 +19,28 @@ def opened(path, run_id="r1", source=URL, now=10.0):
 
 def test_a_new_journal_knows_of_nothing(tmp_path):
     with opened(tmp_path / "j") as journal:
-        assert journal.past.is_settled
+        assert not journal.past
         assert journal.run_id == "r1"
 
 
 def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_path):
     with opened(tmp_path / "j") as journal:
-        journal.write(
-            Entry(
-                "sending",
-                (
-                    "a",
-                    "b",
-                    "c",
-                    "d",
-                ),
-                7.0,
-            )
-        )
-        journal.write(
-            Entry(
-                "sent",
-                (
-                    "a",
-                    "b",
-                ),
-            )
-        )
-        journal.write(Entry("unsent", ("c",)))
-        journal.write(Entry("deleted", ("a",)))
+        journal.write("sending", ["a", "b", "c", "d"], 7.0)
+        journal.write("sent", ["a", "b"])
+        journal.write("unsent", ["c"])
+        journal.write("deleted", ["a"])
     with opened(tmp_path / "j", "r2") as journal:
-        assert journal.past.in_doubt == {"d": 7.0}
-        assert journal.past.sent == {"b"}
+        assert journal.past == {"d": 7.0, "b": None}
         assert journal.run_id == "r1"  # killed: the same run goes on
 
 
 def test_a_run_that_ended_is_followed_by_a_new_one(tmp_path):
     with opened(tmp_path / "j") as journal:
-        journal.write(Entry("sending", ("a",), 7.0))
-        journal.write(Entry("ended"))
+        journal.write("sending", ["a"], 7.0)
+        journal.write("ended", [])
     with opened(tmp_path / "j", "r2") as journal:
         assert journal.run_id == "r2"
-        assert set(journal.past.in_doubt) == {"a"}
+        assert journal.past == {"a": 7.0}
 
 
 def test_lines_are_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
@@ -70,8 +49,8 @@ def test_lines_are_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
         monkeypatch.setattr(
             "os.fsync", lambda fd: synced.append((tmp_path / "j").read_bytes().count(b"\n"))
         )
-        journal.write(Entry("sending", ("a",), 7.0))
-        journal.write(Entry("sent", ("a",)))
+        journal.write("sending", ["a"], 7.0)
+        journal.write("sent", ["a"])
     assert synced == [2, 3]
 
 
@@ -80,8 +59,8 @@ def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_fact
     path = tmp_path_factory.mktemp("journal") / "j"
     with opened(path) as journal:
         for n in range(5):
-            journal.write(Entry("sending", (f"m{n}",), float(n)))
-            journal.write(Entry("sent", (f"m{n}",)))
+            journal.write("sending", [f"m{n}"], float(n))
+            journal.write("sent", [f"m{n}"])
     whole = path.read_bytes()[:cut]
     path.write_bytes(whole)
     lines = whole.decode().split("\n")[:-1]
@@ -93,11 +72,11 @@ def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_fact
             }
 
         sent, begun = whose("sent"), whose("sending")
-        assert journal.past.sent == sent
-        assert set(journal.past.in_doubt) == begun - sent
-        journal.write(Entry("sending", ("new",), 1.0))
+        assert {id_ for id_, at in journal.past.items() if at is None} == sent
+        assert set(journal.past) == begun
+        journal.write("sending", ["new"], 1.0)
     with opened(path) as journal:  # what was appended after the cut is read
-        assert "new" in journal.past.in_doubt
+        assert "new" in journal.past
 
 
 def test_a_journal_of_another_queue_is_refused(tmp_path):
@@ -169,4 +148,4 @@ def test_a_disk_that_is_full_from_the_start_is_a_refusal_that_names_the_file(tmp
         with pytest.raises(RedriveRefused, match=r"Cannot write journal .*/j: No space left"):
             opened(tmp_path / "j")
     with opened(tmp_path / "j") as journal:
-        assert journal.past.is_settled
+        assert not journal.past

@@ -1,198 +1,225 @@
-"""The states of a redrive's messages, and the numbers that are folds over them."""
+"""The ledger of a redrive: who owns a message, what is in doubt, and what the journal keeps."""
 
 import random
-from collections import Counter
 
 import pytest
 
-from celery_sqs_backoff.redrive.ledger import Ledger, Receipt, State, doubt_late, numbers_of
-from celery_sqs_backoff.redrive.past import Entry, Past
+from celery_sqs_backoff.redrive.events import InDoubt
+from celery_sqs_backoff.redrive.journal import Journal, NoJournal
+from celery_sqs_backoff.redrive.ledger import Ledger, State
+from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.triage import Action
+from tests.support.fake_sqs import Clock
 
 NOW = 100.0
 
 
-def ledger(*ids, past=None):
-    found = Ledger(past)
-    for id_ in ids:
-        found.received(id_, f"{id_}#1", NOW + 30)
-    return found
+class Bench:
+    """A ledger that has received some messages, each hidden for 30 s."""
+
+    def __init__(self, *ids, past=()):
+        self.clock, self.written, self.events = Clock(NOW), [], []
+        journal = NoJournal()
+        journal.past.update(past)
+        journal.write = lambda kind, ids, at=0.0: self.written.append((kind, *ids))
+        self.ledger = Ledger(journal, self.events.append, self.clock, 30)
+        self.messages = {id_: self.receive(id_, 1)[0] for id_ in ids}
+
+    def receive(self, id_, number, until=NOW + 30):
+        """Returns the message, whether it is ours to settle, and whether it was sent before."""
+        found = DeadLetter({"MessageId": id_, "ReceiptHandle": f"{id_}#{number}", "Body": "b"})
+        ours, sent = self.ledger.received(0, [found], until)
+        return found, bool(ours), bool(sent)
+
+    def send(self, *ids):
+        messages = [self.messages[id_] for id_ in ids]
+        assert self.ledger.start_sending(messages, 1.0) == messages
+        return messages
+
+    def delete(self, *ids):
+        self.ledger.were_deleted(ids, name_late=True)
 
 
-def test_a_message_goes_from_seen_to_deleted():
-    found = ledger("a")
-    assert found.start_sending(["a"], 7.0) == Entry("sending", ("a",), 7.0)
-    assert found.has_sent(["a"]) == Entry("sent", ("a",))
-    assert found.has_deleted(["a"]) == Entry("deleted", ("a",))
-    assert (found.sent, found.deleted, found.looked_at, found.rows) == (1, 1, 1, {})
-
-
-@pytest.mark.parametrize("state", ["has_sent", "has_come_back_late", "is_in_doubt"])
-def test_a_transition_that_cannot_be_is_an_error(state):
-    found = ledger("a")
-    if state == "has_come_back_late":
-        found.start_sending(["a"], 1.0)
-        with pytest.raises(ValueError, match="cannot become came back"):
-            found.has_come_back(["a"])
-        return
-    with pytest.raises(ValueError, match="a message that is seen cannot become"):
-        getattr(found, state)(["a"])
+def test_a_message_goes_from_held_to_deleted():
+    bench = Bench("a")
+    bench.ledger.were_sent(bench.send("a"), "mail")
+    bench.delete("a")
+    assert bench.written == [("sending", "a"), ("sent", "a"), ("deleted", "a")]
+    numbers = bench.ledger.numbers()
+    assert (numbers["sent"], numbers["deleted"], numbers["looked_at"]) == (1, 1, 1)
+    assert not bench.ledger.rows
 
 
 def test_the_newest_receive_owns_the_message():
-    """The first receive has lapsed; whoever still holds its handle must not send."""
-    found = ledger("a")
-    found.received("a", "a#2", NOW + 60)
-    assert not found.owns("a", "a#1", NOW, 2.0)
-    assert found.owns("a", "a#2", NOW, 2.0)
-    assert not found.release("a", "a#1")
-    assert found.looked_at == 1
+    """The first receive has lapsed. Its thread must not send."""
+    bench = Bench("a")
+    newest = bench.receive("a", 2, NOW + 60)[0]
+    assert bench.ledger.still_ours([bench.messages["a"]]) == []
+    assert bench.ledger.still_ours([newest]) == [newest]
+    assert bench.ledger.looked_at == 1
 
 
-def test_whoever_receives_a_message_again_goes_on_with_it_unless_it_is_being_sent():
-    found = ledger("a")
-    assert found.received("a", "a#2", NOW) is Receipt.NEW
-    found.start_sending(["a"], 1.0)
-    assert found.received("a", "a#3", NOW) is Receipt.KNOWN, "its sender is in charge"
-    found.is_in_doubt(["a"])
-    assert found.received("a", "a#4", NOW) is Receipt.NEW
-    found.put_aside(["a"], "failed")
-    assert found.received("a", "a#5", NOW) is Receipt.KNOWN
+def test_who_receives_a_message_again_goes_on_with_it_unless_it_is_being_sent():
+    bench = Bench("a")
+    bench.messages["a"], is_ours, _ = bench.receive("a", 2)
+    assert is_ours
+    sending = bench.send("a")
+    assert bench.receive("a", 3)[1:] == (False, False), "its sender is in charge"
+    bench.ledger.are_in_doubt(sending, 1.0, resend=True)
+    assert sending[0].handle == "a#3", "the sender has taken over the newer handle"
+    again, is_ours, _ = bench.receive("a", 4)
+    assert is_ours
+    bench.ledger.leave([(again, Action.FAIL, "x")])
+    assert bench.receive("a", 5)[1:] == (False, False)
 
 
-def test_what_was_sent_and_not_hidden_until_its_delete_is_in_doubt():
-    found = ledger("a", "b")
-    assert doubt_late(found, ["a"], NOW + 99) == (), "it is deleted unsent"
-    found.start_sending(["a", "b"], 1.0)
-    found.has_sent(["a", "b"])
-    until = found.rows["a"].until
-    assert doubt_late(found, ["a", "gone"], until - 1) == ()
-    assert doubt_late(found, ["a", "gone"], until) == ("a",)
-    assert doubt_late(found, ["a"], until) == (), "named once"
-    found.has_deleted(["a", "b"])
-    assert found.in_doubt == 1
+def test_a_message_whose_hold_was_over_when_it_was_deleted_is_in_doubt():
+    bench = Bench("a", "b", "c")
+    bench.ledger.were_sent(bench.send("a", "b"), "mail")
+    bench.delete("a")
+    bench.clock.now = NOW + 30
+    bench.delete("b", "c", "gone")
+    assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("b",)], "c was unsent"
+    assert bench.ledger.numbers()["in_doubt"] == 1
 
 
 def test_two_threads_that_delete_one_message_count_it_once():
-    found = ledger("a")
-    found.start_sending(["a"], 1.0)
-    found.has_sent(["a"])
-    assert found.has_deleted(["a"]).ids == ("a",)
-    assert found.has_deleted(["a"]).ids == ()
-    assert (found.deleted, found.dropped) == (1, 0)
+    bench = Bench("a")
+    bench.ledger.were_sent(bench.send("a"), "mail")
+    bench.delete("a")
+    bench.delete("a")
+    assert (bench.ledger.deleted, bench.ledger.dropped) == (1, 0)
 
 
 def test_a_hold_is_over_a_little_before_its_time():
-    found = ledger("a")
-    assert found.owns("a", "a#1", NOW + 27.9, 2.0)
-    assert not found.owns("a", "a#1", NOW + 28.0, 2.0)
+    bench = Bench("a")
+    bench.clock.now = NOW + 27.9
+    assert bench.ledger.still_ours([bench.messages["a"]])
+    bench.clock.now = NOW + 28.0
+    assert not bench.ledger.still_ours([bench.messages["a"]])
 
 
-def test_what_was_sent_and_is_received_again_is_only_deleted():
-    found = ledger("a")
-    found.start_sending(["a"], 1.0)
-    found.has_sent(["a"])
-    assert found.received("a", "a#2", NOW) is Receipt.SENT_BEFORE
-    assert found.undeleted == [("a", "a#2")]
-    found.has_deleted(["a"])
-    assert found.received("a", "a#3", NOW) is Receipt.SENT_BEFORE, "SQS shows a deleted message"
-    assert (found.sent, found.deleted, found.looked_at) == (1, 0, 1)
-    found.has_deleted(["a"])
-    assert (found.sent, found.deleted, found.looked_at) == (1, 1, 1)
+def test_a_message_that_was_sent_and_is_received_again_is_only_deleted():
+    bench = Bench("a")
+    bench.ledger.were_sent(bench.send("a"), "mail")
+    assert bench.receive("a", 2)[1:] == (False, True)
+    assert bench.ledger.undeleted == {"a": "a#2"}
+    bench.delete("a")
+    bench.written.clear()
+    assert bench.receive("a", 3)[1:] == (False, True), "SQS has not done the delete"
+    assert bench.written == [("sent", "a")], "the next run must know it, too"
+    bench.delete("a")
+    numbers = bench.ledger.numbers()
+    assert (numbers["sent"], numbers["deleted"], numbers["looked_at"]) == (1, 1, 1)
 
 
-def test_what_an_earlier_process_has_sent_is_only_deleted():
-    found = ledger("a", past=Past(sent={"a"}))
-    assert found.undeleted == [("a", "a#1")]
-    assert found.sent == 0
+def test_a_message_that_an_earlier_process_has_sent_is_only_deleted():
+    bench = Bench(past={"a": None})
+    assert bench.ledger.undeleted == {}, "it was not received yet"
+    assert bench.receive("a", 1)[1:] == (False, True)
+    assert bench.ledger.undeleted == {"a": "a#1"}
+    assert bench.ledger.sent == 0
 
 
-def test_a_message_that_is_lost_is_received_anew():
-    found = ledger("a")
-    assert found.release("a", "a#1")
-    assert found.looked_at == 0
-    assert found.received("a", "a#2", NOW) is Receipt.NEW
-    assert found.looked_at == 1
+def test_a_message_that_is_lost_is_received_again():
+    bench = Bench("a")
+    assert bench.ledger.release([bench.messages["a"]]) == ["a#1"]
+    assert bench.ledger.looked_at == 0
+    assert bench.receive("a", 2)[1]
+    assert bench.ledger.looked_at == 1
 
 
 def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
-    found = ledger("a")
+    bench = Bench("a")
     for _ in range(3):
-        found.start_sending(["a"], 5.0)
-        found.is_in_doubt(["a"])
-    assert found.in_doubt == 1
-    found.release("a", "a#1")
-    found.received("a", "a#2", NOW)
-    found.start_sending(["a"], 6.0)
-    assert found.was_unsent(["a"]) == Entry("unsent", ()), "an earlier try may have arrived"
-    assert found.in_doubt == 1
+        bench.ledger.are_in_doubt(bench.send("a"), 5.0, resend=True)
+    assert bench.ledger.numbers()["in_doubt"] == 1
+    bench.ledger.release([bench.messages["a"]])
+    bench.messages["a"] = bench.receive("a", 2)[0]
+    bench.ledger.were_not_sent(bench.send("a"))
+    assert ("unsent", "a") not in bench.written, "an earlier try may have arrived"
+    assert bench.ledger.doubted_at(bench.messages["a"]) == 5.0
 
 
 def test_what_an_earlier_run_left_in_doubt_and_is_gone_does_not_stay_in_doubt():
-    past = Past(in_doubt={"a": 1.0, "b": 1.0, "late": 9.0}, sent={"c"}, last_at=1.0)
-    found = ledger("b", past=past)
-    assert found.in_doubt == 3
-    assert found.settle_gone(before=5.0) == Entry("gone", ("a", "c")), "late may turn up yet"
-    assert found.in_doubt == 1
+    bench = Bench("b", past={"a": 1.0, "b": 1.0, "late": 9.0, "c": None})
+    assert bench.ledger.numbers()["in_doubt"] == 3
+    bench.ledger.forget_past(before=5.0)
+    assert bench.written == [("gone", "a", "c")], "late may turn up yet"
+    assert bench.ledger.numbers()["in_doubt"] == 1
 
 
 def test_what_comes_back_takes_no_place():
-    found = ledger("a", "b")
-    found.has_come_back(["b"])
-    assert (found.looked_at, found.places) == (2, 1)
-    numbers = numbers_of(found)
+    bench = Bench("a", "b")
+    bench.ledger.leave([(bench.messages["b"], Action.CAME_BACK, "came back")])
+    assert (bench.ledger.looked_at, bench.ledger.places) == (2, 1)
+    numbers = bench.ledger.numbers()
     assert (numbers["poison"], numbers["returned"]) == (1, 1)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["released", "received again"])
+def test_a_message_that_is_lost_takes_none_of_the_limit(again):
+    bench = Bench("a", "b")
+    messages = list(bench.messages.values())
+    assert bench.ledger.admit(messages, 1) == messages[:1]
+    bench.receive("a", 2) if again else bench.ledger.release(messages[:1])
+    assert bench.ledger.admitted == 0
+
+
+def test_claims_are_no_more_than_the_places_that_are_left():
+    bench = Bench("a")
+    assert [bench.ledger.claim(10, 14) for _ in range(3)] == [10, 3, None]
+    bench.ledger.received(10, [], NOW)
+    assert bench.ledger.claim(10, 14) == 10
+
+
 def test_messages_are_renewed_shortly_before_their_time_and_not_after_it():
-    found = ledger("a", "b")
-    found.received("a", "a#2", NOW + 5)
-    assert [id_ for id_, _ in found.due(NOW, 15)] == ["a"]
-    found.renewed("a", "a#1", NOW + 90)
-    assert found.rows["a"].until == NOW + 5, "an old handle renews nothing"
-    found.renewed("a", "a#2", NOW + 90)
-    assert list(found.due(NOW, 15)) == []
-    assert [id_ for id_, _ in found.due(NOW + 20, 15)] == ["b"]
-    assert list(found.due(NOW + 31, 15)) == [], "SQS would agree, and hide nothing"
+    bench = Bench("a", "b")
+    bench.receive("a", 2, NOW + 5)
+    assert bench.ledger.due(15, left=False) == [("a", "a#2")]
+    bench.ledger.was_renewed("a", "a#1", NOW + 90)
+    assert bench.ledger.due(15, left=False) == [("a", "a#2")], "an old handle renews nothing"
+    assert bench.ledger.was_renewed("a", "a#2", NOW + 90)
+    assert bench.ledger.due(15, left=False) == []
+    bench.clock.now = NOW + 20
+    assert bench.ledger.due(15, left=False) == [("b", "b#1")]
+    bench.clock.now = NOW + 31
+    assert bench.ledger.due(15, left=False) == [], "SQS would agree, and hide nothing"
+    assert not bench.ledger.was_renewed("b", "b#1", NOW + 90)
 
 
 def test_all_is_given_back_but_what_was_sent():
-    found = ledger("a", "b", "c")
-    found.put_aside(["a"], "skipped")
-    found.start_sending(["b"], 1.0)
-    found.has_sent(["b"])
-    assert sorted(found.give_all_back()) == ["a#1", "c#1"]
-    assert found.give_all_back() == []
+    bench = Bench("a", "b", "c")
+    bench.ledger.leave([(bench.messages["a"], Action.SKIP, "x")])
+    bench.ledger.were_sent(bench.send("b"), "mail")
+    assert sorted(bench.ledger.give_all_back()) == ["a#1", "c#1"]
+    assert bench.ledger.give_all_back() == []
 
 
-def test_the_past_is_the_fold_of_the_log():
-    """Random histories: what a killed process leaves is what its ledger knew."""
+def test_the_journal_knows_what_the_ledger_knew(tmp_path):
+    """Random histories: what a killed process leaves on the disk is what was so."""
     rng = random.Random(5)
-    for _ in range(300):
-        live, past = Ledger(), Past()
-        past.begin("r")
-        for n in range(8):
-            id_ = f"m{n}"
-            live.received(id_, "h", NOW)
-            for _ in range(rng.randrange(3)):
-                past.apply(live.start_sending([id_], 1.0))
-                match rng.randrange(3):
-                    case 0:
-                        past.apply(live.was_unsent([id_]))
-                    case 1:
-                        live.is_in_doubt([id_])
-                    case 2:
-                        past.apply(live.has_sent([id_]))
-                        if rng.random() < 0.5:
-                            past.apply(live.has_deleted([id_]))
-                        break
-        states = live.rows
-        assert past.sent == {i for i, row in states.items() if row.state is State.SENT}
-        doubted = {i for i, row in states.items() if row.doubted and row.state is not State.SENT}
-        assert set(past.in_doubt) == doubted
-        assert past.sent_in_run == live.sent
-        counted = Counter(row.state for row in states.values())
-        counted[State.DELETED] = live.deleted
-        assert {s: n for s, n in live.counts.items() if n} == {
-            s: n for s, n in counted.items() if n
-        }
-        assert sum(live.counts.values()) == live.looked_at == 8
+    for number in range(60):
+        path = tmp_path / str(number)
+        with Journal(path, source="q", run_id="r") as journal:
+            bench = Bench(*(f"m{n}" for n in range(8)))
+            bench.ledger._journal = journal
+            for id_ in bench.messages:
+                for _ in range(rng.randrange(3)):
+                    messages = bench.send(id_)
+                    match rng.randrange(3):
+                        case 0:
+                            bench.ledger.were_not_sent(messages)
+                        case 1:
+                            bench.ledger.are_in_doubt(messages, 1.0, resend=True)
+                        case 2:
+                            bench.ledger.were_sent(messages, "mail")
+                            if rng.random() < 0.5:
+                                bench.delete(id_)
+                            break
+        with Journal(path, source="q", run_id="s") as journal:
+            rows = bench.ledger.rows.items()
+            sent = {id_ for id_, row in rows if row.state is State.SENT}
+            doubted = {id_ for id_, row in rows if row.doubted_at is not None} - sent
+            assert {id_ for id_, at in journal.past.items() if at is None} == sent
+            assert {id_ for id_, at in journal.past.items() if at is not None} == doubted

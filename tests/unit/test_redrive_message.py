@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive import clock
+from celery_sqs_backoff.redrive.delivery import batches
 from celery_sqs_backoff.redrive.message import DeadLetter, entry_bytes
 from celery_sqs_backoff.redrive.select import Selection
-from celery_sqs_backoff.redrive.sender import packed
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
 from celery_sqs_backoff.sqs.envelope import read_envelope
 from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
@@ -240,27 +240,16 @@ def sized(id_, size, group=None):
 
 
 def test_batches_hold_ten_entries_at_most():
-    batches = list(packed([sized(str(i), 1) for i in range(25)], size=10))
-    assert [len(batch) for batch in batches] == [10, 10, 5]
+    found = list(batches([sized(str(i), 1) for i in range(25)], size=10))
+    assert [len(batch) for batch in found] == [10, 10, 5]
 
 
 def test_batches_hold_one_mebibyte_at_most():
     """Ten messages of 256 KiB are not one call (the error that other tools end with)."""
-    batches = list(packed([sized(str(i), 256 * 1024) for i in range(10)], size=10))
-    assert [len(batch) for batch in batches] == [4, 4, 2]
-    full = list(packed([sized("1", MAX_MESSAGE_BYTES), sized("2", 1)], size=10))
+    found = list(batches([sized(str(i), 256 * 1024) for i in range(10)], size=10))
+    assert [len(batch) for batch in found] == [4, 4, 2]
+    full = list(batches([sized("1", MAX_MESSAGE_BYTES), sized("2", 1)], size=10))
     assert [len(batch) for batch in full] == [1, 1]
-
-
-def test_a_fifo_batch_holds_one_message_of_a_group_in_order():
-    letters = [sized(str(i), 1, group) for i, group in enumerate("aabbc")]
-    batches = packed(letters, size=10, one_per_group=True)
-    ids = [[found.id for found, _ in batch] for batch in batches]
-    assert ids == [
-        ["0"],
-        ["1", "2"],
-        ["3", "4"],
-    ]
 
 
 def test_a_message_of_the_full_mebibyte_is_replayed_uncounted():
