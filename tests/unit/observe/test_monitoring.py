@@ -1,4 +1,4 @@
-"""The dashboard and the alerts are about metrics that exist, and promtool agrees with the rules."""
+"""The files in ``monitoring/`` name metrics that exist, and promtool agrees with the alerts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+import yaml  # type: ignore[import-untyped]
 
-from celery_sqs_backoff.observe.alerts import ALERTS, rules_file
-from celery_sqs_backoff.observe.dashboards import DASHBOARD, RULES, dashboard, files, main
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS, Kind
+from celery_sqs_backoff.sqs.errors import REFUSED_CODES
+from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 
-#: Of Debian's package ``prometheus``. It is not needed for anything else, so no CI installs it.
+MONITORING = Path(__file__).parents[3] / "monitoring"
+DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+RULES = yaml.safe_load((MONITORING / "prometheus-rules.yml").read_text())
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+
+#: Of Debian's package ``prometheus``.
 PROMTOOL = shutil.which("promtool")
 
 Q = 'queue="mails"'
@@ -24,8 +29,8 @@ T = 'queue="mails",task="shop.mail"'
 
 
 def expressions() -> list[str]:
-    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
-    return [*panels, *(alert.expr for alert in ALERTS)]
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [*panels, *(alert["expr"] for alert in ALERTS.values())]
 
 
 def known_names() -> set[str]:
@@ -37,7 +42,8 @@ def known_names() -> set[str]:
 
 
 @pytest.mark.parametrize("expr", expressions())
-def test_an_expression_names_metrics_and_labels_that_exist(expr: str) -> None:
+def test_metrics_exist(expr: str) -> None:
+    """Each panel and each alert uses metrics and labels that workers export."""
     names = set(re.findall(r"sqs_backoff_\w+", expr))
     assert names
     assert names <= known_names()
@@ -46,18 +52,26 @@ def test_an_expression_names_metrics_and_labels_that_exist(expr: str) -> None:
         assert {label.strip() for label in group.split(",")} <= labels | {"le"}
 
 
-def test_the_command_writes_both_files(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, [str(tmp_path / "monitoring")])
-    assert result.exit_code == 0, result.output
-    written = {path.name: path.read_text() for path in (tmp_path / "monitoring").iterdir()}
-    assert written == files()
-    assert json.loads(written[DASHBOARD])["uid"] == "celery-sqs-backoff"
+def test_dashboard_metrics_of_the_menu() -> None:
+    """The menu of queues reads a metric that exists."""
+    [menu] = [one for one in DASHBOARD["templating"]["list"] if one["name"] == "queue"]
+    assert set(re.findall(r"sqs_backoff_\w+", menu["query"])) <= known_names()
 
 
-def test_panels_lie_beside_and_below_each_other() -> None:
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard()["panels"]]
+def test_panels_do_not_overlap() -> None:
+    """The dashboard has two columns of panels."""
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
     assert {x for x, _ in places} == {0, 12}
+
+
+def test_alerts_know_the_limits_of_sqs() -> None:
+    """The alerts use the quota and the error codes that the package uses."""
+    assert f"/ {MAX_IN_FLIGHT_MESSAGES} " in ALERTS["SqsBackoffInFlightQuota"]["expr"]
+    refused = re.search(r'code=~"([^"]*)"', ALERTS["SqsBackoffRefused"]["expr"])
+    assert refused
+    unmatched = [code for code in REFUSED_CODES if not re.fullmatch(refused[1], code)]
+    assert not unmatched
 
 
 #: Alert, series (values at 0, 1, 2 ... minutes), and at which minute it fires, with which labels.
@@ -262,13 +276,12 @@ AWAY = [
 
 
 def test_each_alert_has_a_case() -> None:
-    assert set(FIRES) == {alert.name for alert in ALERTS}
+    assert set(FIRES) == set(ALERTS)
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian's package prometheus)")
 def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
-    (tmp_path / RULES).write_text(rules_file())
-    severity = {alert.name: alert.severity for alert in ALERTS}
+    severity = {name: alert["labels"]["severity"] for name, alert in ALERTS.items()}
     tests = [
         {
             "interval": "1m",
@@ -308,10 +321,11 @@ def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         }
         for series in AWAY
     ]
-    _promtool(tmp_path, "check", "rules", RULES)
-    # Annotations are compared too: without them promtool would ask for each text.
-    plain = re.sub(r"        annotations:\n(?:          .*\n)+", "", rules_file())
-    (tmp_path / "plain.yml").write_text(plain)
+    _promtool(tmp_path, "check", "rules", MONITORING / "prometheus-rules.yml")
+    # promtool compares annotations too, so the rules under test have no annotations.
+    plain = [{k: v for k, v in alert.items() if k != "annotations"} for alert in ALERTS.values()]
+    groups = [{"name": "without annotations", "rules": plain}]
+    (tmp_path / "plain.yml").write_text(yaml.safe_dump({"groups": groups}))
     case = {"rule_files": ["plain.yml"], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yml").write_text(json.dumps(case))  # JSON is YAML
     _promtool(tmp_path, "test", "rules", "tests.yml")
