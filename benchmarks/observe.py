@@ -1,8 +1,8 @@
 """How much CPU does watching a worker cost per task, with all adapters on?
 
-The events of tasks that succeed go through every adapter: log lines, signals, what waits, status,
-Prometheus and, if its SDK is installed, OpenTelemetry. That time is compared with the CPU time that
-a real worker takes for a no-op task, in its main process and in its pool.
+The events of tasks that succeed go through every adapter: log lines, signals, what waits, status
+and Prometheus. That time is compared with the CPU time that a real worker takes for a no-op task,
+in its main process and in its pool.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _tasks(number: int) -> Iterator[Event]:
         yield Settled(queue="mails", operation="DeleteMessageBatch", entries=_BATCH, failed=0)
 
 
-def _observed(*, opentelemetry: bool) -> Events:
+def _observed() -> Events:
     events, waiting = Events(), Waiting()
     events.subscribe(LogLines())
     events.subscribe(Announce(lambda name: None))
@@ -61,21 +61,13 @@ def _observed(*, opentelemetry: bool) -> Events:
         None, "worker", waiting=waiting, running=lambda queue: 0, consumed=tuple, held=list
     )
     events.subscribe(bulletin)
-    if opentelemetry:
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
-        from celery_sqs_backoff.observe.opentelemetry import OpenTelemetryRecorder
-
-        provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
-        events.subscribe(Metrics(OpenTelemetryRecorder(provider), waiting))
     return events
 
 
-def microseconds_per_task(*, tasks: int, repetitions: int, opentelemetry: bool) -> list[float]:
+def microseconds_per_task(*, tasks: int, repetitions: int) -> list[float]:
     """CPU time of all adapters, without that of making the events."""
     prepared = list(_tasks(tasks))
-    emit: Callable[[Event], None] = _observed(opentelemetry=opentelemetry).emit
+    emit: Callable[[Event], None] = _observed().emit
     found = []
     with _without_collector():
         for _ in range(repetitions + 1):
@@ -122,19 +114,12 @@ def main(*, tasks: int, repetitions: int) -> None:
     click.echo(f"load average: {', '.join(f'{load:.2f}' for load in os.getloadavg())}")
     main_cpu, all_cpu = worker_microseconds(tasks)
     click.echo(f"a worker's CPU per no-op task: {all_cpu:.0f} µs, {main_cpu:.0f} of them in main")
-    for name, with_otel in (("Prometheus", False), ("Prometheus and OpenTelemetry", True)):
-        try:
-            found = microseconds_per_task(
-                tasks=tasks, repetitions=repetitions, opentelemetry=with_otel
-            )
-        except ImportError:
-            click.echo(f"{name}: not installed")
-            continue
-        cost = median(found)
-        click.echo(
-            f"all adapters, {name}: {cost:.1f} µs per task ({min(found):.1f}..{max(found):.1f}):"
-            f" {cost / all_cpu:.1%} of a no-op task, {cost / main_cpu:.1%} of its part in main"
-        )
+    found = microseconds_per_task(tasks=tasks, repetitions=repetitions)
+    cost = median(found)
+    click.echo(
+        f"all adapters: {cost:.1f} µs per task ({min(found):.1f}..{max(found):.1f}):"
+        f" {cost / all_cpu:.1%} of a no-op task, {cost / main_cpu:.1%} of its part in main"
+    )
 
 
 if __name__ == "__main__":

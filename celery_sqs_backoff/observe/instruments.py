@@ -27,7 +27,6 @@ class Instrument:
         text: what it counts, as a sentence.
         labels: their names.
         buckets: of a histogram.
-        unit: ``"s"``, or empty for a plain number.
     """
 
     name: str
@@ -35,17 +34,11 @@ class Instrument:
     text: str
     labels: tuple[str, ...]
     buckets: tuple[float, ...] = ()
-    unit: str = ""
 
     @property
     def prometheus_name(self) -> str:
         """As it is scraped."""
         return f"sqs_backoff_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
-
-    @property
-    def opentelemetry_name(self) -> str:
-        """As it is exported: the unit is not part of it."""
-        return f"sqs_backoff.{self.name.removesuffix('_seconds')}"
 
 
 _TASK: Final = ("task", "queue")
@@ -58,8 +51,8 @@ def _counter(name: str, text: str, *labels: str) -> Instrument:
     return Instrument(name, Kind.COUNTER, text, labels)
 
 
-def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Instrument:
-    return Instrument(name, Kind.GAUGE, text, labels, unit=unit)
+def _gauge(name: str, text: str, *labels: str) -> Instrument:
+    return Instrument(name, Kind.GAUGE, text, labels)
 
 
 RUNS = _counter(
@@ -74,7 +67,7 @@ RETRIES = _counter(
     *_TASK,
 )
 DELAY = Instrument(
-    "retry_delay_seconds", Kind.HISTOGRAM, "Delays asked of SQS for retries.", _TASK, _DELAYS, "s"
+    "retry_delay_seconds", Kind.HISTOGRAM, "Delays asked of SQS for retries.", _TASK, _DELAYS
 )
 ATTEMPTS = Instrument(
     "attempts", Kind.HISTOGRAM, "Runs that a message needed to succeed.", _TASK, _ATTEMPTS
@@ -102,7 +95,6 @@ OLDEST = _gauge(
     "oldest_waiting_seconds",
     "Age of the oldest message that waits, since it was sent, or since its ETA; 0 if none does.",
     "queue",
-    unit="s",
 )
 GIVING_UP = _gauge(
     "messages_giving_up",
@@ -119,7 +111,6 @@ POLL_AGE = _gauge(
     "poll_age_seconds",
     "Time since the last answered ReceiveMessage, or since none was wanted: a provider was down.",
     "queue",
-    unit="s",
 )
 CALLS = _counter("calls", "Batch calls to SQS, failed ones too.", "queue", "action")
 CALL_FAILURES = _counter(

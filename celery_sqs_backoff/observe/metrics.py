@@ -1,4 +1,4 @@
-"""From the events of one worker to numbers, whoever keeps them: Prometheus or OpenTelemetry.
+"""From the events of one worker to numbers, which a recorder keeps.
 
 Counted in the worker's main process, so no multiprocess mode is needed. Labels are task, queue,
 outcome, reason, error code and SQS's action; never a text of an exception.

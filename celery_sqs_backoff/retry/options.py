@@ -30,7 +30,7 @@ SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt", "outbox")
 FOREIGN = "foreign"
 
 #: The settings that ``worker.observation`` reads.
-OBSERVE_SETTINGS = ("heartbeat", "prometheus_port", "prometheus_host", "opentelemetry", "status")
+OBSERVE_SETTINGS = ("heartbeat", "prometheus_port", "prometheus_host", "status")
 
 #: What ``sqs-doctor`` is not to report.
 IGNORE_FINDINGS = "ignore_findings"

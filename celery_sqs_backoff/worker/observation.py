@@ -37,8 +37,8 @@ class Observation:
     """Starts the observers. The settings, in the app's ``sqs_backoff``:
 
     ``heartbeat``: path of the heartbeat file; ``prometheus_port`` and ``prometheus_host``: where
-    metrics and health are served; ``opentelemetry=True``: metrics by OpenTelemetry's API;
-    ``status=False``: nothing is written to the store for ``sqs-status``.
+    metrics and health are served; ``status=False``: nothing is written to the store for
+    ``sqs-status``.
 
     Nothing that fails here stops the worker: a port that is taken, or a library that is missing or
     half set up, is logged, and the others start.
@@ -98,10 +98,6 @@ class Observation:
             self._serve()
         except Exception as exc:  # noqa: BLE001
             logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
-        try:
-            self._export()
-        except Exception as exc:  # noqa: BLE001
-            logger.error("sqs_backoff.no_opentelemetry: %s: %s", type_name(exc), exc)
         self._publish()
 
     def stop(self) -> None:
@@ -114,12 +110,6 @@ class Observation:
             heartbeat = Heartbeat(Path(path), self._pulse)
             heartbeat.start()
             self._stops.append(heartbeat.stop)
-
-    def _export(self) -> None:
-        if self._settings.get("opentelemetry"):
-            from ..observe.opentelemetry import OpenTelemetryRecorder
-
-            self._count_for(OpenTelemetryRecorder())
 
     def _count_for(self, recorder: Recorder) -> None:
         metrics = Metrics(

@@ -399,7 +399,7 @@ def test_every_app_wide_setting_that_is_named_is_accepted():
     named = {
         name for text in texts for name in re.findall(r"""sqs_backoff\[["']([a-z_]+)["']\]""", text)
     }
-    assert {"store", "status", "opentelemetry", "ignore_findings"} <= named
+    assert {"store", "status", "ignore_findings"} <= named
     for name in named:
         Options.resolve(app_wide={name: None}, own={})
 

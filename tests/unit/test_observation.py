@@ -12,7 +12,6 @@ from urllib.error import HTTPError
 
 import pytest
 from celery import Celery
-from opentelemetry.metrics import _internal as metrics
 
 from celery_sqs_backoff.observe.health import Pulse
 from celery_sqs_backoff.observe.stream import Events
@@ -57,18 +56,6 @@ def test_settings_that_are_wrong_do_not_stop_the_worker(
 ) -> None:
     observe(**settings)
     assert said in caplog.text
-
-
-def test_an_opentelemetry_that_is_half_set_up_does_not_stop_the_worker(
-    observe: Callable[..., Observation],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The environment names a provider of meters that is not installed."""
-    monkeypatch.setattr(metrics, "_METER_PROVIDER", None)
-    monkeypatch.setenv("OTEL_PYTHON_METER_PROVIDER", "not_installed")
-    observe(opentelemetry=True)
-    assert "sqs_backoff.no_opentelemetry: builtins.StopIteration" in caplog.text
 
 
 def test_a_port_that_is_taken_is_had_when_it_is_free(

@@ -29,7 +29,7 @@ from celery_sqs_backoff.observe.events import (
     RunEnded,
     Settled,
 )
-from celery_sqs_backoff.observe.instruments import INSTRUMENTS
+from celery_sqs_backoff.observe.instruments import INSTRUMENTS, Kind
 from celery_sqs_backoff.observe.metrics import Metrics
 from celery_sqs_backoff.observe.prometheus import PrometheusRecorder
 from celery_sqs_backoff.observe.waiting import Waiting
@@ -73,6 +73,15 @@ def metrics(registry: CollectorRegistry, waiting: Waiting, clock: Clock) -> Metr
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(f"sqs_backoff_{name}", {"queue": "q", **labels})
+
+
+def test_instruments() -> None:
+    """Each metric has its own name and a sentence that explains it."""
+    names = [one.prometheus_name for one in INSTRUMENTS]
+    assert len(set(names)) == len(names)
+    for one in INSTRUMENTS:
+        assert bool(one.buckets) == (one.kind is Kind.HISTOGRAM)
+        assert one.text.endswith(".") or ";" in one.text
 
 
 def test_a_run_is_counted_by_its_outcome(metrics: Metrics, registry: CollectorRegistry) -> None:
