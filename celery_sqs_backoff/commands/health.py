@@ -11,7 +11,7 @@ from typing import Final
 import click
 from celery.bin.base import handle_preload_options
 
-from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis, seconds_up
+from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis
 
 from .command import Command, drop_stdout
 from .options import option
@@ -20,7 +20,7 @@ __all__ = ["HEALTHY", "UNHEALTHY", "sqs_health"]
 
 #: The worker's loops turn.
 HEALTHY: Final = 0
-#: They do not, or nobody writes the heartbeat file.
+#: They do not, or no worker touches the heartbeat file.
 UNHEALTHY: Final = 1
 
 _EPILOG = """\b
@@ -53,10 +53,11 @@ Examples:
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
-    """Say whether the worker that writes the heartbeat file is alive.
+    """Say whether the worker that touches the heartbeat file is alive.
 
-    Alive means that its threads receive, renew and settle. An outage of SQS and a long task are no
-    fault of the worker's, so they do not make it unhealthy. SQS is not asked.
+    Alive means that its threads receive, renew and settle. An outage of SQS and a long task do not
+    make a worker unhealthy, because a restart would not help. SQS is not asked. The worker's log
+    says what is wrong (sqs_backoff.unhealthy).
     """
     path = file or _path_of(ctx.obj.app.conf.get("sqs_backoff"))
     if path is None:
@@ -64,10 +65,10 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
             "no heartbeat file: set app.conf.sqs_backoff['heartbeat'] to a path that the worker"
             " and this command share, or give --file"
         )
-    why = diagnosis(path, now=time.time(), max_age_seconds=max_age, up_seconds=seconds_up())
+    why = diagnosis(path, now=time.time(), max_age_seconds=max_age)
     try:
         click.echo("healthy" if why is None else f"unhealthy: {why}")
-    except OSError:  # a full disk, for one, makes no worker unhealthy
+    except OSError:  # a full disk does not make a worker unhealthy
         drop_stdout()
     sys.exit(HEALTHY if why is None else UNHEALTHY)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff.commands import command, health
-from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS
 
 app = Celery("printing", broker="sqs://testing:testing@127.0.0.1:1//", set_as_current=False)
 app.conf.broker_transport_options = {
@@ -81,7 +78,7 @@ def test_output_that_nobody_takes_has_a_code_of_its_own(
 def test_a_full_disk_makes_no_worker_unhealthy(tmp_path: Path) -> None:
     """Whoever keeps what the probe says in a file would restart a worker that is well."""
     heartbeat = tmp_path / "heartbeat"
-    heartbeat.write_text(json.dumps({"at": time.time() + MAX_AGE_SECONDS, "faults": []}))
+    heartbeat.touch()
     with full_disk() as stdout:
         ended, _ = run(stdout, "sqs-health", "--file", str(heartbeat))
     assert ended == health.HEALTHY

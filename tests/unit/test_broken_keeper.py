@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.observe import health
-from celery_sqs_backoff.observe.health import Heartbeat, Pulse, diagnosis
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
@@ -104,7 +103,7 @@ def test_a_call_that_never_returns_is_noticed(
 def test_a_thread_that_hangs_when_its_call_has_returned_is_noticed(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert relay._LONGEST_REST_SECONDS + health.INTERVAL_SECONDS < 30
+    assert relay._LONGEST_REST_SECONDS + health.MAX_AGE_SECONDS + health.INTERVAL_SECONDS < 60
     monkeypatch.setattr(relay, "_LONGEST_REST_SECONDS", -1.0)
     faults: list[list[str]] = []
     keeper.events.subscribe(lambda event: faults.append(keeper.pulse.faults()))
@@ -124,23 +123,3 @@ def test_a_lock_that_is_never_released_does_not_hold_up_the_heartbeat(keeper: Ke
 def test_without_threads_the_keeper_is_dead(keeper: Keeper) -> None:
     keeper._relay._threads.clear()
     assert keeper.pulse.faults() == ["the keeper has died"]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_heartbeat_that_has_stopped_is_noticed(tmp_path, monkeypatch) -> None:
-    """The file is old, and ``/healthz`` says so."""
-    monkeypatch.setattr(health, "INTERVAL_SECONDS", 0.01)
-    pulse, path, now = Pulse(), tmp_path / "heartbeat", [1_000.0]
-    heartbeat = Heartbeat(path, pulse, now=lambda: now[0])
-    heartbeat.start()
-    assert pulse.faults() == []
-
-    def die() -> None:
-        raise SystemExit
-
-    monkeypatch.setattr(heartbeat, "write", die)
-    eventually(lambda: pulse.faults() == ["the heartbeat has died"])
-    now[0] += health.MAX_AGE_SECONDS + 1
-    assert "the last heartbeat is" in (diagnosis(path, now=now[0]) or "")
-    heartbeat.stop()
-    assert pulse.faults() == []
