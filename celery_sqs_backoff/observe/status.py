@@ -1,35 +1,39 @@
-"""The state of each queue in numbers. ``None`` means that nobody knows, never zero.
+"""The state of each queue in numbers. ``None`` means that the number is not known, never zero.
 
-SQS counts messages that are ready, in flight and delayed. Which of those in flight are running and
-which wait for a retry, only the workers know; with a store, they say so (:mod:`.board`).
+SQS counts messages that are ready, in flight and delayed. Only the workers know which messages in
+flight run and which wait for a retry; with a store, they publish it (:mod:`.board`).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
-from .board import ProviderNow, QueueNow, WorkerNow
+from ..units import in_words
+from .board import ProviderNow, WorkerNow
 
-__all__ = ["ProviderStatus", "QueueStatus", "provider_status", "read_status", "with_workers"]
-
-_PUBLISHED = frozenset(
-    {
-        *("name", "ready", "waiting", "running", "delayed"),
-        *("dead_letters", "oldest_seconds", "in_flight_share"),
-    }
+#: Fields of a queue that ``sqs-status --json`` prints.
+_PUBLISHED: Final = (
+    *("name", "ready", "waiting", "running", "delayed"),
+    *("dead_letters", "oldest_seconds", "in_flight_share"),
 )
 
-#: Fewer messages in flight of which no worker knows may be on their way: counts are approximate.
+#: SQS's counts are approximate, so a difference of so few messages means nothing.
 _FEW: Final = 20
 
-_STEM = "ApproximateNumberOfMessages"
+#: Queues that a line names, and providers with a line of their own.
+_MOST_NAMES: Final = 5
+
+#: SQS deletes a message soon if less than this time is left.
+_SOON_SECONDS: Final = 24 * 3600.0
+
+_STEM: Final = "ApproximateNumberOfMessages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,45 +41,45 @@ class QueueStatus:
     """One queue.
 
     Attributes:
-        name: as in Celery.
+        name: in Celery.
+        sqs_name: on SQS, as in metrics and log lines.
         ready: messages that a worker could receive now.
         waiting: hidden messages that wait for their next attempt or their ETA.
         running: tasks that workers are running.
-        delayed: new messages that SQS delays (``DelaySeconds``).
-        dead_letters: messages in the dead-letter queue; ``None`` also if there is none.
-        oldest_seconds: age of the oldest message that is not done.
+        in_flight: ``waiting``, ``running`` and the messages that workers hold.
         in_flight_share: share, 0 to 1, of SQS's quota of messages in flight.
+        delayed: new messages that SQS delays (``DelaySeconds``).
+        has_dlq: whether it has a dead-letter queue, as far as is known.
+        dead_letters: messages in the dead-letter queue; ``None`` also if there is none.
+        retention_seconds: how long the queue keeps a message.
+        failure: SQS's error code, if the queue could not be read.
+        workers: how many workers have published what they know of it.
+        unaccounted: messages in flight that no worker knows, if they are the most; then ``waiting``
+            is not known.
+        oldest_seconds: age of the oldest message that is not done.
+        giving_up: waiting messages whose ``retry_for`` is over within two hours.
+        next_gives_up_at: when the first of them gives up, in seconds since the epoch.
+        given_up: messages that the running workers have given up, by reason.
     """
 
     name: str
+    sqs_name: str = ""
     ready: int | None = None
     waiting: int | None = None
     running: int | None = None
-    delayed: int | None = None
-    dead_letters: int | None = None
-    oldest_seconds: float | None = None
-    in_flight_share: float | None = None
-    #: Messages in flight: ``waiting`` and ``running`` together.
     in_flight: int | None = None
-    #: How many of those no worker knows, if they are the most: then ``waiting`` is not known.
-    unaccounted: int = 0
-    #: Whether it has a dead-letter queue, as far as is known.
+    in_flight_share: float | None = None
+    delayed: int | None = None
     has_dlq: bool = True
-    #: How many workers have written what they know of it.
-    workers: int = 0
-    #: Seconds until SQS deletes the oldest message, because its retention period is over.
-    deleted_in_seconds: float | None = None
-    #: The queue's name on SQS, as in metrics and log lines.
-    sqs_name: str = ""
-    #: Of the queue.
+    dead_letters: int | None = None
     retention_seconds: int | None = None
-    #: Waiting messages whose ``retry_for`` is over within two hours, and when the first one's is.
-    giving_up: int | None = None
-    next_gives_up_at: float | None = None
-    #: What the workers that run now have given up, by reason.
-    given_up: Mapping[str, int] = field(default_factory=dict)
-    #: SQS's error code, if the queue could not be read.
     failure: str | None = None
+    workers: int = 0
+    unaccounted: int = 0
+    oldest_seconds: float | None = None
+    giving_up: int = 0
+    next_gives_up_at: float | None = None
+    given_up: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -83,90 +87,11 @@ class QueueStatus:
         return self.ready == self.in_flight == self.delayed == 0
 
     @property
-    def has_nothing(self) -> bool:
-        """Whether there is no message to show, of it or of its dead-letter queue."""
-        return self.failure is not None or (self.is_empty and not self.dead_letters)
-
-    def as_dict(self) -> dict[str, object]:
-        """Return what ``sqs-status --json`` prints of it."""
-        return {name: value for name, value in asdict(self).items() if name in _PUBLISHED}
-
-
-def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueStatus:
-    """Read a queue's numbers from SQS: two calls, or one if it has no dead-letter queue.
-
-    Arguments:
-        name: as in Celery.
-        url: on SQS.
-        calls_of: from a queue's URL to its port.
-    """
-    found = calls_of(url).attributes()
-    if isinstance(found, Failure):
-        return QueueStatus(name=name, sqs_name=url.rpartition("/")[2], failure=found.code)
-    in_flight = _number(found, "NotVisible")
-    dlq_url = _dlq_url(url, found)
-    return QueueStatus(
-        name=name,
-        sqs_name=url.rpartition("/")[2],
-        ready=_number(found, ""),
-        # Nothing in flight is the one case in which SQS tells both.
-        waiting=0 if in_flight == 0 else None,
-        running=0 if in_flight == 0 else None,
-        delayed=_number(found, "Delayed"),
-        dead_letters=None if dlq_url is None else _messages(calls_of(dlq_url)),
-        has_dlq=dlq_url is not None,
-        in_flight=in_flight,
-        in_flight_share=None if in_flight is None else in_flight / MAX_IN_FLIGHT_MESSAGES,
-        retention_seconds=_integer(found, "MessageRetentionPeriod"),
-    )
-
-
-def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: float) -> QueueStatus:
-    """Add what the workers know of a queue; without any worker nothing is added.
-
-    The sums are those of the workers that have written within the last minute. What a worker has
-    hidden that is gone meanwhile is in flight, and in none of the sums. While that is most of what
-    is in flight, how many wait, and how old they are, is not known.
-
-    Args:
-        status: what SQS has told.
-        workers: their records.
-        now: seconds since the epoch.
-    """
-    known = [
-        queue for worker in workers if (queue := worker.queues.get(status.sqs_name)) is not None
-    ]
-    if status.failure is not None or not known:
-        return status
-    accounted = sum(queue.waiting + queue.running + queue.held for queue in known)
-    unaccounted = max(0, (status.in_flight or 0) - accounted)
-    is_mostly_unknown = unaccounted > max(_FEW, accounted)
-    oldest = None if is_mostly_unknown else _first(queue.oldest_sent_at for queue in known)
-    age = None if oldest is None else max(0.0, now - oldest)
-    kept = status.retention_seconds
-    return replace(
-        status,
-        waiting=None if is_mostly_unknown else sum(queue.waiting for queue in known),
-        running=sum(queue.running for queue in known),
-        unaccounted=unaccounted if is_mostly_unknown else 0,
-        workers=len(known),
-        oldest_seconds=age,
-        deleted_in_seconds=None if age is None or kept is None else kept - age,
-        giving_up=sum(queue.giving_up for queue in known),
-        next_gives_up_at=_first(queue.next_gives_up_at for queue in known),
-        given_up=_added(known),
-    )
-
-
-def _added(known: Iterable[QueueNow]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for queue in known:
-        found.update(queue.dead_letters)
-    return dict(found)
-
-
-def _first(times: Iterable[float | None]) -> float | None:
-    return min((at for at in times if at is not None), default=None)
+    def deleted_in_seconds(self) -> float | None:
+        """Seconds until SQS deletes the oldest message, because its retention period is over."""
+        if self.oldest_seconds is None or self.retention_seconds is None:
+            return None
+        return self.retention_seconds - self.oldest_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +100,7 @@ class ProviderStatus:
 
     Attributes:
         name: of the provider.
-        state: the worst of the workers' states: ``"open"``, ``"probing"`` or ``"closed"``.
+        state: the worst of the workers' states.
         waiting: messages that workers could bring forward.
         workers: how many have a gate for it.
     """
@@ -184,6 +109,106 @@ class ProviderStatus:
     state: str
     waiting: int
     workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One look.
+
+    Attributes:
+        queues: that are shown.
+        providers: of all workers.
+        at: when, in seconds since the epoch.
+        workers: how many have published; ``None``: that could not be read.
+        why: the reason why it could not be read.
+        others: queues that workers receive from and that are not shown, by their names on SQS.
+    """
+
+    queues: Sequence[QueueStatus]
+    providers: Sequence[ProviderStatus] = ()
+    at: float = 0.0
+    workers: int | None = None
+    why: str = ""
+    others: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``sqs-status --json`` prints."""
+        return {
+            "queues": [{name: getattr(one, name) for name in _PUBLISHED} for one in self.queues],
+            "providers": [asdict(one) for one in self.providers],
+        }
+
+    def not_shown(self) -> str | None:
+        """Return a line about the queues that are not shown, if there are any."""
+        if not self.others:
+            return None
+        return f"not shown: workers also receive from {_name(self.others)}; name queues with -Q"
+
+
+def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueStatus:
+    """Read a queue's numbers from SQS, with one call for it and one for its dead-letter queue.
+
+    Args:
+        name: of the queue in Celery.
+        url: of the queue on SQS.
+        calls_of: from a queue's URL to its port.
+    """
+    sqs_name = url.rpartition("/")[2]
+    found = calls_of(url).attributes()
+    if isinstance(found, Failure):
+        return QueueStatus(name=name, sqs_name=sqs_name, failure=found.code)
+    in_flight = _integer(found, _STEM + "NotVisible")
+    known = 0 if in_flight == 0 else None  # with nothing in flight, SQS tells both numbers
+    dlq_url = _dlq_url(url, found)
+    return QueueStatus(
+        name=name,
+        sqs_name=sqs_name,
+        ready=_integer(found, _STEM),
+        waiting=known,
+        running=known,
+        in_flight=in_flight,
+        in_flight_share=None if in_flight is None else in_flight / MAX_IN_FLIGHT_MESSAGES,
+        delayed=_integer(found, _STEM + "Delayed"),
+        has_dlq=dlq_url is not None,
+        dead_letters=None if dlq_url is None else _messages(calls_of(dlq_url)),
+        retention_seconds=_integer(found, "MessageRetentionPeriod"),
+    )
+
+
+def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: float) -> QueueStatus:
+    """Add what the workers know of a queue; without any worker nothing is added.
+
+    Messages that a worker hid before it ended are in flight and in none of the workers' numbers.
+    While they are the most, how many messages wait, and how old they are, is not known.
+
+    Args:
+        status: what SQS has told.
+        workers: their records of the last minute.
+        now: seconds since the epoch.
+    """
+    known = [
+        worker.queues[status.sqs_name] for worker in workers if status.sqs_name in worker.queues
+    ]
+    if status.failure is not None or not known:
+        return status
+    accounted = sum(queue.waiting + queue.running + queue.held for queue in known)
+    unaccounted = max(0, (status.in_flight or 0) - accounted)
+    is_mostly_unknown = unaccounted > max(_FEW, accounted)
+    oldest = None if is_mostly_unknown else _first(queue.oldest_sent_at for queue in known)
+    given_up: Counter[str] = Counter()
+    for queue in known:
+        given_up.update(queue.dead_letters)
+    return replace(
+        status,
+        waiting=None if is_mostly_unknown else sum(queue.waiting for queue in known),
+        running=sum(queue.running for queue in known),
+        unaccounted=unaccounted if is_mostly_unknown else 0,
+        workers=len(known),
+        oldest_seconds=None if oldest is None else max(0.0, now - oldest),
+        giving_up=sum(queue.giving_up for queue in known),
+        next_gives_up_at=_first(queue.next_gives_up_at for queue in known),
+        given_up=dict(given_up),
+    )
 
 
 def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
@@ -203,24 +228,112 @@ def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
     ]
 
 
+_COLUMNS: Final = (
+    *("queue", "ready", "waiting", "running", "in flight", "quota", "delayed", "dead", "oldest"),
+)
+
+
+def render(status: Status) -> str:
+    """Return a table of all queues, and a line for each thing that an operator should know."""
+    rows = [_COLUMNS, *map(_cells, status.queues)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    return "\n".join([*lines, *_notes(status)])
+
+
+def _cells(queue: QueueStatus) -> tuple[str, ...]:
+    share, age = queue.in_flight_share, queue.oldest_seconds
+    dead = _number(queue.dead_letters) if queue.has_dlq else "-"
+    return (
+        queue.name,
+        *map(_number, (queue.ready, queue.waiting, queue.running, queue.in_flight)),
+        "?" if share is None else f"{share:.1%}",
+        _number(queue.delayed),
+        dead,
+        in_words(age) if age is not None else "-" if queue.is_empty else "?",
+    )
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _notes(status: Status) -> Iterator[str]:
+    yield from _provider_lines(status.providers)
+    faults: dict[str, list[str]] = {}
+    for queue in status.queues:
+        if queue.failure:
+            faults.setdefault(queue.failure, []).append(queue.name)
+        elif queue.has_dlq and queue.dead_letters is None:
+            faults.setdefault("dead-letter queue cannot be read", []).append(queue.name)
+    yield from (f"{_name(names)}: {fault}" for fault, names in faults.items())
+    if not_shown := status.not_shown():
+        yield not_shown
+    if status.workers is None:
+        yield f"? is not known: {status.why}"
+        return
+    unknown = [q.name for q in status.queues if not (q.workers or q.is_empty or q.failure)]
+    if unknown:
+        of = f" of {_name(unknown)}" if status.workers else ""
+        yield f"? is not known: no worker{of} has written within the last minute"
+    for queue in status.queues:
+        yield from (f"{queue.name}: {line}" for line in _outlook(queue, status.at))
+
+
+def _provider_lines(providers: Iterable[ProviderStatus]) -> Iterator[str]:
+    """Name the providers with the most waiting messages. With a key, each tenant is a provider."""
+    bad = sorted((p for p in providers if p.state != "closed"), key=lambda p: -p.waiting)
+    for one in bad[:_MOST_NAMES]:
+        state = one.state if one.state == "recovering" else f"down ({one.state})"
+        yield f"provider {one.name} is {state}: {one.waiting} messages wait for it"
+    if more := bad[_MOST_NAMES:]:
+        waiting = sum(one.waiting for one in more)
+        yield f"{len(more)} more providers are down: {waiting} messages wait for them"
+
+
+def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
+    if queue.unaccounted:
+        yield (
+            f"{queue.unaccounted} messages in flight are known to no worker that runs: hidden"
+            " before a deploy or a crash"
+        )
+    if queue.giving_up and queue.next_gives_up_at is not None:
+        first = in_words(max(0.0, queue.next_gives_up_at - now))
+        messages = f"{queue.giving_up} message{'' if queue.giving_up == 1 else 's'}"
+        yield f"next: {messages} give up within 2 hours, the first in {first}"
+    if queue.deleted_in_seconds is not None and queue.deleted_in_seconds < _SOON_SECONDS:
+        yield f"SQS deletes the oldest message in {in_words(max(0.0, queue.deleted_in_seconds))}"
+    if queue.given_up:
+        reasons = sorted(queue.given_up.items(), key=lambda pair: -pair[1])
+        listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
+        yield f"given up by the workers since they started: {listed}"
+
+
+def _name(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _first(times: Iterable[float | None]) -> float | None:
+    return min((at for at in times if at is not None), default=None)
+
+
 def _messages(calls: Calls) -> int | None:
     found = calls.attributes()
     if isinstance(found, Failure):
         return None
-    return sum(_number(found, kind) or 0 for kind in ("", "NotVisible", "Delayed"))
+    return sum(_integer(found, _STEM + kind) or 0 for kind in ("", "NotVisible", "Delayed"))
 
 
 def _dlq_url(url: str, attributes: Mapping[str, str]) -> str | None:
-    """SQS wants the dead-letter queue in the same account and Region: only the name differs."""
+    """Return the URL of the dead-letter queue, which is in the same account and Region."""
     try:
         arn = json.loads(attributes["RedrivePolicy"])["deadLetterTargetArn"]
     except (KeyError, TypeError, ValueError):
         return None
     return f"{url.rpartition('/')[0]}/{str(arn).rpartition(':')[2]}"
-
-
-def _number(attributes: Mapping[str, str], kind: str) -> int | None:
-    return _integer(attributes, _STEM + kind)
 
 
 def _integer(attributes: Mapping[str, str], name: str) -> int | None:

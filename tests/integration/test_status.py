@@ -78,14 +78,6 @@ def test_what_is_in_flight_may_run_or_wait(
     assert queue.name[:20] in shown.replace("\n", "")
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
-def test_watching_needs_a_terminal(run: Callable[..., Result], more: tuple[str, ...]) -> None:
-    """A pipe got nothing, for ever; with --json it was one look."""
-    result = run("--watch", *more)
-    assert result.exit_code == 2
-    assert "--watch needs a terminal" in result.stderr
-
-
 def test_a_store_of_each_process_is_one_that_is_set(
     run: Callable[..., Result], app: Celery
 ) -> None:
@@ -229,20 +221,3 @@ def test_a_users_own_timeouts_have_precedence(app: Celery) -> None:
     app.conf.broker_transport_options = {"client-config": {"read_timeout": 77}}
     config = connection_to_look(app).transport_options["client-config"]
     assert (config["connect_timeout"], config["read_timeout"]) == (5, 77)
-
-
-def test_watching_ends_with_ctrl_c(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("celery_sqs_backoff.commands.status.time.sleep", sleep)
-    monkeypatch.setattr("celery_sqs_backoff.commands.status._has_terminal", lambda: True)
-    result = run("--watch", "--interval", "3")
-    assert result.exit_code == 0, result.output
-    assert looks == [3, 3], "two looks after the first"

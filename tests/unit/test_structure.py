@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "safe": {"retry", "sqs", "signals", "classifiers", "text", "contrib", "threads"},
     "provider": {"retry", "sqs", "safe", "signals", "text", "units"},
     "task": {"retry", "sqs", "safe", "signals", "provider", "text", "threads"},
-    "observe": {"retry", "sqs", "safe", "signals", "text", "threads", "version"},
+    "observe": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
     "worker": {
         *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),
         *("doctor", "threads"),

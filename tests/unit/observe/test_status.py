@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from celery_sqs_backoff.commands.status import _screen, _Seen, _shown
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
-from celery_sqs_backoff.observe.status import ProviderStatus, QueueStatus, with_workers
+from celery_sqs_backoff.observe.status import (
+    ProviderStatus,
+    QueueStatus,
+    Status,
+    render,
+    with_workers,
+)
 
 NOW = 10_000.0
 
@@ -50,10 +52,9 @@ def test_counts_that_differ_a_little_are_believed(in_flight: int, known: QueueNo
     assert (found.waiting, found.unaccounted) == (0, 0)
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 160])
-def test_no_terminal_is_too_narrow_for_a_name_or_a_number(width: int) -> None:
-    """At 40 columns the queues had no names, and numbers were cut."""
-    status = QueueStatus(
+def test_rows_and_notes() -> None:
+    """The table has a row for each queue, and a line below for each thing to know."""
+    mails = QueueStatus(
         name="mails-of-the-shop",
         ready=12,
         waiting=24_801,
@@ -65,73 +66,44 @@ def test_no_terminal_is_too_narrow_for_a_name_or_a_number(width: int) -> None:
         in_flight_share=0.2067,
         unaccounted=77,
     )
-    console = Console(width=width, file=StringIO())
-    console.print(_shown(_Seen([status], [], NOW, 1), width))
-    assert isinstance(console.file, StringIO)
-    shown = "".join(console.file.getvalue().split())
-    for text in ("mails-of-the", "24801", "24809", "20.7%", "31", "3.2hours", "77messagesinflight"):
-        assert text in shown
+    bulk = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=0, has_dlq=False, workers=1)
+    heading, *rows, note = render(Status(queues=[mails, bulk], workers=1, at=NOW)).splitlines()
+    assert heading.split("  ")[0] == "queue"
+    cells = [" ".join(row.split()) for row in rows]
+    assert cells[0] == "mails-of-the-shop 12 24801 8 24809 20.7% 0 31 3.2 hours"
+    assert cells[1] == "bulk 0 ? ? 0 ? 0 - -"
+    assert len(heading) == len(rows[0]) == len(rows[1])
+    assert note.startswith("mails-of-the-shop: 77 messages in flight are known to no worker")
 
 
-def test_a_screen_of_many_queues_shows_what_there_is_to_say_first() -> None:
-    """``--watch`` cuts what does not fit below."""
+def test_faults_of_many_queues() -> None:
+    """Queues that fail in the same way share a line."""
     queues = [QueueStatus(name=f"queue-{number}", failure="Denied") for number in range(60)]
-    down = ProviderStatus(name="mailgun", state="open", waiting=7, workers=1)
-    console = Console(width=100, file=StringIO())
-    console.print(_screen(_Seen(queues, [down], NOW, 1), console))
-    assert isinstance(console.file, StringIO)
-    seen_at, provider, unread, header, *_ = console.file.getvalue().splitlines()
-    assert re.match(r"seen at \d\d:\d\d:\d\d \S+;", seen_at), "the next look may take a while"
-    assert provider.startswith("provider mailgun is down")
-    assert unread == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
-    assert header.split()[0] == "queue"
+    lines = render(Status(queues=queues, workers=1, at=NOW)).splitlines()
+    assert lines[-1] == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
 
 
-def screen_of(*queues: QueueStatus) -> list[str]:
-    """The lines that a terminal of 24 shows."""
-    console = Console(width=100, height=24, file=StringIO())
-    console.print(_screen(_Seen(list(queues), [], NOW, 1), console))
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().splitlines()[:24]
-
-
-def test_a_screen_that_is_too_small_says_so_and_shows_the_queues_with_messages() -> None:
-    empty = QueueStatus(name="", ready=0, delayed=0, in_flight=0, dead_letters=0, workers=1)
-    queues = [replace(empty, name=f"queue-{number}") for number in range(60)]
-    queues[40] = replace(queues[40], dead_letters=7)
-    seen_at, _, first, *_ = screen_of(*queues)
-    assert seen_at.endswith("; more than fits: name queues with -Q")
-    assert first.startswith("queue-40 ")
-    assert "more than fits" not in screen_of(*queues[:22])[0]
-
-
-def test_what_there_is_to_say_of_each_queue_leaves_room_for_the_numbers() -> None:
-    full = QueueStatus(name="", ready=5, delayed=0, in_flight=0, given_up={"expired": 1}, workers=1)
-    lines = screen_of(*(replace(full, name=f"queue-{number}") for number in range(60)))
-    assert "more than fits" in lines[0]
-    assert [line.split()[0] for line in lines[13:15]] == ["queue", "queue-0"]
-
-
-def test_many_providers_that_are_down_leave_room_for_the_numbers() -> None:
+def test_many_providers_that_are_down() -> None:
     """With a key, an outage of one provider shuts the gate of each tenant."""
     down = [
         ProviderStatus(name=f"shop[{n}]", state="open", waiting=n, workers=1) for n in range(100)
     ]
-    console = Console(width=100, file=StringIO())
-    console.print(_screen(_Seen([QueueStatus(name="mails")], down, NOW, 1), console))
-    assert isinstance(console.file, StringIO)
-    lines = console.file.getvalue().splitlines()
-    worst, rest = lines[1], lines[6]
-    assert worst == "provider shop[99] is down (open): 99 messages wait for it"
-    assert rest == "95 more providers are down: 4465 messages wait for them"
+    status = Status(queues=[QueueStatus(name="mails")], providers=down, workers=1, at=NOW)
+    lines = [line for line in render(status).splitlines() if "provider" in line]
+    assert lines[0] == "provider shop[99] is down (open): 99 messages wait for it"
+    assert lines[5:] == ["95 more providers are down: 4465 messages wait for them"]
+
+
+def test_a_provider_that_recovers() -> None:
+    """A provider whose calls are limited is not down, and is shown."""
+    one = ProviderStatus(name="sms", state="recovering", waiting=7, workers=1)
+    status = Status(queues=[], providers=[one], workers=1, at=NOW)
+    assert "provider sms is recovering: 7 messages wait for it" in render(status)
 
 
 def said(*queues: QueueStatus, workers: int | None) -> str:
-    console = Console(width=160, file=StringIO(), force_terminal=False)
-    seen = _Seen(list(queues), [], NOW, workers, why="" if workers is not None else "no store")
-    console.print(_shown(seen, console.width))
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
+    why = "" if workers is not None else "no store"
+    return render(Status(queues=queues, at=NOW, workers=workers, why=why))
 
 
 def test_what_is_not_known_is_explained() -> None:
