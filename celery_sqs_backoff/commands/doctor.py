@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Final
 
 import click
 from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, asked, examine
 from celery_sqs_backoff.sqs.find_queue import why_not
-from celery_sqs_backoff.version import __version__
 
 from .command import Command
 from .options import option, queues_option, select_queues
@@ -61,7 +58,7 @@ Examples:
     "Output",
     "--format",
     "form",
-    type=click.Choice(["text", "json", "sarif"]),
+    type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
     help="What to print on stdout.",
@@ -110,10 +107,8 @@ def sqs_doctor(
     if form == "text":
         looked_at = f"{len(asked(live=not offline))} rules, {_named(subjects)}"
         click.echo(_text(findings, looked_at, could_look=could_look))
-    elif form == "json":
-        click.echo(_json(findings))
     else:
-        click.echo(_sarif(findings, could_look=could_look))
+        click.echo(_json(findings))
     sys.exit(_exit_code(findings, could_look=could_look))
 
 
@@ -177,64 +172,3 @@ def _named(queues: Sequence[str]) -> str:
 
 def _json(findings: Sequence[Finding]) -> str:
     return json.dumps({"findings": [finding.as_dict() for finding in findings]}, indent=2)
-
-
-def _location(finding: Finding) -> dict[str, Any]:
-    """A queue or a setting is in no file; GitHub's code scanning refuses what has none."""
-    uri = f"celery-sqs-backoff/{quote(finding.subject, safe='')}"
-    return {
-        "physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}},
-        "logicalLocations": [{"fullyQualifiedName": finding.subject}],
-    }
-
-
-def _fingerprint(finding: Finding) -> str:
-    """The same finding in another run is the same alert, whatever its numbers say by then."""
-    return sha256(f"{finding.id} {finding.subject}".encode()).hexdigest()[:16] + ":1"
-
-
-_SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-
-
-def _sarif(findings: Sequence[Finding], *, could_look: bool) -> str:
-    """SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
-
-    GitHub closes each alert that a file does not repeat, unless the file says that the run was no
-    success.
-    """
-    rules = [
-        {
-            "id": rule.id,
-            "shortDescription": {"text": rule.title},
-            "fullDescription": {"text": rule.why},
-            "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
-        }
-        for rule in RULES
-    ]
-    results: list[dict[str, Any]] = [
-        {
-            "ruleId": finding.id,
-            "level": _SARIF_LEVELS[finding.severity],
-            "message": {
-                "text": f"{finding.subject}: {finding.evidence}. {finding.consequence}",
-            },
-            "locations": [_location(finding)],
-            "partialFingerprints": {"primaryLocationLineHash": _fingerprint(finding)},
-        }
-        for finding in findings
-    ]
-    driver = {"name": "celery-sqs-backoff", "version": __version__, "rules": rules}
-    return json.dumps(
-        {
-            "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-            "version": "2.1.0",
-            "runs": [
-                {
-                    "tool": {"driver": driver},
-                    "invocations": [{"executionSuccessful": could_look}],
-                    "results": results,
-                }
-            ],
-        },
-        indent=2,
-    )
