@@ -87,18 +87,6 @@ class QueueFacts:
     def visible(self) -> int | None:
         return self._number("ApproximateNumberOfMessages")
 
-    @property
-    def in_flight(self) -> int | None:
-        return self._number("ApproximateNumberOfMessagesNotVisible")
-
-    @property
-    def kms_key(self) -> str | None:
-        return self._text("KmsMasterKeyId")
-
-    @property
-    def kms_reuse_seconds(self) -> int | None:
-        return self._number("KmsDataKeyReusePeriodSeconds")
-
     @cached_property
     def redrive_policy(self) -> dict[str, Any]:
         """Empty: the queue has none, or it could not be read."""
@@ -120,14 +108,6 @@ class QueueFacts:
     def dlq_arn(self) -> str | None:
         arn = self.redrive_policy.get("deadLetterTargetArn")
         return arn if isinstance(arn, str) else None
-
-    @property
-    def is_its_own_dlq(self) -> bool:
-        return self.dlq_arn is not None and self.dlq_arn == self.arn
-
-    @property
-    def has_dlq_of_another_type(self) -> bool:
-        return self.dlq_arn is not None and self.dlq_arn.endswith(".fifo") != self.is_fifo
 
     def _text(self, name: str) -> str | None:
         value = (self.attributes or {}).get(name)
@@ -233,14 +213,7 @@ class AppFacts:
     default_queue: str = "celery"
     concurrency: int | None = None
     prefetch_multiplier: int = 4
-    remote_control: bool = False
     events: bool = False
-    #: ``visibility_timeout`` of ``broker_transport_options``; ``None``: not set.
-    kombu_visibility_timeout: int | None = None
-    #: Distribution name to version, of what is installed.
-    versions: Mapping[str, str] = field(default_factory=dict)
-    #: Client libraries that retry by themselves: name to number of retries.
-    client_retries: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from celery.exceptions import ImproperlyConfigured
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
@@ -34,11 +35,6 @@ __all__ = [
 
 #: No message ever had it, so no message is touched.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
-
-_DISTRIBUTIONS = ("celery", "kombu", "boto3", "botocore", "billiard")
-
-#: Modules of client libraries whose own retries are a setting of the module, if it is imported.
-_CLIENT_RETRIES = (("stripe", "max_network_retries"),)
 
 #: Celery's switch: with Django it runs the system checks before it imports tasks.
 _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
@@ -131,7 +127,8 @@ def ignored_by(app: Any) -> tuple[str, ...]:
 def facts_of_app(app: Any) -> AppFacts:
     """Read the settings and the tasks of an app; asks nobody."""
     conf = app.conf
-    options = conf.broker_transport_options or {}
+    if not isinstance(conf.broker_transport_options or {}, Mapping):
+        raise ImproperlyConfigured("invalid broker_transport_options: expected a mapping")
     own = conf.get("sqs_backoff") or {}
     store = own.get("store") if isinstance(own, Mapping) else None
     return AppFacts(
@@ -142,11 +139,7 @@ def facts_of_app(app: Any) -> AppFacts:
         default_queue=conf.task_default_queue,
         concurrency=_number(conf.worker_concurrency),
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
-        remote_control=bool(conf.worker_enable_remote_control),
         events=bool(conf.worker_send_task_events),
-        kombu_visibility_timeout=options.get("visibility_timeout"),
-        versions=dict(_versions()),
-        client_retries=dict(_client_retries()),
     )
 
 
@@ -360,21 +353,6 @@ def _facts_of_store(app: Any) -> dict[str, Any]:
         cause = exc.__cause__ or exc
         return {"store_failure": type(cause).__name__}
     return {"store_eviction": eviction_of(app)}
-
-
-def _versions() -> Iterable[tuple[str, str]]:
-    for name in _DISTRIBUTIONS:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
-
-
-def _client_retries() -> Iterable[tuple[str, int]]:
-    for name, setting in _CLIENT_RETRIES:
-        retries = getattr(sys.modules.get(name), setting, 0)
-        if isinstance(retries, int) and retries > 0:
-            yield name, retries
 
 
 def _other_queues(channel: Any, consumed: set[str]) -> dict[str, int]:

@@ -31,12 +31,6 @@ SIZE = ("--ignore", "I014=the local server's limit")
 SECRET = "hunter2"
 
 
-@pytest.fixture(autouse=True)
-def no_client_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have imported one that retries."""
-    monkeypatch.setattr("celery_sqs_backoff.doctor.look._CLIENT_RETRIES", ())
-
-
 @pytest.fixture
 def app() -> Iterator[Celery]:
     with doctored_app() as made:

@@ -14,7 +14,6 @@ __all__ = ["aws_sqs", "resource_name", "set_attributes", "terraform", "without_r
 #: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue
 _TERRAFORM = {
     "DelaySeconds": "delay_seconds",
-    "KmsDataKeyReusePeriodSeconds": "kms_data_key_reuse_period_seconds",
     "MaximumMessageSize": "max_message_size",
     "MessageRetentionPeriod": "message_retention_seconds",
     "VisibilityTimeout": "visibility_timeout_seconds",

@@ -34,7 +34,7 @@ def _messages(queue: QueueFacts) -> str:
 
 def _pairs(facts: Facts) -> Iterator[tuple[QueueFacts, QueueFacts]]:
     for queue in facts.consumed:
-        if queue.dlq is not None and not queue.is_its_own_dlq:
+        if queue.dlq is not None:
             yield queue, queue.dlq
 
 
@@ -81,24 +81,9 @@ def _dlq_name(queue: QueueFacts) -> str:
     return f"{name.removesuffix('.fifo')}-dlq{'.fifo' if queue.is_fifo else ''}"
 
 
-def _itself(facts: Facts) -> Iterator[Report]:
-    for queue in facts.consumed:
-        if queue.is_its_own_dlq:
-            yield (
-                queue.name,
-                "deadLetterTargetArn is the queue's own ARN",
-                "Workers delete a message that is given up; nothing is left to look at or to"
-                " replay. One that SQS moves itself comes back at once, as often as it is moved.",
-                replace(
-                    without_redrive_policy(queue),
-                    text="Then create a dead-letter queue of its own.",
-                ),
-            )
-
-
 def _gone(facts: Facts) -> Iterator[Report]:
     for queue, dlq in _pairs(facts):
-        if dlq.attributes is None and dlq.failure in ("NonExistentQueue", "QueueDoesNotExist"):
+        if dlq.is_missing:
             yield (
                 queue.name,
                 f"the dead-letter queue {dlq.name} does not exist",
@@ -109,18 +94,6 @@ def _gone(facts: Facts) -> Iterator[Report]:
                     f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
                     + (",FifoQueue=true" if queue.is_fifo else "")
                 ),
-            )
-
-
-def _of_another_type(facts: Facts) -> Iterator[Report]:
-    for queue in facts.consumed:
-        if queue.has_dlq_of_another_type:
-            kind, other = ("FIFO", "standard") if queue.is_fifo else ("standard", "FIFO")
-            yield (
-                queue.name,
-                f"a {kind} queue with a {other} dead-letter queue ({queue.dlq_arn})",
-                "SQS refuses what is sent there: given-up messages stay in the queue.",
-                Fix(text=f"Create a {kind} dead-letter queue and name it in the RedrivePolicy."),
             )
 
 
@@ -199,8 +172,6 @@ def _short_lived(facts: Facts) -> Iterator[Report]:
 def _few_receives(facts: Facts) -> Iterator[Report]:
     seen: list[TaskFacts] = []  # one of each that wait alike: most tasks share their options
     for queue in facts.consumed:
-        if queue.is_its_own_dlq or queue.has_dlq_of_another_type:
-            continue  # its redrive policy is to be another one
         tasks = _covered(facts, queue)
         first: dict[int, TaskFacts] = {}
         for task in tasks:
@@ -343,19 +314,7 @@ RULES = (
         " Without a dead-letter queue it is deleted.",
         _missing,
     ),
-    Rule(
-        "E003",
-        "The queue is its own dead-letter queue",
-        "SQS refuses it today; older queues and local servers have it.",
-        _itself,
-    ),
     Rule("E004", "The dead-letter queue does not exist", _DLQ_PAGE, _gone),
-    Rule(
-        "E005",
-        "The dead-letter queue is of another type",
-        f"The dead-letter queue of a FIFO queue must be a FIFO queue. {_DLQ_PAGE}",
-        _of_another_type,
-    ),
     Rule(
         "E006",
         "The dead-letter queue does not take this queue's messages",

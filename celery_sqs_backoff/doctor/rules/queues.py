@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...sqs.limits import (
-    MAX_IN_FLIGHT_MESSAGES,
     MAX_MESSAGE_BYTES,
     MAX_VISIBILITY_TIMEOUT_SECONDS,
 )
@@ -18,12 +17,6 @@ __all__ = ["RULES"]
 
 #: A visibility timeout from here on is long: a killed worker's messages wait for it to end.
 _LONG_SECONDS = 3_600
-
-#: The data key reuse period that a queue has when nobody set it, in seconds.
-#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-estimate-kms-usage.html
-_SHORT_KMS_REUSE_SECONDS = 300
-
-_FULL_SHARE = 0.8
 
 
 def _visibility_timeout_zero(facts: Facts) -> Iterator[Report]:
@@ -69,21 +62,6 @@ def _lower(queue: QueueFacts, unrenewed: list[str]) -> Fix:
     )
 
 
-def _visibility_timeout_in_kombu(facts: Facts) -> Iterator[Report]:
-    wanted = facts.app.kombu_visibility_timeout
-    for queue in facts.consumed:
-        seconds = queue.visibility_timeout_seconds
-        if None not in (wanted, seconds) and wanted != seconds:
-            yield (
-                queue.name,
-                f"broker_transport_options['visibility_timeout'] is {wanted}, the queue's"
-                f" VisibilityTimeout is {seconds}",
-                "kombu uses its setting only when it creates a queue; the queue's own value"
-                " applies (kombu#1492).",
-                Fix(text="Remove visibility_timeout from broker_transport_options."),
-            )
-
-
 def _small_messages(facts: Facts) -> Iterator[Report]:
     for queue in facts.consumed:
         for one in (queue, *([queue.dlq] if queue.dlq else [])):
@@ -110,39 +88,6 @@ def _delay(facts: Facts) -> Iterator[Report]:
             )
 
 
-def _kms_reuse(facts: Facts) -> Iterator[Report]:
-    for queue in facts.consumed:
-        seconds = queue.kms_reuse_seconds
-        if (
-            queue.kms_key
-            and not queue.kms_key.endswith("alias/aws/sqs")
-            and seconds is not None
-            and seconds < _SHORT_KMS_REUSE_SECONDS
-        ):
-            yield (
-                queue.name,
-                f"KmsDataKeyReusePeriodSeconds is {seconds} with a key of your own; expected at"
-                f" least {_SHORT_KMS_REUSE_SECONDS}",
-                "SQS asks KMS for a data key each time the period is over, per producer and"
-                " worker: a bill, and KMS throttling under load.",
-                set_attributes(queue, {"KmsDataKeyReusePeriodSeconds": "3600"}),
-            )
-
-
-def _nearly_full(facts: Facts) -> Iterator[Report]:
-    for queue in facts.consumed:
-        in_flight = queue.in_flight
-        if in_flight is not None and in_flight >= _FULL_SHARE * MAX_IN_FLIGHT_MESSAGES:
-            yield (
-                queue.name,
-                f"{in_flight} messages are in flight, {in_flight / MAX_IN_FLIGHT_MESSAGES:.0%} of"
-                f" SQS's quota of {MAX_IN_FLIGHT_MESSAGES}",
-                "At the quota SQS hands out nothing; from park_above on, messages that would back"
-                " off become dead letters with the reason 'parked'.",
-                Fix(text="Use a queue per provider, or ask AWS for a higher quota."),
-            )
-
-
 RULES = (
     Rule(
         "E011",
@@ -161,12 +106,6 @@ RULES = (
         _visibility_timeout_long,
     ),
     Rule(
-        "I013",
-        "kombu's visibility_timeout is not the queue's",
-        "kombu passes it to CreateQueue and nowhere else: https://github.com/celery/kombu/issues/1492",
-        _visibility_timeout_in_kombu,
-    ),
-    Rule(
         "I014",
         "The queue refuses messages that SQS would take",
         "Queues made before August 2025 keep their limit of 256 KiB:"
@@ -179,18 +118,5 @@ RULES = (
         "A queue's DelaySeconds applies to each message that brings none of its own. Celery's"
         " countdown and retries need none.",
         _delay,
-    ),
-    Rule(
-        "I016",
-        "SQS asks KMS for keys often",
-        "https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-estimate-kms-usage.html",
-        _kms_reuse,
-    ),
-    Rule(
-        "W017",
-        "The queue is near SQS's quota of messages in flight",
-        "Hidden messages are in flight, those that wait for a retry too:"
-        " https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-queues.html",
-        _nearly_full,
     ),
 )

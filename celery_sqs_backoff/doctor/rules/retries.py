@@ -62,18 +62,6 @@ def _broad(facts: Facts) -> Iterator[Report]:
             )
 
 
-def _two_layers(facts: Facts) -> Iterator[Report]:
-    for library, retries in sorted(facts.app.client_retries.items()):
-        if retries > 0:
-            yield (
-                library,
-                f"{library} itself retries a failed call {retries} times; expected 0",
-                f"Each attempt of a task makes {retries + 1} calls at a provider that is down, and"
-                " a refusal after a hidden retry no longer means that nothing was processed.",
-                Fix(text=f"Switch off the retries of {library} where the tasks use it."),
-            )
-
-
 RULES = (
     Rule(
         "W019",
@@ -89,14 +77,6 @@ RULES = (
         "Retryable is an allow list. A base class such as Exception or RequestException covers"
         " invalid addresses, refusals for good, and timeouts after the request left.",
         _broad,
-        is_live=False,
-    ),
-    Rule(
-        "W021",
-        "Two layers retry",
-        "https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter/: retries"
-        " at several layers multiply.",
-        _two_layers,
         is_live=False,
     ),
 )

@@ -16,14 +16,15 @@ _MUCH_PREFETCH = 1_000
 #: Messages in an event or reply queue, from which on nobody reads it.
 _PILED_UP = 100
 
-#: Distribution, versions that begin so, what happens, what to install.
-_KNOWN_BAD = (
-    ("kombu", "5.4.", "messages carry no receive count", "kombu>=5.5"),
-    ("celery", "5.4.", "a worker on SQS is not supported", "celery>=5.5"),
-)
 
-
-def _reply_queues(facts: Facts) -> Iterator[Report]:
+def _unread_messages(facts: Facts) -> Iterator[Report]:
+    if facts.app.events:
+        yield (
+            "worker_send_task_events",
+            "worker_send_task_events is on; expected False on SQS",
+            "Each task sends events to a queue that no monitor can read.",
+            Fix(text="Set worker_send_task_events = False."),
+        )
     for url, messages in sorted(facts.other_queues.items()):
         queue = QueueFacts(name=url.rpartition("/")[2], url=url, attributes=None)
         # A queue_name_prefix comes first; kombu makes a hyphen of the dot after "celeryev".
@@ -33,24 +34,13 @@ def _reply_queues(facts: Facts) -> Iterator[Report]:
             yield (
                 queue.name,
                 f"{messages} messages in a queue that nobody reads",
-                "Remote control and events do not work on SQS; what is sent there is"
-                " paid for, and kept until retention deletes it (celery#8348, celery#3280).",
+                "Remote control and events do not work on SQS. You pay for what is sent there, and"
+                " SQS keeps it until retention deletes it.",
                 Fix(
                     aws=f"{aws_sqs('delete-queue', queue)} --queue-url {url}",
                     text=f"Set {setting} = False.",
                 ),
             )
-
-
-def _events(facts: Facts) -> Iterator[Report]:
-    app = facts.app
-    if app.events:
-        yield (
-            "worker_send_task_events",
-            "worker_send_task_events is on; expected False on SQS",
-            "Each task sends events to a queue that no monitor can read.",
-            Fix(text="Set worker_send_task_events = False."),
-        )
 
 
 def _exchanges(facts: Facts) -> Iterator[Report]:
@@ -137,25 +127,7 @@ def _store_evicts(facts: Facts) -> Iterator[Report]:
         )
 
 
-def _versions(facts: Facts) -> Iterator[Report]:
-    for name, prefix, effect, wanted in _KNOWN_BAD:
-        version = facts.app.versions.get(name, "")
-        if version.startswith(prefix):
-            yield (
-                name,
-                f"{name} {version} is installed; expected {wanted}",
-                f"With this version {effect}.",
-                Fix(text=f"pip install '{wanted}'"),
-            )
-
-
 RULES = (
-    Rule(
-        "W018",
-        "A reply or event queue piles up",
-        "https://github.com/celery/celery/issues/8348, https://github.com/celery/celery/issues/3280",
-        _reply_queues,
-    ),
     Rule(
         "W022",
         "A worker prefetches too much",
@@ -192,17 +164,11 @@ RULES = (
         is_live=False,
     ),
     Rule(
-        "W026",
-        "A version with a known bug is installed",
-        "See docs/how-it-works.md for the bugs that workers guard against.",
-        _versions,
-        is_live=False,
-    ),
-    Rule(
         "W029",
-        "Task events are sent to nobody",
-        "Celery's events need fanout, which SQS has not, and Celery uses none through SNS.",
-        _events,
+        "Events or replies are sent, and nobody can read them",
+        "Celery's events and remote control need fanout, which SQS does not have:"
+        " https://github.com/celery/celery/issues/8348, https://github.com/celery/celery/issues/3280",
+        _unread_messages,
         is_live=False,
     ),
     Rule(
