@@ -154,6 +154,7 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
             f"    {finding.consequence}",
         ]
         lines += [f"    $ {finding.fix.aws}"] if finding.fix.aws else []
+        lines += [f"    {finding.fix.terraform} (Terraform)"] if finding.fix.terraform else []
         lines += [f"    {finding.fix.text}"] if finding.fix.text else []
         lines.append("")
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}

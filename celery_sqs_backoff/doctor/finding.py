@@ -27,7 +27,7 @@ class Fix:
 
     Attributes:
         aws: a line for the AWS command line.
-        terraform: a block, or the arguments of one, for Terraform.
+        terraform: an argument of the queue's resource in Terraform.
         text: what to change where neither helps, such as in the app's settings.
     """
 

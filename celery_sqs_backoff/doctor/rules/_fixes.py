@@ -1,4 +1,4 @@
-"""Fixes that several rules share: attributes of one queue, for the command line and Terraform."""
+"""Write the lines that correct a queue, for the AWS command line and for Terraform."""
 
 from __future__ import annotations
 
@@ -8,59 +8,62 @@ from collections.abc import Mapping
 from ..facts import QueueFacts
 from ..finding import Fix
 
-__all__ = ["aws_sqs", "resource_name", "set_attributes", "terraform", "without_redrive_policy"]
-
 #: SQS's attribute names and Terraform's arguments of ``aws_sqs_queue``.
 #: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue
 _TERRAFORM = {
     "DelaySeconds": "delay_seconds",
     "MaximumMessageSize": "max_message_size",
     "MessageRetentionPeriod": "message_retention_seconds",
+    "RedriveAllowPolicy": "redrive_allow_policy",
+    "RedrivePolicy": "redrive_policy",
     "VisibilityTimeout": "visibility_timeout_seconds",
 }
 
 
 def aws_sqs(action: str, queue: QueueFacts) -> str:
-    """The beginning of a line for the command line, which goes by its own Region, not the URL's."""
+    """Return the start of an ``aws sqs`` command.
+
+    It names the Region, because the command line ignores the one in the URL.
+    """
     return f"aws sqs {action}" + (f" --region {queue.region}" if queue.region else "")
 
 
-def resource_name(queue: QueueFacts) -> str:
-    """A name that Terraform allows for the queue's resource: it begins with no digit."""
-    name = "".join(c if c.isalnum() else "_" for c in queue.url.rpartition("/")[2])
-    return f"_{name}" if name[:1].isdigit() else name
+def set_attribute(
+    queue: QueueFacts, name: str, value: int | str | Mapping[str, object], text: str = ""
+) -> Fix:
+    """Set one attribute of a queue.
 
-
-def terraform(queue: QueueFacts, *arguments: str) -> str:
-    """The queue's resource with some of its arguments."""
-    lines = "\n".join(f"  {argument}" for argument in arguments)
-    return f'resource "aws_sqs_queue" "{resource_name(queue)}" {{\n  # ...\n{lines}\n}}'
-
-
-def set_attributes(queue: QueueFacts, attributes: Mapping[str, str], *arguments: str) -> Fix:
-    """Set attributes of a queue.
-
-    Arguments:
+    Args:
         queue: the queue.
-        attributes: as SetQueueAttributes takes them.
-        arguments: Terraform's, where they are not plain numbers.
+        name: of the attribute on SQS.
+        value: a policy as a mapping. An empty text removes a policy; Terraform would leave it as it
+            is if the configuration had ``null``.
+        text: what to do beside it.
     """
-    plain = [
-        f"{_TERRAFORM[name]} = {value}" for name, value in attributes.items() if name in _TERRAFORM
-    ]
+    if isinstance(value, Mapping):
+        plain = json.dumps(value)
+        argument = f"jsonencode({plain})"
+    else:
+        plain, argument = str(value), json.dumps(value)
     return Fix(
         aws=(
             f"{aws_sqs('set-queue-attributes', queue)} --queue-url {queue.url}"
-            f" --attributes '{json.dumps(dict(attributes))}'"
+            f" --attributes '{json.dumps({name: plain})}'"
         ),
-        terraform=terraform(queue, *plain, *arguments),
+        terraform=f"{_TERRAFORM[name]} = {argument}",
+        text=text,
     )
 
 
-def without_redrive_policy(queue: QueueFacts) -> Fix:
-    """Remove a queue's redrive policy.
+def create_queue(queue: QueueFacts, name: str, *attributes: str) -> str:
+    """Return the command that creates a queue of the same type and in the same Region.
 
-    Terraform leaves it as it is where the configuration has ``null``: the argument is a computed
-    one.
+    Args:
+        queue: the queue that it belongs to.
+        name: of the new queue.
+        attributes: in the shorthand of the command line.
     """
-    return set_attributes(queue, {"RedrivePolicy": ""}, 'redrive_policy = ""')
+    if queue.is_fifo:
+        attributes = (*attributes, "FifoQueue=true")
+    line = f"{aws_sqs('create-queue', queue)} --queue-name {name}"
+    return line + (f" --attributes {','.join(attributes)}" if attributes else "")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
-from ._fixes import aws_sqs
+from ._fixes import create_queue
 
 __all__ = ["RULES"]
 
@@ -40,8 +40,7 @@ def _unreadable(facts: Facts) -> Iterator[Report]:
             if queue.failure == NOT_CREATED
             else "Workers that consume it receive nothing; what is sent to it is refused.",
             Fix(
-                aws=f"{aws_sqs('create-queue', queue)} --queue-name {queue.url.rpartition('/')[2]}"
-                + (" --attributes FifoQueue=true" if queue.is_fifo else ""),
+                aws=create_queue(queue, queue.url.rpartition("/")[2]),
                 text=_elsewhere(queue)
                 + "If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,11 +10,14 @@ from ...units import in_words
 from ..facts import Facts, QueueFacts, TaskFacts
 from ..finding import Fix, Report, Rule
 from ..horizon import dead_lettered_after
-from ._fixes import aws_sqs, resource_name, set_attributes, terraform, without_redrive_policy
+from ._fixes import create_queue, set_attribute
 
 __all__ = ["RULES"]
 
 _FOURTEEN_DAYS_SECONDS = 1_209_600
+
+#: An attribute of each dead-letter queue that a line creates.
+_KEPT = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
 
 #: Tasks whose delays are drawn 200 times: those that needed the most receives when drawn once.
 _LOOKED_AT_CLOSELY = 3
@@ -45,33 +47,16 @@ def _missing(facts: Facts) -> Iterator[Report]:
         if not queue.redrive_policy:
             dlq = _dlq_name(queue)
             arn = f"{queue.arn.rpartition(':')[0]}:{dlq}" if queue.arn else f"ARN of {dlq}"
-            policy = json.dumps(
-                {"deadLetterTargetArn": arn, "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
-            )
+            fix = _set_redrive_policy(queue, arn)
             yield (
                 queue.name,
                 "the queue has no RedrivePolicy; expected one with a dead-letter queue",
                 "A task that is given up is deleted with its message; nothing is left to look at"
                 " or to replay.",
-                Fix(
-                    aws=f"{aws_sqs('create-queue', queue)} --queue-name {dlq} --attributes"
-                    f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
-                    + (",FifoQueue=true" if queue.is_fifo else "")
-                    + f" && {set_attributes(queue, {'RedrivePolicy': policy}).aws}",
-                    terraform=(
-                        f'resource "aws_sqs_queue" "{resource_name(queue)}_dlq" {{\n'
-                        f'  name = "{dlq}"\n'
-                        f"  message_retention_seconds = {_FOURTEEN_DAYS_SECONDS}\n"
-                        + ("  fifo_queue = true\n" if queue.is_fifo else "")
-                        + "}\n"
-                        + terraform(
-                            queue,
-                            "redrive_policy = jsonencode({",
-                            f"  deadLetterTargetArn = aws_sqs_queue.{resource_name(queue)}_dlq.arn",
-                            f"  maxReceiveCount     = {MAX_MAX_RECEIVE_COUNT}",
-                            "})",
-                        )
-                    ),
+                replace(
+                    fix,
+                    aws=f"{create_queue(queue, dlq, _KEPT)} && {fix.aws}",
+                    text=f"In Terraform, add the queue {dlq} too.",
                 ),
             )
 
@@ -89,11 +74,7 @@ def _gone(facts: Facts) -> Iterator[Report]:
                 f"the dead-letter queue {dlq.name} does not exist",
                 "What is given up can go nowhere: it stays hidden in the queue and is tried again"
                 " until retention deletes it.",
-                Fix(
-                    aws=f"{aws_sqs('create-queue', queue)} --queue-name {dlq.name} --attributes"
-                    f" MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
-                    + (",FifoQueue=true" if queue.is_fifo else "")
-                ),
+                Fix(aws=create_queue(queue, dlq.name, _KEPT)),
             )
 
 
@@ -114,22 +95,10 @@ def _not_allowed(facts: Facts) -> Iterator[Report]:
 
 
 def _allow(dlq: QueueFacts, sources: list[object]) -> Fix:
-    if len(sources) > _MOST_SOURCES:
-        policy: dict[str, object] = {"redrivePermission": "allowAll"}
-        lines = ['  redrivePermission = "allowAll"']
-    else:
+    policy: dict[str, object] = {"redrivePermission": "allowAll"}
+    if len(sources) <= _MOST_SOURCES:
         policy = {"redrivePermission": "byQueue", "sourceQueueArns": sources}
-        lines = [
-            '  redrivePermission = "byQueue"',
-            f"  sourceQueueArns   = {json.dumps(sources)}",
-        ]
-    return set_attributes(
-        dlq,
-        {"RedriveAllowPolicy": json.dumps(policy)},
-        "redrive_allow_policy = jsonencode({",
-        *lines,
-        "})",
-    )
+    return set_attribute(dlq, "RedriveAllowPolicy", policy)
 
 
 def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
@@ -141,7 +110,7 @@ def _dlq_of_dlq(facts: Facts) -> Iterator[Report]:
                 f" (maxReceiveCount {dlq.max_receive_count})",
                 "Looking at its messages, in the console or with sqs-peek, counts as a receive: SQS"
                 " moves them on, away from who looks for them.",
-                without_redrive_policy(dlq),
+                set_attribute(dlq, "RedrivePolicy", ""),
             )
 
 
@@ -165,7 +134,7 @@ def _short_lived(facts: Facts) -> Iterator[Report]:
                 queue.name,
                 f"MessageRetentionPeriod of {dlq.name} is {theirs} seconds; expected {expected}",
                 effect,
-                set_attributes(dlq, {"MessageRetentionPeriod": str(_FOURTEEN_DAYS_SECONDS)}),
+                set_attribute(dlq, "MessageRetentionPeriod", _FOURTEEN_DAYS_SECONDS),
             )
 
 
@@ -228,13 +197,15 @@ def _in_receives(needed: int) -> str:
 
 def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int) -> Fix:
     if needed <= MAX_MAX_RECEIVE_COUNT:
-        return _raise_receives(queue)
+        return _set_redrive_policy(queue, queue.dlq_arn)
     longer = "the fifo_cap" if queue.is_fifo else "the cap of the delays"
     text = (
         f"SQS allows {MAX_MAX_RECEIVE_COUNT} at the most: raise {longer} of {task.name}, or lower"
         " its retry_for."
     )
-    return replace(_raise_receives(queue) if allowed < MAX_MAX_RECEIVE_COUNT else Fix(), text=text)
+    if allowed == MAX_MAX_RECEIVE_COUNT:
+        return Fix(text=text)
+    return replace(_set_redrive_policy(queue, queue.dlq_arn), text=text)
 
 
 def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
@@ -259,18 +230,9 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
     )
 
 
-def _raise_receives(queue: QueueFacts) -> Fix:
-    policy = json.dumps(
-        {"deadLetterTargetArn": queue.dlq_arn, "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
-    )
-    return set_attributes(
-        queue,
-        {"RedrivePolicy": policy},
-        "redrive_policy = jsonencode({",
-        f"  deadLetterTargetArn = {json.dumps(queue.dlq_arn)}",
-        f"  maxReceiveCount     = {MAX_MAX_RECEIVE_COUNT}",
-        "})",
-    )
+def _set_redrive_policy(queue: QueueFacts, dlq_arn: str | None) -> Fix:
+    policy = {"deadLetterTargetArn": dlq_arn, "maxReceiveCount": MAX_MAX_RECEIVE_COUNT}
+    return set_attribute(queue, "RedrivePolicy", policy)
 
 
 def _retention(facts: Facts) -> Iterator[Report]:
@@ -294,7 +256,7 @@ def _retention(facts: Facts) -> Iterator[Report]:
 
 def _longer_retention(queue: QueueFacts, task: TaskFacts, kept: int, horizon: float) -> Fix:
     longest = _FOURTEEN_DAYS_SECONDS
-    fix = set_attributes(queue, {"MessageRetentionPeriod": str(longest)})
+    fix = set_attribute(queue, "MessageRetentionPeriod", longest)
     if horizon < longest:
         return fix
     text = f"SQS keeps no message for longer than 14 days: lower the retry_for of {task.name}."

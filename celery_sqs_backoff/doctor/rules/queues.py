@@ -11,7 +11,7 @@ from ...sqs.limits import (
 from ...units import in_words
 from ..facts import Facts, QueueFacts
 from ..finding import Fix, Report, Rule
-from ._fixes import set_attributes
+from ._fixes import set_attribute
 
 __all__ = ["RULES"]
 
@@ -27,7 +27,7 @@ def _visibility_timeout_zero(facts: Facts) -> Iterator[Report]:
                 "VisibilityTimeout is 0; expected at least 30 seconds",
                 "Workers ask for 30 seconds at each receive; whoever does not, such as a worker"
                 " without this package, runs every task while others run it too.",
-                set_attributes(queue, {"VisibilityTimeout": "30"}),
+                set_attribute(queue, "VisibilityTimeout", 30),
             )
 
 
@@ -53,7 +53,7 @@ def _visibility_timeout_long(facts: Facts) -> Iterator[Report]:
 def _lower(queue: QueueFacts, unrenewed: list[str]) -> Fix:
     """A short visibility timeout repeats tasks whose hold nobody renews: no line to paste then."""
     if not unrenewed:
-        return set_attributes(queue, {"VisibilityTimeout": "30"})
+        return set_attribute(queue, "VisibilityTimeout", 30)
     more = f" and {len(unrenewed) - 1} more" if len(unrenewed) > 1 else ""
     return Fix(
         text=f"First give {unrenewed[0]}{more} the base class, or a queue of their own: nobody"
@@ -73,7 +73,7 @@ def _small_messages(facts: Facts) -> Iterator[Report]:
                     " August 2025",
                     "A larger message is refused when it is sent; a dead letter whose record does"
                     " not fit loses its traceback.",
-                    set_attributes(one, {"MaximumMessageSize": str(MAX_MESSAGE_BYTES)}),
+                    set_attribute(one, "MaximumMessageSize", MAX_MESSAGE_BYTES),
                 )
 
 
@@ -84,7 +84,7 @@ def _delay(facts: Facts) -> Iterator[Report]:
                 queue.name,
                 f"DelaySeconds is {queue.delay_seconds}; expected 0",
                 f"Each task without a countdown starts {in_words(queue.delay_seconds)} late.",
-                set_attributes(queue, {"DelaySeconds": "0"}),
+                set_attribute(queue, "DelaySeconds", 0),
             )
 
 

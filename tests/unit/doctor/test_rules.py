@@ -445,12 +445,6 @@ def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
     assert f'"Resource": "{ARN}:mails-dlq"' in denied.fix.aws
 
 
-def test_terraform_removes_a_redrive_policy() -> None:
-    """It leaves an optional computed argument as it is where the configuration has ``null``."""
-    [found] = examine(BROKEN["W007 DLQ of the DLQ"][0])
-    assert 'redrive_policy = ""' in found.fix.terraform
-
-
 def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
     """SQS takes ten names."""
 
@@ -510,9 +504,23 @@ def test_a_dead_letter_queue_of_two_queues_is_named_once() -> None:
     assert [(f.id, f.subject) for f in found] == [("I014", "mails-dlq")]
 
 
-def test_a_resource_in_terraform_begins_with_no_digit() -> None:
-    [found] = examine(replace(WELL, queues=(queue("2fa", DelaySeconds="9"),)))
-    assert '"aws_sqs_queue" "_2fa"' in found.fix.terraform
+@pytest.mark.parametrize(
+    ("name", "attributes", "argument"),
+    [
+        ("W015 delay", {"DelaySeconds": "0"}, "delay_seconds = 0"),
+        (
+            "W010 maxReceiveCount",
+            {"RedrivePolicy": redrive("mails-dlq")},
+            f"redrive_policy = jsonencode({redrive('mails-dlq')})",
+        ),
+        ("W007 DLQ of the DLQ", {"RedrivePolicy": ""}, 'redrive_policy = ""'),
+    ],
+)
+def test_fix_has_two_lines(name: str, attributes: dict[str, str], argument: str) -> None:
+    """The same value is set by the command line and by Terraform."""
+    [found] = examine(BROKEN[name][0])
+    assert found.fix.aws.endswith(f" --attributes '{json.dumps(attributes)}'")
+    assert found.fix.terraform == argument
 
 
 def test_the_receives_that_a_budget_needs() -> None:
