@@ -31,7 +31,6 @@ from celery_sqs_backoff.simulate.scenario import (
     Task,
 )
 from celery_sqs_backoff.simulate.strategies import STRATEGIES
-from celery_sqs_backoff.simulate.suggest import DRAWS, Suggestion, parse_goals, suggest, throughput
 from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
@@ -41,18 +40,16 @@ from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 from .command import Command
 from .options import option
 
-__all__ = ["DONE", "NOT_FOUND", "UNREACHABLE", "USAGE", "sqs_simulate"]
+__all__ = ["DONE", "UNREACHABLE", "USAGE", "sqs_simulate"]
 
 DONE: Final = 0
-#: --suggest: no candidate reaches the goals.
-NOT_FOUND: Final = 1
 #: Wrong options, or a scenario that does not make sense. (2 is click's own.)
 USAGE: Final = 2
 #: --live: SQS does not answer, or refuses.
 UNREACHABLE: Final = 5
 
 _EPILOG = """\b
-Exit codes: 0 done, 1 no suggestion found, 2 wrong options or scenario, 5 SQS is unreachable.
+Exit codes: 0 done, 2 wrong options or scenario, 5 SQS is unreachable.
 
 \b
 Examples:
@@ -60,7 +57,6 @@ Examples:
   celery -A proj sqs-simulate --outage 2h --compare autoretry,full-jitter,gate,gate+recall
   celery -A proj sqs-simulate scenario.toml --plot outage.svg
   celery -A proj sqs-simulate --live mails --oldest 3h
-  celery -A proj sqs-simulate --suggest 'survive 24h, drain 1h, 40 calls/s' --messages 1/s
 """
 
 
@@ -96,13 +92,6 @@ Examples:
     help="Start from this queue's depth: when does the first message give up if it goes on?",
 )
 @option("Question", "--oldest", metavar="DURATION", help="With --live: the oldest message's age.")
-@option(
-    "Question",
-    "--suggest",
-    "goals",
-    metavar="GOALS",
-    help="Options that reach goals: 'survive 24h, drain 1h, 20 calls/s'.",
-)
 @option("Output", "--json", "as_json", is_flag=True, help="JSON on stdout.")
 @option(
     "Output",
@@ -120,7 +109,6 @@ def sqs_simulate(
     compare: str,
     live: str | None,
     oldest: str | None,
-    goals: str | None,
     seed: int,
     as_json: bool,
     picture: Path | None,
@@ -135,9 +123,7 @@ def sqs_simulate(
     app = ctx.obj.app
     try:
         set_up = _scenario(app, scenario, task, options)
-        if goals is not None:
-            _suggest(set_up, goals, seed=seed, as_json=as_json)
-        elif live is not None:
+        if live is not None:
             strategy = _strategy(_options(app, task))
             _live(app, set_up, live, oldest, strategy=strategy, seed=seed, as_json=as_json)
         else:
@@ -330,44 +316,3 @@ def _print_forecast(queue: str, found: Forecast, *, now: float) -> None:
 
 def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
-def _suggest(scenario: Scenario, text: str, *, seed: int, as_json: bool) -> None:
-    goals = parse_goals(text)
-    calls = throughput(scenario, goals)
-    limit = scenario.arrivals.rate * goals.survive / calls
-    found = suggest(scenario, goals, seed=seed)
-    if found is None:
-        allowed = spell_duration(goals.drain)
-        why = f"no candidate drains within {allowed}, each message received 1,000 times at the most"
-        if limit > goals.drain:
-            why = (
-                f"the backlog alone takes {spell_duration(limit)} at"
-                f" {calls:g} calls a second, and you allow {allowed}"
-            )
-            if calls < goals.calls:
-                processes = scenario.fleet.workers * scenario.fleet.processes
-                call = f"{scenario.script.call_seconds:g} s a call"
-                why += f"; all processes together ({processes}) make no more, at {call}"
-        click.echo(f"nothing found: {why}", err=True)
-        sys.exit(NOT_FOUND)
-    if as_json:
-        click.echo(json.dumps(asdict(found) | {"result": found.result.as_dict()}))
-    else:
-        _print_suggestion(found, goals_calls=goals.calls)
-
-
-def _print_suggestion(found: Suggestion, *, goals_calls: float) -> None:
-    result = found.result
-    click.echo(f"backoff=FullJitter(base=2, cap={found.cap:g})")
-    click.echo(f"retry_for={found.retry_for:g}")
-    if found.provider:
-        click.echo(f'provider=Provider("name", rate="{goals_calls:g}/s")')
-    click.echo(f"maxReceiveCount of the queue: {found.max_receive_count} or more")
-    click.echo(f"MessageRetentionPeriod of the queue: {found.retention:g} or more")
-    drain, limit = _duration(result.drain), _duration(result.drain_limit)
-    click.echo(
-        f"simulated with {result.messages:,} messages: drained in {drain} (at best {limit}),"
-        f" {result.wasted:,} calls wasted, at most {result.receives_max} receives;"
-        f" the slowest of {DRAWS} draws"
-    )

@@ -97,7 +97,6 @@ def test_a_scenario_file_and_a_picture(run: Callable[..., Result], tmp_path: Pat
         (["--outage", "1m", "--plot", "/no/such/place/x.svg"], "--plot"),
         (["--task", "mails.none"], "no task 'mails.none'"),
         (["--task", "mails.plain"], "not based on SQSBackoffTask"),
-        (["--suggest", "survive twice"], "expected a number with a unit"),
         (["--outage", "1m", "--plot", "x.jpg"], ".svg or .png"),
     ],
     ids=" ".join,
@@ -171,19 +170,3 @@ def test_what_keeps_a_look_from_a_live_queue_is_named(
     result = run("--live", "mails")
     assert result.exit_code == simulate.UNREACHABLE
     assert "cannot read queue mails: " in result.stderr
-
-
-def test_a_suggestion_and_none(run: Callable[..., Result]) -> None:
-    good = run("--suggest", "survive 30m, drain 40m, 5 calls/s", "--messages", "0.2/s")
-    assert good.exit_code == simulate.DONE
-    assert "backoff=FullJitter(base=2, cap=1800)" in good.stdout
-    many = run("--suggest", "survive 4h, drain 3h, 20 calls/s", "--messages", "1/s")
-    assert "simulated with 1," in many.stdout, "its calls are those of a smaller fleet's backlog"
-    bad = run("--suggest", "survive 2h, drain 1m, 5 calls/s")
-    assert bad.exit_code == simulate.NOT_FOUND
-    assert "backlog alone takes" in bad.stderr
-    small = ("--workers", "1", "--processes", "1")
-    bad = run("--suggest", "survive 24h, drain 1h, 40 calls/s", "--messages", "1/s", *small)
-    assert bad.exit_code == simulate.NOT_FOUND
-    assert "takes 4 h 48 min at 5 calls a second" in bad.stderr
-    assert "all processes together (1) make no more, at 0.2 s a call" in bad.stderr

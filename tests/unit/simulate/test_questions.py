@@ -1,4 +1,4 @@
-"""Scenarios from TOML, forecasts, suggestions, pictures."""
+"""Scenarios from TOML, forecasts, pictures."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import EqualJitter, FullJitter
+from celery_sqs_backoff import EqualJitter
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.forecast import forecast, scenario_of_queue
-from celery_sqs_backoff.simulate.measures import Measures
 from celery_sqs_backoff.simulate.plot import plot, svg
 from celery_sqs_backoff.simulate.results import result_of
 from celery_sqs_backoff.simulate.scenario import (
     Arrivals,
-    Fleet,
     Kind,
     Phase,
     Scenario,
     ScenarioError,
     Script,
 )
-from celery_sqs_backoff.simulate.strategies import STRATEGIES, Strategy
-from celery_sqs_backoff.simulate.suggest import Goals, parse_goals, suggest
+from celery_sqs_backoff.simulate.strategies import STRATEGIES
 from celery_sqs_backoff.simulate.toml import load, scenario_from
 
 SCENARIO = """
@@ -181,89 +178,6 @@ def test_an_empty_queue_has_nothing_to_give_up() -> None:
     assert (forecast(begun).messages, forecast(begun).first) == (0, None)
 
 
-def test_goals_are_read() -> None:
-    goals = parse_goals("survive 24h, drain 90m, 20 calls/s")
-    assert goals == Goals(survive=86_400, drain=5400, calls=20)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "survive 24h", "survive 24h, drain 1h, 20 per second"),
-        *("survive x, drain 1h, 1 call/s", "survive 14d, drain 1h, 1 call/s"),
-    ],
-)
-def test_goals_that_are_not_understood_are_refused(text: str) -> None:
-    with pytest.raises(ScenarioError, match=r"expected|survive x|14 days"):
-        parse_goals(text)
-
-
-def test_jitter_alone_is_suggested_where_it_is_enough() -> None:
-    goals = Goals(survive=1800.0, drain=2400.0, calls=5.0)
-    scenario = Scenario(arrivals=Arrivals(rate=0.2))
-    found = suggest(scenario, goals)
-    assert found is not None
-    assert not found.provider
-    assert found.retry_for >= goals.survive + goals.drain
-    assert found.result.drain is not None
-    assert found.result.drain <= goals.drain
-
-
-def test_a_provider_is_suggested_where_the_backlog_must_return_fast() -> None:
-    found = suggest(
-        Scenario(arrivals=Arrivals(rate=0.5)), Goals(survive=3600.0, drain=280.0, calls=10.0)
-    )
-    assert found is not None
-    assert found.provider
-
-
-def test_few_messages_of_many_workers_drain_in_time_with_the_receives_suggested() -> None:
-    """Probes spare a message that has used up half of its receives: 71 would make them too rare.
-
-    A cap of an hour reaches it in one draw, after 81 s, and takes 23 minutes in another.
-    """
-    outage = Phase(kind=Kind.OUTAGE, start=0.0, lasts=3600.0)
-    fleet, arrivals = Fleet(workers=20), Arrivals(rate=0.02, lasts=3600.0)
-    found = suggest(
-        Scenario(arrivals=arrivals, fleet=fleet), Goals(survive=3600.0, drain=210.0, calls=2.0)
-    )
-    assert found is not None
-    assert found.provider
-    scenario = Scenario(
-        script=Script(capacity=2.0, phases=(outage,)),
-        arrivals=arrivals,
-        fleet=fleet,
-        max_receive_count=found.max_receive_count,
-    ).with_task(backoff=FullJitter(base=2, cap=found.cap), retry_for=found.retry_for)
-    played = result_of("it", scenario, simulate(scenario, STRATEGIES["gate+recall"], seed=1))
-    assert played.drain is not None
-    assert played.drain <= 210.0, "it was 40 minutes"
-    assert not played.dead
-
-
-def test_an_outage_of_days_is_simulated_with_the_retention_that_is_suggested() -> None:
-    scenario = Scenario(arrivals=Arrivals(rate=0.0005), fleet=Fleet(workers=1))
-    found = suggest(scenario, Goals(survive=5 * 86_400.0, drain=43_200.0, calls=20.0))
-    assert found is not None
-    assert found.retention > 5 * 86_400
-
-
-def test_a_suggestion_for_a_message_now_and_then_has_simulated_some() -> None:
-    """With one an hour there was none in the simulation, and one receive was suggested."""
-    goals = Goals(survive=3600.0, drain=1200.0, calls=1.0)
-    found = suggest(Scenario(arrivals=Arrivals(rate=0.0001)), goals)
-    assert found is not None
-    assert found.result.messages > 1
-    assert found.max_receive_count > 10
-    with pytest.raises(ScenarioError, match=r"messages\.rate"):
-        suggest(Scenario(arrivals=Arrivals(rate=0.0)), goals)
-
-
-def test_nothing_is_suggested_that_the_provider_cannot_take() -> None:
-    goals = Goals(survive=3600.0, drain=60.0, calls=1.0)
-    assert suggest(Scenario(arrivals=Arrivals(rate=1.0)), goals) is None
-
-
 def test_a_picture_is_svg_with_a_panel_per_strategy_and_all_labels(tmp_path: Path) -> None:
     scenario = Scenario(
         script=Script(phases=(Phase(kind=Kind.OUTAGE, start=0.0, lasts=300.0),)),
@@ -297,38 +211,3 @@ def test_a_message_older_than_its_queue_keeps_any_is_refused() -> None:
     attributes = {"MessageRetentionPeriod": "3600", "ApproximateNumberOfMessages": "1"}
     with pytest.raises(ScenarioError, match="keeps its messages for 3600 s"):
         scenario_of_queue(Scenario(), attributes, max_receive_count=None, oldest=3601.0)
-
-
-def test_nothing_is_suggested_that_the_fleet_cannot_make() -> None:
-    """Arrivals and capacity are scaled down, a fleet is not: one process looked like enough."""
-    small = Fleet(workers=1, processes=1)
-    goals = Goals(survive=86_400.0, drain=3600.0, calls=40.0)
-    assert suggest(Scenario(arrivals=Arrivals(rate=1.0), fleet=small), goals) is None
-
-
-def test_a_suggestion_drains_no_faster_than_the_fleet() -> None:
-    small = Fleet(workers=1, processes=2)  # 10 calls a second
-    goals = Goals(survive=7200.0, drain=3600.0, calls=40.0)
-    found = suggest(Scenario(arrivals=Arrivals(rate=1.0), fleet=small), goals)
-    assert found is not None
-    assert found.result.drain is not None
-    assert found.result.drain > 600
-
-
-def test_suggested_options_hold_in_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One draw may be lucky: the other draws of the first candidate find a dead letter here."""
-    played: list[tuple[float, int]] = []
-
-    def play(scenario: Scenario, strategy: type[Strategy], *, seed: int) -> Measures:
-        measures = simulate(scenario, strategy, seed=seed)
-        cap = scenario.task.backoff.ceiling(1000)
-        played.append((cap, seed))
-        if cap == played[0][0] and seed == 2:
-            measures.died("unlucky", 1.0)
-        return measures
-
-    monkeypatch.setattr("celery_sqs_backoff.simulate.suggest.simulate", play)
-    found = suggest(Scenario(), Goals(survive=3600.0, drain=3600.0, calls=40.0))
-    assert found is not None
-    assert found.cap < played[0][0]
-    assert {seed for cap, seed in played if cap == found.cap} == {0, 1, 2}
