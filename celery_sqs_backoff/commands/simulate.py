@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +30,6 @@ from celery_sqs_backoff.simulate.scenario import (
     Task,
 )
 from celery_sqs_backoff.simulate.strategies import STRATEGIES
-from celery_sqs_backoff.simulate.toml import load
 from celery_sqs_backoff.sqs import errors
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
@@ -43,27 +41,24 @@ from .options import option
 __all__ = ["DONE", "UNREACHABLE", "USAGE", "sqs_simulate"]
 
 DONE: Final = 0
-#: Wrong options, or a scenario that does not make sense. (2 is click's own.)
+#: Wrong options. (2 is click's own.)
 USAGE: Final = 2
 #: --live: SQS does not answer, or refuses.
 UNREACHABLE: Final = 5
 
 _EPILOG = """\b
-Exit codes: 0 done, 2 wrong options or scenario, 5 SQS is unreachable.
+Exit codes: 0 done, 2 wrong options, 5 SQS is unreachable.
 
 \b
 Examples:
   celery -A proj sqs-simulate --outage 2h --messages 1/s --capacity 20/s
   celery -A proj sqs-simulate --outage 2h --compare autoretry,full-jitter,gate,gate+recall
-  celery -A proj sqs-simulate scenario.toml --plot outage.svg
+  celery -A proj sqs-simulate --outage 2h --plot outage.svg
   celery -A proj sqs-simulate --live mails --oldest 3h
 """
 
 
 @click.command("sqs-simulate", cls=Command, epilog=_EPILOG)
-@click.argument(
-    "scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
 @option("Scenario", "--outage", metavar="DURATION", help="The provider is down: 2h. Default 1h.")
 @option(
     "Scenario", "--messages", metavar="RATE", help="New messages until it is over: 1/s. Default."
@@ -104,7 +99,6 @@ Examples:
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_simulate(
     ctx: click.Context,
-    scenario: Path | None,
     task: str | None,
     compare: str,
     live: str | None,
@@ -116,13 +110,11 @@ def sqs_simulate(
 ) -> None:
     """Simulate an outage of the provider with the app's own options, in virtual time.
 
-    SCENARIO: a TOML file. Without one, an hour's outage, or what the options say.
-
     Nothing is sent. Only --live asks SQS, for a queue's attributes.
     """
     app = ctx.obj.app
     try:
-        set_up = _scenario(app, scenario, task, options)
+        set_up = _scenario(app, task, options)
         if live is not None:
             strategy = _strategy(_options(app, task))
             _live(app, set_up, live, oldest, strategy=strategy, seed=seed, as_json=as_json)
@@ -136,30 +128,21 @@ def sqs_simulate(
         sys.exit(USAGE)
 
 
-def _scenario(app: Any, path: Path | None, task: str | None, options: dict[str, Any]) -> Scenario:
-    taken = _task(_options(app, task))
-    if path is None:
-        given_outage = parse_duration(options["outage"], "--outage")
-        outage = 3600.0 if given_outage is None else given_outage
-        made = Scenario(
-            name=f"an outage of {spell_duration(outage)}",
-            script=Script(phases=(Phase(kind=Kind.OUTAGE, start=0.0, lasts=outage),)),
-            arrivals=Arrivals(lasts=outage),
-            task=taken,
-        )
-    else:
-        if options["outage"] is not None:
-            raise ScenarioError("--outage and a scenario file exclude each other")
-        made = load(path, task=taken)
-    arrivals, script, fleet = made.arrivals, made.script, made.fleet
+def _scenario(app: Any, task: str | None, options: dict[str, Any]) -> Scenario:
+    outage = parse_duration(options["outage"], "--outage")
     rate = parse_rate(options["messages"], "--messages")
-    if rate is not None:
-        arrivals = replace(arrivals, rate=rate)
-    if options["capacity"] is not None:
-        script = replace(script, capacity=parse_rate(options["capacity"], "--capacity"))
-    given = {name: options[name] for name in ("workers", "processes") if options[name]}
-    fleet = Fleet(**{**asdict(fleet), **given})
-    return replace(made, arrivals=arrivals, script=script, fleet=fleet)
+    capacity = parse_rate(options["capacity"], "--capacity")
+    outage = 3600.0 if outage is None else outage
+    return Scenario(
+        name=f"an outage of {spell_duration(outage)}",
+        script=Script(
+            capacity=20.0 if capacity is None else capacity,
+            phases=(Phase(kind=Kind.OUTAGE, start=0.0, lasts=outage),),
+        ),
+        arrivals=Arrivals(rate=1.0 if rate is None else rate, lasts=outage),
+        fleet=Fleet(workers=options["workers"] or 10, processes=options["processes"] or 4),
+        task=_task(_options(app, task)),
+    )
 
 
 def _options(app: Any, name: str | None) -> Options:

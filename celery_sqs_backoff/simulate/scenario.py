@@ -1,7 +1,6 @@
 """What is simulated: a provider's script, the messages, the fleet and the task's options.
 
-A scenario is read from TOML (docs/simulate.md has every key) or built in Python. All times are
-seconds from the start of the simulation; in TOML they may be written as ``"2h"`` or ``"90s"``.
+All times are seconds from the start of the simulation.
 """
 
 from __future__ import annotations

@@ -77,13 +77,10 @@ def test_the_options_are_those_of_the_app_or_of_a_task(run: Callable[..., Result
     assert own["dead"]
 
 
-def test_a_scenario_file_and_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
-    scenario = tmp_path / "short.toml"
-    scenario.write_text(
-        '[messages]\nlasts = "2m"\n[[provider.phases]]\nkind = "outage"\nstart = 0\nlasts = "2m"\n'
-    )
+def test_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
+    """--plot writes the picture beside the table."""
     picture = tmp_path / "short.svg"
-    result = run(str(scenario), "--plot", str(picture))
+    result = run("--outage", "2m", "--plot", str(picture))
     assert result.exit_code == simulate.DONE
     assert picture.read_text().startswith("<svg")
 

@@ -1,14 +1,12 @@
-"""Scenarios from TOML, forecasts, pictures."""
+"""Forecasts and pictures."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import EqualJitter
 from celery_sqs_backoff.simulate.engine import simulate
 from celery_sqs_backoff.simulate.forecast import forecast, scenario_of_queue
 from celery_sqs_backoff.simulate.plot import plot, svg
@@ -22,110 +20,6 @@ from celery_sqs_backoff.simulate.scenario import (
     Script,
 )
 from celery_sqs_backoff.simulate.strategies import STRATEGIES
-from celery_sqs_backoff.simulate.toml import load, scenario_from
-
-SCENARIO = """
-name = "mail provider down"
-horizon = "3h"
-
-[messages]
-rate = "300/m"
-lasts = "2h"
-
-[provider]
-capacity = 20
-call_seconds = 0.5
-retry_after = 30
-
-[[provider.phases]]
-kind = "outage"
-start = "10m"
-lasts = "1h"
-
-[[provider.phases]]
-kind = "throttled"
-start = "70m"
-lasts = "10m"
-capacity = 5
-
-[fleet]
-workers = 2
-processes = 8
-
-[queue]
-max_receive_count = 50
-retention = "2d"
-
-[task]
-backoff = {policy = "EqualJitter", base = 5, cap = "30m"}
-retry_for = "12h"
-
-[task.provider]
-failures = 10
-"""
-
-
-def test_every_key_of_a_scenario(tmp_path: Path) -> None:
-    path = tmp_path / "down.toml"
-    path.write_text(SCENARIO)
-    scenario = load(path)
-    assert (scenario.name, scenario.horizon) == ("mail provider down", 10_800)
-    assert scenario.arrivals == Arrivals(rate=5.0, lasts=7200.0)
-    assert scenario.script.phases[0] == Phase(kind=Kind.OUTAGE, start=600.0, lasts=3600.0)
-    assert scenario.script.phases[1].capacity == 5
-    assert (scenario.script.capacity, scenario.script.call_seconds) == (20, 0.5)
-    assert (scenario.fleet.workers, scenario.fleet.processes) == (2, 8)
-    assert (scenario.max_receive_count, scenario.retention) == (50, 172_800)
-    assert scenario.task.backoff == EqualJitter(5, 1800)
-    assert scenario.task.retry_for == 43_200
-    assert scenario.task.thresholds.failures == 10
-
-
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        ({"mesages": {}}, "unknown key 'mesages'"),
-        ({"messages": {"rat": 1}}, "unknown key 'rat'"),
-        ({"messages": {"rate": "fast"}}, "rate"),
-        ({"messages": {"lasts": "2 fortnights"}}, "lasts"),
-        ({"provider": {"phases": [{"kind": "down", "start": 0, "lasts": 1}]}}, "'outage'"),
-        ({"task": {"backoff": {"policy": "Random"}}}, "FullJitter"),
-        ({"task": {"backoff": {"base": -1}}}, "base"),
-        ({"task": {"provider": {"fail": 1}}}, "unknown key 'fail'"),
-        ({"fleet": {"workers": "many"}}, "expected a number"),
-        ({"queue": {"dlq": 1}}, "unknown key 'dlq'"),
-        ({"provider": 5}, "provider=5: expected a table"),
-        ({"messages": "x"}, "messages='x': expected a table"),
-        ({"provider": {"phases": 5}}, "a list of tables"),
-        ({"provider": {"phases": [5]}}, "expected a table"),
-        ({"task": {"backoff": 5}}, "expected a table"),
-        ({"task": {"remember": -1}}, "task.remember=-1"),
-        ({"task": {"provider": {"share": 0}}}, "share"),
-        ({"task": {"provider": {"failures": 1}}}, "failures"),
-        ({"fleet": {"workers": [1]}}, "expected a number"),
-        ({"fleet": {"workers": True}}, "expected a number"),
-        ({"fleet": {"workers": 1.5}}, "expected a whole number"),
-        ({"messages": {"backlog": 1.5}}, "expected a whole number"),
-        ({"provider": {"phases": [{"kind": "outage"}]}}, "expected start and lasts"),
-        ({"provider": {"burst": -1}}, "provider.burst=-1"),
-        ({"queue": {"max_receive_count": 0}}, "queue.max_receive_count"),
-        ({"queue": {"retention": 0}}, "queue.retention"),
-        ({"task": {"max_retries": -1}}, "task.max_retries=-1"),
-        ({"task": {"crash_budget": 0}}, "task.crash_budget"),
-    ],
-    ids=str,
-)
-def test_what_is_not_understood_is_named(found: dict[str, Any], words: str) -> None:
-    with pytest.raises(ScenarioError, match=words):
-        scenario_from(found)
-
-
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_text("[messages\n")
-    with pytest.raises(ScenarioError, match=r"broken\.toml"):
-        load(path)
-
 
 DEPTH = {
     "ApproximateNumberOfMessages": "100",
