@@ -228,8 +228,6 @@ class Facts:
     other_queues: Mapping[str, int] = field(default_factory=dict)
     #: The broker, if it is not SQS: then no queue was looked at.
     other_broker: str | None = None
-    #: Whether consequences may be simulated, which takes up to a second of CPU per queue.
-    simulates: bool = True
 
     @property
     def covered(self) -> list[TaskFacts]:

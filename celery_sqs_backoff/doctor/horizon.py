@@ -1,7 +1,4 @@
-"""How far a number of receives reaches, in the time of an outage: the consequence of a setting.
-
-By the policy itself and by the simulator, with a fixed seed: the same set-up gets the same words.
-"""
+"""Draw how far a number of receives reaches. The seed is fixed, so the words stay the same."""
 
 from __future__ import annotations
 
@@ -9,16 +6,13 @@ from random import Random
 
 from ..retry.budget import receives_needed, tolerant
 from ..retry.policies import Policy
-from ..simulate.forecast import forecast, scenario_of_queue
-from ..simulate.scenario import Scenario, Task
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
-__all__ = ["dead_lettered_after", "receives_within"]
-
 _DRAWS = 200
-_MOST_SIMULATED = 200
-#: In all: with many receives of each, fewer messages are simulated, to take less than a second.
-_MOST_SIMULATED_RECEIVES = 20_000
+
+#: With many receives, fewer messages are drawn: a worker checks all its queues when it starts.
+_MOST_DELAYS = 10_000
+
 _SEED = 0
 
 
@@ -28,52 +22,43 @@ def dead_lettered_after(
     *,
     retry_for: float | None,
     max_retries: int | None,
-    depth: int,
     retention: int,
 ) -> tuple[float, float]:
-    """Simulate an outage that does not end; return when messages become dead letters, in seconds.
+    """Return after how many seconds of an outage messages become dead letters.
 
-    The first of them, and half of them, of as many messages as the queue has, but 200 at the most,
-    fewer with more than 100 receives: while all calls fail they do not influence one another.
+    The first number is for the first message, the second for half of them. While all calls fail,
+    messages do not influence one another, so each is a sum of delays.
 
     Args:
         backoff: the delays.
         receives: the queue's ``maxReceiveCount``.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
-        depth: messages in the queue; 0 = not known.
-        retention: the queue's, in seconds.
+        retention: seconds that the queue keeps a message.
     """
-    most = min(_MOST_SIMULATED, _MOST_SIMULATED_RECEIVES // max(1, receives))
-    backlog = min(most, max(0, depth) or most)
-    task = Task(backoff=tolerant(backoff), retry_for=retry_for, max_retries=max_retries)
-    found = forecast(
-        scenario_of_queue(
-            Scenario(name="an outage", task=task),
-            {
-                "MessageRetentionPeriod": str(retention),
-                "ApproximateNumberOfMessages": str(backlog),
-            },
-            max_receive_count=receives,
-        ),
-        seed=_SEED,
+    rng, backoff = Random(_SEED), tolerant(backoff)
+    retries = receives - 1 if max_retries is None else min(receives - 1, max_retries)
+    longest = retention if retry_for is None else min(retention, retry_for)
+    ends = sorted(
+        min(longest, sum(max(1.0, backoff.delay(n, rng)) for n in range(1, retries + 1)))
+        for _ in range(max(1, min(_DRAWS, _MOST_DELAYS // max(1, retries))))
     )
-    half = next((at for at, dead in found.given_up if dead >= found.messages / 2), found.horizon)
-    return found.first if found.first is not None else found.horizon, half
+    return ends[0], ends[len(ends) // 2]
 
 
 def receives_within(
     backoff: Policy, *, retry_for: float | None, max_retries: int | None, share: float = 0.99
 ) -> int:
-    """Return the receives that ``share`` of the messages make do with until their budget ends.
+    """Return the receives that ``share`` of the messages need until their budget ends.
 
-    Arguments:
+    It is at most 1,001, which is more than a redrive policy allows. A task without an end needs
+    1,000.
+
+    Args:
         backoff: the delays.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
         share: 0 to 1.
-
-    At most 1,001: more than a redrive policy allows. A task without an end makes do with 1,000.
     """
     rng, has_end = Random(_SEED), retry_for is not None or max_retries is not None
     counts = sorted(

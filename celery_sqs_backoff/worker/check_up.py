@@ -64,7 +64,6 @@ def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severi
                 QueueFacts(name=name, url=queue.url, attributes=queue.attributes)
                 for name, queue in queues
             ),
-            simulates=False,
         ),
         ignore=(*ignored_by(app), _REFUSES_TO_START),
     )

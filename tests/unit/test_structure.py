@@ -36,7 +36,7 @@ MAY_IMPORT = {
     },
     "redrive": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
-    "doctor": {"retry", "sqs", "safe", "task", "simulate", "units"},
+    "doctor": {"retry", "sqs", "safe", "task", "units"},
     "commands": {
         *("retry", "sqs", "redrive", "safe", "provider", "simulate", "task", "version", "doctor"),
         *("observe", "text", "units"),

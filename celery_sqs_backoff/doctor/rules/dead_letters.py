@@ -155,7 +155,7 @@ def _few_receives(facts: Facts) -> Iterator[Report]:
         if needy:
             needed, at = max(needy)
             task = first[at].on_fifo if queue.is_fifo else first[at]
-            yield from _fewer_than_needed(queue, task, needed, simulates=facts.simulates)
+            yield from _fewer_than_needed(queue, task, needed)
 
 
 def _covered(facts: Facts, queue: QueueFacts) -> list[TaskFacts]:
@@ -171,9 +171,7 @@ def _place(task: TaskFacts, seen: list[TaskFacts]) -> int:
     return len(seen) - 1
 
 
-def _fewer_than_needed(
-    queue: QueueFacts, task: TaskFacts, needed: int, *, simulates: bool
-) -> Iterator[Report]:
+def _fewer_than_needed(queue: QueueFacts, task: TaskFacts, needed: int) -> Iterator[Report]:
     allowed = queue.max_receive_count
     if allowed is None or allowed >= needed:
         return
@@ -183,9 +181,7 @@ def _fewer_than_needed(
         f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
         f" {_in_receives(needed)} receives until its budgets end (drawn 200 times from its"
         f" delays{cap})",
-        _in_an_outage(queue, task, allowed)
-        if simulates
-        else "In an outage they become dead letters before retry_for or max_retries say so.",
+        _in_an_outage(queue, task, allowed),
         _more_receives(queue, task, allowed, needed),
     )
 
@@ -215,18 +211,17 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
         allowed,
         retry_for=task.retry_for,
         max_retries=task.max_retries,
-        depth=queue.visible or 0,
         retention=queue.retention_seconds or _FOUR_DAYS_SECONDS,
     )
     if queue.is_fifo:
         return (
             "The first message of each message group would be dead-lettered about"
-            f" {in_words(half)} into an outage, then the next one (simulated). Deploys and crashes"
+            f" {in_words(half)} into an outage, then the next one. Deploys and crashes"
             " use up receives too."
         )
     return (
         f"{_messages(queue)} would be dead-lettered about {in_words(half)} into an outage, the"
-        f" first after {in_words(first)} (simulated). Deploys and crashes use up receives too."
+        f" first after {in_words(first)}. Deploys and crashes use up receives too."
     )
 
 
