@@ -1,39 +1,109 @@
-"""The simulation: an event heap in virtual time, with the package's own policies and budgets.
+"""Simulate a fleet in virtual time, with an event heap.
 
-SQS is simplified: a visible message goes at once to a random worker that has room; a hidden one is
-shown at the second that was asked for. Nothing is lost and no clock differs: faults of SQS are the
-subject of tests/simulation, load is the subject here.
+SQS is simplified. A visible message goes at once to a random worker that has room; a hidden one is
+shown at the second that was asked for. Nothing is lost and all clocks agree.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
 from itertools import count
 from random import Random
 from typing import Any, TypeAlias
 
 from ..retry.outcomes import Outcome
-from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES, MAX_WAIT_TIME_SECONDS
-from .measures import Call, Measures, Request
-from .message import Message
-from .provider import Provider
+from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
+from .law import FullJitter, Message, Told
 from .scenario import Scenario
-from .strategies import Strategy, Told
 
-__all__ = ["simulate"]
+#: Points of a curve. A simulation that lasts longer doubles the width of its points.
+CURVE_POINTS = 720
 
 
-_Handler: TypeAlias = Callable[[Any, Any], None]
+class Call(Enum):
+    """Calls of the provider, by how they ended."""
+
+    SENT = "sent"
+    WASTED = "wasted"
+    TURNED_AWAY = "turned away"
+
+    __hash__ = object.__hash__  # members are single; Enum's own hash costs a call per count
+
+
+class Curve:
+    """Numbers of events over time, in at most ``CURVE_POINTS`` points."""
+
+    def __init__(self) -> None:
+        self.seconds = 1.0
+        self.counts: list[int] = []
+
+    def add(self, now: float) -> None:
+        """Count an event."""
+        index = int(now / self.seconds)
+        while index >= CURVE_POINTS:
+            pairs = zip(self.counts[::2], [*self.counts[1::2], 0], strict=False)
+            self.counts = [a + b for a, b in pairs]
+            self.seconds *= 2
+            index = int(now / self.seconds)
+        self.counts.extend([0] * (index + 1 - len(self.counts)))
+        self.counts[index] += 1
+
+
+@dataclass
+class Measures:
+    """The counts of one simulation. Times are seconds from its start."""
+
+    messages: int = 0
+    calls: dict[Call, Curve] = field(default_factory=lambda: {call: Curve() for call in Call})
+    dead: Counter[str] = field(default_factory=Counter)
+    dead_curve: Curve = field(default_factory=Curve)
+    first_dead_at: float | None = None
+    #: Number of settled messages by how often each was received.
+    receives: Counter[int] = field(default_factory=Counter)
+    in_flight_peak: int = 0
+    backlog_at_recovery: int = 0
+    #: When the last message that was sent before the recovery was settled; ``None`` = not all are.
+    drained_at: float | None = None
+    ended_at: float = 0.0
+
+    def count_calls(self, call: Call) -> int:
+        """Return how many calls ended so."""
+        return sum(self.calls[call].counts)
+
+
+class Provider:
+    """Answers calls as the scenario says. Calls must come in the order of time."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._outage = scenario.outage
+        self._capacity = scenario.capacity
+        self._most = max(1.0, scenario.capacity or 0.0)  # a second's worth, after a pause
+        self._tokens = self._most
+        self._filled_at = 0.0
+
+    def call(self, now: float) -> Call:
+        """Answer one call that begins now."""
+        if now < self._outage:
+            return Call.WASTED
+        if self._capacity is None:
+            return Call.SENT
+        self._tokens = min(self._most, self._tokens + (now - self._filled_at) * self._capacity)
+        self._filled_at = now
+        if self._tokens < 1:
+            return Call.TURNED_AWAY
+        self._tokens -= 1
+        return Call.SENT
 
 
 class _Worker:
-    __slots__ = ("held", "is_free", "number", "paced", "running", "strategy", "ticks_at", "waiting")
+    __slots__ = ("held", "is_free", "paced", "running", "strategy", "ticks_at", "waiting")
 
-    def __init__(self, number: int, strategy: Strategy) -> None:
-        self.number = number
+    def __init__(self, strategy: FullJitter) -> None:
         self.strategy = strategy
         self.running = 0
         self.held = 0
@@ -43,63 +113,50 @@ class _Worker:
         self.ticks_at = math.inf
 
 
-def simulate(
-    scenario: Scenario, strategy: type[Strategy], *, seed: int = 0, max_messages: int | None = None
-) -> Measures:
-    """Run a scenario with one strategy.
+def simulate(scenario: Scenario, strategy: type[FullJitter], *, seed: int = 0) -> Measures:
+    """Run a scenario with one strategy; the same seed gives the same result."""
+    return _Simulation(scenario, strategy, seed).run()
 
-    Args:
-        scenario: what happens.
-        strategy: how the fleet behaves.
-        seed: the same seed gives the same result.
-        max_messages: stop new messages after so many; ``None`` = no limit.
-    """
-    return _Simulation(scenario, strategy, seed, max_messages).run()
+
+_Handler: TypeAlias = Callable[[Any, Any], None]
 
 
 class _Simulation:
-    def __init__(
-        self, scenario: Scenario, strategy: type[Strategy], seed: int, max_messages: int | None
-    ) -> None:
+    def __init__(self, scenario: Scenario, strategy: type[FullJitter], seed: int) -> None:
         self.scenario = scenario
         self.measures = Measures()
-        self.rng = Random(seed)
-        self._arrivals_rng = Random(seed + 2)  # the same arrivals for every strategy
-        self.provider = Provider(scenario.script, Random(seed + 1))
         self.now = 0.0
+        self._rng = Random(seed)
+        self._arrivals_rng = Random(seed + 2)  # the same arrivals for every strategy
+        self._provider = Provider(scenario)
         self._heap: list[tuple[float, int, _Handler, Any, Any]] = []
         self._sequence = count()
         self._visible: deque[Message] = deque()
-        fleet = scenario.fleet
-        self._capacity = fleet.processes * (1 + fleet.prefetch)
-        self._processes = fleet.processes
+        self._capacity = scenario.processes * (1 + scenario.prefetch)
         self._workers = [
-            _Worker(n, strategy(scenario, Random(seed * 1000 + n + 3)))
-            for n in range(fleet.workers)
+            _Worker(strategy(scenario, Random(seed * 1000 + n + 3)))
+            for n in range(scenario.workers)
         ]
         self._free = list(self._workers)
-        self._max_messages = max_messages
         self._in_flight = 0
         self._alive = 0
         self._is_arriving = True
         self._older = 0
-        self._recovered_at = scenario.script.recovered_at
         self._recovery_is_counted = False
 
     def run(self) -> Measures:
-        arrivals, horizon = self.scenario.arrivals, self.scenario.horizon
-        if arrivals.backlog and arrivals.oldest:
+        scenario, heap = self.scenario, self._heap
+        if scenario.backlog and scenario.oldest:
             for worker in self._workers:
-                worker.strategy.down_since(-arrivals.oldest)
-        for number in range(arrivals.backlog):
-            self._arrive_from_before(arrivals.oldest * (1 - number / arrivals.backlog))
+                worker.strategy.down_since(-scenario.oldest)
+        for number in range(scenario.backlog):
+            self._arrive_from_before(scenario.oldest * (1 - number / scenario.backlog))
         self._schedule_arrival()
-        heap, pop = self._heap, heapq.heappop
         while heap:
-            at, _, handle, a, b = pop(heap)
-            if at >= self._recovered_at and not self._recovery_is_counted:
+            at, _, handle, a, b = heapq.heappop(heap)
+            if at >= scenario.outage and not self._recovery_is_counted:
                 self._count_recovery()
-            if horizon is not None and at > horizon:
+            if scenario.horizon is not None and at > scenario.horizon:
                 break
             self.now = at
             handle(a, b)
@@ -108,60 +165,59 @@ class _Simulation:
         if not self._recovery_is_counted:
             self._count_recovery()
         self.measures.ended_at = self.now
-        idle_polls = self.now / MAX_WAIT_TIME_SECONDS * len(self._workers)
-        self.measures.requests[Request.RECEIVE] += round(idle_polls)
         return self.measures
 
     # Messages
 
     def _schedule_arrival(self) -> None:
-        arrivals = self.scenario.arrivals
         self._is_arriving = False
-        if arrivals.rate <= 0:
-            return
-        if self._max_messages is not None and self.measures.messages >= self._max_messages:
-            return
-        at = self.now + self._arrivals_rng.expovariate(arrivals.rate)
-        if at < arrivals.lasts:
-            self._is_arriving = True
-            self._push(at, self._on_arrival, None, None)
+        if self.scenario.rate > 0:
+            at = self.now + self._arrivals_rng.expovariate(self.scenario.rate)
+            if at < self.scenario.last_arrival:
+                self._is_arriving = True
+                self._push(at, self._on_arrival, None, None)
 
     def _on_arrival(self, a: None, b: None) -> None:
-        self._arrive(self.now)
+        self._show(self._make_message(self.now))
         self._schedule_arrival()
 
-    def _arrive(self, now: float) -> None:
+    def _make_message(self, sent_at: float) -> Message:
         self.measures.messages += 1
         self._alive += 1
-        self._show(Message(self.measures.messages, now))
+        return Message(self.measures.messages, sent_at)
 
     def _arrive_from_before(self, age: float) -> None:
-        """A message of the backlog: one that has been retried for its age is hidden now."""
+        """Add a message of the backlog. One that has been retried is hidden now."""
+        message = self._make_message(-age)
         if not age:
-            self._arrive(0.0)
+            self._show(message)
             return
-        self.measures.messages += 1
-        self._alive += 1
         self._in_flight += 1
-        message = Message(self.measures.messages, -age)
-        strategy = self.rng.choice(self._workers).strategy
+        strategy = self._rng.choice(self._workers).strategy
         seconds = strategy.has_retried(message)
-        self.hide(message, seconds)
+        self._hide(message, seconds)
         strategy.hidden(message, seconds, 0.0)
 
     def _count_recovery(self) -> None:
         self._recovery_is_counted = True
         self._older = self.measures.backlog_at_recovery = self._alive
         if not self._alive:
-            self.measures.drained_at = self._recovered_at
+            self.measures.drained_at = self.scenario.outage
 
-    def _settled(self, message: Message) -> None:
+    def _settle(self, worker: _Worker, message: Message, dead: str | None = None) -> None:
+        if dead is not None:
+            self.measures.dead[dead] += 1
+            self.measures.dead_curve.add(self.now)
+            if self.measures.first_dead_at is None:
+                self.measures.first_dead_at = self.now
+        self._in_flight -= 1
         self._alive -= 1
         self.measures.receives[message.receives] += 1
-        if self._recovery_is_counted and message.sent_at <= self._recovered_at:
+        if self._recovery_is_counted and message.sent_at <= self.scenario.outage:
             self._older -= 1
             if not self._older:
                 self.measures.drained_at = self.now
+        self._let_go(worker)
 
     # The queue
 
@@ -175,18 +231,16 @@ class _Simulation:
             self._in_flight -= 1
             self._show(message)
 
-    def hide(self, message: Message, seconds: float) -> None:
-        """Keep a message in flight for some seconds from now."""
+    def _hide(self, message: Message, seconds: float) -> None:
         message.version += 1
         self._push(self.now + seconds, self._on_show, message, message.version)
 
     def _hand_out(self) -> None:
         """Give visible messages to random workers that have room, up to ten in one request."""
-        visible, free, measures = self._visible, self._free, self.measures
+        visible, free = self._visible, self._free
         while visible and free and self._in_flight < MAX_IN_FLIGHT_MESSAGES:
-            index = int(self.rng.random() * len(free))
+            index = int(self._rng.random() * len(free))
             worker = free[index]
-            measures.requests[Request.RECEIVE] += 1
             batch = min(self._capacity - worker.held, MAX_BATCH_ENTRIES, len(visible))
             # A worker's poll takes its share: others that have room are polling as well.
             if len(visible) < len(free) * batch:
@@ -199,7 +253,7 @@ class _Simulation:
                 worker.is_free = False
                 free[index] = free[-1]
                 free.pop()
-        measures.in_flight_peak = max(measures.in_flight_peak, self._in_flight)
+        self.measures.in_flight_peak = max(self.measures.in_flight_peak, self._in_flight)
 
     def _receive(self, worker: _Worker, message: Message) -> None:
         message.receives += 1
@@ -207,25 +261,19 @@ class _Simulation:
             message.first_received_at = self.now
         most = self.scenario.max_receive_count
         if most is not None and message.receives > most:
-            self.measures.died("the queue's maxReceiveCount was passed", self.now)
-            self._let_go(worker, message, is_settled=True)
+            self._settle(worker, message, dead="the queue's maxReceiveCount was passed")
             return
         told = worker.strategy.received(message, self.now, len(worker.paced))
         self._follow(worker, message, told)
 
     def _follow(self, worker: _Worker, message: Message, told: Told) -> None:
         if told.dead is not None:
-            self.measures.died(told.dead, self.now)
-            self.measures.requests[Request.SEND] += 1
-            self.measures.requests[Request.DELETE] += 1
-            self._let_go(worker, message, is_settled=True)
+            self._settle(worker, message, dead=told.dead)
         elif told.hide is not None:
-            self.measures.requests[Request.CHANGE_VISIBILITY] += 1
-            self.hide(message, told.hide)
+            self._hide(message, told.hide)
             worker.strategy.hidden(message, self.now + told.hide, self.now)
             self._wake(worker)
-            worker.held -= 1
-            self._has_room(worker)
+            self._let_go(worker)
         elif told.waits:
             worker.paced.append(message)
             self._wake(worker)
@@ -233,14 +281,8 @@ class _Simulation:
             worker.waiting.append(message)
             self._start(worker)
 
-    def _let_go(self, worker: _Worker, message: Message, *, is_settled: bool) -> None:
-        self._in_flight -= 1
+    def _let_go(self, worker: _Worker) -> None:
         worker.held -= 1
-        if is_settled:
-            self._settled(message)
-        self._has_room(worker)
-
-    def _has_room(self, worker: _Worker) -> None:
         if not worker.is_free and worker.held < self._capacity:
             worker.is_free = True
             self._free.append(worker)
@@ -248,23 +290,24 @@ class _Simulation:
     # Runs
 
     def _start(self, worker: _Worker) -> None:
-        while worker.waiting and worker.running < self._processes:
+        while worker.waiting and worker.running < self.scenario.processes:
             message = worker.waiting.popleft()
             worker.running += 1
-            message.runs += 1
-            answer = self.provider.call(self.now)
-            self.measures.called(answer.reply, self.now)
-            self._push(self.now + answer.seconds, self._on_end, (worker, message), answer)
+            answer = self._provider.call(self.now)
+            self.measures.calls[answer].add(self.now)
+            self._push(
+                self.now + self.scenario.call_seconds, self._on_end, (worker, message), answer
+            )
 
-    def _on_end(self, where: tuple[_Worker, Message], answer: Any) -> None:
+    def _on_end(self, where: tuple[_Worker, Message], answer: Call) -> None:
         worker, message = where
         worker.running -= 1
-        if answer.reply is Call.SENT:
+        if answer is Call.SENT:
             worker.strategy.ended(message, None, self.now, None)
-            self.measures.requests[Request.DELETE] += 1
-            self._let_go(worker, message, is_settled=True)
+            self._settle(worker, message)
         else:
-            told = worker.strategy.ended(message, Outcome.RETRYABLE, self.now, answer.retry_after)
+            retry_after = self.scenario.retry_after if answer is Call.TURNED_AWAY else None
+            told = worker.strategy.ended(message, Outcome.RETRYABLE, self.now, retry_after)
             self._follow(worker, message, told)
         self._wake(worker)
         self._start(worker)
@@ -274,7 +317,7 @@ class _Simulation:
     # The provider's gate in each worker
 
     def _wake(self, worker: _Worker) -> None:
-        seconds = worker.strategy.tick_seconds(self.now)
+        seconds = worker.strategy.tick_seconds()
         if seconds is not None and self.now + seconds < worker.ticks_at:
             worker.ticks_at = self.now + seconds
             self._push(worker.ticks_at, self._on_tick, worker, worker.ticks_at)
@@ -283,27 +326,18 @@ class _Simulation:
         if at != worker.ticks_at:
             return  # there was an earlier one since
         worker.ticks_at = math.inf
-        self._take_turns(worker)
+        if worker.paced:
+            for _ in range(worker.strategy.turns(len(worker.paced), self.now)):
+                message = worker.paced.popleft()
+                told = worker.strategy.turn_came(message, self.now, len(worker.paced))
+                self._follow(worker, message, told)
         # They may go to any worker: one that is full itself leaves the recalling to the others.
         room = 2 * self._capacity if worker.held < self._capacity else 0
-        recalled = worker.strategy.recalls(self.now, room=room, waiting=len(worker.paced))
-        if recalled:
-            batches = -(-len(recalled) // MAX_BATCH_ENTRIES)
-            self.measures.requests[Request.CHANGE_VISIBILITY] += batches
-        for message in recalled:
+        for message in worker.strategy.recalls(self.now, room=room, waiting=len(worker.paced)):
             self._in_flight -= 1
             self._show(message)
         if self._alive:
             self._wake(worker)
-
-    def _take_turns(self, worker: _Worker) -> None:
-        """Let those run that have waited long enough for the provider's rate."""
-        if not worker.paced:
-            return
-        for _ in range(worker.strategy.turns(len(worker.paced), self.now)):
-            message = worker.paced.popleft()
-            told = worker.strategy.turn_came(message, self.now, len(worker.paced))
-            self._follow(worker, message, told)
 
     def _push(self, at: float, handle: _Handler, a: Any, b: Any) -> None:
         heapq.heappush(self._heap, (at, next(self._sequence), handle, a, b))
