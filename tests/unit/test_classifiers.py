@@ -1,4 +1,4 @@
-"""The tables: complete, in the documentation, and harmless where a library is absent."""
+"""The tables: complete, and harmless where a library is absent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from http.client import HTTPException
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.error import URLError
@@ -22,11 +21,9 @@ import stripe
 import urllib3.exceptions
 
 from celery_sqs_backoff import classifiers
-from celery_sqs_backoff.classifiers.__main__ import LIBRARIES, written_into
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.verdicts import REPEATED, shown
-
-PAGE = Path(__file__).parents[2] / "docs" / "classifiers.md"
+from tests.tables import LIBRARIES
 
 FACTORIES = [getattr(classifiers, name) for name in classifiers.__all__]
 
@@ -130,27 +127,6 @@ def test_every_name_of_a_table_is_a_class_of_the_newest_version(library: str) ->
     assert stripe  # loaded for the table of SDKs
     for rule in LIBRARIES[library]:
         assert len(list(rule.classes())) == len(rule.names.split()), rule
-
-
-def test_the_tables_in_the_documentation_are_those_of_the_code() -> None:
-    """Write them with ``python -m celery_sqs_backoff.classifiers docs/classifiers.md``."""
-    page = PAGE.read_text()
-    assert written_into(page) == page
-
-
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="the page has no"):
-        written_into("# Classifiers\n")
-
-
-def test_the_tables_are_printed_and_written(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text().replace("| 409 |", "| 999 |"))
-    command = [sys.executable, "-m", "celery_sqs_backoff.classifiers"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    subprocess.run([*command, str(page)], check=True)
-    assert printed in page.read_text()
-    assert page.read_text() == PAGE.read_text()
 
 
 def test_no_library_is_imported_nor_needed() -> None:

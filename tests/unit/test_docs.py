@@ -35,6 +35,7 @@ from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
 from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
 from tests.support.fault_proxy import FaultProxy
 from tests.support.processes import eventually
+from tests.tables import TABLES, write_into
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -521,13 +522,11 @@ def test_every_story_has_its_place() -> None:
     assert set(EXISTING_STORIES) <= set(shown)
 
 
-def test_the_tables_that_are_made_from_code() -> None:
-    """``python -m celery_sqs_backoff.observe.reference`` prints them."""
-    from celery_sqs_backoff.observe.reference import events_table, metrics_table
-
-    page = (ROOT / "docs/watch.md").read_text()
-    assert metrics_table() in page
-    assert events_table() in page
+@pytest.mark.parametrize(("page", "table"), TABLES)
+def test_the_tables_that_are_made_from_code(page: str, table: str) -> None:
+    """``python -m tests.tables`` writes them."""
+    text = (ROOT / "docs" / page).read_text()
+    assert write_into(text, table, TABLES[page, table]()) == text
 
 
 def test_the_rules_of_the_doctor() -> None:
