@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from celery_sqs_backoff.classifiers import aiohttp, botocore, httpx, requests, sdk, smtplib, urllib
+from celery_sqs_backoff.classifiers import botocore, httpx, requests, sdk, smtplib, urllib
 from celery_sqs_backoff.classifiers.answers import STATUSES, StatusRule
 from celery_sqs_backoff.classifiers.exchange import Finding, Meaning, Rule
 from celery_sqs_backoff.observe.events import ALL
@@ -22,7 +22,6 @@ LIBRARIES: Mapping[str, tuple[Rule, ...]] = {
     "requests": requests.RULES,
     "httpx": httpx.RULES,
     "urllib": urllib.RULES,
-    "aiohttp": aiohttp.RULES,
     "botocore": botocore.RULES,
     "smtplib": smtplib.RULES,
     "sdk": sdk.RULES,

@@ -20,7 +20,6 @@ A library is never imported here, and need not be installed.
 from __future__ import annotations
 
 from ..retry.outcomes import Classifier, Outcome, Verdict
-from .aiohttp import aiohttp_errors
 from .botocore import botocore_errors
 from .httpx import httpx_errors
 from .requests import requests_errors
@@ -29,7 +28,6 @@ from .smtplib import smtplib_errors
 from .urllib import urllib_errors
 
 __all__ = [
-    "aiohttp_errors",
     "botocore_errors",
     "httpx_errors",
     "known_errors",
@@ -57,7 +55,6 @@ def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
     classifiers = (
         requests_errors(idempotent=idempotent, trust_503=trust_503),
         httpx_errors(idempotent=idempotent, trust_503=trust_503),
-        aiohttp_errors(idempotent=idempotent, trust_503=trust_503),
         botocore_errors(idempotent=idempotent),
         smtplib_errors(idempotent=idempotent),
         urllib_errors(idempotent=idempotent, trust_503=trust_503),

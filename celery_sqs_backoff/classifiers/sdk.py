@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..retry.outcomes import Classifier
 from ..traces import after_another_mail, tried_before
-from . import aiohttp, httpx, requests, urllib
+from . import httpx, requests, urllib
 from .answers import answer, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule, find
 
@@ -24,7 +24,7 @@ MODULES = ("anymail", "python_http_client", "sendgrid", "slack_sdk", "stripe", "
 
 _STATUSES = ("http_status", "status_code", "status")
 
-_HTTP_RULES = (*requests.RULES, *httpx.RULES, *aiohttp.RULES, *urllib.RULES)
+_HTTP_RULES = (*requests.RULES, *httpx.RULES, *urllib.RULES)
 
 
 def _answered(exc: BaseException) -> Finding | None:

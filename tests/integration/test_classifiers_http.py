@@ -109,7 +109,6 @@ WITH_STATUS = {
     by_requests: classifiers.requests_errors,
     by_httpx: classifiers.httpx_errors,
     by_urllib: classifiers.urllib_errors,
-    by_aiohttp: classifiers.aiohttp_errors,
 }
 ALL = {
     **WITH_STATUS,
@@ -388,7 +387,7 @@ def test_a_status_after_a_redirect_is_in_doubt(call: Call, provider: HttpFaults)
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
-@pytest.mark.parametrize("call", [by_requests, by_httpx, by_aiohttp], ids=name)
+@pytest.mark.parametrize("call", [by_requests, by_httpx], ids=name)
 @pytest.mark.parametrize("status", [307, 308])
 def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(
     call: Call, provider: HttpFaults, status: int
@@ -445,7 +444,7 @@ GATEWAYS = {
 }
 
 
-@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib, by_aiohttp], ids=name)
+@pytest.mark.parametrize("call", [by_requests, by_httpx, by_urllib], ids=name)
 @pytest.mark.parametrize("gateway", GATEWAYS)
 def test_a_gateways_503_for_a_request_that_it_has_passed_on_is_in_doubt(
     call: Call, provider: HttpFaults, gateway: str, monkeypatch: pytest.MonkeyPatch
@@ -555,29 +554,6 @@ def test_no_connection_in_time_after_a_retry_of_urllib3s_own_is_in_doubt(
     assert getattr(known, "outcome", known) is Outcome.UNKNOWN
 
 
-def test_a_refused_connection_after_a_retry_of_aiohttps_own_is_in_doubt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first attempt has reached the provider, and the second nobody: it has died since."""
-
-    async def refuse(*_: object, **__: object) -> None:
-        raise ConnectionRefusedError
-
-    def die(handler: object) -> None:
-        monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", refuse)
-
-    async def put() -> None:
-        async with aiohttp.ClientSession() as session:
-            await session.put(dying.url, data=b"{}")
-
-    with http_faults() as dying:
-        dying.behave = die
-        exc = raised(lambda: asyncio.run(put()))
-        assert dying.seen == 1
-    assert isinstance(exc, aiohttp.ClientConnectorError)
-    assert outcomes(by_aiohttp, exc) == (UNKNOWN, REPEATED)
-
-
 @pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
 def test_a_proxy_that_wants_credentials_is_not_processed(call: Call) -> None:
     url = "https://provider.invalid/"
@@ -590,35 +566,6 @@ def test_a_proxy_that_wants_credentials_is_not_processed(call: Call) -> None:
             }[call]
         )
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
-
-
-def test_aiohttp_s_total_timeout_is_in_doubt(provider: HttpFaults) -> None:
-    """It is a plain ``TimeoutError``, as anybody else's."""
-    provider.behave = hang
-
-    async def call() -> None:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            await session.post(provider.url, data=b"{}")
-
-    exc = raised(lambda: asyncio.run(call()))
-    assert type(exc).__name__ == "TimeoutError"
-    assert outcomes(by_aiohttp, exc) == (UNKNOWN, REPEATED)
-
-
-def test_aiohttp_s_answer_of_another_type_keeps_its_status(provider: HttpFaults) -> None:
-    provider.behave = answer(429, b"<h1>down</h1>", Content_Type="text/html")
-
-    async def call() -> None:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(provider.url, data=b"{}") as response,
-        ):
-            await response.json()
-
-    exc = raised(lambda: asyncio.run(call()))
-    assert isinstance(exc, aiohttp.ContentTypeError)
-    assert outcomes(by_aiohttp, exc) == (RETRYABLE, RETRYABLE)
 
 
 def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider: HttpFaults) -> None:
@@ -704,12 +651,17 @@ def test_a_timeout_of_somebody_else_is_not_ours() -> None:
         assert errors(idempotent=True)(exc) is None
 
 
-def test_an_http_library_s_error_is_not_judged_by_its_status_alone(provider: HttpFaults) -> None:
-    """aiohttp gives an answer that is not HTTP the status 400, which nobody has sent."""
-    provider.behave = garbage
+@pytest.mark.parametrize(
+    "behaviour", [reset, hang, garbage, answer(429), answer(503)], ids=lambda b: b.__name__
+)
+def test_a_library_without_a_classifier_is_in_doubt(
+    provider: HttpFaults, behaviour: Callable[..., None]
+) -> None:
+    """An error of aiohttp is never taken for one of another library, nor judged by its status."""
+    provider.behave = behaviour
     exc = raised(by_aiohttp, provider.url)
-    assert getattr(exc, "status", None) == 400
-    assert classifiers.sdk_errors()(exc) is None
+    assert isinstance(exc, aiohttp.ClientError)
+    assert classifiers.known_errors(idempotent=True, trust_503=True)(exc) is None
 
 
 def test_a_broken_body_of_our_own_is_not_processed(provider: HttpFaults) -> None:

@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.error import URLError
 
-import aiohttp
 import botocore.discovery  # has errors of its own
 import botocore.exceptions
 import httpx
@@ -32,7 +31,6 @@ ROOTS: dict[str, tuple[type[BaseException], ...]] = {
     "requests": (requests.RequestException,),
     "httpx": (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict),
     "urllib": (URLError, HTTPException, urllib3.exceptions.HTTPError),
-    "aiohttp": (aiohttp.ClientError,),
     "botocore": (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError),
     "smtplib": (smtplib.SMTPException,),
 }
@@ -57,7 +55,6 @@ NOT_CLASSIFIED: dict[str, str] = {
         UnrewindableBodyError
         DecodeError HeaderParsingError ResponseError
         """,
-    "aiohttp": "ClientError RedirectClientError",
     "botocore": """
         BotoCoreError BaseEndpointResolverError DataNotFoundError EndpointProviderError
         InvalidConfigError InvalidRetryConfigurationError StubResponseError ValidationError
@@ -134,7 +131,7 @@ def test_no_library_is_imported_nor_needed() -> None:
     program = """
 import sys
 import celery_sqs_backoff
-absent = "requests httpx urllib3 aiohttp botocore stripe".split()
+absent = "requests httpx urllib3 botocore stripe".split()
 sys.modules.update(dict.fromkeys(absent))  # importing them raises ImportError from now on
 from celery_sqs_backoff.classifiers import known_errors
 class Refused(Exception):
@@ -238,21 +235,6 @@ def send_messages(messages):
         verdict = errors(raised.value)
         assert isinstance(verdict, Verdict)
         assert verdict.outcome is expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Connection timeout to host http://provider", Outcome.RETRYABLE),
-        ("Timeout on reading data from socket", Outcome.UNKNOWN),
-    ],
-)
-def test_before_aiohttp_3_10_a_timeout_says_only_in_its_text_where_it_was(
-    text: str, expected: Outcome
-) -> None:
-    verdict = classifiers.aiohttp_errors()(aiohttp.ServerTimeoutError(text))
-    assert isinstance(verdict, Verdict)
-    assert verdict.outcome is expected
 
 
 def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
