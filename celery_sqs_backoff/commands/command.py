@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery.bin.base import CeleryCommand
 
+from .exit_codes import INTERRUPTED
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["NOBODY_READS", "NOT_WRITTEN", "Command", "console_of_stdout", "drop_stdout"]
 
 #: Whoever read stdout has gone (``| head``): the code of a program that SIGPIPE ends.
 NOBODY_READS: Final = 141
@@ -27,11 +27,13 @@ _OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOS
 
 
 class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """Ends with a code of its own if stdout fails: 1, click's, means something else in each."""
+    """Ends with codes of its own for Ctrl-C and if stdout fails: click's 1 has other meanings."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
         except BrokenPipeError:
             drop_stdout()
             sys.exit(NOBODY_READS)

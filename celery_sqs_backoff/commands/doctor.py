@@ -16,22 +16,18 @@ from celery_sqs_backoff.sqs.find_queue import why_not
 from .command import Command
 from .options import option, queues_option, select_queues
 
-__all__ = ["COULD_NOT_LOOK", "ERRORS", "HEALTHY", "WARNINGS", "sqs_doctor"]
-
-#: Nothing above info.
+#: No error, and with --strict no warning.
 HEALTHY: Final = 0
-#: Warnings, and no error.
-WARNINGS: Final = 1
-#: At least one error.
-ERRORS: Final = 2
-#: SQS could not be reached, or is not the broker, so the live half was not looked at.
-COULD_NOT_LOOK: Final = 3
+#: At least one error, or with --strict at least one warning.
+FOUND: Final = 1
+#: The app cannot be loaded, SQS or a queue cannot be read, or the broker is not SQS.
+COULD_NOT_LOOK: Final = 5
 
 #: Queues that the last line names.
 _MOST_NAMES: Final = 5
 
 _EPILOG = """\b
-Exit codes: 0 nothing above info, 1 warnings, 2 errors, 3 could not look.
+Exit codes: 0 no error, 1 at least one error or with --strict a warning, 2 usage, 5 could not look.
 
 \b
 Examples:
@@ -53,6 +49,7 @@ Examples:
     metavar="ID[:SUBJECT]=REASON",
     help="Leave out a finding, with the reason why you can live with it. Can be repeated.",
 )
+@option("Output", "--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @option("Output", "--explain", metavar="ID", help="Say what a rule is about, and exit.")
 @option(
     "Output",
@@ -70,6 +67,7 @@ def sqs_doctor(
     queues: list[str] | None,
     offline: bool,
     ignore: tuple[str, ...],
+    strict: bool,
     explain: str | None,
     form: str,
 ) -> None:
@@ -109,16 +107,14 @@ def sqs_doctor(
         click.echo(_text(findings, looked_at, could_look=could_look))
     else:
         click.echo(_json(findings))
-    sys.exit(_exit_code(findings, could_look=could_look))
+    sys.exit(_exit_code(findings, strict=strict, could_look=could_look))
 
 
-def _exit_code(findings: Sequence[Finding], *, could_look: bool) -> int:
-    severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
-        return ERRORS
-    if not could_look:
-        return COULD_NOT_LOOK
-    return WARNINGS if Severity.WARNING in severities else HEALTHY
+def _exit_code(findings: Sequence[Finding], *, strict: bool, could_look: bool) -> int:
+    serious = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    if any(finding.severity in serious for finding in findings):
+        return FOUND
+    return HEALTHY if could_look else COULD_NOT_LOOK
 
 
 def _rule(wanted: str, option: str = "--explain") -> Rule:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from kombu import Queue
 
 from celery_sqs_backoff.commands import doctor
+from celery_sqs_backoff.commands.exit_codes import INTERRUPTED
 from celery_sqs_backoff.doctor import RULES
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.doctored import doctored_app
@@ -113,11 +114,11 @@ def test_a_queue_that_the_app_does_not_have_is_refused(
 @pytest.mark.parametrize(
     ("changed", "expected", "code"),
     [
-        ({"DelaySeconds": "60"}, "W015", doctor.WARNINGS),
-        ({"VisibilityTimeout": "0"}, "E011", doctor.ERRORS),
-        ({"VisibilityTimeout": "43200"}, "W012", doctor.WARNINGS),
-        ({"MessageRetentionPeriod": "300"}, "W009", doctor.WARNINGS),
-        ({"dlq": {"MessageRetentionPeriod": "3600"}}, "W008", doctor.WARNINGS),
+        ({"DelaySeconds": "60"}, "W015", doctor.HEALTHY),
+        ({"VisibilityTimeout": "0"}, "E011", doctor.FOUND),
+        ({"VisibilityTimeout": "43200"}, "W012", doctor.HEALTHY),
+        ({"MessageRetentionPeriod": "300"}, "W009", doctor.HEALTHY),
+        ({"dlq": {"MessageRetentionPeriod": "3600"}}, "W008", doctor.HEALTHY),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -145,7 +146,7 @@ def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
     app.conf.broker_transport_options = options
     result = diagnose("--format", "json")
     assert ids(result) == ["E001", "W015"]
-    assert result.exit_code == doctor.ERRORS
+    assert result.exit_code == doctor.FOUND
     assert "aws sqs create-queue --region us-east-1 --queue-name absent" in result.stdout
 
 
@@ -173,7 +174,8 @@ def test_tasks_that_only_a_worker_imports_are_looked_at(
     app.conf.include = [module]
     result = diagnose("--offline")
     assert "W019 shop.uncovered" in result.stdout
-    assert result.exit_code == doctor.WARNINGS
+    assert result.exit_code == doctor.HEALTHY
+    assert diagnose("--offline", "--strict").exit_code == doctor.FOUND
 
 
 def test_a_module_that_cannot_be_imported_shows_no_credentials(
@@ -279,7 +281,7 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     result = diagnose("--format", "json")
-    assert result.exit_code == doctor.ERRORS
+    assert result.exit_code == doctor.FOUND
     [found] = json.loads(result.stdout)["findings"]
     assert found["id"] == "E027"
     for action in ("GetQueueAttributes", "ChangeMessageVisibility", "DeleteMessage"):
@@ -305,7 +307,7 @@ def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(
     denied = http_error(403, "AccessDenied", sender_fault=True, actions=("GetQueueAttributes",))
     proxy.inject(denied)
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
-    assert diagnose().exit_code == doctor.ERRORS
+    assert diagnose().exit_code == doctor.FOUND
     result = diagnose("--ignore", "E027=workers may not read attributes")
     assert result.exit_code == doctor.COULD_NOT_LOOK
     assert f"cannot read queue {queue.name}: AccessDenied" in result.stderr
@@ -355,3 +357,15 @@ def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> No
     result = diagnose("--offline", "--format", "json")
     assert ids(result) == ["W029"]
     assert SECRET not in result.output
+
+
+def test_ctrl_c_has_a_code_of_its_own(
+    diagnose: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no finding."""
+
+    def interrupt(app: Celery) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("celery_sqs_backoff.doctor.look.load_tasks", interrupt)
+    assert diagnose("--offline").exit_code == INTERRUPTED
