@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import json
+import logging
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import celery_sqs_backoff
+from celery_sqs_backoff.observe.log_lines import LINES
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
@@ -407,7 +409,10 @@ def test_every_app_wide_setting_that_is_named_is_accepted():
 
 def log_events() -> set[tuple[str, str, str]]:
     """Event, logger and level of each event in the package's source."""
-    found = set()
+    found = {
+        (line.text.partition(":")[0], "observe.log_lines", logging.getLevelName(line.level))
+        for line in LINES
+    }
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:

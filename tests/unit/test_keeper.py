@@ -383,7 +383,7 @@ def test_a_lease_whose_handle_is_void_is_lost_and_settles_nothing(bench, caplog)
     assert not lease.done()
     bench.turn(60)
     assert len(bench.sqs.calls) == 1
-    assert "sqs_backoff.lease_lost" in caplog.text
+    assert "sqs_backoff.renewal_refused" in caplog.text
 
 
 @pytest.mark.hazard("H17")
@@ -1079,12 +1079,12 @@ def test_a_twelve_hours_that_cannot_be_told_leaves_the_keeper_running(bench):
 def test_a_lost_message_that_is_received_again_at_that_moment_is_renewed(bench, monkeypatch):
     lease = bench.lease(message_id="m")
 
-    def receive_again(*_):
+    def receive_again(*_, **__):
         bench.sqs.fail = lambda action, handle: None
         bench.lease(message_id="m")
 
     bench.sqs.fail = lambda action, handle: "ReceiptHandleIsInvalid"
-    monkeypatch.setattr("celery_sqs_backoff.observe.log_lines.logger.error", receive_again)
+    monkeypatch.setattr("celery_sqs_backoff.observe.log_lines.logger.log", receive_again)
     bench.turn(11)
     assert lease.state is State.HELD
     bench.sqs.calls.clear()

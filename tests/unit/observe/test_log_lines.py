@@ -62,14 +62,15 @@ RETRIED: dict[str, Any] = {
         (Parked(**OF_TASK), "WARNING", "sqs_backoff.parked: task=shop.mail id=5f queue=q"),
         (
             LeaseLost(**OF_TASK),
-            "WARNING",
-            "sqs_backoff.may_run_twice: task=shop.mail id=5f queue=q:"
+            "ERROR",
+            "sqs_backoff.lease_lost: task=shop.mail id=5f queue=q:"
             " another worker may be running it",
         ),
         (
             RenewalRefused(queue="q", message_id="m", code="ReceiptHandleIsInvalid"),
-            "ERROR",
-            "sqs_backoff.lease_lost: message m of q is no longer ours (ReceiptHandleIsInvalid)",
+            "WARNING",
+            "sqs_backoff.renewal_refused: message m of q is no longer ours"
+            " (ReceiptHandleIsInvalid)",
         ),
         (
             HeldTooLong(queue="q", message_id="m"),
