@@ -17,13 +17,11 @@ from statistics import median
 from typing import Any
 
 import click
-from prometheus_client import CollectorRegistry
 
 from celery_sqs_backoff.observe.announce import Announce
 from celery_sqs_backoff.observe.events import Event, Received, RunEnded, Settled, Started
 from celery_sqs_backoff.observe.log_lines import LogLines
 from celery_sqs_backoff.observe.metrics import Metrics
-from celery_sqs_backoff.observe.prometheus import PrometheusRecorder
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.worker.bulletin import Bulletin
@@ -56,7 +54,7 @@ def _observed() -> Events:
     events.subscribe(LogLines())
     events.subscribe(Announce(lambda name: None))
     events.subscribe(waiting)
-    events.subscribe(Metrics(PrometheusRecorder(CollectorRegistry()), waiting))
+    events.subscribe(Metrics(waiting))
     bulletin = Bulletin(
         None, "worker", waiting=waiting, running=lambda queue: 0, consumed=tuple, held=list
     )

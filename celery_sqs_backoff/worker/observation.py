@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from ..observe.announce import Announce
 from ..observe.board import ProviderNow
 from ..observe.health import Heartbeat, Pulse
-from ..observe.metrics import Metrics, Readings, Recorder
+from ..observe.metrics import Metrics, Readings
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
 from ..safe.stores import is_shared
@@ -111,12 +111,6 @@ class Observation:
             heartbeat.start()
             self._stops.append(heartbeat.stop)
 
-    def _count_for(self, recorder: Recorder) -> None:
-        metrics = Metrics(
-            recorder, self._waiting, running=self._running, waiting_for=self._waiting_for
-        )
-        self._stops.append(self._events.subscribe(metrics))
-
     def _publish(self) -> None:
         if not is_shared(self._settings.get("store")) or not self._settings.get("status", True):
             return
@@ -162,16 +156,16 @@ class Observation:
         tries.start()
 
     def _page(self) -> Callable[[], tuple[bytes, str]] | None:
-        """What returns the page of metrics; ``None``: the library is missing, health is served."""
+        """Return what makes the page of metrics; ``None``: the library is missing."""
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-
-            from ..observe.prometheus import PrometheusRecorder
         except ImportError as exc:
             logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
             return None
+        metrics = Metrics(self._waiting, running=self._running, waiting_for=self._waiting_for)
+        self._stops.append(self._events.subscribe(metrics))
         registry = CollectorRegistry()
-        self._count_for(PrometheusRecorder(registry))
+        registry.register(metrics)
         return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
 
 

@@ -31,7 +31,6 @@ from celery_sqs_backoff.observe.events import (
 )
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS, Kind
 from celery_sqs_backoff.observe.metrics import Metrics
-from celery_sqs_backoff.observe.prometheus import PrometheusRecorder
 from celery_sqs_backoff.observe.waiting import Waiting
 
 OF_TASK: dict[str, Any] = {"queue": "q", "task": "t", "task_id": "1", "message_id": "m"}
@@ -62,13 +61,9 @@ def waiting(clock: Clock) -> Waiting:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry, waiting: Waiting, clock: Clock) -> Metrics:
-    return Metrics(
-        PrometheusRecorder(registry),
-        waiting,
-        running=lambda queue: len(queue) + 6,
-        clock=clock,
-        now=clock,
-    )
+    made = Metrics(waiting, running=lambda queue: len(queue) + 6, clock=clock, now=clock)
+    registry.register(made)
+    return made
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -224,12 +219,13 @@ def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path: Path) -> None
     """The variable is set for the web processes of the same image; the directory is gone."""
     code = (
         "from prometheus_client import CollectorRegistry\n"
-        "from celery_sqs_backoff.observe import instruments\n"
-        "from celery_sqs_backoff.observe.prometheus import PrometheusRecorder\n"
-        "registry = CollectorRegistry()\n"
-        "recorder = PrometheusRecorder(registry)\n"
-        "recorder.add(instruments.RECEIVED, 3, 'q')\n"
-        "recorder.add(instruments.RECEIVED, 4, 'q')\n"
+        "from celery_sqs_backoff.observe.events import Received\n"
+        "from celery_sqs_backoff.observe.metrics import Metrics\n"
+        "from celery_sqs_backoff.observe.waiting import Waiting\n"
+        "registry, metrics = CollectorRegistry(), Metrics(Waiting())\n"
+        "registry.register(metrics)\n"
+        "metrics(Received(queue='q', messages=3, asked_for=10))\n"
+        "metrics(Received(queue='q', messages=4, asked_for=10))\n"
         "print(registry.get_sample_value('sqs_backoff_received_total', {'queue': 'q'}))\n"
     )
     gone = tmp_path / "gone"
