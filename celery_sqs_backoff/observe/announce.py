@@ -1,4 +1,4 @@
-"""Celery signals of what happens in a worker: a listener of its events."""
+"""Celery signals about what happens in a worker: a listener of its events."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from .events import (
     ProviderRecovered,
 )
 
-__all__ = ["Announce"]
-
 logger = logging.getLogger(__name__)
 
 _STATES: Final[dict[type[Event], str]] = {
@@ -30,15 +28,14 @@ _STATES: Final[dict[type[Event], str]] = {
     ProviderRecovered: "recovered",
 }
 
-
-#: Signals that wait because a receiver blocks; beyond that the oldest are dropped.
+#: Signals that wait because a receiver blocks. Beyond that the oldest are dropped.
 _MOST_WAITING: Final = 10_000
 
 
 class Announce:
-    """Sends :mod:`celery_sqs_backoff.signals`, each kind in its order, from a thread of its own.
+    """Sends :mod:`celery_sqs_backoff.signals` in their order, from a thread of its own.
 
-    A receiver that blocks holds up later signals of the same kind, and nobody else.
+    The thread ends when no signal is left. A receiver that blocks holds up later signals alone.
 
     Args:
         task_named: returns the task of a name, which is the signal's sender; ``None`` = unknown.
@@ -46,34 +43,21 @@ class Announce:
 
     def __init__(self, task_named: Callable[[str], Any]) -> None:
         self._task_named = task_named
-        self._losses = _Lane(lease_lost)
-        self._changes = _Lane(provider_changed)
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Any, object, dict[str, str]]] = deque(maxlen=_MOST_WAITING)
+        self._is_running = False
 
     def __call__(self, event: Event) -> None:
         """Send the event's signal, if it has one."""
         if isinstance(event, LeaseLost):
-            self._losses.send(
-                self._task_named(event.task),
-                task_id=event.task_id,
-                message_id=event.message_id,
-                queue=event.queue,
-            )
+            ids = {"task_id": event.task_id, "message_id": event.message_id}
+            self._send(lease_lost, self._task_named(event.task), **ids, queue=event.queue)
         elif isinstance(event, OfProvider) and (state := _STATES.get(type(event))) is not None:
-            self._changes.send(event.provider, state=state, tenant=event.tenant)
+            self._send(provider_changed, event.provider, state=state, tenant=event.tenant)
 
-
-class _Lane:
-    """One signal, and its thread, which ends when nothing is left to send."""
-
-    def __init__(self, signal: Any) -> None:
-        self._signal = signal
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[object, dict[str, str]]] = deque(maxlen=_MOST_WAITING)
-        self._is_running = False
-
-    def send(self, sender: object, **facts: str) -> None:
+    def _send(self, signal: Any, sender: object, **facts: str) -> None:
         with self._lock:
-            self._waiting.append((sender, facts))
+            self._waiting.append((signal, sender, facts))
             if not self._is_running:
                 self._is_running = start_daemon("sqs-signal", self._run) is not None
                 if not self._is_running:
@@ -85,8 +69,8 @@ class _Lane:
                 if not self._waiting:
                     self._is_running = False
                     return
-                sender, facts = self._waiting.popleft()
+                signal, sender, facts = self._waiting.popleft()
             try:
-                self._signal.send(sender, **facts)
-            except BaseException as exc:  # noqa: BLE001  # Celery contains others than these
+                signal.send(sender, **facts)
+            except BaseException as exc:  # noqa: BLE001  # Celery contains only Exception
                 logger.error("sqs_backoff.signal_failed: %s", error_site(exc))

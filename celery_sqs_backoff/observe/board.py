@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from ..safe.store import KEEP_SECONDS, Store, key_of
 
-__all__ = ["TTL_SECONDS", "Board", "ProviderNow", "QueueNow", "WorkerNow"]
-
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0
 

@@ -9,40 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-__all__ = [
-    "ALL",
-    "UNKNOWN_TASK",
-    "BroughtForward",
-    "CountRefused",
-    "DeadLettered",
-    "Discarded",
-    "Event",
-    "GaveBack",
-    "HeldTooLong",
-    "Hidden",
-    "LeaseLost",
-    "OfProvider",
-    "OfTask",
-    "Parked",
-    "ProviderClosed",
-    "ProviderOpened",
-    "ProviderProbing",
-    "ProviderRecovered",
-    "ProviderSlowed",
-    "Recalled",
-    "ReceiveFailed",
-    "Received",
-    "ReceivingAgain",
-    "ReceivingPaused",
-    "RenewalRefused",
-    "Retried",
-    "RunEnded",
-    "Settled",
-    "SettlementFailed",
-    "SettlementRefused",
-    "Started",
-]
-
 #: In place of the name of a task that is not registered, of which there may be any number.
 UNKNOWN_TASK: Final = "unknown"
 

@@ -34,7 +34,7 @@ class _Loop:
 class Pulse:
     """When each loop of a worker last turned. Safe to use from any thread.
 
-    Arguments:
+    Args:
         clock: seconds, monotonic.
     """
 
@@ -49,7 +49,7 @@ class Pulse:
     ) -> None:
         """Expect a loop to turn from now on.
 
-        Arguments:
+        Args:
             name: what to call it when it does not, such as "poller of mails".
             limit_seconds: longest time of one turn, all timeouts of its calls included.
             is_alive: whether its thread is; a dead one need not be waited for.

@@ -12,8 +12,6 @@ from typing import Any
 
 from ..text import BUG_CALLS, error_site
 
-__all__ = ["serve"]
-
 logger = logging.getLogger(__name__)
 
 #: How long a client may take to send its request.
@@ -31,7 +29,7 @@ def serve(
 ) -> ThreadingHTTPServer:
     """Answer in a thread; ``shutdown()`` and ``server_close()`` of what is returned end it.
 
-    Arguments:
+    Args:
         host: address to listen on.
         port: 0 = one that is free; ``server_port`` tells which.
         metrics: returns the page and its content type; ``None``: there is none.

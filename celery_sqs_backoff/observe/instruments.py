@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["INSTRUMENTS", "Instrument", "Kind"]
-
 
 class Kind(Enum):
     """How values of an instrument add up."""

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from ..text import error_site
 from .events import Event
 
-__all__ = ["Events", "Listener"]
-
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[Event], object]

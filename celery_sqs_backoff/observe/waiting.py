@@ -16,8 +16,6 @@ from typing import Final
 
 from .events import BroughtForward, DeadLettered, Event, Hidden, Parked, Received, SettlementFailed
 
-__all__ = ["Waiting", "WaitingNow"]
-
 #: Of one queue: SQS allows no more in flight.
 _MOST: Final = 120_000
 

@@ -20,8 +20,6 @@ from ..text import type_name
 from .bulletin import Bulletin
 from .lease import Lease
 
-__all__ = ["EVENT_LOOP", "Observation"]
-
 logger = get_logger(__name__)
 
 #: What the heartbeat calls Celery's loop.
@@ -128,32 +126,44 @@ class Observation:
         self._stops += [bulletin.stop, self._events.subscribe(bulletin)]
 
     def _serve(self) -> None:
+        """Serve the page, and if the port is taken try again in a thread.
+
+        The port of a worker that is replaced is free when its processes have ended.
+        """
         if self._settings.get("prometheus_port") is None:
             return
         host = str(self._settings.get("prometheus_host") or _DEFAULT_HOST)
         port = int(self._settings["prometheus_port"])
+        page, over = self._page(), threading.Event()
+        self._stops.append(over.set)
+        if (why := self._try_to_serve(host, port, page)) is None:
+            return
+        logger.error(
+            "sqs_backoff.no_metrics: port %s: %s; trying again every %g s",
+            port,
+            why,
+            _AGAIN_SECONDS,
+        )
 
+        def try_again() -> None:
+            while not over.wait(_AGAIN_SECONDS):
+                if self._try_to_serve(host, port, page) is None:
+                    return
+
+        threading.Thread(target=try_again, name="sqs-observe-again", daemon=True).start()
+
+    def _try_to_serve(
+        self, host: str, port: int, page: Callable[[], tuple[bytes, str]] | None
+    ) -> OSError | None:
         from ..observe.http import serve
 
-        metrics = self._page()
-
-        def try_to_serve() -> bool:
-            try:
-                server = serve(host, port, metrics=metrics, faults=self._pulse.faults)
-            except OSError as exc:
-                if not tries.has_failed:
-                    logger.error(
-                        "sqs_backoff.no_metrics: port %s: %s; trying again every %g s",
-                        *(port, exc, _AGAIN_SECONDS),
-                    )
-                return False
-            self._stops += [server.server_close, server.shutdown]
-            logger.info("sqs_backoff.metrics: http://%s:%d/metrics", host, server.server_port)
-            return True
-
-        tries = _Tries(try_to_serve)
-        self._stops.append(tries.stop)
-        tries.start()
+        try:
+            server = serve(host, port, metrics=page, faults=self._pulse.faults)
+        except OSError as exc:
+            return exc
+        self._stops += [server.server_close, server.shutdown]
+        logger.info("sqs_backoff.metrics: http://%s:%d/metrics", host, server.server_port)
+        return None
 
     def _page(self) -> Callable[[], tuple[bytes, str]] | None:
         """Return what makes the page of metrics; ``None``: the library is missing."""
@@ -167,32 +177,3 @@ class Observation:
         registry = CollectorRegistry()
         registry.register(metrics)
         return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
-
-
-class _Tries:
-    """Tries something now, and in a thread again and again, until it works or is stopped.
-
-    The port of a worker that is replaced is free when that worker, or a pool process that has
-    outlived it, has ended.
-    """
-
-    def __init__(self, attempt: Callable[[], bool]) -> None:
-        self.has_failed = False
-        self._attempt = attempt
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        if not self._attempt():
-            self.has_failed = True
-            threading.Thread(target=self._run, name="sqs-observe-again", daemon=True).start()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(_AGAIN_SECONDS):
-            with self._lock:
-                if self._over.is_set() or self._attempt():
-                    return
