@@ -69,8 +69,8 @@ from celery.signals import setup_logging
 from kombu.transport.SQS import Channel
 
 from .provider_proxy import ProviderProxy, running_provider_proxy
-from .safe.stores.memory import MemoryStore
 from .sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS
+from .store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from celery.worker import WorkController

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from celery_sqs_backoff.safe.settings import vault_of
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.store.settings import vault_of
+from celery_sqs_backoff.store.vault import Vault
 
 __all__ = [
     "interrupted_by_signals",

@@ -20,9 +20,9 @@ from celery_sqs_backoff.observe.status import (
     render,
     with_workers,
 )
-from celery_sqs_backoff.safe.stores import is_shared
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
+from celery_sqs_backoff.store.urls import is_shared
 
 from .command import Command
 from .environment import open_vault

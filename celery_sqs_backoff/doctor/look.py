@@ -341,8 +341,8 @@ def _scheme(store: object) -> str:
 
 def _facts_of_store(app: Any) -> dict[str, Any]:
     """Open the store and ask for a key that does not exist, and whether it keeps its records."""
-    from ..safe.check import eviction_of
-    from ..safe.stores import has_store, store_of
+    from ..store.check import eviction_of
+    from ..store.urls import has_store, store_of
 
     if not has_store(app):
         return {}

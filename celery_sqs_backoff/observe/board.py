@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from ..safe.store import KEEP_SECONDS, Store, key_of
+from ..store.protocol import KEEP_SECONDS, Store, key_of
 
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0

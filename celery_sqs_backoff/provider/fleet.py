@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from ..safe.errors import StoreUnavailable
-from ..safe.store import key_of
-from ..safe.vault import Vault
+from ..store.errors import StoreUnavailable
+from ..store.protocol import key_of
+from ..store.vault import Vault
 from .rate import RETURN_SHARE, Place, Times, assign
 
 __all__ = ["FleetSlots", "HasSlots", "Taken", "advance"]

@@ -23,7 +23,7 @@ __all__ = [
     "Options",
 ]
 
-#: Settings beside the options in ``app.conf.sqs_backoff``: see ``safe.settings``.
+#: Settings beside the options in ``app.conf.sqs_backoff``: see ``store.settings``.
 SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt", "outbox")
 
 #: Another one: what makes tasks of messages that other senders wrote.

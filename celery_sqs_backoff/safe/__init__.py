@@ -1,5 +1,8 @@
 """What makes a retry safe: guard, workflow, lock and idempotency keys, over one kind of store."""
 
+from ..store.protocol import Store
+from ..store.urls import open_store
+from ..store.vault import Vault
 from .errors import (
     AlreadyDone,
     Busy,
@@ -19,10 +22,7 @@ from .errors import (
 )
 from .guard import Guard
 from .lock import Lock
-from .store import Store
-from .stores import open_store
 from .task import SafeTask
-from .vault import Vault
 from .workflow import Workflow
 
 __all__ = [

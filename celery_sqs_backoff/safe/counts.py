@@ -7,7 +7,8 @@ again.
 
 from __future__ import annotations
 
-from .store import Store, increment, key_of, number
+from ..store.protocol import Store, key_of
+from .writes import increment, number
 
 __all__ = ["busy", "count_busy", "count_crash", "count_doubt", "doubts"]
 

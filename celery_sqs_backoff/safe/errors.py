@@ -27,7 +27,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
+from ..store.errors import (
+    RecordRejected,
+    SafeError,
+    StoreInTransaction,
+    StoreUnavailable,
+    TryLater,
+)
 
 __all__ = [
     "AlreadyDone",
@@ -48,24 +54,6 @@ __all__ = [
 ]
 
 
-class SafeError(ExplicitOutcome):
-    """Base of all errors of ``celery_sqs_backoff.safe``: UNKNOWN, and not retried."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """UNKNOWN: nothing is undone, no guard is taken back, no retry."""
-        return Verdict(Outcome.UNKNOWN)
-
-
-class TryLater(SafeError):
-    """The run cannot go on now. What has been done so far stays done."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """UNKNOWN, but safe to repeat: retried, and nothing is undone."""
-        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
-
-
 class Busy(TryLater):
     """Another run holds the lock.
 
@@ -77,10 +65,6 @@ class Busy(TryLater):
     def __init__(self, message: str = "", lease_left: float | None = None) -> None:
         super().__init__(message)
         self.lease_left = lease_left
-
-
-class StoreUnavailable(TryLater):
-    """The store did not answer; whether the call took effect there is not known."""
 
 
 class NotDispatched(TryLater):
@@ -123,10 +107,6 @@ class OtherInput(SafeError):
     """The record under this key was made with another input: same key, other input."""
 
 
-class RecordRejected(SafeError):
-    """A record's signature is missing or wrong: this project did not write it."""
-
-
 class LockLost(SafeError):
     """The lock is no longer this run's, or the store could not say that it is."""
 
@@ -144,13 +124,6 @@ class StepNotRecorded(SafeError):
 
 class Compensated(SafeError):
     """The workflow's steps have been taken back; there is nothing to go on with."""
-
-
-class StoreInTransaction(SafeError):
-    """A Django transaction is open: a rollback would part a record from what it records.
-
-    And a lock would end before what its holder has written is committed.
-    """
 
 
 class OutsideRun(SafeError):

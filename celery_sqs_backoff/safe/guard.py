@@ -23,10 +23,11 @@ from uuid import uuid4
 from celery.exceptions import ImproperlyConfigured
 from kombu.utils.json import dumps, loads
 
+from ..store.protocol import key_of, seconds_kept
+from ..store.vault import Vault
 from .errors import OtherInput, Refused
 from .names import text_of
-from .store import MARK, key_of, seconds_kept
-from .vault import Vault
+from .writes import MARK, add_or_mark
 
 __all__ = ["Guard", "Passage", "Run", "enter", "finish", "is_joined", "read_record", "unset"]
 
@@ -123,7 +124,7 @@ def enter(vault: Vault, key: str, run: Run, window: float) -> Passage:
     for known in (run, *run.former):
         # An earlier run of this message was lost, or is still going. Whichever of the two now
         # fails, the other may have done the work: the mark keeps both from unsetting the record.
-        there = vault.add_or_mark(at, mine, window, part=dumps(_begun(known))[:-1])
+        there = add_or_mark(vault, at, mine, window, dumps(_begun(known))[:-1])
         if there is None or there == mine:  # a client library may send a call twice
             return Passage(at, mine, is_ours=True)
         record = read_record(there)

@@ -17,17 +17,17 @@ from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured, SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
+from ..store.settings import vault_of
+from ..store.urls import has_store
+from ..store.vault import Vault
 from ..text import error_site, printable
 from .errors import AlreadyDone, Refused
 from .guard import Guard, Passage, Run, enter, finish, is_joined, unset
 from .identity import acts_of, carrier_of, has_copy, message_of, run_id_of
 from .message_end import TakenBack, compensate_scopes_of, leave_scopes_of
 from .names import input_of
-from .settings import vault_of
-from .store import ask_to_write
-from .stores import has_store
-from .vault import Vault
 from .workflow import Workflow
+from .writes import ask_to_write
 
 __all__ = ["Hooks", "asks_the_store", "enters_workflows", "ignores_result"]
 

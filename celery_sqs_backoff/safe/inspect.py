@@ -11,13 +11,13 @@ from typing import Any
 
 from kombu.utils.json import dumps, loads
 
+from ..store.protocol import KEEP_SECONDS, key_of
+from ..store.vault import Vault
 from . import keys
 from .errors import RecordRejected
 from .guard import read_record
 from .scope import CLOSED, OPEN, scope_key
 from .steps import step_key
-from .store import KEEP_SECONDS, key_of
-from .vault import Vault
 
 __all__ = ["Entry", "free", "look"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from uuid import NAMESPACE_URL, uuid5
 
+from ..store.protocol import Store, key_of
 from .names import text_of
-from .store import Store, increment, key_of, number
+from .writes import increment, number
 
 __all__ = ["idempotency_key", "renew", "version"]
 

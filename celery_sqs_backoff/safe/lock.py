@@ -13,11 +13,12 @@ from uuid import uuid4
 from celery.utils.log import get_logger
 
 from ..retry.policies import FullJitter
+from ..store.connections import refuse_open_transaction
+from ..store.protocol import Store, key_of, seconds_kept
 from ..text import error_site
-from .commit import refuse_open_transaction
 from .errors import Busy, LockLost, StoreUnavailable
 from .names import text_of
-from .store import Store, increment, key_of, seconds_kept, settle
+from .writes import increment, settle
 
 if TYPE_CHECKING:
     from typing_extensions import Self

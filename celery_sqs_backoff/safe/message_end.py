@@ -10,11 +10,11 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
+from ..store.vault import Vault
 from ..text import BUG_CALLS, error_site, printable
 from .errors import NotDispatched, StoreUnavailable
 from .guard import Run
 from .scope import scopes_of
-from .vault import Vault
 from .workflow import Workflow
 
 __all__ = ["TakenBack", "compensate_scopes_of", "leave_scopes_of"]

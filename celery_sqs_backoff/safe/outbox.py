@@ -26,13 +26,10 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
 from ..sqs.errors import Operation, failure_of
+from ..store import statements
+from ..store.connections import open_transactions
 from ..text import error_site, printable
-from . import statements
-from .commit import (
-    after_commit,
-    open_transactions,
-    refuse_manual_transaction,
-)
+from .commit import after_commit, refuse_manual_transaction
 
 __all__ = ["CLAIM_SECONDS", "Round", "send_left_calls", "send_on_commit", "use_autocommit"]
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from .store import KEEP_SECONDS, key_of, settle
-from .vault import Vault
+from ..store.protocol import KEEP_SECONDS, key_of
+from ..store.vault import Vault
+from .writes import settle
 
 __all__ = [
     "CLOSED",

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
+from ..store.connections import ask_and_close
+from ..store.settings import vault_of
+from ..store.urls import has_store
 from ..text import error_site
 from ..threads import call_in_time
 from . import counts
-from .commit import ask_and_close
 from .guard import Run
 from .message_end import TakenBack, compensate_scopes_of
-from .settings import vault_of
-from .stores import has_store
 
 __all__ = [
     "busy_receives",

@@ -27,8 +27,10 @@ from celery.canvas import Signature, maybe_signature
 from celery.utils.log import get_task_logger
 from kombu.utils.json import dumps, loads
 
+from ..store.connections import refuse_open_transaction
+from ..store.protocol import KEEP_SECONDS, key_of
+from ..store.vault import Vault
 from ..text import error_site, printable
-from .commit import refuse_open_transaction
 from .errors import (
     Compensated,
     NotDispatched,
@@ -40,8 +42,7 @@ from .errors import (
 from .guard import Run
 from .names import input_of, text_of
 from .scope import CLOSED, CLOSING, OPEN, Scope
-from .store import KEEP_SECONDS, key_of, settle
-from .vault import Vault
+from .writes import settle
 
 __all__ = ["Steps", "step_key"]
 

@@ -13,6 +13,9 @@ from celery.canvas import Signature
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
+from ..store.protocol import seconds_kept
+from ..store.settings import namespace_of, outbox_by_default
+from ..store.urls import has_store
 from . import keys, outbox
 from .commit import after_commit
 from .errors import StoreLost, StoreUnavailable
@@ -29,10 +32,7 @@ from .identity import (
 )
 from .lock import DEFAULT_LEASE_SECONDS, Lock, refuse_lock_in_transaction
 from .names import text_of
-from .settings import namespace_of, outbox_by_default
 from .steps import Steps
-from .store import seconds_kept
-from .stores import has_store
 from .workflow import Workflow, refuse_second_use
 
 __all__ = ["SafeTask"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from celery.canvas import Signature
 from celery.exceptions import Ignore
 
+from ..store.vault import Vault
 from . import keys
 from .errors import Busy, Compensated, NotDispatched, Refused
 from .guard import Run
@@ -25,7 +26,6 @@ from .lock import Lock, refuse_lock_in_transaction
 from .names import text_of
 from .scope import CLOSING, OPEN, forsaken, handed_back, left, note_scope, others, owner_of
 from .steps import Steps
-from .vault import Vault
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -21,11 +21,11 @@ from ..retry.budget import GiveUpReason, exhausted
 from ..retry.options import DEAD_LETTER, FULL, InvalidOption, Options
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
-from ..safe.settings import check_settings as check_safe_settings
-from ..safe.stores import check_store_of
 from ..safe.task import SafeTask
 from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
+from ..store.settings import check_settings as check_safe_settings
+from ..store.urls import check_store_of
 from .arguments import as_they_are, imprint
 from .binding import (
     REQUEST,
@@ -151,7 +151,7 @@ class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typ
         overrule_settings(cls, app)
         wrap_task(cls)
         app.steps["consumer"].add("celery_sqs_backoff.worker.step:LeaseStep")
-        app.steps["worker"].add("celery_sqs_backoff.safe.check:StoreStep")
+        app.steps["worker"].add("celery_sqs_backoff.store.check:StoreStep")
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:

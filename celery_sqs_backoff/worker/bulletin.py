@@ -14,7 +14,7 @@ from ..observe.board import Board, ProviderNow, QueueNow, WorkerNow
 from ..observe.events import DeadLettered, Event, Parked
 from ..observe.metrics import GIVING_UP_SECONDS
 from ..observe.waiting import Waiting
-from ..safe.settings import vault_of
+from ..store.settings import vault_of
 from ..threads import start_daemon
 from .lease import Lease
 

@@ -15,7 +15,7 @@ from ..observe.health import Heartbeat, Pulse
 from ..observe.metrics import Metrics, Readings
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
-from ..safe.stores import is_shared
+from ..store.urls import is_shared
 from ..text import type_name
 from .bulletin import Bulletin
 from .lease import Lease

@@ -11,9 +11,9 @@ from celery.utils.log import get_logger
 from ..provider.fleet import FleetSlots
 from ..provider.rate import HEADROOM
 from ..provider.settings import Provider
-from ..safe.settings import vault_of
-from ..safe.stores import has_store, is_shared
-from ..safe.vault import Vault
+from ..store.settings import vault_of
+from ..store.urls import has_store, is_shared
+from ..store.vault import Vault
 from ..text import printable
 from .pacing import Fleet
 from .sharing import Sharing

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from ..safe.commit import ask_and_close
+from ..store.connections import ask_and_close
 from ..threads import call_in_time
 
 __all__ = ["BackendHangs", "in_time"]

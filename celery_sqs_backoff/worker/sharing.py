@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from celery.utils.log import get_logger
 
 from ..provider.shared import PERMIT_SECONDS, RECORD_SECONDS, SharedHealth, Word
-from ..safe.store import Store, key_of
+from ..store.protocol import Store, key_of
 from ..threads import start_daemon
 from .gate import Gate
 

@@ -14,8 +14,8 @@ from botocore.stub import Stubber
 from kombu.transport import SQS
 
 from celery_sqs_backoff.redrive import peek
-from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
 from celery_sqs_backoff.sqs.arns import QueueArn
+from celery_sqs_backoff.store.dynamodb import DynamoDBStore
 from celery_sqs_backoff.testing import LocalQueue
 from tests.support.fault_proxy import FaultProxy
 from tests.unit.test_docs import OPERATIONS, ROOT, blocks, iam_action

@@ -10,12 +10,13 @@ from celery import Celery, Task
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import SafeTask, StoreInTransaction
-from celery_sqs_backoff.safe.commit import after_commit, refuse_open_transaction
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.safe.commit import after_commit
+from celery_sqs_backoff.store.connections import refuse_open_transaction
+from celery_sqs_backoff.store.memory import MemoryStore
 from tests.support.redis_database import redis_url
 
 from .django_app import project
-from .safe_stores import postgresql_database, require
+from .stores import postgresql_database, require
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ import pytest
 from celery import Celery, _state
 
 from celery_sqs_backoff import Guard, SQSBackoffTask
-from celery_sqs_backoff.safe.check import StoreStep
 from celery_sqs_backoff.safe.errors import RecordRejected
-from celery_sqs_backoff.safe.settings import vault_of
-from celery_sqs_backoff.safe.stores import open_store
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.store.check import StoreStep
+from celery_sqs_backoff.store.settings import vault_of
+from celery_sqs_backoff.store.urls import open_store
+from celery_sqs_backoff.store.vault import Vault
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
@@ -298,7 +298,7 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
         "-c",
         "import django, shop\ndjango.setup()\n"
         "from celery_sqs_backoff.safe.lock import Lock\n"
-        "from celery_sqs_backoff.safe.settings import vault_of\n"
+        "from celery_sqs_backoff.store.settings import vault_of\n"
         "Lock(vault_of(shop.celery_app), 'order:7').acquire()",
     )
     assert " ".join(run(*arguments).split()) == says

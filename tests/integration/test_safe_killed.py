@@ -13,7 +13,7 @@ import pytest
 from tests.support.record import Record
 
 from .safe_killed import ORDERS, STEPS
-from .safe_stores import served
+from .stores import served
 
 KILLS = 8
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.processes import eventually
 
-from .safe_peer import Peer
-from .safe_stores import Served, served
+from .store_peer import Peer
+from .stores import Served, served
 
 PEERS = 4
 

@@ -12,7 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, Schedule, SQSBackoffTask
 from celery_sqs_backoff.safe import Busy
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 
 WorkerFactory = Callable[..., AbstractContextManager[Any]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .safe_stores import postgresql_database, require
+from .stores import postgresql_database, require
 
 #: After each change outside. ``every-line``: at each line, the long form (`make simulate-safe`).
 ENDED_AT = os.environ.get("WORKFLOW_ENDED_AT", "every-change")

@@ -16,7 +16,7 @@ from celery.contrib.testing.app import setup_default_app
 from kombu.transport.SQS import UndefinedQueueException
 
 from celery_sqs_backoff import Guard, SQSBackoffTask, testing
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import hooks
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.shared import compensate_given_up
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 
 #: Lines at which a process can end: ours, and those of the work in this file.
-_OURS = "celery_sqs_backoff/safe/"
+_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/vault")
 _WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo", "book", "send")
 
 
@@ -129,7 +129,7 @@ def _killed_after(lines: int, world: World) -> Iterator[None]:
         nonlocal left
         code = frame.f_code
         is_work = code.co_filename == __file__ and code.co_name in _WORK
-        if not is_work and (_OURS not in code.co_filename or "/stores/" in code.co_filename):
+        if not is_work and not any(ours in code.co_filename for ours in _OURS):
             return None  # a store's change is atomic
         if event == "line":
             left -= 1

@@ -31,11 +31,11 @@ from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
 from celery_sqs_backoff.retry.policies import Policy
 from celery_sqs_backoff.safe import shared
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.memory import Memory
 from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.sqs.redact import ErrorText
+from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.task.handover import BackoffRetry, Report, attach_report
 from celery_sqs_backoff.worker import settler
 from celery_sqs_backoff.worker.lease import Lease, State

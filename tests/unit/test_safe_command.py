@@ -17,9 +17,9 @@ from celery_sqs_backoff.safe import Compensated, StoreUnavailable
 from celery_sqs_backoff.safe.inspect import free, look
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.safe.scope import CLOSING, Scope, scope_key
-from celery_sqs_backoff.safe.settings import vault_of
-from celery_sqs_backoff.safe.store import key_of
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.protocol import key_of
+from celery_sqs_backoff.store.settings import vault_of
 
 
 @pytest.fixture

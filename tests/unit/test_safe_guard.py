@@ -11,8 +11,8 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff.safe.errors import OtherInput, Refused
 from celery_sqs_backoff.safe.guard import Guard, Run, enter, finish, unset
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.vault import Vault
 
 
 def send_mail(customer_id: int, template: str = "welcome") -> None: ...

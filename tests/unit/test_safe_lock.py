@@ -18,8 +18,8 @@ from celery_sqs_backoff.safe.errors import (
     StoreUnavailable,
 )
 from celery_sqs_backoff.safe.lock import Lock
-from celery_sqs_backoff.safe.store import KEEP_SECONDS
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.protocol import KEEP_SECONDS
 from tests.support.fake_sqs import Clock
 
 

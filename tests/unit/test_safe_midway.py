@@ -14,7 +14,7 @@ from celery.exceptions import Retry
 
 from celery_sqs_backoff import Guard, NonRetryable, Outcome, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import StoreLost, StoreUnavailable, hooks, shared
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 from tests.support.processes import eventually
 
 #: SQS's id of a message, its task's name and task id.
@@ -281,9 +281,9 @@ def test_a_planted_counter_or_lock_stops_no_worker(
     """On a store without signatures anybody may write anything."""
     from celery_sqs_backoff.safe import Busy, shared
     from celery_sqs_backoff.safe.lock import Lock
-    from celery_sqs_backoff.safe.settings import vault_of
+    from celery_sqs_backoff.store.settings import vault_of
 
-    monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: ())
+    monkeypatch.setattr("celery_sqs_backoff.store.settings._django_secrets", lambda: ())
     assert shared.count_crash(app, *MESSAGE) == 1
     Lock(vault_of(app), "account").acquire()
     for key, (_, end) in list(store._records.items()):

@@ -11,7 +11,7 @@ import pytest
 import requests
 from celery import _state
 
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 from tests.unit.test_docs import python_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "which-part.md"

@@ -27,7 +27,7 @@ from celery_sqs_backoff.safe import (
     StepNotRecorded,
     StoreUnavailable,
 )
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 
 
 class Host(SafeTask, Task):  # type: ignore[misc]

@@ -18,13 +18,14 @@ from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.message_end import TakenBack, compensate_scopes_of
 from celery_sqs_backoff.safe.names import input_of
 from celery_sqs_backoff.safe.scope import Scope, _listed_at, scope_key
-from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.safe.steps import Steps, step_key
-from celery_sqs_backoff.safe.store import KEEP_SECONDS, settle
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
-from celery_sqs_backoff.safe.vault import Vault
 from celery_sqs_backoff.safe.workflow import Workflow
+from celery_sqs_backoff.safe.writes import settle
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.protocol import KEEP_SECONDS
+from celery_sqs_backoff.store.settings import vault_of
+from celery_sqs_backoff.store.vault import Vault
 
 DAY = 24 * 3600.0
 
@@ -41,7 +42,7 @@ class Shared:
 @pytest.fixture(autouse=True)
 def no_django(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test of this process may have set Django up, whose SECRET_KEY would sign."""
-    monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: ())
+    monkeypatch.setattr("celery_sqs_backoff.store.settings._django_secrets", lambda: ())
 
 
 @pytest.fixture
@@ -373,7 +374,7 @@ def test_django_configured_late_changes_the_secret(
     """A vault that was made before would sign otherwise than all other processes."""
     app.conf.sqs_backoff = {"store": app.conf.sqs_backoff["store"]}
     secrets: list[str] = []
-    monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: list(secrets))
+    monkeypatch.setattr("celery_sqs_backoff.store.settings._django_secrets", lambda: list(secrets))
     assert not vault_of(app).is_trusted
     secrets.append("SECRET_KEY")
     assert vault_of(app).is_trusted

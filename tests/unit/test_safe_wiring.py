@@ -34,7 +34,7 @@ from celery_sqs_backoff.safe import (
     StoreInTransaction,
     StoreUnavailable,
 )
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 
 GUARD = Guard(key="mail:{customer}", window=3600)
 

@@ -27,10 +27,10 @@ from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.lock import DEFAULT_LEASE_SECONDS, Lock, busy_delay
 from celery_sqs_backoff.safe.message_end import compensate_scopes_of
 from celery_sqs_backoff.safe.scope import Scope
-from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import compensate_given_up
-from celery_sqs_backoff.safe.store import key_of
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.protocol import key_of
+from celery_sqs_backoff.store.settings import vault_of
 
 
 @pytest.fixture

@@ -25,26 +25,29 @@ MAY_IMPORT = {
     "sqs": {"retry", "text", "threads", "traces"},
     "classifiers": {"retry", "sqs", "text", "traces"},
     "foreign": {"retry", "sqs"},
-    # A store and the outbox have their tables in contrib.django.
-    "safe": {"retry", "sqs", "signals", "classifiers", "text", "contrib", "threads"},
-    "provider": {"retry", "sqs", "safe", "signals", "text", "units"},
-    "task": {"retry", "sqs", "safe", "signals", "provider", "text", "threads"},
-    "observe": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
+    # A store has its table in contrib.django.
+    "store": {"retry", "text", "contrib"},
+    # The outbox too.
+    "safe": {"retry", "sqs", "store", "signals", "classifiers", "text", "contrib", "threads"},
+    "provider": {"retry", "sqs", "store", "signals", "text", "units"},
+    "task": {"retry", "sqs", "store", "safe", "signals", "provider", "text", "threads"},
+    "observe": {"retry", "sqs", "store", "signals", "text", "threads", "units"},
     "worker": {
-        *("retry", "sqs", "safe", "task", "signals", "provider", "foreign", "observe", "text"),
-        *("doctor", "threads"),
+        *("retry", "sqs", "store", "safe", "task", "signals", "provider", "foreign", "observe"),
+        *("doctor", "text", "threads"),
     },
     "redrive": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
-    "doctor": {"retry", "sqs", "safe", "task", "units"},
+    "doctor": {"retry", "sqs", "store", "task", "units"},
     "commands": {
         *("retry", "sqs", "redrive", "safe", "provider", "simulate", "task", "version", "doctor"),
-        *("observe", "text", "units"),
+        *("observe", "store", "text", "units"),
     },
     "contrib": {
         "retry",
         "sqs",
         "redrive",
+        "store",
         "safe",
         "provider",
         "simulate",
@@ -54,7 +57,7 @@ MAY_IMPORT = {
         "text",
     },
     "provider_proxy": {"retry", "text"},
-    "testing": {"retry", "sqs", "safe", "task", "provider_proxy", "text"},
+    "testing": {"retry", "sqs", "store", "task", "provider_proxy", "text"},
 }
 
 

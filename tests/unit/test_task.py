@@ -25,11 +25,11 @@ from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import GiveUp, RetryIn
 from celery_sqs_backoff.safe import Busy, StepNotRecorded
 from celery_sqs_backoff.safe.inspect import look
-from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import count_crash
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.task import failed_run
 from celery_sqs_backoff.task import retries as task_retries
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run

@@ -38,11 +38,11 @@ from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
 from celery_sqs_backoff.safe.guard import Run as SafeRun
 from celery_sqs_backoff.safe.identity import run_id_of
 from celery_sqs_backoff.safe.scope import scope_key
-from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import is_in_doubt
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.workflow import Workflow
 from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.task import wrapping
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State

@@ -9,8 +9,8 @@ from typing import Any
 from celery.signals import worker_ready, worker_shutting_down
 from celery.utils.log import get_logger
 
-from celery_sqs_backoff.safe.commit import ask_and_close
 from celery_sqs_backoff.safe.outbox import CLAIM_SECONDS, send_left_calls, use_autocommit
+from celery_sqs_backoff.store.connections import ask_and_close
 from celery_sqs_backoff.text import error_site
 
 __all__ = ["connect"]

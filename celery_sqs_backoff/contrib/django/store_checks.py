@@ -14,7 +14,7 @@ from botocore.exceptions import NoRegionError
 from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
-from celery_sqs_backoff.safe.check import check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.store.check import check_by_asking, check_offline, warnings_of
 
 from .checks import SERIOUS_WITH_DEPLOY
 from .project import project_app

@@ -6,7 +6,7 @@ import pytest
 
 from celery_sqs_backoff.observe import board as module
 from celery_sqs_backoff.observe.board import TTL_SECONDS, Board, ProviderNow, QueueNow, WorkerNow
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 from tests.support.fake_sqs import Clock
 
 ONE = WorkerNow(

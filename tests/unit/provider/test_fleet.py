@@ -15,9 +15,9 @@ import redis
 from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, FleetSlots, HasSlots, Taken, advance
 from celery_sqs_backoff.provider.rate import Times, assign
 from celery_sqs_backoff.safe.errors import StoreUnavailable
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
-from celery_sqs_backoff.safe.stores.redis import RedisStore
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.redis import RedisStore
+from celery_sqs_backoff.store.vault import Vault
 from tests.support.redis_database import redis_url
 
 REDIS = redis_url()

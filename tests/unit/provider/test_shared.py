@@ -16,7 +16,7 @@ from celery_sqs_backoff.provider.health import State, Thresholds
 from celery_sqs_backoff.provider.recall import Hidden
 from celery_sqs_backoff.provider.shared import PERMIT_SECONDS, SharedHealth, Word
 from celery_sqs_backoff.safe.errors import StoreUnavailable
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.worker.sharing import Sharing
 
 
@@ -252,7 +252,7 @@ def test_what_could_not_be_written_is_written_next_time() -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "{}", '{"is_open": 1, "surprise": 2}'], ids=repr)
 def test_a_record_that_nobody_can_read_leaves_each_to_itself(fleet: Fleet, text: str) -> None:
-    from celery_sqs_backoff.safe.store import key_of
+    from celery_sqs_backoff.store.protocol import key_of
 
     fleet.store.add(key_of("health", "mail"), text, 1e6)
     fleet.tick()

@@ -15,15 +15,15 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import StoreUnavailable
-from celery_sqs_backoff.safe.check import StoreStep, check_by_asking, check_offline, warnings_of
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.store.memory import MemoryStore
 from tests.support.processes import free_port
 
 
 @pytest.fixture(autouse=True)
 def no_django(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test of this process may have set Django up, whose SECRET_KEY would sign."""
-    monkeypatch.setattr("celery_sqs_backoff.safe.settings._django_secrets", lambda: ())
+    monkeypatch.setattr("celery_sqs_backoff.store.settings._django_secrets", lambda: ())
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_store_that_does_not_answer_stops_the_worker_at_its_start(app: Celery)
     def mail() -> None: ...
 
     app.conf.sqs_backoff = {"store": f"redis://:secret@127.0.0.1:{free_port()}/0"}
-    assert "celery_sqs_backoff.safe.check:StoreStep" in app.steps["worker"]
+    assert "celery_sqs_backoff.store.check:StoreStep" in app.steps["worker"]
     with pytest.raises(ImproperlyConfigured, match="does not answer") as refused:
         StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
     assert "secret" not in str(refused.value)

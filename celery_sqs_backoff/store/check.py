@@ -13,16 +13,14 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from ..text import error_site, type_name
-from .commit import open_connections
+from .connections import open_connections
+from .django import DjangoStore
 from .errors import SafeError
+from .protocol import Store, key_of
+from .redis import RedisStore
 from .settings import check_settings, is_signed, vault_of
-from .store import Store, key_of
-from .stores import check_store_of, has_store, is_shared, store_of
-from .stores.django import DjangoStore
-from .stores.redis import RedisStore
+from .urls import check_store_of, has_store, is_shared, store_of
 from .vault import Vault
-
-__all__ = ["StoreStep", "check_by_asking", "check_offline", "eviction_of", "warnings_of"]
 
 logger = get_logger(__name__)
 

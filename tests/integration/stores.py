@@ -18,12 +18,12 @@ import redis
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from celery_sqs_backoff.safe.store import Store
-from celery_sqs_backoff.safe.stores import open_store
+from celery_sqs_backoff.store.protocol import Store
+from celery_sqs_backoff.store.urls import open_store
 from tests.support.redis_database import redis_url
 
 from .django_app import project
-from .safe_peer import LonePeer, Peer, forked_peers
+from .store_peer import LonePeer, Peer, forked_peers
 
 REDIS_URL = redis_url()
 

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import StoreUnavailable
-
-__all__ = ["DynamoDBStore"]
+from .errors import StoreUnavailable
 
 _KEY, _VALUE, _EXPIRES_AT = "key", "value", "expires_at"
 _NAMES = {"#value": _VALUE, "#expires_at": _EXPIRES_AT}

@@ -1,6 +1,6 @@
 """A process of its own that uses a store, as the test on its standard input says.
 
-``python -m tests.integration.safe_peer URL DATABASE [SOCKET ...]``: the store, and Django's
+``python -m tests.integration.store_peer URL DATABASE [SOCKET ...]``: the store, and Django's
 database for it (JSON; ``null`` = none). One JSON list in per line, ``[function, *arguments]``; one
 value out. With sockets it forks once for each, and each fork serves its own.
 """
@@ -21,9 +21,9 @@ from celery_sqs_backoff.safe.errors import Busy, LockLost, Refused
 from celery_sqs_backoff.safe.guard import Passage, Run, enter, unset
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.safe.steps import Steps
-from celery_sqs_backoff.safe.store import increment
-from celery_sqs_backoff.safe.stores import open_store
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.safe.writes import increment
+from celery_sqs_backoff.store.urls import open_store
+from celery_sqs_backoff.store.vault import Vault
 
 from .django_app import project
 

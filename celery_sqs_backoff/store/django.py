@@ -14,10 +14,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from .. import statements
-from ..errors import StoreUnavailable
-
-__all__ = ["DjangoStore"]
+from . import statements
+from .errors import StoreUnavailable
 
 #: add() finds a record that is gone when it looks at it: it tries again, so often.
 _TRIES = 100
@@ -109,7 +107,7 @@ class DjangoStore:
         """
         from django.db import DatabaseError, InterfaceError, connections
 
-        from ...contrib.django.models import Record
+        from ..contrib.django.models import Record
 
         try:
             tables = connections[self._using].introspection.table_names()
@@ -159,7 +157,7 @@ class DjangoStore:
         """
         from django.db import DatabaseError, InterfaceError
 
-        from ...contrib.django.models import Record, UTCNow
+        from ..contrib.django.models import Record, UTCNow
 
         refusal = (
             f"The store's database alias {self._using!r} is inside a transaction, whose rollback"

@@ -10,9 +10,10 @@ from cryptography.fernet import Fernet
 from celery_sqs_backoff.safe import OtherInput, RecordRejected
 from celery_sqs_backoff.safe.guard import Run, enter, finish, unset
 from celery_sqs_backoff.safe.scope import Scope, scope_key
-from celery_sqs_backoff.safe.store import increment, key_of, number
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.safe.writes import increment, number
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.protocol import key_of
+from celery_sqs_backoff.store.vault import Vault
 
 KEY = key_of("guard", "mail:7")
 

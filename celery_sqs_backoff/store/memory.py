@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["MemoryStore"]
-
 #: Expired records are looked for when this many have been added since the last time.
 _SWEEP_EVERY = 1000
 

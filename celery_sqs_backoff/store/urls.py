@@ -10,16 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from celery.exceptions import ImproperlyConfigured
 
-from ..store import Store
-
-__all__ = [
-    "check_store",
-    "check_store_of",
-    "has_store",
-    "is_shared",
-    "open_store",
-    "store_of",
-]
+from .protocol import Store
 
 _FORMS = (
     "'redis://host:6379/0' (or 'rediss://', 'unix://'), 'django' or 'django://alias',"

@@ -14,10 +14,8 @@ from functools import wraps
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from ..errors import RecordRejected, StoreUnavailable
-from ..store import MARK, key_of
-
-__all__ = ["RedisStore"]
+from .errors import RecordRejected, StoreUnavailable
+from .protocol import key_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,20 +32,6 @@ local value = redis.call('GET', KEYS[1])
 if value then return value end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return false
-"""
-_ADD_OR_MARK = """
-local value = redis.call('GET', KEYS[1])
-if not value then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-  return false
-end
-local ttl = redis.call('PTTL', KEYS[1])
-if value ~= ARGV[1] and string.sub(value, 1, 1) ~= ARGV[4]
-    and string.find(value, ARGV[3], 1, true) and ttl >= 1 then
-  value = ARGV[4] .. value
-  redis.call('SET', KEYS[1], value, 'PX', ttl)
-end
-return value
 """
 _REPLACE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -154,7 +138,6 @@ class RedisStore:
         except RedisError:
             raise ValueError("an option of the URL is invalid") from None
         self._add = self._redis.register_script(_ADD)
-        self._add_or_mark = self._redis.register_script(_ADD_OR_MARK)
         self._replace = self._redis.register_script(_REPLACE)
         self._delete = self._redis.register_script(_DELETE)
         self._take_slots = self._redis.register_script(_TAKE_SLOTS)
@@ -179,12 +162,6 @@ class RedisStore:
     @_boundary
     def add(self, key: str, value: str, ttl: float) -> str | None:
         there: str | None = self._add(keys=[_PREFIX + key], args=[value, _milliseconds(ttl)])
-        return there
-
-    @_boundary
-    def add_or_mark(self, key: str, value: str, ttl: float, part: str) -> str | None:
-        arguments: list[str | int] = [value, _milliseconds(ttl), part, MARK]
-        there: str | None = self._add_or_mark(keys=[_PREFIX + key], args=arguments)
         return there
 
     @_boundary

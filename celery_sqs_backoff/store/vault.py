@@ -13,16 +13,10 @@ from hashlib import sha256
 from typing import Protocol
 
 from .errors import RecordRejected
-from .store import MARK, Store, add_or_mark
-
-__all__ = ["Cipher", "Vault"]
-
+from .protocol import Store
 
 #: Before what is encrypted. No JSON begins so.
 _ENCRYPTED = "e1:"
-
-#: The kind of records that may be marked: see :func:`store.add_or_mark`.
-_MARKED_KIND = "guard:"
 
 
 class Cipher(Protocol):
@@ -69,16 +63,6 @@ class Vault:
     def add(self, key: str, value: str, ttl: float) -> str | None:
         at = self._at(key)
         there = self.store.add(at, self._sealed(at, value), ttl)
-        return None if there is None else self._opened(at, there)
-
-    def add_or_mark(self, key: str, value: str, ttl: float, part: str) -> str | None:
-        """Do what :func:`store.add_or_mark` does.
-
-        The mark is outside the signature: the store puts it there, and has no secret. Who could
-        remove it can as well delete the record.
-        """
-        at = self._at(key)
-        there = add_or_mark(self.store, at, self._sealed(at, value), ttl, part)
         return None if there is None else self._opened(at, there)
 
     def get(self, key: str) -> str | None:
@@ -146,8 +130,6 @@ class Vault:
 
     def _sealed(self, at: str, value: str, secret: bytes | None = None) -> str:
         """Put the signature before the value: ``s1:<hex>:<value>``; ``s0::`` = not signed."""
-        if value.startswith(MARK):
-            return MARK + self._sealed(at, value.removeprefix(MARK), secret)
         if secret is None:
             if not self._secrets:
                 return f"s0::{value}"
@@ -156,8 +138,6 @@ class Vault:
         return f"s1:{signature}:{value}"
 
     def _opened(self, at: str, sealed: str) -> str:
-        if sealed.startswith(MARK) and at.startswith(_MARKED_KIND):
-            return MARK + self._opened(at, sealed.removeprefix(MARK))
         _, _, rest = sealed.partition(":")
         _, _, value = rest.partition(":")
         for candidate in self._all_sealed(at, value):

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .commit import is_in_transaction
+from .connections import is_in_transaction
 from .errors import StoreInTransaction
-
-__all__ = ["make"]
 
 T = TypeVar("T")
 

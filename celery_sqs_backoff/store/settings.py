@@ -18,10 +18,8 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
-from .stores import has_store, is_shared, store_of
+from .urls import has_store, is_shared, store_of
 from .vault import Vault
-
-__all__ = ["check_settings", "is_signed", "namespace_of", "outbox_by_default", "vault_of"]
 
 Secrets = Sequence[str | bytes]
 

@@ -18,14 +18,15 @@ from celery_sqs_backoff.safe.errors import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.guard import Run
 from celery_sqs_backoff.safe.scope import Scope
 from celery_sqs_backoff.safe.steps import Steps
-from celery_sqs_backoff.safe.store import Store, ask_to_write, increment, key_of, number
-from celery_sqs_backoff.safe.stores import open_store
-from celery_sqs_backoff.safe.vault import Vault
+from celery_sqs_backoff.safe.writes import ask_to_write, increment, number
+from celery_sqs_backoff.store.protocol import Store, key_of
+from celery_sqs_backoff.store.urls import open_store
+from celery_sqs_backoff.store.vault import Vault
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
-from .safe_peer import LonePeer, Peer, forked_peers
-from .safe_stores import NAMES, SHARED, Served, served
+from .store_peer import LonePeer, Peer, forked_peers
+from .stores import NAMES, SHARED, Served, served
 
 PEERS = 16
 RACES = 6
@@ -297,7 +298,7 @@ def closing_peer(peer: LonePeer) -> closing[LonePeer]:
 
 def test_dynamodb_allows_for_clocks_that_differ(tmp_path: Path) -> None:
     """A worker whose clock is 4 s ahead does not take over a lease that has 3 s left."""
-    from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
+    from celery_sqs_backoff.store.dynamodb import DynamoDBStore
 
     with served("dynamodb", tmp_path) as there:
         url = urlsplit(there.url)

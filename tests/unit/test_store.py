@@ -8,10 +8,10 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff.safe.store import key_of
-from celery_sqs_backoff.safe.stores import check_store, has_store, open_store, store_of
-from celery_sqs_backoff.safe.stores.dynamodb import DynamoDBStore
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.dynamodb import DynamoDBStore
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.protocol import key_of
+from celery_sqs_backoff.store.urls import check_store, has_store, open_store, store_of
 
 
 def test_an_app_without_a_store_is_told_how_to_name_one() -> None:

@@ -1,0 +1,68 @@
+"""Django's connections of a thread, and whether a transaction is open on one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from .errors import StoreInTransaction
+
+T = TypeVar("T")
+
+
+def open_transactions() -> list[str]:
+    """Return the database aliases on which this thread has a transaction open.
+
+    The transaction around a test of Django's ``TestCase`` does not count.
+    """
+    return [c.alias for c in open_connections() if is_in_transaction(c)]
+
+
+def refuse_open_transaction(what: str, *, why: str) -> None:
+    """Refuse what would not go together with the end of a transaction.
+
+    Raises:
+        StoreInTransaction: a Django transaction is open in this thread.
+    """
+    for connection in open_connections():
+        if is_in_transaction(connection):
+            there = f"inside a transaction of the database alias {connection.alias!r}"
+            if not connection.in_atomic_block:  # the next begins by itself
+                there = f"while autocommit is off for the database alias {connection.alias!r}"
+            raise StoreInTransaction(f"{what} {there}: {why}")
+
+
+def is_in_transaction(connection: Any) -> bool:
+    """Whether what is done on a connection now may still be rolled back.
+
+    The transaction that Django's ``TestCase`` wraps around each test does not count.
+    """
+    if blocks := connection.atomic_blocks:
+        return any(not getattr(block, "_from_testcase", False) for block in blocks)
+    return not connection.get_autocommit()
+
+
+def ask_and_close(ask: Callable[[], T]) -> T:
+    """Return what ``ask`` returns, in a thread whose next call may be to another service.
+
+    Django's connections of this thread are closed then.
+    """
+    try:
+        return ask()
+    finally:
+        for connection in open_connections():
+            connection.close()
+
+
+def open_connections() -> Iterator[Any]:
+    """Django's open connections of this thread; none without Django, or where it is not set up."""
+    if "django.db" in sys.modules:
+        from django.conf import settings  # type: ignore[import-untyped]
+        from django.db import connections  # type: ignore[import-untyped]
+
+        if not settings.configured:
+            return
+        for connection in connections.all(initialized_only=True):
+            if connection.connection is not None:
+                yield connection

@@ -1,0 +1,41 @@
+"""Errors of a store, and the two classes that every error about a safe retry derives from.
+
+``safe.errors`` shows the whole tree.
+"""
+
+from __future__ import annotations
+
+from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
+
+
+class SafeError(ExplicitOutcome):
+    """Base of all errors of ``celery_sqs_backoff.safe``: UNKNOWN, and not retried."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNKNOWN: nothing is undone, no guard is taken back, no retry."""
+        return Verdict(Outcome.UNKNOWN)
+
+
+class TryLater(SafeError):
+    """The run cannot go on now. What has been done so far stays done."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNKNOWN, but safe to repeat: retried, and nothing is undone."""
+        return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
+
+
+class StoreUnavailable(TryLater):
+    """The store did not answer; whether the call took effect there is not known."""
+
+
+class StoreInTransaction(SafeError):
+    """A Django transaction is open: a rollback would part a record from what it records.
+
+    And a lock would end before what its holder has written is committed.
+    """
+
+
+class RecordRejected(SafeError):
+    """A record's signature is missing or wrong: this project did not write it."""

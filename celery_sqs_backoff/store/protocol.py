@@ -1,0 +1,72 @@
+"""The four atomic methods that every store has.
+
+Guards, steps, workflows, locks, keys and agreed rates are built above these.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from hashlib import sha256
+from typing import Protocol, runtime_checkable
+
+from ..retry.policies import to_seconds
+
+#: How long records are kept that have no window or lease of their own: 30 days. SQS keeps a
+#: message for 14 days at the most, and the dead-letter queue after it as long again.
+KEEP_SECONDS = 30 * 24 * 3600.0
+
+#: Longest time for which a record may be kept, in days: every store can add it to its clock.
+_MAX_DAYS = 36_500
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Records, text by key, each with an end. All four are atomic, and durable when they return.
+
+    ``ttl`` is seconds above 0. A record whose end has come is not there, for any of them. Keys and
+    values are compared exactly: case, accents and trailing spaces count.
+
+    Raises:
+        errors.StoreUnavailable: the store did not answer. The call may have taken effect all the
+            same.
+    """
+
+    def add(self, key: str, value: str, ttl: float) -> str | None:
+        """Create a record if there is none: ``None``. Else change nothing, return its value."""
+
+    def get(self, key: str) -> str | None:
+        """Return the value, or ``None``."""
+
+    def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
+        """Put ``new`` in place of ``old``; ``False`` if ``old`` is not there.
+
+        The record gets a new end; ``ttl=None`` keeps the one that it has.
+        """
+
+    def delete(self, key: str, old: str) -> bool:
+        """Delete the record; ``False`` if its value is not ``old``, or it is not there."""
+
+
+def seconds_kept(name: str, value: float | timedelta) -> float:
+    """Return the seconds, above 0, for which a record is to be kept.
+
+    Arguments:
+        name: the argument's name, for the error.
+        value: seconds or timedelta, up to 100 years.
+
+    Raises:
+        TypeError: it is neither a number nor a timedelta.
+        ValueError: it is 0 or less, or too long.
+    """
+    seconds = to_seconds(name, value, may_be_zero=False)
+    if seconds > timedelta(days=_MAX_DAYS).total_seconds():
+        raise ValueError(f"invalid {name} {value!r}: expected up to {_MAX_DAYS} days")
+    return seconds
+
+
+def key_of(kind: str, *parts: object) -> str:
+    """Return the key of a record: its kind, and a hash of what it is about. Never ambiguous."""
+    # As JSON, so that ("a:b", "c") and ("a", "b:c") differ.
+    text = json.dumps([str(part) for part in parts], ensure_ascii=True)
+    return f"{kind}:{sha256(text.encode()).hexdigest()}"
