@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 #: Settings beside the options in ``app.conf.sqs_backoff``: see ``store.settings``.
-SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt", "outbox")
+SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt")
 
 #: Another one: what makes tasks of messages that other senders wrote.
 FOREIGN = "foreign"

@@ -14,10 +14,9 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_task_logger
 
 from ..store.protocol import seconds_kept
-from ..store.settings import namespace_of, outbox_by_default
+from ..store.settings import namespace_of
 from ..store.urls import has_store
-from . import keys, outbox
-from .commit import after_commit
+from . import keys
 from .errors import StoreLost, StoreUnavailable
 from .guard import Run, enter
 from .hooks import Hooks
@@ -53,10 +52,6 @@ class SafeTask(Hooks):
     Called as a function, a task has no id: each call is on its own. Called as a function inside
     another task's run, it belongs to that run's message.
     """
-
-    # What Celery's Task gives.
-    delay: Callable[..., Any]
-    apply_async: Callable[..., Any]
 
     def workflow(
         self, scope: object, *, lease: float | timedelta = DEFAULT_LEASE_SECONDS
@@ -241,33 +236,6 @@ class SafeTask(Hooks):
         where = self._scope(scope)
         version = keys.renew(self._vault, where, name)
         return keys.idempotency_key(namespace_of(self.app), where, name, version)
-
-    def delay_on_commit(self, *args: Any, durable: bool | None = None, **kwargs: Any) -> None:
-        """``delay``, once no Django transaction is open; never, if it is rolled back.
-
-        See :meth:`apply_async_on_commit`; ``durable`` is not passed to the task.
-        """
-        self.apply_async_on_commit(args, kwargs, durable=durable)
-
-    def apply_async_on_commit(
-        self, args: Any = None, kwargs: Any = None, *, durable: bool | None = None, **options: Any
-    ) -> None:
-        """``apply_async``, once no Django transaction is open; never, if it is rolled back.
-
-        Arguments:
-            durable: ``True`` = the call is written into the database in the same transaction. What
-                a crash or a broker outage leaves unsent is sent later, under the same task id.
-                Needs ``celery_sqs_backoff.contrib.django``, and arguments that are JSON. Default:
-                ``sqs_backoff["outbox"]``, which is ``False``.
-
-        Raises:
-            django.db.transaction.TransactionManagementError: autocommit is off, outside
-                ``atomic()``: Django runs no hooks then.
-        """
-        if outbox_by_default(self.app) if durable is None else durable:
-            outbox.send_on_commit(self, tuple(args or ()), dict(kwargs or {}), options)
-        else:
-            after_commit(partial(self.apply_async, args, kwargs, **options))
 
     # Whose records
 

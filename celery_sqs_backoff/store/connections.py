@@ -11,14 +11,6 @@ from .errors import StoreInTransaction
 T = TypeVar("T")
 
 
-def open_transactions() -> list[str]:
-    """Return the database aliases on which this thread has a transaction open.
-
-    The transaction around a test of Django's ``TestCase`` does not count.
-    """
-    return [c.alias for c in open_connections() if is_in_transaction(c)]
-
-
 def refuse_open_transaction(what: str, *, why: str) -> None:
     """Refuse what would not go together with the end of a transaction.
 

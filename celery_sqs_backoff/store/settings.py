@@ -6,7 +6,6 @@
 ``secret``     text, or a list of texts of which the first signs; in Django the default is
                ``SECRET_KEY`` with ``SECRET_KEY_FALLBACKS``
 ``encrypt``    a ``Fernet`` or the like, for results; default: none
-``outbox``     whether ``delay_on_commit`` is durable by default; default ``False``
 =============  =================================================================================
 """
 
@@ -57,8 +56,6 @@ def check_settings(app: Any) -> None:
     _cipher(app)
     if has_store(app) and is_shared(_setting(app, "store")):
         namespace_of(app)
-    if not isinstance(_setting(app, "outbox", default=False), bool):
-        raise ImproperlyConfigured("sqs_backoff['outbox']: expected True or False")
 
 
 def namespace_of(app: Any) -> str:
@@ -86,11 +83,6 @@ def namespace_of(app: Any) -> str:
 def is_signed(app: Any) -> bool:
     """Whether the app's records are signed."""
     return bool(_secrets(app))
-
-
-def outbox_by_default(app: Any) -> bool:
-    """Whether ``delay_on_commit`` is durable where a call does not say."""
-    return bool(_setting(app, "outbox", default=False))
 
 
 def _secrets(app: Any) -> Secrets:
@@ -136,6 +128,6 @@ def _cipher(app: Any) -> Any:
     return cipher
 
 
-def _setting(app: Any, name: str, default: Any = None) -> Any:
+def _setting(app: Any, name: str) -> Any:
     settings = app.conf.get("sqs_backoff") or {}
-    return settings.get(name, default) if isinstance(settings, Mapping) else default
+    return settings.get(name) if isinstance(settings, Mapping) else None

@@ -15,6 +15,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
+from ..contrib.django.outbox import OnCommit
 from ..provider.settings import Provider
 from ..retry.autoretry import AUTORETRY_OPTIONS, options_from_autoretry
 from ..retry.budget import GiveUpReason, exhausted
@@ -44,7 +45,7 @@ from .wrapping import wrap_task, wrap_trace
 __all__ = ["SQSBackoffTask"]
 
 
-class SQSBackoffTask(SafeTask, Task):  # type: ignore[misc]  # Celery is not typed
+class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that fails well on Amazon SQS.
 
     When it raises an error classified as retryable, the message stays on the queue, hidden by

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +21,13 @@ from celery_sqs_backoff.store.check import StoreStep
 from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.store.urls import open_store
 from celery_sqs_backoff.store.vault import Vault
-from tests.support.processes import eventually, free_port
+from tests.support.processes import free_port
 
 from .django_app import project
 
 project.set_up()
 
-from celery_sqs_backoff.contrib.django import housekeeping, store_checks  # noqa: E402
+from celery_sqs_backoff.contrib.django import store_checks  # noqa: E402
 
 
 @pytest.fixture
@@ -326,116 +323,3 @@ def _away(*_: Any) -> Any:
     from django.db import OperationalError
 
     raise OperationalError("the server is away")
-
-
-# The housekeeping of the outbox, in a worker's main process
-
-
-@pytest.fixture
-def outbox(tmp_path: Path, app: Celery) -> Iterator[Any]:
-    from django.db import connections
-
-    before = connections.settings.get("default")
-    project.add_database("default", project.sqlite(tmp_path / "outbox.sqlite3"))
-    if hasattr(connections._connections, "default"):
-        del connections["default"]
-    project.migrate("default")
-    from celery_sqs_backoff.contrib.django.models import OutboxCall, UTCNow
-
-    def write(task_id: str) -> None:
-        OutboxCall.objects.create(
-            task_id=task_id,
-            task="mail",
-            call='{"args": [7], "kwargs": {}, "options": {}}',
-            claim="",
-            claimed_until=UTCNow() - timedelta(seconds=1),
-            created_at=UTCNow(),
-        )
-
-    yield write
-    project.close("default")
-    del connections["default"]
-    if before is not None:
-        connections.settings["default"] = before
-    else:
-        del connections.settings["default"]
-
-
-def test_a_workers_thread_sends_what_was_left_and_ends_with_the_worker(
-    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[str] = []
-    monkeypatch.setattr(app, "send_task", lambda *_, task_id, **__: sent.append(task_id))
-    run = housekeeping._run
-    monkeypatch.setattr(housekeeping, "_run", lambda app: run(app, every=0.05))
-    outbox("message 1")
-    housekeeping._start(SimpleNamespace(app=app))
-    [thread] = [t for t in threading.enumerate() if t.name == "celery-sqs-backoff-outbox"]
-    try:
-        eventually(lambda: sent == ["message 1"])
-    finally:
-        housekeeping._stop()
-        thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_the_thread_outlives_a_database_that_is_away(
-    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rounds: list[int] = []
-
-    def fail(*_: object, **__: object) -> None:
-        rounds.append(1)
-        if len(rounds) == 3:
-            housekeeping._over.set()
-        raise OSError("password=hunter2")
-
-    monkeypatch.setattr(housekeeping, "send_left_calls", fail)
-    housekeeping._over.clear()
-    with caplog.at_level(logging.ERROR):
-        housekeeping._run(app, every=0)
-    assert len(rounds) == 3
-    assert "sqs_backoff.outbox_failed: builtins.OSError at" in caplog.text
-    assert "hunter2" not in caplog.text
-
-
-def test_the_thread_outlives_a_connection_that_cannot_be_closed(
-    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from django.db import InterfaceError, connection
-
-    sent: list[str] = []
-
-    def send(*_: object, task_id: str, **__: object) -> None:
-        sent.append(task_id)
-        housekeeping._over.set()
-
-    def close() -> None:
-        monkeypatch.undo()
-        monkeypatch.setattr(app, "send_task", send)
-        outbox("message 1")
-        raise InterfaceError("the connection is gone")
-
-    monkeypatch.setattr(connection, "close", close)
-    housekeeping._over.clear()
-    with caplog.at_level(logging.ERROR):
-        housekeeping._run(app, every=0)
-    assert sent == ["message 1"]
-    assert "outbox_failed: django.db.utils.InterfaceError" in caplog.text
-
-
-def test_a_worker_that_stops_leaves_the_rest_to_others(
-    app: Celery, outbox: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[str] = []
-
-    def send(*_: object, task_id: str, **__: object) -> None:
-        sent.append(task_id)
-        housekeeping._over.set()
-
-    monkeypatch.setattr(app, "send_task", send)
-    outbox("message 1")
-    outbox("message 2")
-    housekeeping._over.clear()
-    housekeeping._run(app, every=0)
-    assert len(sent) == 1

@@ -32,7 +32,7 @@ from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.store.memory import MemoryStore
 
 #: Lines at which a process can end: ours, and those of the work in this file.
-_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/vault")
+_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/vault", "django/outbox")
 _WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo", "book", "send")
 
 
@@ -290,7 +290,7 @@ def sent_after_commit(world: World) -> History:
     from django.utils import timezone
 
     from celery_sqs_backoff.contrib.django.models import OutboxCall, Record
-    from celery_sqs_backoff.safe.outbox import send_left_calls
+    from celery_sqs_backoff.contrib.django.outbox import send_left_calls
 
     @world.app.task(shared=False, base=SQSBackoffTask, name="mail")
     def mail(order: str) -> None: ...
@@ -308,19 +308,19 @@ def sent_after_commit(world: World) -> History:
 
     type(mail).apply_async = send
 
+    @transaction.atomic  # As a block, a kill on the line of its "with" would leave it open.
     def book(order: str) -> None:
-        with transaction.atomic():
-            Record.objects.create(key=order, value="", digest="", expires_at=timezone.now())
-            mail.apply_async_on_commit((order,), durable=True, task_id=order)
-            if world.rng.random() < 0.2:
-                raise RolledBack
+        Record.objects.create(key=order, value="", digest="", expires_at=timezone.now())
+        mail.apply_async_on_commit((order,), durable=True, task_id=order)
+        if world.rng.random() < 0.2:
+            raise RolledBack
 
-    def housekeeping() -> None:
+    def command() -> None:
         send_left_calls(world.app)
 
     def let_pass(seconds: float) -> None:
         passed = timedelta(seconds=seconds)
-        OutboxCall.objects.update(claimed_until=F("claimed_until") - passed)
+        OutboxCall.objects.update(send_at=F("send_at") - passed)
 
     world.lines = 60
 
@@ -335,12 +335,12 @@ def sent_after_commit(world: World) -> History:
                 world.attempt(lambda order=order: book(order))
             let_pass(world.rng.choice([0, 30, 90]))
             if world.rng.random() < 0.5:
-                world.attempt(housekeeping)
+                world.attempt(command)
         troubles = world.effects["killed"]
         world.broker_fails = 0.0
         for _ in range(2):
             let_pass(90)
-            world.attempt(housekeeping, killable=False)
+            world.attempt(command, killable=False)
         sent = Counter(world.done)
         assert not world.effects["too early"], "sent before the commit"
         for order in orders:

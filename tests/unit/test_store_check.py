@@ -69,7 +69,6 @@ def test_dynamodb_without_a_region_is_refused(app: Celery) -> None:
         ({"secret": ""}, "secret"),
         ({"secret": [1]}, "secret"),
         ({"encrypt": "fernet"}, "encrypt"),
-        ({"outbox": "yes"}, "outbox"),
     ],
 )
 def test_bad_settings_are_refused_when_a_task_is_bound(

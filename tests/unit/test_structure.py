@@ -27,10 +27,12 @@ MAY_IMPORT = {
     "foreign": {"retry", "sqs"},
     # A store has its table in contrib.django.
     "store": {"retry", "text", "contrib"},
-    # The outbox too.
-    "safe": {"retry", "sqs", "store", "signals", "classifiers", "text", "contrib", "threads"},
+    "safe": {"retry", "sqs", "store", "signals", "classifiers", "text", "threads"},
     "provider": {"retry", "sqs", "store", "signals", "text", "units"},
-    "task": {"retry", "sqs", "store", "safe", "signals", "provider", "text", "threads"},
+    # SQSBackoffTask has the methods of the outbox.
+    "task": {
+        *("retry", "sqs", "store", "safe", "signals", "provider", "text", "threads", "contrib"),
+    },
     "observe": {"retry", "sqs", "store", "signals", "text", "threads", "units"},
     "worker": {
         *("retry", "sqs", "store", "safe", "task", "signals", "provider", "foreign", "observe"),

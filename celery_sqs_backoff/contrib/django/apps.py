@@ -16,9 +16,8 @@ class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, and the workers' housekeeping of the outbox."""
-        from . import checks, housekeeping, store_checks
+        """Register the system checks."""
+        from . import checks, store_checks
 
         checks.register()
         store_checks.register()
-        housekeeping.connect()

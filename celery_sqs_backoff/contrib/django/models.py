@@ -7,8 +7,6 @@ from typing import Any
 from django.db import models  # type: ignore[import-untyped]
 from django.db.models.functions import Now  # type: ignore[import-untyped]
 
-__all__ = ["OutboxCall", "Record", "UTCNow"]
-
 
 class UTCNow(Now):  # type: ignore[misc]
     """The database's clock, in UTC also on MySQL and MariaDB.
@@ -38,21 +36,19 @@ class Record(models.Model):  # type: ignore[misc]
 
 
 class OutboxCall(models.Model):  # type: ignore[misc]
-    """A task that was called inside a transaction and is to be sent after its commit."""
+    """A durable call of a task: see ``outbox``."""
 
-    #: Of the task, unless the caller has chosen one: that is among the options.
-    task_id = models.CharField(max_length=100, primary_key=True)
+    id = models.BigAutoField(primary_key=True)
     task = models.CharField(max_length=255)
     #: JSON: arguments and options. The user's data, like the rest of the database.
     call = models.TextField()
-    #: A random text of the process that wrote or claimed the call: nobody else sends it before
-    #: ``claimed_until``.
-    claim = models.CharField(max_length=32)
-    claimed_until = models.DateTimeField(db_index=True)
-    created_at = models.DateTimeField()
+    #: No process but the one that has claimed it sends the call before this time.
+    send_at = models.DateTimeField(db_index=True)
+    #: How often it was claimed. A process claims it by writing the next number.
+    claims = models.PositiveIntegerField(default=0)
 
     class Meta:
         verbose_name = "outbox call"
 
     def __str__(self) -> str:
-        return f"{self.task} {self.task_id}"
+        return f"{self.task} {self.pk}"

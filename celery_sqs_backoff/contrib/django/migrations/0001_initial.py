@@ -20,12 +20,11 @@ class Migration(migrations.Migration):  # type: ignore[misc]
         migrations.CreateModel(
             name="OutboxCall",
             fields=[
-                ("task_id", models.CharField(max_length=100, primary_key=True, serialize=False)),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("task", models.CharField(max_length=255)),
                 ("call", models.TextField()),
-                ("claim", models.CharField(max_length=32)),
-                ("claimed_until", models.DateTimeField(db_index=True)),
-                ("created_at", models.DateTimeField()),
+                ("send_at", models.DateTimeField(db_index=True)),
+                ("claims", models.PositiveIntegerField(default=0)),
             ],
             options={"verbose_name": "outbox call"},
         ),

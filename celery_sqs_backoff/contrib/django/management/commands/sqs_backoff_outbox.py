@@ -1,4 +1,4 @@
-"""Send the calls that are left in the outbox; a worker does so by itself, once a minute."""
+"""Send the calls that are left in the outbox; to be run every minute or so."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from django.core.management.base import (  # type: ignore[import-untyped]
 )
 from django.db import DatabaseError, InterfaceError  # type: ignore[import-untyped]
 
-from celery_sqs_backoff.safe.outbox import send_left_calls, use_autocommit
+from celery_sqs_backoff.store.errors import StoreInTransaction
 from celery_sqs_backoff.text import error_site
 
+from ...outbox import send_left_calls
 from ...project import project_app
-
-__all__ = ["Command"]
 
 
 class Command(BaseCommand):  # type: ignore[misc]
@@ -28,10 +27,11 @@ class Command(BaseCommand):  # type: ignore[misc]
         except ImproperlyConfigured as exc:
             raise CommandError(f"nothing is sent: {exc}") from exc
         try:
-            use_autocommit()
             sent, unsent = send_left_calls(app)
         except (DatabaseError, InterfaceError) as exc:
             raise CommandError(f"the database did not answer: {error_site(exc)}") from exc
+        except StoreInTransaction as exc:
+            raise CommandError(f"nothing is sent: {exc}") from exc
         self.stdout.write(f"{sent} sent")
         if unsent:
             raise CommandError(f"{unsent} could not be sent; they are tried again")

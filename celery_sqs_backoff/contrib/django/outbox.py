@@ -1,0 +1,148 @@
+"""Calls of tasks that are committed with the data that they are about, and sent after it.
+
+A durable call is a row in its caller's transaction. The process that wrote it sends it on commit,
+and deletes it. ``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the calls
+that a crash or an outage has left. Each sender first claims the call. A process that ends between
+sending and deleting leaves the call to be sent again, under the same ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_task_logger
+from kombu.utils.json import dumps, loads
+
+from celery_sqs_backoff.store.connections import is_in_transaction
+from celery_sqs_backoff.store.errors import StoreInTransaction
+from celery_sqs_backoff.text import error_site
+
+logger = get_task_logger(__name__)
+
+CLAIM_SECONDS = 60.0  # How long a process has a call for itself.
+MOST_FAILURES = 10  # In a row. After them the broker counts as away.
+
+
+class OnCommit:
+    """The methods of Celery's ``DjangoTask``, with ``durable``. Mixin for a Celery task."""
+
+    apply_async: Callable[..., Any]
+
+    def delay_on_commit(self, *args: Any, durable: bool = False, **kwargs: Any) -> None:
+        """Call ``delay`` on commit; see :meth:`apply_async_on_commit`."""
+        self.apply_async_on_commit(args, kwargs, durable=durable)
+
+    def apply_async_on_commit(
+        self, args: Any = None, kwargs: Any = None, *, durable: bool = False, **options: Any
+    ) -> None:
+        """Call ``apply_async`` by Django's ``on_commit``: never after a rollback.
+
+        Arguments:
+            durable: ``True`` = write the call into the database, in the same transaction. It is
+                sent later if the process ends or the broker is away, under the same task ID. Needs
+                ``celery_sqs_backoff.contrib.django``, and arguments that are JSON.
+
+        Raises:
+            TransactionManagementError: (Django's) autocommit is off, outside an atomic block.
+        """
+        from django.db import transaction  # type: ignore[import-untyped]
+
+        if durable:
+            _write(self, tuple(args or ()), dict(kwargs or {}), options)
+        else:
+            transaction.on_commit(partial(self.apply_async, args, kwargs, **options))
+
+
+def send_left_calls(app: Any) -> tuple[int, int]:
+    """Send the calls that nobody has sent; return how many were sent, and how many failed.
+
+    Tries each call once, and stops after ten failures in a row.
+
+    Raises:
+        StoreInTransaction: a rollback would bring sent calls back.
+    """
+    from django.db import connections
+
+    calls, now = _calls()
+    connections[calls.db].ensure_connection()
+    if is_in_transaction(connections[calls.db]):
+        raise StoreInTransaction(f"a transaction is open on {calls.db!r}: leave it first")
+    due = calls.filter(send_at__lte=now).order_by("send_at", "pk").values_list("pk", "claims")
+    ended: list[bool | None] = []
+    for pk, claims in list(due):
+        if ended[-MOST_FAILURES:] == [False] * MOST_FAILURES:
+            break
+        ended.append(_send(app, calls, pk, claims))
+    return ended.count(True), ended.count(False)
+
+
+def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> None:
+    from django.db import connections, transaction
+
+    calls, now = _calls()
+    is_outside = not connections[calls.db].in_atomic_block
+    for other in connections.all(initialized_only=True):
+        if is_outside and other.in_atomic_block:
+            raise ImproperlyConfigured(
+                f"a durable call needs its row in the open transaction, but that is on"
+                f" {other.alias!r} and the outbox is on {calls.db!r}: route OutboxCall of"
+                " celery_sqs_backoff by DATABASE_ROUTERS"
+            )
+    transaction.on_commit(lambda: None, using=calls.db)  # Raises where Django runs no hooks.
+    if task.typing and hasattr(task, "__header__"):
+        task.__header__(*args, **kwargs)  # Refuses wrong arguments, as Celery does when it sends.
+    # The sender may not know the task. A queue or exchange may be an object: take its name.
+    own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
+    options = {"task_id": str(uuid4()), **own, **options}
+    if isinstance(seconds := options.get("expires"), int | float):
+        options["expires"] = task.app.now() + timedelta(seconds=seconds)  # not from the sending
+    try:
+        loads(call := dumps([args, kwargs, options]))  # kombu reads some dicts as its own types
+    except Exception as exc:  # whatever JSON's hooks raise
+        raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
+    row = calls.create(task=task.name, call=call, send_at=now + timedelta(seconds=CLAIM_SECONDS))
+    transaction.on_commit(partial(_send, task.app, calls, row.pk, 0), using=calls.db)
+
+
+def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
+    """Claim, send and delete a call; return ``None`` if another process has claimed it.
+
+    Logs failures, and never raises, because the data of its caller is committed.
+    """
+    try:
+        until = _calls()[1] + timedelta(seconds=CLAIM_SECONDS)
+        if not calls.filter(pk=pk, claims=claims).update(claims=claims + 1, send_at=until):
+            return None
+        name, call = calls.values_list("task", "call").get(pk=pk)
+        args, kwargs, options = loads(call)
+        task = app.tasks.get(name)
+        send = partial(app.send_task, name) if task is None else task.apply_async
+        send(args, kwargs, **options)
+    except Exception as exc:  # noqa: BLE001  # whatever the broker's or database's library raises
+        logger.error("sqs_backoff.outbox_not_sent: %s: %s", pk, error_site(exc.__cause__ or exc))
+        return False
+    try:
+        calls.filter(pk=pk).delete()
+    except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
+        logger.error("sqs_backoff.outbox_not_deleted: %s: %s", pk, error_site(exc.__cause__ or exc))
+    return True
+
+
+def _calls() -> tuple[Any, Any]:
+    """Return the table in its database, and that database's clock."""
+    from django.apps import apps  # type: ignore[import-untyped]
+
+    if not apps.is_installed("celery_sqs_backoff.contrib.django"):
+        raise ImproperlyConfigured(
+            "a durable call needs 'celery_sqs_backoff.contrib.django' in INSTALLED_APPS"
+        )
+    from django.db import router
+
+    from .models import OutboxCall, UTCNow
+
+    return OutboxCall.objects.using(router.db_for_write(OutboxCall)), UTCNow()
