@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import click
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from ..text import error_site, type_name
-from .connections import open_connections
+from ..threads import start_daemon
+from .connections import ask_and_close, open_connections
 from .django import DjangoStore
-from .errors import SafeError
+from .errors import RecordRejected, StoreRefused, StoreUnavailable
 from .protocol import Store, key_of
 from .redis import RedisStore
 from .settings import check_settings, is_signed, vault_of
-from .urls import check_store_of, has_store, is_shared, store_of
+from .urls import has_store, is_shared, store_of
 from .vault import Vault
 
 logger = get_logger(__name__)
 
 #: How long the check's record is there, should the process end before it has deleted it.
 _CHECK_SECONDS = 60.0
+
+#: Between two looks at a store that is away when a worker starts.
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5.0, 300.0
 
 #: So many keys are hardly ever all on one server of a cluster.
 _CHECK_KEYS = 20
@@ -37,7 +44,6 @@ def check_offline(app: Any) -> None:
     Raises:
         ImproperlyConfigured: names the setting and what to do.
     """
-    check_store_of(app, is_needed=False)
     check_settings(app)
     if has_store(app):
         store = store_of(app)
@@ -46,10 +52,11 @@ def check_offline(app: Any) -> None:
 
 
 def check_by_asking(app: Any) -> None:
-    """Refuse a store that does not answer, takes no changes, or has no table; and a broken cipher.
+    """Refuse a store that is wrong: without a table or a right, or with a broken cipher.
 
     Raises:
         ImproperlyConfigured: names the store's kind and what to do; never its URL.
+        StoreUnavailable: the store does not answer, or takes no changes now.
     """
     check_offline(app)
     if not has_store(app):
@@ -61,10 +68,10 @@ def check_by_asking(app: Any) -> None:
         _try_all_four(vault_of(app).store)
         if isinstance(store, RedisStore):
             _try_every_server(store)
-    except SafeError as exc:
+    except (StoreRefused, RecordRejected) as exc:
         raise ImproperlyConfigured(
-            f"sqs_backoff['store']: it does not answer, or takes no changes ({exc}); start it, or"
-            " correct its address, or the credentials and rights of its user"
+            f"sqs_backoff['store']: it refuses what runs ask of it ({exc}): correct its address, or"
+            " the credentials and rights of its user"
         ) from exc
     except (ValueError, TypeError, AttributeError) as exc:  # the library's, of an option
         raise ImproperlyConfigured(
@@ -141,30 +148,70 @@ def eviction_of(app: Any) -> str | None:
 _FORGOTTEN: list[Any] = []
 
 
+class WrongStore(ImproperlyConfigured, click.ClickException):  # type: ignore[misc]
+    """Ends a worker at its start. The command line shows it as one line."""
+
+
 class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
-    """Stops a worker at its start whose store cannot be used. Runs in the main process."""
+    """Checks the store when a worker starts. Runs in the main process.
+
+    A wrong store ends the worker. A store that is away does not: a thread waits for it.
+    """
 
     def create(self, worker: Any) -> None:
         app = worker.app
-        _check_and_close(app)
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=_forget_pools)
-        for warning in warnings_of(app):
-            logger.warning("sqs_backoff.not_signed: %s", warning)
-        if (why := eviction_of(app)) is not None:
-            logger.warning(
-                "sqs_backoff.store_evicts: %s: guards, locks and steps whose records it drops let"
-                " work be done twice. Use a server with maxmemory-policy noeviction",
-                why,
-            )
-        store = (app.conf.get("sqs_backoff") or {}).get("store")
-        pool = getattr(worker.pool_cls, "__module__", str(worker.pool_cls))
-        if has_store(app) and not is_shared(store) and "prefork" in pool:
-            raise ImproperlyConfigured(
-                "sqs_backoff['store'] is in memory: the processes of a prefork worker do not share"
-                " it, so guards and locks would let all of them through. Use redis://, django or"
-                " dynamodb://, or a pool in one process (--pool solo or threads)"
-            )
+        try:
+            _refuse_memory(app, worker.pool_cls)
+            _check_and_close(app)
+        except ImproperlyConfigured as exc:
+            raise WrongStore(str(exc)) from exc.__cause__
+        except StoreUnavailable as exc:
+            start_daemon("sqs-store", partial(_wait_for_store, app, exc))
+        else:
+            _warn(app)
+
+
+def _wait_for_store(app: Any, why: Exception) -> None:
+    """Log that the store is away, with growing pauses, until it answers."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        logger.error("sqs_backoff.store_away: %s. Tasks that need the store are retried", why)
+        time.sleep(pause)
+        pause = min(2 * pause, _LAST_PAUSE_SECONDS)
+        try:
+            ask_and_close(partial(check_by_asking, app))
+        except (StoreUnavailable, ImproperlyConfigured) as exc:
+            why = exc
+        else:
+            logger.warning("sqs_backoff.store_answers: the store answers again")
+            return _warn(app)
+
+
+def _refuse_memory(app: Any, pool: Any) -> None:
+    named = (app.conf.get("sqs_backoff") or {}).get("store")
+    if (
+        has_store(app)
+        and not is_shared(named)
+        and "prefork" in getattr(pool, "__module__", str(pool))
+    ):
+        raise ImproperlyConfigured(
+            "sqs_backoff['store'] is in memory: the processes of a prefork worker do not share it,"
+            " so guards and locks would let all of them through. Use redis://, django or"
+            " dynamodb://, or a pool in one process (--pool solo or threads)"
+        )
+
+
+def _warn(app: Any) -> None:
+    for warning in warnings_of(app):
+        logger.warning("sqs_backoff.not_signed: %s", warning)
+    if (why := eviction_of(app)) is not None:
+        logger.warning(
+            "sqs_backoff.store_evicts: %s: guards, locks and steps whose records it drops let"
+            " work be done twice. Use a server with maxmemory-policy noeviction",
+            why,
+        )
 
 
 def _check_and_close(app: Any) -> None:

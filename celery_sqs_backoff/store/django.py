@@ -15,10 +15,14 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from . import statements
-from .errors import StoreUnavailable
+from .errors import StoreRefused, StoreUnavailable
 
 #: add() finds a record that is gone when it looks at it: it tries again, so often.
 _TRIES = 100
+
+#: Refusals of a connection: numbers of MySQL's, texts of PostgreSQL's.
+_REFUSALS = {1044, 1045, 1049, 1142}
+_REFUSAL_TEXTS = ("authentication failed", "does not exist")
 
 T = TypeVar("T")
 
@@ -112,7 +116,7 @@ class DjangoStore:
         try:
             tables = connections[self._using].introspection.table_names()
         except (DatabaseError, InterfaceError) as exc:
-            raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
+            raise _kind_of(exc)(f"Django: {type(exc).__name__}") from exc
         if Record._meta.db_table not in tables:
             raise ValueError(
                 f"the table {Record._meta.db_table!r} is missing: {self._how_to_make(Record)}"
@@ -169,7 +173,16 @@ class DjangoStore:
         try:
             return statements.make(self._using, ask, refusal=refusal)
         except (DatabaseError, InterfaceError) as exc:
-            raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
+            raise _kind_of(exc)(f"Django: {type(exc).__name__}") from exc
+
+
+def _kind_of(exc: Exception) -> type[StoreUnavailable]:
+    """Tell a database that refuses (no right, table or password) from one that is away."""
+    from django.db import ProgrammingError
+
+    is_refused = isinstance(exc, ProgrammingError) or not _REFUSALS.isdisjoint(exc.args[:1])
+    is_refused = is_refused or any(text in str(exc) for text in _REFUSAL_TEXTS)
+    return StoreRefused if is_refused else StoreUnavailable
 
 
 def _key(key: str) -> str:

@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import StoreUnavailable
+from .errors import StoreRefused, StoreUnavailable
 
 _KEY, _VALUE, _EXPIRES_AT = "key", "value", "expires_at"
+_REFUSALS = {
+    *("AccessDeniedException", "ResourceNotFoundException", "UnrecognizedClientException"),
+    *("ValidationException", "InvalidSignatureException", "AccessDenied"),
+}
 _NAMES = {"#value": _VALUE, "#expires_at": _EXPIRES_AT}
 
 
@@ -127,7 +131,9 @@ class DynamoDBStore:
         try:
             yield
         except ClientError as exc:
-            raise StoreUnavailable(f"DynamoDB: {exc.response['Error']['Code']}") from exc
+            code = exc.response["Error"]["Code"]
+            kind = StoreRefused if code in _REFUSALS else StoreUnavailable
+            raise kind(f"DynamoDB: {code}") from exc
         except (BotoCoreError, RuntimeError) as exc:  # botocore's for credentials that stay expired
             raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
 

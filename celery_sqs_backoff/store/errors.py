@@ -30,6 +30,13 @@ class StoreUnavailable(TryLater):
     """The store did not answer; whether the call took effect there is not known."""
 
 
+class StoreRefused(StoreUnavailable):
+    """The store answered that it will not do this: no right, no such table or database.
+
+    Waiting does not help. A worker that is told so at its start ends; one that is running retries.
+    """
+
+
 class StoreInTransaction(SafeError):
     """A Django transaction is open: a rollback would part a record from what it records.
 

@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from .errors import RecordRejected, StoreUnavailable
+from .errors import RecordRejected, StoreRefused, StoreUnavailable
 from .protocol import key_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,11 +104,25 @@ def _boundary(method: F) -> F:
                 self._redis.connection_pool.disconnect(inuse_connections=False)
                 return method(self, *args, **kwargs)
         except exceptions.RedisError as exc:
-            raise StoreUnavailable(f"Redis: {type(exc).__name__}") from exc
+            raise _kind_of(exc)(f"Redis: {type(exc).__name__}") from exc
         except UnicodeDecodeError:
             raise RecordRejected("A record in the store is not text: it is not ours") from None
 
     return wrapped  # type: ignore[return-value]
+
+
+def _kind_of(exc: Exception) -> type[StoreUnavailable]:
+    """Tell a server that refuses from one that is away, full or a replica for now."""
+    from redis import exceptions
+
+    if isinstance(exc, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        return StoreRefused
+    passes = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError)
+    if not isinstance(exc, exceptions.ResponseError) or isinstance(exc, passes):
+        return StoreUnavailable
+    # An error inside a script has no class of its own before Redis 7.
+    texts = ("OOM", "LOADING", "READONLY", "BUSY")
+    return StoreUnavailable if any(text in str(exc) for text in texts) else StoreRefused
 
 
 class RedisStore:

@@ -56,15 +56,13 @@ def store_of(app: Any) -> Store:
     return open_store(named)
 
 
-def check_store_of(app: Any, *, is_needed: bool) -> None:
-    """Validate the configured store; require one if ``is_needed``.
+def require_store(app: Any) -> None:
+    """Refuse an app that names no store.
 
     Raises:
-        ImproperlyConfigured: it is invalid, or missing.
+        ImproperlyConfigured: it names none.
     """
-    if (named := _named(app)) is not None:
-        check_store(named)
-    elif is_needed:
+    if not has_store(app):
         raise ImproperlyConfigured(_NO_STORE)
 
 

@@ -25,8 +25,7 @@ from ..retry.policies import FullJitter, Policy
 from ..safe.task import SafeTask
 from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
-from ..store.settings import check_settings as check_safe_settings
-from ..store.urls import check_store_of
+from ..store.urls import require_store
 from .arguments import as_they_are, imprint
 from .binding import (
     REQUEST,
@@ -142,8 +141,8 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
             )
         try:
             cls.backoff_options = cls._resolve_options(app)
-            check_store_of(app, is_needed=cls.guard is not None)
-            check_safe_settings(app)
+            if cls.guard is not None:
+                require_store(app)
             cls._check_guard()
             check_definition(cls, app)
         except (ImproperlyConfigured, InvalidOption) as exc:

@@ -1,4 +1,4 @@
-"""A real worker whose store cannot be used ends at its start, and says which and what to do."""
+"""A real worker whose store is wrong ends at its start, and says in a line what to do."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ def mail(): ...
 @pytest.mark.parametrize(
     ("store", "pool", "why"),
     [
-        pytest.param("redis://:hunter2@127.0.0.1:{port}/0", "solo", "does not answer", id="away"),
         pytest.param("redis://:hunter2/x@host:6379/0", "solo", "percent-encoded", id="bad URL"),
         pytest.param("dynamodb://table", "solo", "region=", id="no region"),
         pytest.param("memory://", "prefork", "prefork", id="memory in prefork"),
+        pytest.param("redis://u:hunter2@127.0.0.1:6379/0", "solo", "rights", id="no such user"),
     ],
 )
-def test_a_worker_refuses_a_store_that_it_cannot_use(
-    tmp_path: Path, store: str, pool: str, why: str
-) -> None:
+def test_a_worker_refuses_a_wrong_store(tmp_path: Path, store: str, pool: str, why: str) -> None:
     (tmp_path / "refused.py").write_text(MODULE)
     env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     env |= {
@@ -56,6 +54,7 @@ def test_a_worker_refuses_a_store_that_it_cannot_use(
     )
     said = ended.stdout + ended.stderr
     assert ended.returncode != 0
-    assert "ImproperlyConfigured" in said
     assert why in said
+    assert "Error: " in said
+    assert "Traceback" not in said
     assert "hunter2" not in said

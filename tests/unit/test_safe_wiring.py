@@ -710,14 +710,6 @@ def test_a_guard_that_is_none_is_refused(app: Celery, options: Any, why: str) ->
         def mail(customer: int) -> None: ...
 
 
-def test_an_unknown_store_is_refused_by_every_task(app: Celery) -> None:
-    app.conf.sqs_backoff = {"store": "postgres://"}
-    with pytest.raises(ImproperlyConfigured, match="unknown kind of URL"):
-
-        @app.task(shared=False, base=SQSBackoffTask, name="mail")
-        def mail() -> None: ...
-
-
 def _delivered(task: Any, **request: Any) -> Any:
     """As if a worker ran a message from a broker that is not SQS."""
     task.push_request(

@@ -16,6 +16,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.store.errors import StoreRefused
 from celery_sqs_backoff.store.memory import MemoryStore
 from tests.support.processes import free_port
 
@@ -36,15 +37,30 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     app.close()
 
 
-def test_a_store_that_does_not_answer_stops_the_worker_at_its_start(app: Celery) -> None:
+def test_a_store_that_is_away_lets_the_worker_start(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at again, and the log says when it answers."""
+
     @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
     def mail() -> None: ...
 
-    app.conf.sqs_backoff = {"store": f"redis://:secret@127.0.0.1:{free_port()}/0"}
     assert "celery_sqs_backoff.store.check:StoreStep" in app.steps["worker"]
-    with pytest.raises(ImproperlyConfigured, match="does not answer") as refused:
-        StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
-    assert "secret" not in str(refused.value)
+    app.conf.sqs_backoff = {"store": f"redis://:secret@127.0.0.1:{free_port()}/0"}
+    pauses: list[float] = []
+
+    def answer_the_third_time(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            app.conf.sqs_backoff = {"store": "memory://"}
+
+    monkeypatch.setattr("celery_sqs_backoff.store.check.time.sleep", answer_the_third_time)
+    monkeypatch.setattr("celery_sqs_backoff.store.check.start_daemon", lambda name, run: run())
+    StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
+    assert pauses == [5, 10, 20]
+    assert caplog.text.count("sqs_backoff.store_away: Redis: ConnectionError") == 3
+    assert "sqs_backoff.store_answers" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_a_store_in_memory_is_refused_in_a_prefork_worker(app: Celery) -> None:
@@ -71,14 +87,10 @@ def test_dynamodb_without_a_region_is_refused(app: Celery) -> None:
         ({"encrypt": "fernet"}, "encrypt"),
     ],
 )
-def test_bad_settings_are_refused_when_a_task_is_bound(
-    app: Celery, settings: dict[str, Any], why: str
-) -> None:
+def test_bad_settings_are_refused(app: Celery, settings: dict[str, Any], why: str) -> None:
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", **settings}
     with pytest.raises(ImproperlyConfigured, match=why):
-
-        @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
-        def mail() -> None: ...
+        check_offline(app)
 
 
 def test_two_environments_cannot_meet_silently() -> None:
@@ -132,7 +144,7 @@ def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
     class Limited(MemoryStore):
         def __getattribute__(self, name: str) -> Any:
             if name == denied:
-                raise StoreUnavailable("AccessDenied")
+                raise StoreRefused("AccessDenied")
             return super().__getattribute__(name)
 
     app.conf.sqs_backoff = {"store": (store := MemoryStore())}

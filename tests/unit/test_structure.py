@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "classifiers": {"retry", "sqs", "text", "traces"},
     "foreign": {"retry", "sqs"},
     # A store has its table in contrib.django.
-    "store": {"retry", "text", "contrib"},
+    "store": {"retry", "text", "threads", "contrib"},
     "safe": {"retry", "sqs", "store", "signals", "classifiers", "text", "threads"},
     "provider": {"retry", "sqs", "store", "signals", "text", "units"},
     # SQSBackoffTask has the methods of the outbox.

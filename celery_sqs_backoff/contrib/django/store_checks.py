@@ -15,6 +15,7 @@ from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.store.check import check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.store.errors import StoreUnavailable
 
 from .checks import SERIOUS_WITH_DEPLOY
 from .project import project_app
@@ -60,4 +61,7 @@ def check_store_answers(app_configs: Any, **_: Any) -> list[Any]:
         check_by_asking(app)
     except ImproperlyConfigured as exc:
         found.append(checks.Error(str(exc), id="celery_sqs_backoff.E041"))
+    except StoreUnavailable as exc:
+        away = f"sqs_backoff['store']: it does not answer, or takes no changes ({exc})"
+        found.append(checks.Error(away, id="celery_sqs_backoff.E041"))
     return found
