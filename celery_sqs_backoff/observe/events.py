@@ -315,13 +315,9 @@ class ProviderSlowed(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderOpened(OfProvider):
-    """The provider is taken to be down: its messages are hidden without running.
-
-    ``is_told``: another worker has found out.
-    """
+    """The provider is taken to be down: its messages are hidden without running."""
 
     name = "provider opened"
-    is_told: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,7 +333,6 @@ class ProviderClosed(OfProvider):
 
     name = "provider closed"
     waiting: int
-    is_told: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,9 +61,6 @@ SOON_TIMES = 2
 #: How long to wait for a message that comes due by itself before one is recalled to probe with.
 PROBE_GRACE_SECONDS = 2.0
 
-#: Recalled at once at the most, so that the one worker that may probe gets one of them.
-MOST_PROBES = 8
-
 #: Between two looks at what to bring forward: while the provider recovers, and while it is down.
 RECOVERY_LOOK_SECONDS = 0.25
 OUTAGE_LOOK_SECONDS = 1.0
@@ -93,12 +90,10 @@ class Notice:
     Attributes:
         event: what.
         messages: RECALLED: how many are brought forward now; CLOSED: how many will be.
-        is_told: another worker has found out.
     """
 
     event: Event
     messages: int = 0
-    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,6 @@ class Control:
         self._began: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._recalled_probe_at = 0.0
-        self._probes_recalled = 1
 
     def look(
         self,
@@ -315,14 +309,9 @@ class Control:
         return nearer(self.memory.take_all(now), now, self._rng, is_down=is_down)
 
     def told_open(self, opened_at: float, next_probe_at: float) -> None:
-        """Take over that the provider is down, and when it is probed, from another worker."""
-        if self.health.told_open(opened_at, next_probe_at):
-            self._opened(is_told=True)
-
-    def told_closed(self, now: float) -> None:
-        """Take over from another worker that the provider is back."""
-        if self.health.told_closed(now):
-            self._closed(now, is_told=True)
+        """Open the gate for an outage that began earlier."""
+        self.health.told_open(opened_at, next_probe_at)
+        self._opened()
 
     def look_quietly(self, message_id: str, now: float) -> None:
         """Note the start of a run that nothing limits; as ``look``, but cheaper."""
@@ -344,25 +333,22 @@ class Control:
             return None
         return RECOVERY_LOOK_SECONDS if self.admission.is_limiting else OUTAGE_LOOK_SECONDS
 
-    def _opened(self, *, is_told: bool = False) -> None:
+    def _opened(self) -> None:
         self.admission.stop()
-        self._on_event(Notice(Event.OPENED, is_told=is_told))
+        self._on_event(Notice(Event.OPENED))
 
-    def _closed(self, now: float, *, is_told: bool = False) -> None:
+    def _closed(self, now: float) -> None:
         self._failures.clear()
         if self._recalls:
             self.admission.start(now)
-        self._on_event(Notice(Event.CLOSED, self.memory.count(now), is_told))
+        self._on_event(Notice(Event.CLOSED, self.memory.count(now)))
 
     def _probe_recall(self, now: float) -> list[Hidden]:
         due_at = self.health.next_probe_at
         if now < max(due_at, self._recalled_probe_at) + PROBE_GRACE_SECONDS:
             return []
-        # Where one worker probes for all, another may receive what it has brought forward.
-        is_again = self.health.needs_permit and self._recalled_probe_at > due_at
-        self._probes_recalled = min(2 * self._probes_recalled, MOST_PROBES) if is_again else 1
         self._recalled_probe_at = now
-        return self.memory.take_next(self._probes_recalled, now)
+        return self.memory.take_next(1, now)
 
     def _hold(self, now: float, policy: Policy, looks: int, longest: float) -> float:
         """Seconds to hide a message while the gate is open: recall will bring it forward."""

@@ -12,16 +12,12 @@ tenant). States and transitions:
 | probing | the probe does not succeed, or does not run | open, with a probe due later |
 | probing | no end in ``PROBE_EXPIRES_AFTER_SECONDS`` | open, with a probe due at once |
 | any | UNKNOWN or NOT_PROCESSED of any other message | no change |
-| closed | another worker has found the provider down | open |
-| open, probing | another worker has found the provider back | closed |
 
 A provider that refuses calls beside others that it takes, or that says in a failure when to come
 back (Retry-After), may be up, and called too often: above all by a worker that has just started
 among others. It is slowed first: a rate limits the calls (``provider.admission``), and each failure
 cuts it. Only a provider that takes no call at all is down: the gate opens if nothing has succeeded
 for as long as it would wait for its first probe. So it is, too, while the provider recovers.
-
-Where workers share what they know, one of them probes for all: see ``needs_permit``.
 """
 
 from __future__ import annotations
@@ -104,12 +100,6 @@ class Health:
         #: When the gate opened and when the next probe may start; meaningless while closed.
         self.opened_at = 0.0
         self.next_probe_at = 0.0
-        #: Whether a probe needs a permit, which one worker of a fleet has at a time; and until when
-        #: this one has it.
-        self.needs_permit = False
-        self.permit_until = -math.inf
-        #: Who gives permits was heard of; from this time on none is waited for.
-        self.permits_until = math.inf
         self._rng = rng
         self._succeeded_at = self._slowed_at = -math.inf
         self._probe: str | None = None
@@ -179,37 +169,13 @@ class Health:
 
     def needs_probe(self, now: float) -> bool:
         """Return whether the gate is open and waits for a message to probe with."""
-        return self._is_probe_due(now) and (
-            not self.needs_permit or now < self.permit_until or now >= self.permits_until
-        )
-
-    def wants_permit(self, now: float) -> bool:
-        """Return whether a probe is due but for the permit."""
-        return self.needs_permit and self._is_probe_due(now) and now >= self.permit_until
-
-    def told_open(self, opened_at: float, next_probe_at: float) -> bool:
-        """Take over from another worker that the provider is down; return whether that is new.
-
-        A gate that is open already takes over when the next probe is.
-        """
-        is_new = self.state is State.CLOSED
-        if is_new:
-            self.state, self._probe = State.OPEN, None
-            self.opened_at = opened_at
-        if is_new or self.state is State.OPEN:
-            self.next_probe_at = next_probe_at
-        return is_new
-
-    def told_closed(self, now: float) -> bool:
-        """Take over from another worker that the provider is back; return whether that is new."""
-        is_new = self.state is not State.CLOSED
-        self._slowed_at = now
-        self._close()
-        return is_new
-
-    def _is_probe_due(self, now: float) -> bool:
         self._expire_probe(now)
         return self.state is State.OPEN and now >= self.next_probe_at
+
+    def told_open(self, opened_at: float, next_probe_at: float) -> None:
+        """Open the gate for an outage that began earlier."""
+        self.state, self._probe = State.OPEN, None
+        self.opened_at, self.next_probe_at = opened_at, next_probe_at
 
     def _expire_probe(self, now: float) -> None:
         if self.state is State.PROBING and (now - self._probe_began >= PROBE_EXPIRES_AFTER_SECONDS):
@@ -242,12 +208,10 @@ class Health:
 
     def _close(self) -> None:
         self.state, self._probe = State.CLOSED, None
-        self.permit_until = -math.inf
         self._window.clear()
 
     def _open(self, now: float, retry_after: float | None) -> None:
         self.state, self._probe = State.OPEN, None
-        self.permit_until = -math.inf
         limits = self.thresholds
         mean = max(limits.probe_interval, PAUSE_SHARE * (now - self.opened_at))
         pause = min(mean, limits.longest_probe_interval) * self._rng.uniform(JITTER_FROM, JITTER_TO)

@@ -151,11 +151,6 @@ class Memory:
             taken += self._take_out(self._ready[-1][1], now)
         return taken
 
-    def has_next(self, now: float) -> bool:
-        """Return whether ``take_next`` would find a message."""
-        self._drop_ended(now)
-        return any(self._hidden[each].probe_from <= now for _, each in self._ready)
-
     def take_next(self, most: int, now: float) -> list[Hidden]:
         """Take out up to ``most`` to probe with, whose hold is certain; the least received first.
 

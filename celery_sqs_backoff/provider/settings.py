@@ -47,9 +47,6 @@ class Provider:
         key: a provider that fails by tenant: a template of the task's arguments, such as
             ``"{account_id}"`` or ``"{0}"``. Each tenant has a gate, a recall and a rate of its own.
             ``None`` (default) = the provider fails for all alike.
-        shared: whether the workers tell each other, through the app's store, that the provider is
-            down, so that one of them probes for all. Default ``False`` = each finds out by itself.
-            A store that is away makes it so too.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -62,7 +59,6 @@ class Provider:
     remember: int
     rate: float | None
     key: str | None
-    shared: bool
 
     def __init__(
         self,
@@ -77,7 +73,6 @@ class Provider:
         remember: int = DEFAULT_LIMIT,
         rate: str | float | None = None,
         key: str | None = None,
-        shared: bool = False,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"invalid name {name!r}: expected text")
@@ -98,8 +93,6 @@ class Provider:
             )
         if recall is not None and not isinstance(recall, bool):
             raise TypeError(f"invalid recall {recall!r}: expected True, False or None")
-        if not isinstance(shared, bool):
-            raise TypeError(f"invalid shared {shared!r}: expected True or False")
         if key is not None and not isinstance(key, str):
             raise TypeError(f"invalid key {key!r}: expected text such as '{{account_id}}', or None")
         if key is not None:
@@ -118,7 +111,6 @@ class Provider:
         put(self, "remember", remember)
         put(self, "rate", parse_rate(rate))
         put(self, "key", key)
-        put(self, "shared", shared)
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -37,19 +37,17 @@ class Announcer:
         self._events.emit(self._event(notice))
 
     def _event(self, notice: Notice) -> OfProvider:
-        name, tenant, is_told = self._name, self._tenant, notice.is_told
+        name, tenant = self._name, self._tenant
         if notice.event is Event.SLOWED:
             self._recalled = 0
             return ProviderSlowed(provider=name, tenant=tenant)
         if notice.event is Event.OPENED:
-            return ProviderOpened(provider=name, tenant=tenant, is_told=is_told)
+            return ProviderOpened(provider=name, tenant=tenant)
         if notice.event is Event.PROBING:
             return ProviderProbing(provider=name, tenant=tenant)
         if notice.event is Event.CLOSED:
             self._recalled = 0
-            return ProviderClosed(
-                provider=name, tenant=tenant, waiting=notice.messages, is_told=is_told
-            )
+            return ProviderClosed(provider=name, tenant=tenant, waiting=notice.messages)
         if notice.event is Event.RECALLED:
             self._recalled += notice.messages
             return Recalled(provider=name, tenant=tenant, messages=notice.messages)

@@ -37,7 +37,6 @@ from .lease import Lease
 from .mix import QueueMix
 from .pacing import Fleet, Pace, Pacer
 from .recaller import Recaller
-from .sharing import Sharing
 
 __all__ = ["Gates"]
 
@@ -87,7 +86,6 @@ class Gates:
         room: most messages that the worker has processes for now.
         fleet: from the name of a provider and its tenant, and its rate, to where its slots are
             shared; ``None``: each worker has the rate for itself.
-        share: makes the thread that shares the health of providers, once one wants that.
         mix: which provider's messages each queue brings.
         rng: draws intervals and delays.
         today: seconds since the epoch, as SQS's timestamps.
@@ -100,7 +98,6 @@ class Gates:
         calls: Callable[[str], Calls],
         room: Callable[[], int],
         fleet: Callable[[tuple[str, ...], float], Fleet | None] = lambda name, rate: None,
-        share: Callable[..., Sharing | None] = lambda **facts: None,
         mix: QueueMix | None = None,
         rng: random.Random | None = None,
         today: Callable[[], float] = time.time,
@@ -115,8 +112,6 @@ class Gates:
         self._calls = calls
         self.recaller = Recaller(self, calls=calls, room=room)
         self._fleet = fleet
-        self._share = share
-        self._sharing: Sharing | None = None
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
         self._times: dict[tuple[str, str], Times] = {}
         self._differing: set[Provider] = set()
@@ -168,12 +163,6 @@ class Gates:
             pace = Pace(provider.name, provider.rate, self._fleet(name, provider.rate), times)
         gate = Gate(provider, self, tenant=digest_of(tenant) if tenant else "", pace=pace)
         self._gates[provider.name, tenant] = gate
-        if provider.shared:
-            self._sharing = self._sharing or self._share(
-                lock=self.lock, clock=self.clock, wake=self.look_again, rng=self.rng
-            )
-            if self._sharing is not None:
-                self._sharing.add(gate, name)
         return gate
 
     def _make_room(self, name: str) -> bool:
@@ -184,10 +173,7 @@ class Gates:
         idle = next((key for key in tenants if self._gates[key].is_idle), None)
         if idle is None:
             return False
-        forgotten = self._gates.pop(idle)
-        self._keep_times(idle, forgotten)
-        if self._sharing is not None:
-            self._sharing.discard(forgotten)
+        self._keep_times(idle, self._gates.pop(idle))
         return True
 
     def _keep_times(self, key: tuple[str, str], gate: Gate) -> None:
@@ -299,8 +285,6 @@ class Gates:
             self._is_stopping = True
             self._changed.notify_all()
         self.pacer.stop()
-        if self._sharing is not None:
-            self._sharing.stop()
 
     def hand_over(self) -> None:
         """Let what this worker remembers come back soon, to others: it stops, and hides no more.

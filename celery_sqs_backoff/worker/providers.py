@@ -16,7 +16,6 @@ from ..store.urls import has_store, is_shared
 from ..store.vault import Vault
 from ..text import printable
 from .pacing import Fleet
-from .sharing import Sharing
 
 __all__ = [
     "fleet_of",
@@ -25,7 +24,6 @@ __all__ = [
     "provider_of",
     "providers_routed_to",
     "shares_a_store",
-    "sharing_of",
 ]
 
 logger = get_logger(__name__)
@@ -79,16 +77,6 @@ def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], Fle
     return make
 
 
-def sharing_of(app: Any, *, worker: str) -> Callable[..., Sharing | None]:
-    """Return what makes the thread that shares the health of providers; see :class:`Sharing`."""
-
-    def make(**facts: Any) -> Sharing | None:
-        vault = _vault(app)
-        return None if vault is None else Sharing(vault, worker=worker, **facts)
-
-    return make
-
-
 def _vault(app: Any) -> Vault | None:
     """The app's records, if other workers can reach them."""
     if not shares_a_store(app):
@@ -103,18 +91,11 @@ def introduce(app: Any, tasks: Iterable[Any]) -> None:
     """Say which rates the workers do not share."""
     providers = {provider for task in tasks if (provider := provider_of(task)) is not None}
     for provider in sorted(providers, key=lambda each: each.name):
-        if (provider.rate is None and not provider.shared) or shares_a_store(app):
+        if provider.rate is None or shares_a_store(app):
             continue
-        if provider.rate is not None:
-            logger.warning(
-                "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
-                " because the app names no store for a rate that all share",
-                printable(provider.name),
-                provider.rate,
-            )
-        if provider.shared:
-            logger.warning(
-                "sqs_backoff.health_per_worker: %s: each worker finds out by itself that it is"
-                " down, because the app names no store",
-                printable(provider.name),
-            )
+        logger.warning(
+            "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
+            " because the app names no store for a rate that all share",
+            printable(provider.name),
+            provider.rate,
+        )

@@ -25,7 +25,7 @@ from .messages import Receiver
 from .mix import QueueMix
 from .observation import EVENT_LOOP
 from .poller import Poller
-from .providers import fleet_of, provider_name_of, providers_routed_to, sharing_of
+from .providers import fleet_of, provider_name_of, providers_routed_to
 from .strategy import is_kept_back_at_start, takes_leases
 from .upstream.pools import is_pool_of
 
@@ -98,7 +98,6 @@ class Receive:
             calls=self._clients.settling,
             room=room,
             fleet=fleet_of(app, worker=name_among_workers(self._consumer)),
-            share=sharing_of(app, worker=name_among_workers(self._consumer)),
             mix=QueueMix(lambda name: providers_routed_to(app, name)),
         )
 

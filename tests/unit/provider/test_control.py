@@ -193,30 +193,6 @@ def test_without_recall_a_message_looks_again_after_the_probe_and_its_own_delay(
     assert probe_at - 1.0 <= hold <= probe_at - 1.0 + longest
 
 
-@pytest.mark.parametrize(
-    ("needs_permit", "expected"), [(True, [1, 2, 4, 8, 8]), (False, [1, 1, 1, 1, 1])]
-)
-def test_a_worker_that_probes_for_all_brings_more_forward_as_long_as_others_get_them(
-    needs_permit: bool, expected: list[int]
-) -> None:
-    worker = Worker()
-    worker.outage()
-    health = worker.control.health
-    health.needs_permit, health.permit_until = needs_permit, DAY
-    for i in range(40):
-        worker.hide(f"m{i}", 1.0, 3000.0)
-    now = health.next_probe_at
-    taken = []
-    for _ in expected:
-        now += PROBE_GRACE_SECONDS
-        taken.append(len(worker.control.recalls(now, room=100)))
-    assert taken == expected
-    assert worker.look("m0", now).is_probe
-    worker.control.ended("m0", Outcome.RETRYABLE, now)
-    health.permit_until = DAY
-    assert len(worker.control.recalls(health.next_probe_at + 2.0, room=100)) == 1
-
-
 def test_without_recall_the_recovery_is_not_limited() -> None:
     worker = Worker(limit=0)
     worker.outage()
@@ -409,11 +385,3 @@ def test_without_recall_nothing_slows_calls_down_and_the_gate_opens() -> None:
     worker = Worker(limit=0)
     refuse(worker, 0.0, retry_after=60.0)
     assert worker.control.health.state is State.OPEN
-
-
-def test_a_worker_that_is_told_of_the_recovery_does_not_open_by_its_first_refusals() -> None:
-    worker = Worker()
-    worker.control.told_open(0.0, 50.0)
-    worker.control.told_closed(40.0)
-    refuse(worker, 41.0)
-    assert worker.control.health.state is State.CLOSED

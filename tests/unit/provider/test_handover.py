@@ -55,9 +55,7 @@ def test_few_messages_come_back_within_seconds() -> None:
 
 
 def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() -> None:
-    made = control()
-    made.told_closed(NOW)
-    made.admission.stop()  # the recovery is over
+    made = Control(Thresholds(), Random(1))
     made.ended("m", Outcome.RETRYABLE, NOW)
     assert made.hidden(hidden("m"), NOW)
     assert made.hand_over(NOW) == []

@@ -119,7 +119,7 @@ def test_the_pause_is_a_sixth_of_the_outage_between_its_bounds() -> None:
     assert pauses[-1] == 60
 
 
-def test_a_worker_that_takes_over_late_probes_as_seldom_as_the_others() -> None:
+def test_a_gate_that_opens_late_in_an_outage_probes_seldom() -> None:
     health = Health(T, Middle())
     health.told_open(opened_at=0.0, next_probe_at=1000.0)
     health.allow("probe", 1000.0)

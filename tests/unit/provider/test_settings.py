@@ -67,7 +67,6 @@ def test_times_may_be_timedeltas() -> None:
         ("key", 5, TypeError),
         ("key", "account", ValueError),
         ("key", "{a.b}", ValueError),
-        ("shared", 1, TypeError),
     ],
 )
 def test_nonsense_is_refused_by_name(name: str, value: object, error: type[Exception]) -> None:
