@@ -28,7 +28,7 @@ class Provider:
 
     Args:
         name: of the provider, in logs and signals. Not empty.
-        failures: RETRYABLE failures that open the gate, from 2 up. Default 6.
+        failures: failures that open the gate, in doubt or not, from 2 up. Default 6.
         share: of failures among the last ``ceil(failures / share)`` calls, above 0, at most 1.
             Default 0.9.
         messages: different messages that must have failed, from 2 up to ``failures``. Default 2.

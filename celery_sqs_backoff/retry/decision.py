@@ -47,6 +47,7 @@ __all__ = [
     "GiveBack",
     "GiveUp",
     "Hide",
+    "Reply",
     "RetryIn",
     "Settle",
     "Word",
@@ -103,12 +104,22 @@ class GiveUp:
 Word: TypeAlias = RetryIn | GiveUp
 
 
+class Reply(Enum):
+    """What a run shows of its task's provider."""
+
+    #: It took the call, or said that it never will (NOT_PROCESSED).
+    ANSWERED = "answered"
+    #: The call failed, and one of the task's rules knows the error: in doubt or not.
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of one run, and the task's word, if it gave one."""
+    """The end of one run, the task's word, and the provider's reply. ``None`` = there is none."""
 
     end: End
     word: Word | None = None
+    reply: Reply | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

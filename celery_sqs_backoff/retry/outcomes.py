@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from .policies import to_seconds
 
 __all__ = [
+    "UNCLASSIFIED",
     "Classifier",
     "ExplicitOutcome",
     "NonRetryable",
@@ -203,7 +204,7 @@ def judge(
     verdict = known_verdict(
         exc, classify=classify, retry_on=retry_on, never_retry=never_retry, task=task
     )
-    return Verdict(Outcome.UNKNOWN) if verdict is None else verdict
+    return UNCLASSIFIED if verdict is None else verdict
 
 
 def known_verdict(
@@ -220,7 +221,7 @@ def known_verdict(
         if verdict is not None:
             return verdict
     if isinstance(exc, tuple(never_retry)):
-        return Verdict(Outcome.UNKNOWN)
+        return UNCLASSIFIED
     if isinstance(exc, tuple(retry_on)):
         return Verdict(Outcome.RETRYABLE)
     return None
@@ -270,3 +271,8 @@ def _name(thing: object) -> str:
 
 def _optional_seconds(name: str, value: object) -> float | None:
     return None if value is None else to_seconds(name, value)
+
+
+#: The verdict on an error that no rule knows. It is compared by identity: such an error shows
+#: nothing of a provider, unlike one that a classifier has found to be UNKNOWN.
+UNCLASSIFIED = Verdict(Outcome.UNKNOWN)

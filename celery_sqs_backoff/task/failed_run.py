@@ -17,10 +17,17 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostEr
 from celery.utils.log import get_task_logger
 
 from ..retry.budget import GiveUpReason, Standing, exhausted
-from ..retry.decision import End, Ended, GiveUp, RetryIn, Word, word_for
+from ..retry.decision import End, Ended, GiveUp, Reply, RetryIn, Word, word_for
 from ..retry.options import DEAD_LETTER
-from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge, known_verdict
-from ..safe.errors import Busy, TryLater
+from ..retry.outcomes import (
+    UNCLASSIFIED,
+    NonRetryable,
+    Outcome,
+    Verdict,
+    judge,
+    known_verdict,
+)
+from ..safe.errors import Busy, SafeError, TryLater
 from ..safe.identity import acts_of, has_copy, is_running
 from ..safe.lock import busy_delay
 from ..safe.shared import count_busy, count_doubt, is_in_doubt
@@ -119,9 +126,10 @@ class FailedRun:
 
     def _predicate(self, exc: TaskPredicate) -> BaseException | None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
-        copy, cause = None, exc
+        copy, cause, reply = None, exc, None
         if isinstance(exc, Retry):
-            self.settle_retry(exc, undoes=True)
+            verdict = self.settle_retry(exc, undoes=True)
+            reply = _reply(cause_of(exc), verdict)
             cause = cause_of(exc) or exc
         elif isinstance(exc, Reject):  # as a retry of what has been caught
             caught = rejected_for(exc)
@@ -138,17 +146,18 @@ class FailedRun:
             word = RetryIn(_NOT_COMPENSATED_SECONDS, Outcome.UNKNOWN)
             self._note(Ended(End.RAISED, word), exc)
             return BackoffRetry(exc=exc, when=word.seconds)
-        self._note(ended_by(exc), cause)
+        self._note(replace(ended_by(exc), reply=reply), cause)
         return copy
 
-    def settle_retry(self, retry: Retry, *, undoes: bool) -> None:
-        """Undo what is to be done again, and note the doubt."""
-        if has_copy(self._request):
-            return  # it was settled then
+    def settle_retry(self, retry: Retry, *, undoes: bool) -> Verdict:
+        """Undo what is to be done again, and note the doubt; return what the retry means."""
         cause, verdict = cause_of(retry), judge_failure(self._task, retry)
+        if has_copy(self._request):
+            return verdict  # it was settled then
         if undoes:
             self._undo(cause or retry, verdict)
         self._note_doubt(cause, verdict.outcome)
+        return verdict
 
     def _aborted(self, exc: BaseException) -> BaseException | None:
         """Nobody knows how far the run got, unless one of the task's own rules does."""
@@ -188,7 +197,8 @@ class FailedRun:
             is_safe = verdict.wants_retry or verdict.nothing_was_processed
             if self._owes(may_repeat=is_safe):
                 word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
-        self._note(Ended(End.RAISED, word), cause or exc)
+        reply = _reply(final.cause if final else exc, verdict)
+        self._note(Ended(End.RAISED, word, reply), cause or exc)
         self._note_doubt(exc, verdict.outcome, comes_back=isinstance(word, RetryIn))
         if isinstance(word, RetryIn):
             return BackoffRetry(exc=exc, when=word.seconds)
@@ -344,7 +354,7 @@ def _judge_retry(task: Any, cause: BaseException | None) -> Verdict:
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
-    return _judge(task, cause) if isinstance(cause, Exception) else Verdict(Outcome.UNKNOWN)
+    return _judge(task, cause) if isinstance(cause, Exception) else UNCLASSIFIED
 
 
 def _judge(task: Any, exc: Exception) -> Verdict:
@@ -356,6 +366,20 @@ def _judge(task: Any, exc: Exception) -> Verdict:
         never_retry=options.never_retry,
         task=task.name,
     )
+
+
+def _reply(exc: BaseException | None, verdict: Verdict) -> Reply | None:
+    """Say what a failure shows of the task's provider; ``None`` = nothing.
+
+    Arguments:
+        exc: the failure; ``None`` = the task has asked for a retry without one.
+        verdict: what it means.
+    """
+    if exc is None or isinstance(exc, SafeError) or verdict is UNCLASSIFIED:
+        return None
+    if verdict.outcome is Outcome.NOT_PROCESSED:
+        return Reply.ANSWERED
+    return None if isinstance(exc, NonRetryable) else Reply.FAILED
 
 
 def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
 from ..retry.budget import Standing, exhausted_before_run, longest_hold, tolerant
-from ..retry.decision import End, Ended, RetryIn
+from ..retry.decision import End, Ended, Reply, RetryIn
 from ..retry.options import Options
 from ..retry.outcomes import Outcome
 from ..retry.policies import Schedule
@@ -203,16 +203,18 @@ class Gate:
         )
 
     def ended(self, lease: Lease, ended: Ended) -> None:
-        """Note how a run ended. An end without the task's word says nothing of the provider."""
+        """Note how a run ended.
+
+        Each failure that a rule attributes to the provider counts, in doubt or not: a gateway that
+        answers 502 is to be left alone, too. An error that no rule knows says nothing.
+        """
         message_id, now = lease.delivery.message_id, self._owner.clock()
         with self._owner.lock:
-            if ended.word is not None:
-                retry_after = ended.word.retry_after if isinstance(ended.word, RetryIn) else None
-                self.control.ended(message_id, ended.word.outcome, now, retry_after=retry_after)
-            elif ended.end is End.RETURNED:
+            if ended.end is End.RETURNED or ended.reply is Reply.ANSWERED:
                 self.control.ended(message_id, None, now)
-            elif ended.end is End.RAISED:
-                self.control.ended(message_id, Outcome.UNKNOWN, now)
+            elif ended.reply is Reply.FAILED:
+                retry_after = ended.word.retry_after if isinstance(ended.word, RetryIn) else None
+                self.control.ended(message_id, Outcome.RETRYABLE, now, retry_after=retry_after)
             else:
                 self.control.abandoned(message_id, now)
             self._owner.look_again(self)
@@ -225,7 +227,8 @@ class Gate:
         longest = _longest_hold(lease, options, self._owner.today())
         is_recallable = self.is_recallable(options)
         with self._owner.lock:
-            keeps = ended.word.is_named or self.control.keeps_its_delay(message_id)
+            is_providers = ended.reply is Reply.FAILED and not ended.word.is_named
+            keeps = not is_providers or self.control.keeps_its_delay(message_id)
             floor = seconds if keeps else ended.word.retry_after or 0.0
             if is_recallable:
                 self._owner.expect(lease, self, now + floor, own_delay_ends=now + seconds)

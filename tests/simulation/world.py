@@ -29,6 +29,7 @@ from celery_sqs_backoff.retry.decision import (
     Facts,
     GiveBack,
     Hide,
+    Reply,
     decide,
     word_for,
 )
@@ -245,7 +246,7 @@ class Worker:
                 retry_for=_RETRY_FOR_SECONDS,
                 delay=delay,
             )
-            ended = Ended(End.RAISED, word)
+            ended = Ended(End.RAISED, word, Reply.FAILED if how == "retry" else None)
         else:
             ended = Ended(_ENDS[how])
         self.running.discard(lease)

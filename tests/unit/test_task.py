@@ -22,7 +22,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import GiveUp, RetryIn
+from celery_sqs_backoff.retry.decision import GiveUp, Reply, RetryIn
 from celery_sqs_backoff.safe import Busy, StepNotRecorded
 from celery_sqs_backoff.safe.inspect import look
 from celery_sqs_backoff.safe.shared import count_crash
@@ -152,6 +152,63 @@ def test_a_failure_is_retried_undone_or_neither(failing, undone, failure, outcom
     else:
         assert raised is failure
         assert (give_up.reason, give_up.outcome) == (GiveUpReason.NOT_RETRYABLE, outcome)
+
+
+class NotSent(Exception):
+    """Of a library; nobody has classified it."""
+
+
+IN_DOUBT = (lambda exc: Outcome.UNKNOWN if isinstance(exc, ProviderDown) else None,)
+REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) else None,)
+
+
+@pytest.mark.parametrize(
+    ("failure", "options", "reply"),
+    [
+        (ProviderDown(), {}, Reply.FAILED),
+        (Retryable(), {}, Reply.FAILED),
+        (ProviderDown(), {"classify": IN_DOUBT}, Reply.FAILED),
+        (ProviderDown(), {"classify": REFUSED}, Reply.ANSWERED),
+        (NonRetryable(safe_to_undo=True), {}, Reply.ANSWERED),
+        (NonRetryable(), {}, None),
+        (NotSent(), {}, None),
+        (
+            ProviderDown(),
+            {
+                "retry_on": (),
+                "autoretry_for": (Exception,),
+                "dont_autoretry_for": (ProviderDown,),
+            },
+            None,
+        ),
+        (Busy("order:7", lease_left=1.0), {}, None),
+        (ProviderDown(), {"max_retries": 0}, Reply.FAILED),
+    ],
+    ids=repr,
+)
+def test_what_a_failure_shows_of_the_provider(failing, failure, options, reply):
+    """The gate counts each failure that a rule knows, in doubt or not, and no other."""
+    task = failing(**options)
+    with received(task, args=(failure,)) as run:
+        with suppress(BaseException):
+            task.run(failure)
+        assert run.report.ended.reply is reply
+
+
+@pytest.mark.parametrize(
+    ("cause", "reply"), [(ProviderDown(), Reply.FAILED), (NotSent(), None), (None, None)], ids=repr
+)
+def test_what_a_retry_by_hand_shows_of_the_provider(app, cause, reply):
+    """``self.retry(countdown=5)`` without an error is how a task polls a provider that is well."""
+
+    @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False, retry_on=ProviderDown)
+    def poll(self):
+        raise self.retry(exc=cause, countdown=5)
+
+    with received(poll) as run:
+        with suppress(BaseException):
+            poll.run()
+        assert run.report.ended.reply is reply
 
 
 def test_retry_after_is_a_floor_and_the_jitter_comes_on_top(failing):

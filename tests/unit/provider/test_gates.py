@@ -27,7 +27,7 @@ from celery_sqs_backoff.provider.admission import CALM_SECONDS
 from celery_sqs_backoff.provider.health import State
 from celery_sqs_backoff.provider.recall import Hidden
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
+from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, Reply, RetryIn
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
@@ -128,7 +128,7 @@ class Scene:
 
     def outage(self) -> None:
         for i in range(6):
-            self.run(f"first {i}", Ended(End.RAISED, RetryIn(3.0)))
+            self.run(f"first {i}", Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
         assert self.gate.control.health.state is State.OPEN
 
     def hide(
@@ -338,8 +338,11 @@ def test_a_worker_without_hidden_messages_stops_without_a_call() -> None:
     "ended",
     [
         Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
-        Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED)),
         Ended(End.RAISED, RetryIn(3.0, Outcome.UNKNOWN)),
+        Ended(End.RETRY_ASKED, RetryIn(5.0, is_named=True)),
+        Ended(End.RETRY_ASKED, RetryIn(5.0)),
+        Ended(End.RETRY_ASKED),
+        Ended(End.IGNORED),
         Ended(End.RAISED),
         Ended(End.PROCESS_LOST),
         Ended(End.CANCELLED),
@@ -353,11 +356,37 @@ def test_ends_that_say_nothing_of_the_provider_do_not_open_the_gate(ended: Ended
     assert scene.gate.control.health.state is State.CLOSED
 
 
-def test_a_retryable_failure_that_is_given_up_counts() -> None:
+@pytest.mark.parametrize(
+    "word",
+    [
+        RetryIn(3.0),
+        RetryIn(3.0, Outcome.UNKNOWN),
+        GiveUp(GiveUpReason.MAX_RETRIES, Outcome.RETRYABLE),
+        GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
+        None,
+    ],
+    ids=repr,
+)
+def test_failures_of_the_provider_open_the_gate_whatever_becomes_of_the_message(
+    word: RetryIn | GiveUp | None,
+) -> None:
+    """A 502 that leaves the call in doubt costs the message; the others must not follow it."""
     scene = Scene()
     for i in range(6):
-        scene.run(f"m{i}", Ended(End.RAISED, GiveUp(GiveUpReason.MAX_RETRIES, Outcome.RETRYABLE)))
+        scene.run(f"m{i}", Ended(End.RAISED, word, Reply.FAILED))
     assert scene.gate.control.health.state is State.OPEN
+
+
+def test_a_refusal_for_good_is_an_answer() -> None:
+    """A provider that says that an address does not exist is there."""
+    refused = Ended(
+        End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED), Reply.ANSWERED
+    )
+    scene = Scene()
+    scene.outage()
+    scene.keeper.now += 200.0
+    scene.run("probe", refused)
+    assert scene.gate.control.health.state is State.CLOSED
 
 
 def test_the_last_receive_that_the_queue_allows_runs() -> None:
@@ -443,7 +472,7 @@ def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
 def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
     scene = Scene(backoff=FullJitter(cap=100))
     lease: Any = Lease("m")
-    ended = Ended(End.RAISED, RetryIn(3.0, retry_after=50.0))
+    ended = Ended(End.RAISED, RetryIn(3.0, retry_after=50.0), Reply.FAILED)
     assert scene.gate.delayed(3.0, lease, ended, scene.options) == 3.0
     scene.outage()
     assert scene.gate.delayed(3.0, lease, ended, scene.options) >= 75
@@ -469,7 +498,7 @@ def test_a_message_that_always_fails_keeps_its_delays_while_the_provider_recover
     scene.outage()
     scene.recover()
     lease: Any = Lease("m")
-    ended = Ended(End.RAISED, RetryIn(300.0, retry_after=5.0))
+    ended = Ended(End.RAISED, RetryIn(300.0, retry_after=5.0), Reply.FAILED)
     delays, floors = [], []
     for _ in range(4):
         scene.keeper.now += 1.0
@@ -490,7 +519,7 @@ def test_a_refused_message_with_few_receives_left_keeps_its_delay(
     scene.outage()
     scene.recover()
     lease: Any = Lease("m", receive_count=receive_count, max_receive_count=10)
-    ended = Ended(End.RAISED, RetryIn(300.0))
+    ended = Ended(End.RAISED, RetryIn(300.0), Reply.FAILED)
     scene.gate.ended(lease, ended)
     assert scene.gate.delayed(300.0, lease, ended, scene.options) == seconds
 
@@ -701,7 +730,7 @@ def test_a_probe_needs_no_slot() -> None:
     scene = Scene(provider=Provider("mail", rate="1/h"))
     for i in range(6):
         lease: Any = Lease(f"m{i}")
-        scene.gate.ended(lease, Ended(End.RAISED, RetryIn(3.0)))
+        scene.gate.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
     scene.keeper.now += 100.0
     probe: Any = Lease("probe")
     assert not scene.gate.hides(probe, scene.options)
@@ -755,7 +784,7 @@ def test_no_event_tells_who_a_tenant_is() -> None:
     assert gate is not None
     for i in range(6):
         lease: Any = Lease(f"m{i}")
-        gate.ended(lease, Ended(End.RAISED, RetryIn(3.0)))
+        gate.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
     (opened,) = scene.seen
     assert isinstance(opened, ProviderOpened)
     assert opened.tenant
@@ -776,7 +805,7 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     assert failing is not None
     for i in range(6):
         lease: Any = Lease(f"m{i}")
-        failing.ended(lease, Ended(End.RAISED, RetryIn(3.0)))
+        failing.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
     for i in range(MOST_TENANTS + 50):
         scene.gates.of(provider, f"tenant {i}")
     assert len(scene.gates._gates) <= MOST_TENANTS + 1  # and that of no tenant
@@ -785,7 +814,10 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
 
 def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
     """Else, one failure each, 1,000 tenants stay for ever, and all new ones share one gate."""
-    provider, failed = Provider("mail", key="{account}"), Ended(End.RAISED, RetryIn(3.0))
+    provider, failed = (
+        Provider("mail", key="{account}"),
+        Ended(End.RAISED, RetryIn(3.0), Reply.FAILED),
+    )
     scene = Scene(provider=provider)
     for i in range(MOST_TENANTS):
         gate, lease = scene.gates.of(provider, f"tenant {i}"), Lease(f"m{i}")
