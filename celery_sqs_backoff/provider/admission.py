@@ -118,7 +118,7 @@ class Admission:
         if not self.is_limiting:
             return
         self._fill(now)
-        if self._tokens >= SAVED_SECONDS * self.rate:  # this rate is not what limits the calls
+        if self._tokens >= self._most:  # the bucket is full: this rate is not what limits the calls
             return
         grown = self.rate + math.log(2) / DOUBLING_SECONDS
         if self._refused_rate is not None:
@@ -150,6 +150,10 @@ class Admission:
     def _fill(self, now: float) -> None:
         elapsed = max(0.0, now - self._filled_at)
         self._filled_at = max(now, self._filled_at)
-        most = max(1.0, SAVED_SECONDS * self.rate)
-        self._tokens = min(most, self._tokens + elapsed * self.rate)
-        self._recalls = min(most, self._recalls + elapsed * self.rate)
+        self._tokens = min(self._most, self._tokens + elapsed * self.rate)
+        self._recalls = min(self._most, self._recalls + elapsed * self.rate)
+
+    @property
+    def _most(self) -> float:
+        """Tokens that the bucket holds: one at least, or a low rate would allow no call."""
+        return max(1.0, SAVED_SECONDS * self.rate)

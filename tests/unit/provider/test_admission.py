@@ -115,6 +115,24 @@ def test_it_never_falls_below_the_lowest_rate() -> None:
     assert admission.rate == LOWEST_RATE
 
 
+@pytest.mark.parametrize("call_seconds", [0.5, 1.0, 3.0])
+def test_a_low_rate_grows_however_long_a_call_takes(call_seconds: float) -> None:
+    """At one call in five seconds a token is there again when a call of a second ends."""
+    admission = started()
+    for i in range(100):
+        admission.refused(float(i), i + 0.5)
+    assert admission.rate == LOWEST_RATE
+    under_way: list[float] = []
+    now = 100.0
+    while now < 220.0:
+        now += 0.05
+        under_way += [now + call_seconds] * admission.admit(100, now)
+        while under_way and under_way[0] <= now:
+            under_way.pop(0)
+            admission.succeeded(now)
+    assert admission.rate > 2
+
+
 def test_a_rate_that_nobody_uses_does_not_grow() -> None:
     admission = started()
     for i in range(1, 100):
