@@ -5,7 +5,7 @@ tenant). States and transitions:
 
 | state | event | next state |
 |---|---|---|
-| closed | enough RETRYABLE failures, of several messages, few successes | open, or slowed first |
+| closed | ``failures`` in a row, of two messages or more | open, or slowed first |
 | open | a message comes due after the next probe's time | probing (that message is the probe) |
 | open | a call that began before the gate opened succeeds | open, with a probe due at once |
 | probing | the probe succeeds | closed |
@@ -23,7 +23,6 @@ for as long as it would wait for its first probe. So it is, too, while the provi
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
@@ -38,8 +37,8 @@ PROBE_EXPIRES_AFTER_SECONDS = 600.0
 #: Longest pause that a provider's Retry-After can put between two probes.
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: Calls that ended longer ago say nothing about now.
-WINDOW_SECONDS = 300.0
+#: Failures of one message may be the message's own.
+MESSAGES = 2
 
 #: The pause between two probes is this share of the outage so far: so the end of an outage is
 #: noticed within a sixth of its length, and the number of probes grows with its logarithm.
@@ -77,16 +76,12 @@ class Thresholds:
     """When the gate opens, and how often it probes. Times are seconds.
 
     Attributes:
-        failures: fewest RETRYABLE failures that open the gate.
-        messages: fewest different messages that must have failed.
-        share: of failures among the last ``ceil(failures / share)`` calls, above 0, at most 1.
+        failures: in a row, of two messages or more, that open the gate.
         probe_interval: mean pause before the first probe, and shortest before any other.
         longest_probe_interval: the mean pause grows up to this.
     """
 
     failures: int = 6
-    messages: int = 2
-    share: float = 0.9
     probe_interval: float = 5.0
     longest_probe_interval: float = 60.0
 
@@ -104,9 +99,8 @@ class Health:
         self._succeeded_at = self._slowed_at = -math.inf
         self._probe: str | None = None
         self._probe_began = 0.0
-        self._window: deque[tuple[float, str | None]] = deque(
-            maxlen=math.ceil(thresholds.failures / thresholds.share)
-        )
+        self._in_a_row = 0
+        self._failed: set[str] = set()
 
     def allow(self, message_id: str, now: float) -> Permission:
         """Say whether a message that has come due may run. PROBE makes it the one probe."""
@@ -148,7 +142,7 @@ class Health:
                 return Change.CLOSED
             self._open(now, retry_after)
         elif self.state is State.CLOSED:
-            if not self._has_failed(message_id, outcome, now):
+            if not self._have_enough_failed(message_id, outcome):
                 return None
             if is_slowed is not None and self._may_be_up(now, retry_after, is_slowed):
                 if is_slowed:
@@ -182,23 +176,20 @@ class Health:
             self.state, self._probe = State.OPEN, None
             self.next_probe_at = now
 
-    def _has_failed(self, message_id: str, outcome: Outcome | None, now: float) -> bool:
-        """Note how a run ended; return whether enough have failed."""
-        if outcome is not None and outcome is not Outcome.RETRYABLE:
-            return False
-        window = self._window
-        window.append((now, None if outcome is None else message_id))
+    def _have_enough_failed(self, message_id: str, outcome: Outcome | None) -> bool:
+        """Note how a run ended; return whether enough have failed in a row."""
         if outcome is None:
-            return False
-        while window[0][0] < now - WINDOW_SECONDS:
-            window.popleft()
-        failed = [message for _, message in window if message is not None]
-        enough = self.thresholds
-        return (
-            len(failed) >= enough.failures
-            and len(failed) >= enough.share * len(window)
-            and len(set(failed)) >= enough.messages
-        )
+            self._forget_failures()
+        elif outcome is Outcome.RETRYABLE:
+            self._in_a_row += 1
+            if len(self._failed) < MESSAGES:
+                self._failed.add(message_id)
+            return self._in_a_row >= self.thresholds.failures and len(self._failed) == MESSAGES
+        return False
+
+    def _forget_failures(self) -> None:
+        self._in_a_row = 0
+        self._failed.clear()
 
     def _may_be_up(self, now: float, retry_after: float | None, is_slowed: bool) -> bool:
         """Whether it may be up, although enough calls have failed."""
@@ -208,7 +199,7 @@ class Health:
 
     def _close(self) -> None:
         self.state, self._probe = State.CLOSED, None
-        self._window.clear()
+        self._forget_failures()
 
     def _open(self, now: float, retry_after: float | None) -> None:
         self.state, self._probe = State.OPEN, None

@@ -11,6 +11,7 @@ from ..observe.stream import Events
 from ..provider.control import Control
 from ..provider.health import State
 from ..provider.rate import LATEST_SECONDS, longest_wait
+from ..provider.recall import DEFAULT_LIMIT
 from ..provider.settings import Provider
 from ..retry.budget import Standing, exhausted_before_run, longest_hold, tolerant
 from ..retry.decision import End, Ended, Reply, RetryIn
@@ -62,7 +63,7 @@ class Gate:
         self.control = Control(
             provider.thresholds,
             owner.rng,
-            limit=0 if provider.recall is False else provider.remember,
+            limit=0 if provider.recall is False else DEFAULT_LIMIT,
             on_event=Announcer(provider.name, tenant, owner.events),
         )
         self.turns = Turns(self._take_turns, self._seconds_to_turn)

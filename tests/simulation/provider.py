@@ -198,7 +198,7 @@ class RecallJudge:
     def __init__(self, worker: Worker, gates: WorkerGates) -> None:
         self._worker, self._gates = worker, gates
         self._sim = worker.sim
-        self._failed: deque[tuple[float, str]] = deque(maxlen=4)  # ceil(failures / share)
+        self._failed: deque[tuple[float, str]] = deque(maxlen=4)  # one more than opens the gate
         self._under_way: list[Lease] = []
         self._last_failure_at = self._paused_since = 0.0
         self._may_be_up_until = 0.0

@@ -17,7 +17,6 @@ from celery_sqs_backoff.provider.health import (
     LONGEST_RETRY_AFTER_SECONDS,
     PAUSE_SHARE,
     PROBE_EXPIRES_AFTER_SECONDS,
-    WINDOW_SECONDS,
     Change,
     Health,
     Permission,
@@ -82,11 +81,14 @@ def test_successes_between_the_failures_keep_it_closed() -> None:
     assert health.state is State.CLOSED
 
 
-def test_old_failures_do_not_count() -> None:
+def test_it_takes_no_more_failures_after_a_success() -> None:
+    """It took seven in a row: six of seven calls must have failed, and one had succeeded."""
     health = Health(T, Middle())
-    for i in range(100):
-        health.record(f"m{i}", Outcome.RETRYABLE, i * WINDOW_SECONDS / (T.failures - 2))
-    assert health.state is State.CLOSED
+    health.record("sent", None, 0.0)
+    for i in range(T.failures):
+        assert health.state is State.CLOSED
+        health.record(f"m{i}", Outcome.RETRYABLE, 100.0)
+    assert health.state is State.OPEN
 
 
 def test_one_probe_at_a_time() -> None:
