@@ -31,16 +31,16 @@ from .recall import DEFAULT_LIMIT, Hidden, Memory
 
 __all__ = ["Control", "Event", "Look", "Notice"]
 
-#: A message that can be recalled is hidden for about ``HOLD_FACTOR`` times the outage so far: the
-#: number of its receives grows with the logarithm of the outage. The first hold is as long as its
-#: policy's longest delay, up to ``LONGEST_FIRST_HOLD_SECONDS``. Drawn from the upper quarter, so
-#: that those hidden together do not return together.
+#: A message that can be recalled is hidden for its policy's longest delay, later for about
+#: ``HOLD_FACTOR`` times the outage so far, and for ``LONGEST_HOLD_SECONDS`` at most: if its worker
+#: is killed it comes back by then. Drawn from the upper quarter, so that those hidden together do
+#: not return together.
 HOLD_FACTOR = 2.0
-LONGEST_FIRST_HOLD_SECONDS = 1800.0
+LONGEST_HOLD_SECONDS = 1800.0
 MANY_FAILURES = 1000
 
-#: A message that has come due so often is hidden for longer while the gate is open, and waits in
-#: its worker for longer while the provider recovers: each look costs one of the queue's receives.
+#: A message that has come due so often waits in its worker for longer while the provider recovers:
+#: each look costs one of the queue's receives.
 MANY_LOOKS = 4
 LONGEST_WAIT_SECONDS = 60.0
 HOLD_JITTER_FROM = 0.75
@@ -183,7 +183,7 @@ class Control:
         permission = self.health.allow(message_id, now)
         if permission is Permission.HIDE and not is_last:
             if recallable:
-                return Look(self._hold(now, policy, looks, longest))
+                return Look(self._hold(now, policy, longest))
             to_probe = max(0.0, self.health.next_probe_at - now)
             return Look(self._by_policy(to_probe, message_id, policy, looks, longest))
         if permission is Permission.PROBE:
@@ -256,7 +256,7 @@ class Control:
             return delay
         if self.health.state is not State.CLOSED:
             has_room = self.memory.has_room(now)
-            return max(delay, self._hold(now, policy, looks, longest)) if has_room else delay
+            return max(delay, self._hold(now, policy, longest)) if has_room else delay
         comes_soon = self.admission.is_limiting and not self.keeps_its_delay(message_id)
         return min(delay, max(floor, SOON_SECONDS * looks)) if comes_soon else delay
 
@@ -350,9 +350,9 @@ class Control:
         self._recalled_probe_at = now
         return self.memory.take_next(1, now)
 
-    def _hold(self, now: float, policy: Policy, looks: int, longest: float) -> float:
+    def _hold(self, now: float, policy: Policy, longest: float) -> float:
         """Seconds to hide a message while the gate is open: recall will bring it forward."""
-        hold = _longest_hold(now - self.health.opened_at, policy, looks)
+        hold = _longest_hold(now - self.health.opened_at, policy)
         return min(hold, longest) * self._rng.uniform(HOLD_JITTER_FROM, 1.0)
 
     def _queue(self, to_turn: float, longest: float) -> float:
@@ -368,10 +368,9 @@ class Control:
         return min(longest, seconds + policy.delay_for(message_id, looks, self._rng))
 
 
-def _longest_hold(outage: float, policy: Policy, looks: int) -> float:
+def _longest_hold(outage: float, policy: Policy) -> float:
     """Most seconds to hide a message for that can be recalled, so long after the gate opened."""
-    floor = min(policy.ceiling(MANY_FAILURES), LONGEST_FIRST_HOLD_SECONDS)
-    return max(floor, HOLD_FACTOR * outage) * max(1, looks - MANY_LOOKS + 2)
+    return min(max(policy.ceiling(MANY_FAILURES), HOLD_FACTOR * outage), LONGEST_HOLD_SECONDS)
 
 
 def _put(kept: dict[str, T], key: str, value: T) -> None:

@@ -165,13 +165,19 @@ def test_the_first_hold_is_as_long_as_the_policys_longest_delay() -> None:
     assert 75 <= hold <= 100
 
 
-def test_holds_grow_with_the_outage_up_to_the_longest() -> None:
+@pytest.mark.parametrize("looks", [1, 2, 5, 20])
+@pytest.mark.parametrize(("outage", "longest"), [(300.0, 600.0), (7200.0, 1800.0)])
+def test_holds_grow_with_the_outage_alone_up_to_half_an_hour(
+    outage: float, longest: float, looks: int
+) -> None:
+    """A message that had five receives before the outage was hidden for 87 minutes."""
     worker = Worker()
     worker.outage()
-    hold = worker.look("a", 10_000.0, looks=2).hide_seconds if not _probes(worker, 9999.0) else 0
-    assert hold
-    assert 15_000 <= hold <= 20_000
-    assert worker.look("b", 10_000.0, longest=500.0).hide_seconds <= 500  # type: ignore[operator]
+    _probes(worker, outage - 1.0)
+    hold = worker.look("a", outage, looks=looks, policy=FullJitter(cap=60)).hide_seconds
+    assert hold is not None
+    assert 0.74 * longest <= hold <= longest
+    assert worker.look("b", outage, longest=50.0).hide_seconds <= 50  # type: ignore[operator]
 
 
 def _probes(worker: Worker, now: float) -> bool:
