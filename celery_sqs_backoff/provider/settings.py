@@ -8,7 +8,6 @@ from datetime import timedelta
 from ..retry.policies import to_seconds
 from ..units import parse_rate
 from .health import Thresholds
-from .tenant import Template
 
 __all__ = ["Provider"]
 
@@ -35,8 +34,8 @@ class Provider:
             ``None`` (default) = no limit. One rate for all workers of all machines if the app
             names a store; without one each worker has it for itself: a fleet of ten takes ten
             times that.
-        key: a provider that fails by tenant: a template of the task's arguments, such as
-            ``"{account_id}"`` or ``"{0}"``. Each tenant has a gate, a recall and a rate of its own.
+        key: a provider that fails by tenant: the name of the task's argument that says whose call
+            it is, such as ``"account_id"``. Each tenant has a gate, a recall and a rate of its own.
             ``None`` (default) = the provider fails for all alike.
 
     Raises:
@@ -72,9 +71,9 @@ class Provider:
         if recall is not None and not isinstance(recall, bool):
             raise TypeError(f"invalid recall {recall!r}: expected True, False or None")
         if key is not None and not isinstance(key, str):
-            raise TypeError(f"invalid key {key!r}: expected text such as '{{account_id}}', or None")
-        if key is not None:
-            Template(key)
+            raise TypeError(f"invalid key {key!r}: expected an argument's name, or None")
+        if key is not None and not key.isidentifier():
+            raise ValueError(f"invalid key {key!r}: expected an argument's name")
         first = to_seconds("probe_interval", probe_interval, may_be_zero=False)
         longest = to_seconds("longest_probe_interval", longest_probe_interval)
         if longest < first:

@@ -13,7 +13,7 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import symbol_by_name
 
-from ..provider.tenant import Template
+from ..provider.tenant import check_key
 from ..retry.options import InvalidOption
 
 __all__ = [
@@ -130,7 +130,7 @@ def _check_provider_key(cls: Any) -> None:
     is_bound = isinstance(run, staticmethod | classmethod)
     function = cls.run if is_bound else MethodType(run, cls)
     try:
-        Template(key).check(function)
+        check_key(key, function)
     except ValueError as exc:
         raise InvalidOption(f"invalid provider: {exc}", "provider") from exc
 

@@ -23,7 +23,7 @@ from ..provider.health import State
 from ..provider.rate import Times
 from ..provider.recall import Hidden, probe_from
 from ..provider.settings import Provider
-from ..provider.tenant import Template, digest_of, parameters_of
+from ..provider.tenant import digest_of, tenant_of
 from ..sqs.calls import Calls
 from ..sqs.delivery import Delivery
 from ..sqs.limits import MAX_BATCH_ENTRIES
@@ -151,7 +151,7 @@ class Gates:
         key = getattr(provider, "key", None)
         if key is None:
             return self.of(provider)
-        return self.of(provider, _tenant(_template(key), task, payload()))
+        return self.of(provider, _tenant(key, task, payload()))
 
     def _make(self, provider: Provider, tenant: str) -> Gate:
         if tenant and not self._make_room(provider.name):
@@ -313,14 +313,10 @@ class Gates:
         return min((pause for pause in pauses if pause is not None), default=None)
 
 
-def _tenant(template: Template, task: Any, payload: Any) -> str:
+def _tenant(key: str, task: Any, payload: Any) -> str:
     """The tenant of a call, empty if an argument is missing: then it has the gate of no tenant."""
     is_call = isinstance(payload, list | tuple) and len(payload) > 1
     args, kwargs = payload[:2] if is_call else ((), {})
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         return ""
-    return template.tenant(args, kwargs, _parameters_of(task.run)) or ""
-
-
-_template = functools.lru_cache(maxsize=256)(Template)
-_parameters_of = functools.lru_cache(maxsize=256)(parameters_of)
+    return tenant_of(key, task.run, args, kwargs)

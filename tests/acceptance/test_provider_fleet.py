@@ -28,7 +28,7 @@ options: dict[str, Any] = {
 }
 
 
-by_account = Provider("parcels", key="{account}", probe_interval=0.5, longest_probe_interval=0.5)
+by_account = Provider("parcels", key="account", probe_interval=0.5, longest_probe_interval=0.5)
 
 
 @app.task(name="fleet.parcel", provider=by_account, **options)

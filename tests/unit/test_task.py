@@ -705,7 +705,7 @@ def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
     class OfClass(SQSBackoffTask):
         name = "of class"
         retry_on = ProviderDown
-        provider = Provider("mail", key="{customer}")
+        provider = Provider("mail", key="customer")
 
         @classmethod
         def run(cls, customer="c-1"):

@@ -768,7 +768,7 @@ class Task:
 
 def test_tenants_of_a_provider_fail_apart() -> None:
     scene = Scene()
-    task = Task(provider=Provider("mail", key="{account}"))
+    task = Task(provider=Provider("mail", key="account"))
     gates = [
         scene.gates.of_call(task, lambda a=account: ((a,), {}, {}))  # type: ignore[misc]
         for account in "aab"
@@ -779,7 +779,7 @@ def test_tenants_of_a_provider_fail_apart() -> None:
 
 def test_no_event_tells_who_a_tenant_is() -> None:
     scene = Scene()
-    task = Task(provider=Provider("mail", key="{account}"))
+    task = Task(provider=Provider("mail", key="account"))
     gate = scene.gates.of_call(task, lambda: ((), {"account": "secret-account"}, {}))
     assert gate is not None
     for i in range(6):
@@ -794,13 +794,13 @@ def test_no_event_tells_who_a_tenant_is() -> None:
 @pytest.mark.parametrize("payload", [None, 5, [], {"args": [1]}, ("a", {}), ([], [])], ids=repr)
 def test_a_call_without_a_tenant_has_the_gate_of_the_provider(payload: object) -> None:
     scene = Scene()
-    task = Task(provider=Provider("mail", key="{account}"))
+    task = Task(provider=Provider("mail", key="account"))
     assert scene.gates.of_call(task, lambda: payload) is scene.gates.of("mail")
 
 
 def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     scene = Scene()
-    provider = Provider("mail", key="{account}")
+    provider = Provider("mail", key="account")
     failing = scene.gates.of(provider, "failing")
     assert failing is not None
     for i in range(6):
@@ -815,7 +815,7 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
 def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
     """Else, one failure each, 1,000 tenants stay for ever, and all new ones share one gate."""
     provider, failed = (
-        Provider("mail", key="{account}"),
+        Provider("mail", key="account"),
         Ended(End.RAISED, RetryIn(3.0), Reply.FAILED),
     )
     scene = Scene(provider=provider)
@@ -832,7 +832,7 @@ def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
 
 
 def test_a_tenant_that_was_forgotten_keeps_to_its_rate() -> None:
-    provider = Provider("mail", key="{account}", rate="1/m")
+    provider = Provider("mail", key="account", rate="1/m")
     scene = Scene(provider=provider)
     starts = []
     for _ in range(2):
@@ -889,7 +889,7 @@ def test_a_queue_that_is_hardly_known_is_received_from() -> None:
 
 
 def test_a_tenant_that_is_down_holds_up_no_queue() -> None:
-    scene = Scene(provider=Provider("mail", key="{account}"))
+    scene = Scene(provider=Provider("mail", key="account"))
     alone(scene)
     scene.outage()
     assert scene.gates.most_to_receive(URL) == 10

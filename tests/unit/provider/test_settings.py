@@ -58,7 +58,7 @@ def test_times_may_be_timedeltas() -> None:
         ("rate", float("nan"), ValueError),
         ("recall", "yes", TypeError),
         ("key", 5, TypeError),
-        ("key", "account", ValueError),
+        ("key", "{account}", ValueError),
         ("key", "{a.b}", ValueError),
     ],
 )

@@ -1,4 +1,4 @@
-"""The tenant of a call, from a template of its arguments."""
+"""The tenant of a call is an argument of its task."""
 
 from __future__ import annotations
 
@@ -8,37 +8,42 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import SQSBackoffTask
-from celery_sqs_backoff.provider.tenant import Template, digest_of, parameters_of
+from celery_sqs_backoff.provider.tenant import check_key, digest_of, tenant_of
 
 
 def send(account_id: str, region: str = "eu", *, urgent: bool = False) -> None: ...
 
 
-def tenant(template: str, *args: Any, **kwargs: Any) -> str | None:
-    return Template(template).tenant(args, kwargs, parameters_of(send))
+def tenant(key: str, *args: Any, **kwargs: Any) -> str:
+    return tenant_of(key, send, args, kwargs)
 
 
 def test_an_argument_counts_however_it_is_given() -> None:
-    by_name = tenant("{account_id}", account_id="a1")
-    assert by_name is not None
-    assert tenant("{account_id}", "a1") == by_name
-    assert tenant("{0}", "a1") == by_name
+    assert tenant("account_id", account_id="a1") == tenant("account_id", "a1") == "a1"
+    assert tenant("account_id", 7) == "7"
 
 
 def test_a_default_counts_as_given() -> None:
-    assert tenant("{region}", "a1") == tenant("{region}", "a1", "eu")
-    assert tenant("{region}", "a1") != tenant("{region}", "a1", region="us")
+    assert tenant("region", "a1") == tenant("region", "a1", "eu") == "eu"
+    assert tenant("region", "a1", region="us") == "us"
 
 
-@pytest.mark.parametrize("template", ["{account_id}", "{0}", "{nobody}", "{7}"])
-def test_a_missing_argument_is_no_tenant(template: str) -> None:
-    assert tenant(template) is None
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((None,), {}), ((1, 2, 3), {}), (("a",), {"nobody": 1}), (("a",), {5: 1})],
+    ids=repr,
+)
+def test_a_call_without_the_argument_has_no_tenant(args: Any, kwargs: Any) -> None:
+    """Also one that fits no call of the task."""
+    assert tenant_of("account_id", send, args, kwargs) == ""
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(tenant("account_id", "a" * 10_000)) == 500
 
 
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_tasks_first_argument_counts_by_position_with_or_without_self(
-    bind: bool,
-) -> None:
+def test_a_tasks_first_argument_counts_by_position_with_or_without_self(bind: bool) -> None:
     """The first argument of a task without ``self`` passed for ``self``."""
     app = Celery("tenants", broker="memory://", set_as_current=False)
 
@@ -48,27 +53,21 @@ def test_a_tasks_first_argument_counts_by_position_with_or_without_self(
 
     options = {"base": SQSBackoffTask, "lazy": False, "shared": False}
     task = app.task(name="book", bind=bind, **options)(bound if bind else plain)
-    assert list(parameters_of(task.run)) == ["account_id", "parcel_id"]
-    tenant = Template("{parcel_id}").tenant(("a", 7), {}, parameters_of(task.run))
-    assert tenant is not None
-    assert tenant.endswith("7")
+    assert tenant_of("parcel_id", task.run, ("a", 7), {}) == "7"
 
 
-def test_tenants_are_not_mixed_up() -> None:
-    assert tenant("{0}-{1}", "a-b", "c") != tenant("{0}-{1}", "a", "b-c")
+def test_a_name_that_no_call_can_give_is_refused() -> None:
+    def anything(**kwargs: Any) -> None: ...
+
+    check_key("urgent", send)
+    check_key("account_id", anything)
+    with pytest.raises(ValueError, match="expected one of account_id, region, urgent"):
+        check_key("account", send)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "account", "{}", "{a.b}", "{a[0]}", "{a!r}", "{a:>10}", "{a", "{a b}"]
-)
-def test_only_names_in_braces_are_allowed(text: str) -> None:
-    with pytest.raises(ValueError, match="key"):
-        Template(text)
-
-
-def test_a_callable_without_a_signature_has_no_parameters() -> None:
-    assert parameters_of(dict.fromkeys) is not None
-    assert Template("{x}").tenant((1,), {}, {}) is None
+def test_a_callable_without_a_signature_has_no_tenant() -> None:
+    assert tenant_of("x", dict, (1,), {}) == ""
+    check_key("x", dict)
 
 
 def test_a_digest_does_not_tell_the_argument() -> None:
