@@ -28,11 +28,9 @@ __all__ = ["HEADROOM", "Departure", "Line", "Place", "Times", "assign", "longest
 #: after its slot must not make a second fuller than agreed.
 HEADROOM = 0.95
 
-#: How far away a slot may be: for a message that is new; for one that was received before; for one
-#: of a queue that brings nothing else, so that receiving more would be of no use.
+#: How far away a slot may be: for a message that is new; for one that was received before.
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
-ALONE_SECONDS = 60.0
 
 #: Hidden messages return a little less often than slots come: what they leave is for those that
 #: return late, and for new messages.
@@ -70,18 +68,15 @@ class Place:
     is_slot: bool
 
 
-def longest_wait(*, is_returned: bool, is_alone: bool, must_stay: bool) -> float:
+def longest_wait(*, is_returned: bool, must_stay: bool) -> float:
     """Return how many seconds a message may wait in its worker for a slot.
 
     Args:
         is_returned: it was received before.
-        is_alone: its queue brings only messages of its provider.
         must_stay: it must not be hidden.
     """
     if must_stay:
         return math.inf
-    if is_alone:
-        return ALONE_SECONDS
     return RETURNED_SECONDS if is_returned else NEW_SECONDS
 
 

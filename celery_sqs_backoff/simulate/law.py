@@ -179,9 +179,7 @@ class ProviderGate(FullJitter):
         # At the receive after the last one the queue would move it.
         must_stay = message.receives == self.scenario.max_receive_count
         longest = self._longest_hold(message, now)
-        longest_here = longest_wait(
-            is_returned=message.receives > 1, is_alone=False, must_stay=must_stay
-        )
+        longest_here = longest_wait(is_returned=message.receives > 1, must_stay=must_stay)
         look = self.control.look(
             message.id,
             now,

@@ -40,7 +40,6 @@ class Owner(Protocol):
     def expect(
         self, lease: Lease, gate: Gate, not_before: float, *, own_delay_ends: float
     ) -> None: ...
-    def is_alone(self, lease: Lease, provider: Provider) -> bool: ...
 
 
 class Gate:
@@ -168,7 +167,7 @@ class Gate:
         has_time = _longest_hold(lease, options, self._owner.today()) > 0
         longest = self._longest_wait(lease) if has_time and not was_late else math.inf
         # In a worker that is behind it waits for a process rather than for a slot.
-        lease.keeps_place = self.pace.is_behind or self._owner.is_alone(lease, self.provider)
+        lease.keeps_place = self.pace.is_behind
         paced = Paced(
             give_slot,
             hide,
@@ -181,10 +180,8 @@ class Gate:
     def _wait_for_turn(self, lease: Lease, start: Callable[[], object]) -> None:
         def take_turn(now: float) -> None:
             lease.turn = Turn.HAS_COME
-            lease.keeps_place = False
             start()
 
-        lease.keeps_place = self._owner.is_alone(lease, self.provider)
         paced = Paced(take_turn, hide=lambda until: None, is_over=lease.is_settled)
         self._owner.pacer.wait_for_turn(self.turns, paced)
 
@@ -199,7 +196,6 @@ class Gate:
     def _longest_wait(self, lease: Lease) -> float:
         return longest_wait(
             is_returned=lease.delivery.receive_count > 1,
-            is_alone=self._owner.is_alone(lease, self.provider),
             must_stay=lease.delivery.is_last_before_sqs_moves_it,
         )
 

@@ -19,14 +19,12 @@ from typing import Any, Final, NamedTuple
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
-from ..provider.health import State
 from ..provider.rate import Times
 from ..provider.recall import Hidden, probe_from
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
 from ..sqs.calls import Calls
 from ..sqs.delivery import Delivery
-from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.settlement import Row
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
@@ -34,7 +32,6 @@ from .gate import Gate
 from .handover import hand_over
 from .keeper import Keeper
 from .lease import Lease
-from .mix import QueueMix
 from .pacing import Fleet, Pace, Pacer
 from .recaller import Recaller
 
@@ -86,7 +83,6 @@ class Gates:
         room: most messages that the worker has processes for now.
         fleet: from the name of a provider and its tenant, and its rate, to where its slots are
             shared; ``None``: each worker has the rate for itself.
-        mix: which provider's messages each queue brings.
         rng: draws intervals and delays.
         today: seconds since the epoch, as SQS's timestamps.
     """
@@ -98,7 +94,6 @@ class Gates:
         calls: Callable[[str], Calls],
         room: Callable[[], int],
         fleet: Callable[[tuple[str, ...], float], Fleet | None] = lambda name, rate: None,
-        mix: QueueMix | None = None,
         rng: random.Random | None = None,
         today: Callable[[], float] = time.time,
     ) -> None:
@@ -108,7 +103,6 @@ class Gates:
         self.today = today
         self.events = keeper.events
         self.pacer = Pacer(keeper.clock)
-        self.mix = mix or QueueMix()
         self._calls = calls
         self.recaller = Recaller(self, calls=calls, room=room)
         self._fleet = fleet
@@ -188,24 +182,6 @@ class Gates:
     def all(self) -> list[Gate]:
         """Return the gates there are. Call it under the lock."""
         return list(self._gates.values())
-
-    def is_alone(self, lease: Lease, provider: Provider) -> bool:
-        """Return whether a message's queue brings only messages of one provider, for all alike."""
-        return provider.key is None and self.mix.only(lease.queue.url) == provider.name
-
-    def most_to_receive(self, url: str) -> int:
-        """Return how many messages a receive from a queue may bring.
-
-        None while the only provider whose messages it brings is down; one to probe with.
-        """
-        name = self.mix.only(url)
-        with self.lock:
-            gate = None if name is None else self._gates.get((name, ""))
-            if gate is None or gate.provider.key is not None:
-                return MAX_BATCH_ENTRIES
-            if gate.control.health.state is State.CLOSED:
-                return MAX_BATCH_ENTRIES
-            return 0 if gate.hides_all else 1
 
     def now(self) -> list[ProviderNow]:
         """Return the state of each provider, for ``sqs-status``."""

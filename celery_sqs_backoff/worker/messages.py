@@ -65,7 +65,6 @@ class Receiver:
         foreign: makes tasks of messages that Celery has not sent.
         takes_leases: whether a task of this name settles its message by a lease.
         gates: of the tasks' providers, once the room for messages is known; ``None``: made here.
-        provider_of: from a task's name to its provider's.
         now: seconds since the epoch.
     """
 
@@ -78,7 +77,6 @@ class Receiver:
         foreign: Foreign,
         takes_leases: Callable[[str], bool],
         gates: Callable[[Callable[[], int]], Gates] | None = None,
-        provider_of: Callable[[str], str | None] = lambda name: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.keeper = keeper
@@ -90,7 +88,6 @@ class Receiver:
         self._capacity = capacity
         make = gates or (lambda room: Gates(keeper, calls=clients.settling, room=room))
         self.gates = make(self._room)
-        self._provider_of = provider_of
         self._foreign = foreign
         self._takes_leases = takes_leases
         self._groups = MessageGroups(lambda start: start())
@@ -173,7 +170,6 @@ class Receiver:
         payload, why = self._read(name, message)
         headers: Mapping[str, Any] = (payload or {}).get("headers", {})
         task = headers.get("task")
-        self.gates.mix.note(url, name, self._provider_of(task) if isinstance(task, str) else None)
         if self._is_open and isinstance(task, str) and not self._takes_leases(task):
             self._arrive(name, url, message, payload or {}, None)
             return

@@ -20,9 +20,7 @@ from .pacing import Fleet
 __all__ = [
     "fleet_of",
     "introduce",
-    "provider_name_of",
     "provider_of",
-    "providers_routed_to",
     "shares_a_store",
 ]
 
@@ -33,31 +31,6 @@ def provider_of(task: Any) -> Provider | None:
     """Return a task's provider; ``None`` = it has none."""
     provider = getattr(getattr(task, "backoff_options", None), "provider", None)
     return Provider(provider) if isinstance(provider, str) else provider
-
-
-def provider_name_of(task: Any) -> str | None:
-    """Return the name of a task's provider; ``None`` = it has none."""
-    provider = getattr(getattr(task, "backoff_options", None), "provider", None)
-    return provider if isinstance(provider, str) else getattr(provider, "name", None)
-
-
-def providers_routed_to(app: Any, queue: str) -> Iterable[str | None]:
-    """Return the providers of the tasks that the app routes to a queue; ``None``: one has none.
-
-    Celery's own tasks do not count, nor what a sender routes elsewhere.
-    """
-    found: set[str | None] = set()
-    for name, task in list(app.tasks.items()):
-        if name.startswith("celery."):
-            continue
-        try:
-            target = app.amqp.router.route({}, name).get("queue")
-        except Exception:  # noqa: BLE001  # a router of the user's, who routes by arguments
-            found.add(None)
-            continue
-        if getattr(target, "name", target) == queue:
-            found.add(provider_name_of(task))
-    return found
 
 
 def shares_a_store(app: Any) -> bool:

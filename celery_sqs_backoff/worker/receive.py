@@ -22,10 +22,9 @@ from .inbox import Arrival, Inbox
 from .keeper import Keeper
 from .lease import Lease, State, may_start
 from .messages import Receiver
-from .mix import QueueMix
 from .observation import EVENT_LOOP
 from .poller import Poller
-from .providers import fleet_of, provider_name_of, providers_routed_to
+from .providers import fleet_of
 from .strategy import is_kept_back_at_start, takes_leases
 from .upstream.pools import is_pool_of
 
@@ -74,7 +73,6 @@ class Receive:
                 name not in consumer.strategies or takes_leases(consumer.strategies[name])
             ),
             gates=self._gates,
-            provider_of=lambda name: provider_name_of(consumer.app.tasks.get(name)),
         )
         self._inbox = Inbox(
             deliver=self._deliver,
@@ -98,7 +96,6 @@ class Receive:
             calls=self._clients.settling,
             room=room,
             fleet=fleet_of(app, worker=name_among_workers(self._consumer)),
-            mix=QueueMix(lambda name: providers_routed_to(app, name)),
         )
 
     def attach(self, channel: Any) -> None:
@@ -157,7 +154,6 @@ class Receive:
             capacity=self._capacity,
             take=take,
             before_each=lambda: receiver.read_queue(url),
-            most=lambda: receiver.gates.most_to_receive(url),
             wait_seconds=_wait_seconds(self._channel),
             pause_seconds=max(0.0, float(self._channel.connection.polling_interval or 0)),
             clock=self._keeper.clock,

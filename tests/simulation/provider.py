@@ -32,7 +32,6 @@ from celery_sqs_backoff.worker.gates import Gates
 from celery_sqs_backoff.worker.handover import LONGEST_SECONDS, batches
 from celery_sqs_backoff.worker.lease import Lease
 from celery_sqs_backoff.worker.lease import State as LeaseState
-from celery_sqs_backoff.worker.mix import QueueMix
 from celery_sqs_backoff.worker.recaller import Taken
 
 from .history import RecallPoint
@@ -70,7 +69,6 @@ class WorkerGates(Gates):
             worker.keeper,
             calls=lambda url: Calls(self._sim.sqs, url),  # type: ignore[arg-type,return-value]
             room=self._room_of_worker,
-            mix=QueueMix(lambda name: [PROVIDER.name]),
             rng=random.Random(worker.number),
             today=self._sim.clock,
         )

@@ -62,7 +62,7 @@ from .history import (
     Stop,
 )
 from .judge import Judge
-from .provider import OPTIONS, WorkerGates
+from .provider import WorkerGates
 
 __all__ = ["Simulation", "Worker", "run"]
 
@@ -132,8 +132,6 @@ class Worker:
             return
         url = self.sim.urls[queue]
         asked_for = self.capacity._load(url).wanted
-        if self.gates is not None and asked_for > 0:
-            asked_for = min(asked_for, self.gates.most_to_receive(url))
         if asked_for > 0:
             self.capacity._reserve(url, asked_for)
             response = self.sim.sqs.receive_message(
@@ -145,8 +143,6 @@ class Worker:
             messages = response.get("Messages", [])
             for message in messages:
                 self.sim.judge.received(self, message)
-                if self.gates is not None:
-                    self.gates.mix.note(url, self.sim.queues[queue].name, OPTIONS.provider.name)
             take = functools.partial(self._take, queue, messages, asked_for)
             self.sim.after(_WAY_SECONDS, take, self)
         self.sim.after(self.sim.next_message_in(queue), lambda: self.poll(queue), self)

@@ -35,7 +35,6 @@ from celery_sqs_backoff.sqs.memory import Memory
 from celery_sqs_backoff.worker.gate import Gate
 from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
 from celery_sqs_backoff.worker.lease import Turn
-from celery_sqs_backoff.worker.mix import LEAST_SEEN
 
 URL = "http://sqs/1/mail"
 
@@ -847,59 +846,6 @@ def test_a_tenant_that_was_forgotten_keeps_to_its_rate() -> None:
     for i in range(MOST_TENANTS + 10):
         scene.gates.of(provider, f"tenant {i}")
     assert not scene.gates._times, "what is over is not kept"
-
-
-def alone(scene: Scene, *, messages: int = LEAST_SEEN) -> None:
-    scene.gates.mix._routed = lambda name: ["mail"]
-    for _ in range(messages):
-        scene.gates.mix.note(URL, "mail", "mail")
-
-
-def test_a_queue_of_one_provider_is_not_received_from_while_that_is_down() -> None:
-    scene = Scene()
-    alone(scene)
-    assert scene.gates.most_to_receive(URL) == 10
-    scene.outage()
-    assert scene.gates.most_to_receive(URL) == 0
-    scene.keeper.now += 100.0
-    assert scene.gates.most_to_receive(URL) == 1, "the probe"
-    scene.run("probe", Ended(End.RETURNED))
-    assert scene.gates.most_to_receive(URL) == 10
-
-
-def test_a_mixed_queue_is_received_from_whoever_is_down() -> None:
-    scene = Scene()
-    alone(scene)
-    scene.gates.mix.note(URL, "mail", None)
-    scene.outage()
-    assert scene.gates.most_to_receive(URL) == 10
-    other = Scene()
-    other.gates.mix._routed = lambda name: ["mail", None]
-    for _ in range(LEAST_SEEN):
-        other.gates.mix.note(URL, "mail", "mail")
-    other.outage()
-    assert other.gates.most_to_receive(URL) == 10
-
-
-def test_a_queue_that_is_hardly_known_is_received_from() -> None:
-    scene = Scene()
-    alone(scene, messages=LEAST_SEEN - 1)
-    scene.outage()
-    assert scene.gates.most_to_receive(URL) == 10
-
-
-def test_a_tenant_that_is_down_holds_up_no_queue() -> None:
-    scene = Scene(provider=Provider("mail", key="account"))
-    alone(scene)
-    scene.outage()
-    assert scene.gates.most_to_receive(URL) == 10
-
-
-def test_messages_of_the_only_provider_take_up_room_while_they_wait() -> None:
-    scene = Scene(provider=Provider("mail", rate=1.0))
-    assert not paced(scene, "mixed")[0].keeps_place
-    alone(scene)
-    assert paced(scene, "alone")[0].keeps_place
 
 
 def test_tasks_of_one_provider_share_its_gate() -> None:

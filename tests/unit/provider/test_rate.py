@@ -53,8 +53,7 @@ def test_a_message_that_may_not_wait_until_its_slot_is_told_when_to_return() -> 
 
 def test_a_returned_message_gets_a_slot_where_a_new_one_does_not() -> None:
     new, returned = (
-        longest_wait(is_returned=is_returned, is_alone=False, must_stay=False)
-        for is_returned in (False, True)
+        longest_wait(is_returned=is_returned, must_stay=False) for is_returned in (False, True)
     )
     places, _ = assign(Times(free_at=5.0), 0.0, [new, returned], rate=1.0)
     assert [place.is_slot for place in places] == [False, True]
@@ -62,7 +61,7 @@ def test_a_returned_message_gets_a_slot_where_a_new_one_does_not() -> None:
 
 
 def test_a_message_that_must_not_be_hidden_waits_as_long_as_it_takes() -> None:
-    longest = longest_wait(is_returned=False, is_alone=False, must_stay=True)
+    longest = longest_wait(is_returned=False, must_stay=True)
     places, _ = assign(Times(free_at=1e6), 0.0, [longest], rate=1.0)
     assert places == slots(1e6)
 
@@ -181,7 +180,7 @@ def test_a_fleet_holds_the_rate_uses_it_and_hides_a_message_seldom(
             receives[number] += 1
             receive_at = now + 1 / 200
             is_returned = receives[number] > 1
-            longest = longest_wait(is_returned=is_returned, is_alone=False, must_stay=False)
+            longest = longest_wait(is_returned=is_returned, must_stay=False)
             rng.choice(lines).join(number, longest)
         for line in lines:
             asked = line.lacking()
