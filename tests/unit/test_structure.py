@@ -1,4 +1,4 @@
-"""The house: imports point one way, without circles."""
+"""Imports point one way, without circles."""
 
 from __future__ import annotations
 
