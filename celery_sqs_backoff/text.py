@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import TracebackType
 
-__all__ = ["BUG_CALLS", "error_site", "printable", "type_name"]
-
 #: Enough for a task's name, an id or a queue's name.
 _NAME_CHARACTERS = 200
 

@@ -13,8 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
-__all__ = ["SharedCall", "call_in_time", "start_daemon"]
-
 T = TypeVar("T")
 
 

@@ -12,19 +12,6 @@ from ssl import SSLCertVerificationError
 from traceback import walk_tb
 from types import FrameType
 
-__all__ = [
-    "after_another_mail",
-    "before_the_request",
-    "certificate_failed",
-    "certificate_rejected",
-    "entered",
-    "frames",
-    "proxy_wants_credentials",
-    "tried_before",
-    "was_sent",
-    "wrapped",
-]
-
 # gevent and eventlet bring their own socket and ssl modules.
 _SOCKETS = ("socket", "ssl", "gevent", "eventlet")
 

@@ -7,8 +7,6 @@ from datetime import timedelta
 
 from .retry.policies import to_seconds
 
-__all__ = ["in_words", "parse_duration", "parse_rate", "spell_duration"]
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\s*(?:(\d+(?:\.\d+)?)\s*([smhd]))", re.IGNORECASE)
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from .policies import Exponential, FullJitter, Schedule
 
-__all__ = ["AUTORETRY_OPTIONS", "options_from_autoretry"]
-
 #: Keywords of ``@app.task`` that are Celery's, although ``celery.Task`` has no such attributes.
 AUTORETRY_OPTIONS = (
     "autoretry_for",

@@ -14,19 +14,6 @@ from random import Random
 
 from .policies import FullJitter, Policy, RandomSource, to_seconds
 
-__all__ = [
-    "GiveUpReason",
-    "Standing",
-    "capped",
-    "draw_delay",
-    "exhausted",
-    "exhausted_before_run",
-    "longest_hold",
-    "receives_needed",
-    "tolerant",
-    "under_cap",
-]
-
 logger = logging.getLogger(__name__)
 
 #: A message that is hidden comes due again so long before the end of ``retry_for``, or this share

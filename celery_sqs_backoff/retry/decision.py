@@ -38,23 +38,6 @@ from typing import Final, TypeAlias
 from .budget import GiveUpReason, Standing, exhausted
 from .outcomes import Outcome, Verdict
 
-__all__ = [
-    "DeadLetter",
-    "Delete",
-    "End",
-    "Ended",
-    "Facts",
-    "GiveBack",
-    "GiveUp",
-    "Hide",
-    "Reply",
-    "RetryIn",
-    "Settle",
-    "Word",
-    "decide",
-    "word_for",
-]
-
 #: On prefork the process is killed only after the report of its time limit; its message must not
 #: come back before it is gone (TERM, 0.1 s, KILL).
 MIN_CRASH_DELAY_SECONDS: Final = 2.0

@@ -12,17 +12,6 @@ from .budget import receives_needed
 from .outcomes import Classifier
 from .policies import FullJitter, Policy, to_seconds
 
-__all__ = [
-    "DEAD_LETTER",
-    "FAIL",
-    "FOREIGN",
-    "FULL",
-    "SAFE_SETTINGS",
-    "TYPE_ONLY",
-    "InvalidOption",
-    "Options",
-]
-
 #: Settings beside the options in ``app.conf.sqs_backoff``: see ``store.settings``.
 SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt")
 

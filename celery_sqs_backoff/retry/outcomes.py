@@ -15,18 +15,6 @@ from typing import Any, TypeAlias
 
 from .policies import to_seconds
 
-__all__ = [
-    "UNCLASSIFIED",
-    "Classifier",
-    "ExplicitOutcome",
-    "NonRetryable",
-    "Outcome",
-    "Retryable",
-    "Verdict",
-    "judge",
-    "known_verdict",
-]
-
 logger = logging.getLogger(__name__)
 
 

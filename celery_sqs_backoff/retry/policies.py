@@ -13,16 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-__all__ = [
-    "DecorrelatedJitter",
-    "EqualJitter",
-    "Exponential",
-    "FullJitter",
-    "Policy",
-    "RandomSource",
-    "Schedule",
-]
-
 
 class RandomSource(Protocol):
     """What draws a delay: the ``random`` module, a ``random.Random``, or a test's own."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-__all__ = ["QueueArn", "is_queue_name", "region_of"]
-
 _NAME = r"(?=.{1,80}\Z)[A-Za-z0-9_-]+(?:\.fifo)?"
 
 #: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html

@@ -16,8 +16,6 @@ from .limits import MAX_BATCH_ENTRIES
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-__all__ = ["RECEIVE_ATTRIBUTES", "Calls", "Received", "Results", "Sent"]
-
 _Result = TypeVar("_Result")
 
 #: One per entry, in order: ``None`` where SQS lists the entry as successful.

@@ -10,8 +10,6 @@ from .errors import Failure, Kind, Operation
 from .letters import dead_letter_entry, in_batches
 from .settlement import Call, Entry, SettlementTable
 
-__all__ = ["carry_out", "enter"]
-
 _COUNT = "ApproximateNumberOfMessagesNotVisible"
 
 #: One per entry of the call; for a count, the number of messages in flight.

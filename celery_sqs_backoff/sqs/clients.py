@@ -27,8 +27,6 @@ from .limits import MAX_WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-__all__ = ["Clients", "settling_client", "token_source"]
-
 #: botocore waits 60 s and tries five times by default: too long for a thread on whose next call
 #: other leases depend.
 _SETTLING = Config(

@@ -19,8 +19,6 @@ from ..threads import SharedCall
 from .errors import CredentialsNotRenewed, code_of
 from .handshakes import handshakes
 
-__all__ = ["RoleCredentials", "renew_beside", "wait_for_credentials"]
-
 _Result = TypeVar("_Result")
 
 #: Shares of a token's lifetime that may be left when it is renewed: in the background, and before

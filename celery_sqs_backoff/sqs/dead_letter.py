@@ -13,16 +13,6 @@ from typing import Any
 from .limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from .redact import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
 
-__all__ = [
-    "ATTRIBUTE_NAME",
-    "DeadLetterRecord",
-    "examine_record",
-    "json_object",
-    "message_bytes",
-    "read_record",
-    "with_record",
-]
-
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 

@@ -10,8 +10,6 @@ from uuid import NAMESPACE_OID, uuid5
 from .eta import deferrals
 from .replay import replay_of
 
-__all__ = ["Delivery"]
-
 
 @dataclass(frozen=True, slots=True)
 class Delivery:

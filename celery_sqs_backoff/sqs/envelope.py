@@ -16,8 +16,6 @@ from typing import Any
 
 from .eta import parse_eta
 
-__all__ = ["Envelope", "arguments", "iso_time", "read_envelope", "with_headers"]
-
 _JSON = "application/json"
 
 

@@ -15,18 +15,6 @@ from botocore import exceptions as botocore
 
 from ..traces import before_the_request, certificate_failed, entered
 
-__all__ = [
-    "NOT_LISTED",
-    "REFUSED_CODES",
-    "CredentialsNotRenewed",
-    "Failure",
-    "Kind",
-    "Operation",
-    "code_of",
-    "failure_of",
-    "failure_of_entry",
-]
-
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
     """Their source (STS, for one) does not answer, or refuses. It is being asked again.

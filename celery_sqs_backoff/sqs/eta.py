@@ -13,8 +13,6 @@ from typing import Final
 
 from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS
 
-__all__ = ["deferrals", "delay_seconds", "parse_eta"]
-
 #: A deferral is this long at the most; the rest of SQS's 12 hours is for clocks and slow calls.
 _HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 

@@ -10,8 +10,6 @@ from .calls import Calls
 from .clients import token_source
 from .errors import Failure, Kind, Operation, failure_of
 
-__all__ = ["NOT_CREATED", "NOT_PREDEFINED", "connection_to_look", "find_queue", "why_not"]
-
 #: botocore waits 60 s, and tries again, by default. Somebody waits for what the look shows, and
 #: an SQS that does not answer is what it has to show.
 _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}

@@ -17,8 +17,6 @@ from typing import Any
 
 from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
-__all__ = ["Handshakes", "announce_handshakes", "guard_forks", "handshakes"]
-
 #: A fork is in the event loop's way, and a server may be silent: it waits no longer than this.
 _LONGEST_WAIT_SECONDS = 1.0
 

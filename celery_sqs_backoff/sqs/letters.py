@@ -9,8 +9,6 @@ from .dead_letter import DeadLetterRecord, message_bytes, with_record
 from .limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_BYTES
 from .settlement import Content
 
-__all__ = ["dead_letter_entry", "in_batches"]
-
 _Key = TypeVar("_Key")
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from .dead_letter import DeadLetterRecord
 
-__all__ = ["Memory"]
-
 #: Messages remembered of each kind; the oldest are forgotten first.
 _SIZE = 10_000
 

@@ -16,8 +16,6 @@ from .limits import DEFAULT_VISIBILITY_TIMEOUT_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-__all__ = ["Queue", "read_queue"]
-
 logger = get_logger(__name__)
 
 #: Failures that reading again soon does not help against. (``DENIED`` has more codes than these:

@@ -15,14 +15,6 @@ from traceback import format_exception
 
 from ..text import type_name
 
-__all__ = [
-    "MAX_MESSAGE_CHARACTERS",
-    "MAX_TRACEBACK_CHARACTERS",
-    "ErrorText",
-    "mask",
-    "redacted",
-]
-
 MAX_MESSAGE_CHARACTERS = 1_000
 MAX_TRACEBACK_CHARACTERS = 6_000
 

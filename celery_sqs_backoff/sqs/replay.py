@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["REPLAY_ATTRIBUTE", "REPLAY_HEADER", "replay_of"]
-
 #: The message attribute that a replay adds. It outlives the next dead-lettering, by SQS or by us,
 #: both of which keep attributes that are not the dead-letter record.
 REPLAY_ATTRIBUTE: Final = "celery-sqs-backoff-replay"

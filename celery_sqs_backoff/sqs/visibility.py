@@ -9,8 +9,6 @@ from ..retry.budget import Standing
 from .delivery import Delivery
 from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 
-__all__ = ["longest_delay", "standing", "visibility_delay"]
-
 #: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
 #: MAX_WAIT_TIME_SECONDS before the worker saw the response; the rest is for clocks and slow calls.
 _TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40

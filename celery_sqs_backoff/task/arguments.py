@@ -6,8 +6,6 @@ import pickle
 from copy import deepcopy
 from typing import Any
 
-__all__ = ["as_they_are", "imprint"]
-
 
 def imprint(args: Any, kwargs: Any) -> int | None:
     """Return a number that is another one when the arguments have changed.

@@ -41,8 +41,6 @@ from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
 from .retries import CopyAsked, drawn_delay, limit_now, made, note_cause, retries_before
 from .wrapping import wrap_task, wrap_trace
 
-__all__ = ["SQSBackoffTask"]
-
 
 class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that fails well on Amazon SQS.

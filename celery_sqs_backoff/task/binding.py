@@ -16,16 +16,6 @@ from celery.utils.imports import symbol_by_name
 from ..provider.tenant import check_key
 from ..retry.options import InvalidOption
 
-__all__ = [
-    "REQUEST",
-    "check_definition",
-    "is_celerys_own",
-    "keep_celerys_behaviour",
-    "name_of",
-    "overrule_settings",
-    "setting_name",
-]
-
 logger = logging.getLogger(__name__)
 
 REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"

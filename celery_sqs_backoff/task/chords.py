@@ -12,8 +12,6 @@ from celery.exceptions import ChordError
 from .handover import RUNNING
 from .late_end import report_before_the_end
 
-__all__ = ["count_parts_whole"]
-
 #: How Celery's backends begin the error of a chord whose parts are done, and whose body they could
 #: not send. That of a part that failed begins otherwise.
 _BODY_NOT_SENT: Final = "Callback error"

@@ -48,8 +48,6 @@ from .retries import (
 from .tracing import current_trace, note_end
 from .unpublished import is_unpublished, retried_for
 
-__all__ = ["Aborted", "FailedRun", "Final", "ask_for_copy", "judge_failure"]
-
 logger = get_task_logger(__name__)
 
 #: After which a message comes back whose workflow could not be taken back: the store or the broker

@@ -19,21 +19,6 @@ from ..retry.options import TYPE_ONLY, Options
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 
-__all__ = [
-    "DELIVERY_KEY",
-    "RUNNING",
-    "BackoffRetry",
-    "Report",
-    "Run",
-    "attach_report",
-    "begun_run_of",
-    "delivery_of",
-    "describe",
-    "ended_by",
-    "report_of",
-    "run_of",
-]
-
 #: Where a request carries the :class:`Delivery` on its way to the tracer.
 DELIVERY_KEY = "sqs_delivery"
 

@@ -23,8 +23,6 @@ from .handover import Report, Run, begun_run_of, describe
 from .retries import publish_asked
 from .tracing import note_end
 
-__all__ = ["RETURNED", "wrap_call", "wrap_run"]
-
 RETURNED: Final = Report(Ended(End.RETURNED))
 
 #: Of a request whose task has a ``__call__`` of its own, where the run is judged: the request

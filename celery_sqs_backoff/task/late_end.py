@@ -28,8 +28,6 @@ from billiard.common import TERM_SIGNAL
 
 from ..threads import start_daemon
 
-__all__ = ["end_if_told", "report_before_the_end"]
-
 #: Time to report to the main process that a run is over; it takes milliseconds.
 _REPORT_SECONDS: Final = 0.5
 

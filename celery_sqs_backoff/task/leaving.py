@@ -8,8 +8,6 @@ from typing import Any
 from billiard.process import current_process
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
-__all__ = ["ends_the_process", "is_pools_time_limit"]
-
 
 def ends_the_process(exc: BaseException) -> bool:
     """Whether the exit is the worker's own, or ends a child process of the prefork pool."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["member_of"]
-
 
 def member_of(task: Any, given: Any) -> Any:
     """Return what a class defines as the task has it: bound, where it is a method.

@@ -17,19 +17,6 @@ from ..retry.budget import draw_delay
 from ..safe.shared import busy_receives
 from .handover import delivery_of, run_of
 
-__all__ = [
-    "CopyAsked",
-    "cause_of",
-    "drawn_delay",
-    "limit_now",
-    "made",
-    "note_cause",
-    "publish_as",
-    "publish_asked",
-    "rejected_for",
-    "retries_before",
-]
-
 
 class CopyAsked(Retry):  # type: ignore[misc]  # Celery is not typed
     """Ask for a copy of the message, to be published when the run has ended.

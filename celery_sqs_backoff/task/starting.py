@@ -18,8 +18,6 @@ from .failed_run import FailedRun
 from .handover import begun_run_of
 from .members import member_of
 
-__all__ = ["prepare_start"]
-
 logger = get_task_logger(__name__)
 
 

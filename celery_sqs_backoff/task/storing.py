@@ -28,8 +28,6 @@ from kombu.exceptions import EncodeError
 from ..text import error_site, printable
 from .handover import RUNNING
 
-__all__ = ["keep_ends", "log_failed_later"]
-
 logger = get_task_logger(__name__)
 
 

@@ -17,8 +17,6 @@ from ..retry.outcomes import Outcome
 if TYPE_CHECKING:
     from .handover import Run
 
-__all__ = ["current_trace", "note_end"]
-
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 _SUCCESSES: Final = frozenset({End.RETURNED, End.IGNORED})

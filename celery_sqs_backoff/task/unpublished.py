@@ -14,8 +14,6 @@ from celery.exceptions import Retry, TaskPredicate
 from .handover import BackoffRetry
 from .retries import CopyAsked
 
-__all__ = ["is_unpublished", "retried_for"]
-
 
 def is_unpublished(exc: BaseException) -> bool:
     """Whether it is such a retry."""

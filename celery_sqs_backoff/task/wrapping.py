@@ -44,8 +44,6 @@ from .members import member_of
 from .starting import prepare_start
 from .storing import keep_ends, log_failed_later
 
-__all__ = ["wrap_task", "wrap_trace"]
-
 #: Celery's hooks that run after the task's end has been decided.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 

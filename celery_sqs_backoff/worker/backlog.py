@@ -8,8 +8,6 @@ from celery.utils.log import get_logger
 
 from .reports import queue_name
 
-__all__ = ["Backlog"]
-
 logger = get_logger(__name__)
 
 #: Settlements of a queue waiting, from which on no more of its messages are asked for.

@@ -18,8 +18,6 @@ from ..store.settings import vault_of
 from ..threads import start_daemon
 from .lease import Lease
 
-__all__ = ["Bulletin"]
-
 logger = get_logger(__name__)
 
 #: Between two writes.

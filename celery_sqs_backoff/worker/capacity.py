@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .demand import Load, Throughput
 
-__all__ = ["Capacity"]
-
 #: With some room, but not for a whole batch: short tasks fill it in this time, and long ones keep
 #: the pool busy meanwhile.
 _LINGER_SECONDS = 0.01

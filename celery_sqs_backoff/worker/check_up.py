@@ -20,8 +20,6 @@ from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
 from ..threads import start_daemon
 
-__all__ = ["check_up", "start_check_up"]
-
 #: memory:// under prefork. Such a worker does not come this far; the settings alone, without the
 #: command line's ``-P``, would say it of a worker with another pool.
 _REFUSES_TO_START: Final = "E024"

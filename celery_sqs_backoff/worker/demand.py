@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
 
-__all__ = ["Load", "Throughput"]
-
 #: Receive up to this many windows ahead of the tasks that are about to end. If tasks suddenly
 #: take longer, that many more messages wait under their leases.
 _MAX_AHEAD = 3

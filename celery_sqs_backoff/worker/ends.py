@@ -19,8 +19,6 @@ from ..task.handover import ended_by, report_of
 from ..text import error_site, printable
 from .results import in_time
 
-__all__ = ["WITHOUT_THE_TASK", "is_stopping", "own_success", "raised", "read_end"]
-
 logger = get_logger(__name__)
 
 #: Ends in which no code of the task's was left to say what happened.

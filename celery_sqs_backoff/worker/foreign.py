@@ -10,8 +10,6 @@ from kombu.utils.imports import symbol_by_name
 from ..foreign import IGNORE, Adapter
 from .payload import NotUnderstood, task_payload
 
-__all__ = ["IGNORED", "Foreign"]
-
 #: The payload of a message that there is nothing to do for.
 IGNORED: Final[dict[str, Any]] = {}
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from ..sqs.settlement import Want
 from .lease import Lease, State
 
-__all__ = ["MessageGroups"]
-
 #: A queue's URL and a MessageGroupId.
 Group = tuple[str, str]
 

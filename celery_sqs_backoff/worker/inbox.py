@@ -13,8 +13,6 @@ from celery.utils.log import get_logger
 from .capacity import Capacity
 from .lease import Lease, State
 
-__all__ = ["Arrival", "Inbox"]
-
 logger = get_logger(__name__)
 
 #: Without an event loop, Celery looks at signals between two waits of this length.

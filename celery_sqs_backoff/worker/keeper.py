@@ -32,8 +32,6 @@ from .lease import Lease, State
 from .relay import Relay
 from .reports import report, settled
 
-__all__ = ["Keeper"]
-
 #: What the heartbeat calls its threads. One of them looks for work every few seconds.
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0

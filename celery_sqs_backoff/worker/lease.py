@@ -23,8 +23,6 @@ from ..sqs.settlement import Content, Row, Want
 if TYPE_CHECKING:
     from ..sqs.memory import Memory
 
-__all__ = ["Lease", "Settler", "State", "Turn", "may_start"]
-
 #: Of all leases: a settlement takes it for two assignments.
 _GUARD = threading.Lock()
 

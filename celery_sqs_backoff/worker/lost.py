@@ -17,8 +17,6 @@ from celery.utils.log import get_logger
 
 from ..text import error_site
 
-__all__ = ["LostFlags"]
-
 logger = get_logger(__name__)
 
 

@@ -28,8 +28,6 @@ from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
 from .reports import queue_name
 
-__all__ = ["Receiver", "held_seconds"]
-
 logger = get_logger(__name__)
 
 #: Between two reads of a queue's attributes: as long as it could not be read; while it has no

@@ -18,14 +18,6 @@ from typing import Any, Final
 
 from kombu.utils.json import loads
 
-__all__ = [
-    "MAX_DECOMPRESSED_BYTES",
-    "NotUnderstood",
-    "celery_payload",
-    "check_headers",
-    "task_payload",
-]
-
 #: Most bytes of a body after decompression. SQS allows 1 MiB on the wire, in base64.
 MAX_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
 

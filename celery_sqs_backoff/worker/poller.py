@@ -24,8 +24,6 @@ from ..threads import start_daemon
 from .capacity import Capacity
 from .reports import queue_name
 
-__all__ = ["Poller"]
-
 logger = get_logger(__name__)
 
 #: Between receives that fail: SQS is unreachable, or the credentials have expired.

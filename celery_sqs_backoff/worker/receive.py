@@ -28,8 +28,6 @@ from .providers import fleet_of
 from .strategy import is_kept_back_at_start, takes_leases
 from .upstream.pools import is_pool_of
 
-__all__ = ["Receive", "name_among_workers"]
-
 logger = get_logger(__name__)
 
 #: Of this process: in containers, each worker may be process 1.

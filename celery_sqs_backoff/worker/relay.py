@@ -16,8 +16,6 @@ from celery.utils.log import get_logger
 
 from ..text import BUG_CALLS, error_site
 
-__all__ = ["Relay"]
-
 logger = get_logger(__name__)
 
 #: A thread that has nothing to do beside the one that waits ends after this long.

@@ -18,8 +18,6 @@ from ..sqs import settlement
 from ..sqs.errors import Failure
 from ..sqs.settlement import Call, Happening, Purpose, Row
 
-__all__ = ["queue_name", "report", "settled"]
-
 
 def report(event: settlement.Event) -> Event | None:
     """Return what observers are told of an event of the table; ``None``: nothing."""

@@ -33,8 +33,6 @@ from .lost import LostFlags
 from .results import in_time
 from .settler import Settler
 
-__all__ = ["BackoffRequest", "SettledBeforeRun"]
-
 logger = get_logger(__name__)
 
 #: More than any message is retried; what is above it is forged.

@@ -12,8 +12,6 @@ from typing import Final, TypeVar
 from ..store.connections import ask_and_close
 from ..threads import call_in_time
 
-__all__ = ["BackendHangs", "in_time"]
-
 T = TypeVar("T")
 
 _LONGEST_WAIT_SECONDS: Final = 1.0

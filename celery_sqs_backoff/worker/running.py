@@ -8,8 +8,6 @@ from celery.worker import state
 
 from .reports import queue_name
 
-__all__ = ["active_requests", "running"]
-
 #: Celery's loop may change the set while another thread copies it, which takes microseconds.
 _TRIES: Final = 100
 

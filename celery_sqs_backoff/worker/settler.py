@@ -34,8 +34,6 @@ from ..text import error_site, printable
 from .gate import Gate
 from .lease import Lease
 
-__all__ = ["Settler"]
-
 logger = get_logger(__name__)
 
 T = TypeVar("T")

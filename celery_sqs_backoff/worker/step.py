@@ -24,8 +24,6 @@ from .running import active_requests, running
 from .strategy import takes_leases
 from .upstream.pools import is_pool_of
 
-__all__ = ["LeaseStep"]
-
 logger = get_logger(__name__)
 
 #: How long a stopping worker tries to settle its messages with SQS.

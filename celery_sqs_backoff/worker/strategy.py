@@ -27,8 +27,6 @@ from .messages import Receiver, held_seconds
 from .payload import check_headers
 from .request import SettledBeforeRun
 
-__all__ = ["default", "is_kept_back_at_start", "takes_leases"]
-
 logger = get_logger(__name__)
 
 

@@ -23,8 +23,6 @@ from ..text import printable
 from .lease import Lease
 from .messages import Receiver
 
-__all__ = ["install", "keep"]
-
 logger = get_logger(__name__)
 
 #: Delay between receives of the same message. A deploy should not take longer than the cap.

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.retry import outcomes
 from celery_sqs_backoff.retry.outcomes import NonRetryable, Outcome, Retryable, Verdict, judge
 
 RETRYABLE = Verdict(Outcome.RETRYABLE)
@@ -418,10 +417,6 @@ def test_there_are_three_outcomes_and_each_is_explained() -> None:
     assert [outcome.name for outcome in Outcome] == ["RETRYABLE", "NOT_PROCESSED", "UNKNOWN"]
     assert all(f"``{outcome.name}``: " in (Outcome.__doc__ or "") for outcome in Outcome)
     assert all(pickle.loads(pickle.dumps(outcome)) is outcome for outcome in Outcome)
-
-
-def test_all_names_exist() -> None:
-    assert all(hasattr(outcomes, name) for name in outcomes.__all__)
 
 
 @pytest.mark.parametrize(

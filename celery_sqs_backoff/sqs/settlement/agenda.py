@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Agenda"]
-
 _Item = TypeVar("_Item")
 
 #: Cancelled entries are dropped in one sweep when they are more than those that count.

@@ -10,8 +10,6 @@ from ..errors import Failure
 from .book import HIDING, Book, Call, Entry, Happening
 from .rows import TRANSITIONS, Meaning, Purpose, Row, Step, Want, meaning_of
 
-__all__ = ["Answers"]
-
 #: Between tries of what may work again without anybody changing anything.
 _TRANSIENT = FullJitter(base=0.2, cap=10)
 

@@ -15,8 +15,6 @@ from ..limits import MAX_BATCH_ENTRIES
 from .agenda import Agenda
 from .rows import Meaning, Purpose, Row, Want
 
-__all__ = ["HIDING", "Book", "Call", "Entry", "Event", "Happening", "Lane"]
-
 #: Planned looks at lanes that have been moved are dropped in one sweep when they are the most.
 _SWEEP_ABOVE = 64
 

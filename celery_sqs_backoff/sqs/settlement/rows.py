@@ -19,19 +19,6 @@ from ..dead_letter import DeadLetterRecord
 from ..errors import NOT_LISTED, Failure, Kind
 from ..limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 
-__all__ = [
-    "TRANSITIONS",
-    "Content",
-    "Meaning",
-    "Purpose",
-    "QueueFacts",
-    "Row",
-    "Step",
-    "Want",
-    "meaning_of",
-    "spread_seconds",
-]
-
 #: A renewal asks for at least this much, however short the queue's own visibility timeout is: it
 #: bounds the calls, and the time that a message of a killed worker stays hidden.
 _MIN_RENEWAL_SECONDS = 10

@@ -28,8 +28,6 @@ from .answers import Answers
 from .book import HIDING, Book, Call, Entry, Event, Happening, Lane
 from .rows import Purpose, QueueFacts, Row, Want, spread_seconds
 
-__all__ = ["SettlementTable"]
-
 #: Between two looks at how many messages of a queue are in flight. The figure is approximate.
 _LOOK_SECONDS = 60.0
 

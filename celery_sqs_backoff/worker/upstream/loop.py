@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["wake_event_loop"]
-
 
 def wake_event_loop(hub: Any) -> Callable[[], None]:
     """Let ``hub.call_soon`` interrupt the event loop while it waits for events.

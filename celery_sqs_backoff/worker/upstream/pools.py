@@ -7,14 +7,6 @@ from typing import Any
 
 from ...threads import start_daemon
 
-__all__ = [
-    "give_back_before_soft_shutdown",
-    "is_pool_of",
-    "pool_size",
-    "remember_running_tasks",
-    "start_nothing_given_back",
-]
-
 
 def is_pool_of(pool: Any, name: str) -> bool:
     """Return whether a pool is one of Celery's by its module's name, or a subclass of it."""

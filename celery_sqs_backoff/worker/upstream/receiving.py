@@ -8,8 +8,6 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-__all__ = ["contain_refusals", "declare_without_asking", "receive_ourselves"]
-
 logger = get_logger(__name__)
 
 
