@@ -99,11 +99,6 @@ class Capacity:
                 self._blocked.add(tag)
                 self._wake_one()
 
-    def unblocked(self, tag: str) -> None:
-        """Note that a message waits for a process again."""
-        with self._cond:
-            self._blocked.discard(tag)
-
     def started(self, tag: str) -> None:
         """Note that a message's task was handed to the pool."""
         with self._cond:

@@ -15,8 +15,8 @@ _MAX_AHEAD = 3
 #: the response is unpacked and the next call is under way.
 _CALLS_AHEAD = 2
 
-#: Messages that may wait for something else than a process, beside a window of others: for their
-#: time, for a rate limit, or for their message group.
+#: Messages that may wait beside a window of others for something other than a process: for their
+#: time, or for a rate limit.
 MAX_BLOCKED = 100
 
 #: The window where the user wants no limit (prefetch multiplier 0).

@@ -56,7 +56,6 @@ class _Expected(NamedTuple):
     delivery: Delivery
     not_before: float
     group: str | None
-    is_behind: bool
     own_delay_ends: float
 
     def hidden(self, row: Row) -> Hidden:
@@ -68,9 +67,8 @@ class _Expected(NamedTuple):
             self.not_before,
             self.group,
             self.delivery.is_next_the_last,
-            self.is_behind,
-            self.delivery.receive_count,
-            probe_from(self.delivery, self.own_delay_ends),
+            receives=self.delivery.receive_count,
+            probe_from=probe_from(self.delivery, self.own_delay_ends),
         )
 
 
@@ -211,21 +209,13 @@ class Gates:
         gate: Gate,
         not_before: float,
         own_delay_ends: float = 0.0,
-        is_behind: bool = False,
     ) -> None:
         """Note a message that is about to be hidden, to be remembered once SQS agrees."""
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
         group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
-        expected = _Expected(gate, lease.delivery, not_before, group, is_behind, own_delay_ends)
+        expected = _Expected(gate, lease.delivery, not_before, group, own_delay_ends)
         self._pending[lease.delivery.message_id] = expected
-        if group is not None:
-            lease.expect_behind = functools.partial(self._expect_behind, gate)
-
-    def _expect_behind(self, gate: Gate, later: Lease) -> None:
-        """Note a message that is about to be hidden behind another one of its group."""
-        with self.lock:
-            self.expect(later, gate, 0.0, is_behind=True)
 
     def confirmed(self, row: Row) -> None:
         """SQS has hidden a message. Called by the keeper's threads."""

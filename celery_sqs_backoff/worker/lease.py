@@ -95,7 +95,6 @@ class Lease:
         "body",
         "calls",
         "delivery",
-        "expect_behind",
         "free",
         "gives_up_at",
         "goes_on_with",
@@ -103,7 +102,6 @@ class Lease:
         "handed_to_pool",
         "keeper",
         "keeps_place",
-        "on_end",
         "on_lost",
         "retry_for",
         "row",
@@ -141,15 +139,11 @@ class Lease:
         self.handed_to_pool: Callable[[], bool] = _no
         #: Told, once, that somebody else may have the message. Must not block.
         self.on_lost: Callable[[], None] | None = None
-        #: Called when the lease is settled, and when the run of a lost message ends.
-        self.on_end: Callable[[], None] = _nothing
         #: The row of the earlier receive that goes on with this one's handle, if any.
         self.goes_on_with: Row | None = None
         #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
         self.slot_at: float | None = None
         self.turn = Turn.NONE
-        #: Told of each message of its group that is about to be hidden behind it, if set.
-        self.expect_behind: Callable[[Lease], object] | None = None
         #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
         self.row = Row(
@@ -298,12 +292,10 @@ class Lease:
             if is_finished:  # should this worker receive it once more, it need not run again
                 self.keeper.memory.settled(self.delivery.message_id, None)
             self.keeper.ended(self)
-            self.on_end()
             return False
         if want is Want.HIDE:
             self._tell_hidden(facts["due_at"])
         self.keeper.settled(self)
-        self.on_end()
         return True
 
     def _tell_hidden(self, due_at: float) -> None:

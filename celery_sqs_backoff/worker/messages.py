@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -20,7 +19,6 @@ from ..text import BUG_CALLS, error_site
 from .capacity import Capacity
 from .foreign import IGNORED, Foreign
 from .gates import Gates
-from .groups import MessageGroups
 from .inbox import Arrival
 from .keeper import Keeper
 from .lease import Lease
@@ -88,7 +86,6 @@ class Receiver:
         self.gates = make(self._room)
         self._foreign = foreign
         self._takes_leases = takes_leases
-        self._groups = MessageGroups(lambda start: start())
         self._now = now
         self._lock = threading.Lock()
         self._queues: dict[str, tuple[Queue, float]] = {}
@@ -150,7 +147,6 @@ class Receiver:
             seconds_ago: how long ago SQS has handed them out, at least.
             hidden_seconds: the visibility timeout that was named; ``None``: the queue's own.
         """
-        self._groups.begin_receive(url, messages)
         seen_at, received_at = self._now() - seconds_ago, self.keeper.clock() - seconds_ago
         receive = _Receive(name, url, seen_at, received_at, hidden_seconds)
         for message in messages:
@@ -190,19 +186,14 @@ class Receiver:
         if not self._is_open:
             lease.give_back()
         elif self.keeper.recognise(lease):
-            # This worker has the message in hand, or is done with it.
-            if lease.queue.is_fifo:
-                self._groups.pass_over(lease)
+            pass  # this worker has the message in hand, or is done with it
         elif payload is IGNORED:
             logger.info("sqs_backoff.ignored: message %s on %s", lease.delivery.message_id, name)
             lease.done()
+        elif payload is None:
+            self.keep(lease, {}, why)
         else:
-            if lease.queue.is_fifo:
-                self._capacity.blocked(message["ReceiptHandle"])  # until its turn
-            if payload is None:
-                self.in_turn(lease, lambda: self.keep(lease, {}, why))
-            else:
-                self.in_turn(lease, partial(self._arrive, name, url, message, payload, lease))
+            self._arrive(name, url, message, payload, lease)
 
     def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """The payload, or why there is none."""
@@ -265,7 +256,6 @@ class Receiver:
         if lease is None:
             self._capacity.received(tag, unleased_of=queue_name(url), takes_place=_is_due(payload))
         else:
-            self._capacity.unblocked(tag)
             with self._lock:
                 self._leases[tag] = lease
             message = {key: value for key, value in message.items() if key != "Body"}
@@ -293,13 +283,6 @@ class Receiver:
         """Leave a message without a lease to its visibility timeout."""
         message.channel.qos.ack(message.delivery_tag)
         self._capacity.freed(message.delivery_tag)
-
-    def in_turn(self, lease: Lease, start: Callable[[], object]) -> None:
-        """Call ``start`` now; on a FIFO queue, when the lease's message group allows."""
-        if lease.queue.is_fifo:
-            self._groups.take_turn(lease, start)
-        else:
-            start()
 
 
 def held_seconds(queue: Queue) -> float:

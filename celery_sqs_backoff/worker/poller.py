@@ -67,7 +67,8 @@ class Poller:
         take: called in the poller's thread with each response's messages, the seconds (at least)
             since SQS sent it, and the visibility timeout that was requested.
         before_each: called before each long poll, and now and then while there is no room for one.
-        most: how many messages a receive may bring at the most; 0 = none for the moment.
+        most: how many messages a receive may bring at the most; 0 = none for the moment. A receive
+            from a FIFO queue brings one.
         wait_seconds: of the long poll; 0 = the user wants none.
         pause_seconds: between two receives that bring nothing, where they do not wait.
         visibility_timeout_seconds: passed to each receive; ``None`` = the queue's own.
@@ -167,7 +168,7 @@ class Poller:
     def _receive_more(self, name: str) -> None:
         while (
             not self._stopped.is_set()
-            and self._most() >= MAX_BATCH_ENTRIES
+            and self._most_now() >= MAX_BATCH_ENTRIES
             and (asked_for := self._capacity.take_more(self.url))
         ):
             self._receive(asked_for, wait_seconds=0, name=name)
@@ -187,7 +188,7 @@ class Poller:
         self._pulse.turned(self._name, limit_seconds=_LONGEST_CALL_SECONDS)
         self._before_each()
         self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
-        if not (most := self._most()):
+        if not (most := self._most_now()):
             self._is_over()
             self._events.emit(ReceivingPaused(queue=self.queue))
             self._stopped.wait(_PAUSED_SECONDS)
@@ -198,6 +199,11 @@ class Poller:
         )
         if asked_for:
             self._receive(asked_for, wait_seconds=self._wait_seconds, name=self._name)
+
+    def _most_now(self) -> int:
+        # One message per receive on a FIFO queue. SQS hands out no other message of its group until
+        # that one is deleted or visible again, so the queue itself keeps the order of each group.
+        return min(self._most(), 1) if self.url.endswith(".fifo") else self._most()
 
     def _is_over(self) -> bool:
         """Return whether to stop. Called every second while there is no room."""

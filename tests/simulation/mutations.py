@@ -24,7 +24,6 @@ from celery_sqs_backoff.sqs.settlement.answers import Answers
 from celery_sqs_backoff.sqs.settlement.book import Book, Lane
 from celery_sqs_backoff.sqs.settlement.rows import Meaning, Purpose, Row, Step, Want
 from celery_sqs_backoff.sqs.settlement.table import SettlementTable
-from celery_sqs_backoff.worker.groups import MessageGroups
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease
 
@@ -109,13 +108,6 @@ def _changes_what_may_be_visible() -> Any:
     return mock.patch.object(Row, "may_be_visible", return_value=False)
 
 
-def _group_goes_on() -> Any:
-    """Those behind a message that backs off are run at once."""
-    return mock.patch.object(
-        MessageGroups, "take_turn", lambda self, lease, start: start() if lease else None
-    )
-
-
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "renewals come at the end of the visibility timeout": lambda: mock.patch.object(
         rows, "_RENEW_AT_SHARE", 1.0
@@ -137,7 +129,6 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "nobody is told of a loss": _nobody_is_told,
     "what failed is not tried again": _forgets_to_go_on,
     "a message is hidden although somebody else may have it": _changes_what_may_be_visible,
-    "message groups do not wait": _group_goes_on,
     "settlements wait for a minute": lambda: mock.patch.object(
         Keeper.__init__,
         "__kwdefaults__",

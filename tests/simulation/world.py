@@ -1,6 +1,6 @@
 """Workers and SQS in virtual time: calls take time, fail, and are answered out of order.
 
-Each worker is the real keeper (its table, leases, message groups and memory) without its threads,
+Each worker is the real keeper (its table, leases and memory) without its threads,
 the real arithmetic of its poller and the real decision at the end of a run, around a pool of four
 processes. SQS is the strict fake. What may go wrong is judged in ``judge``.
 """
@@ -29,7 +29,6 @@ from celery_sqs_backoff.retry.decision import (
     Facts,
     GiveBack,
     Hide,
-    Reply,
     decide,
     word_for,
 )
@@ -41,7 +40,6 @@ from celery_sqs_backoff.sqs.settlement import Call
 from celery_sqs_backoff.sqs.visibility import standing, visibility_delay
 from celery_sqs_backoff.worker import keeper as keeper_module
 from celery_sqs_backoff.worker.capacity import Capacity
-from celery_sqs_backoff.worker.groups import MessageGroups
 from celery_sqs_backoff.worker.handover import LONGEST_SECONDS
 from celery_sqs_backoff.worker.lease import Lease, State
 
@@ -62,7 +60,7 @@ from .history import (
     Stop,
 )
 from .judge import Judge
-from .provider import WorkerGates
+from .provider import OPTIONS, WorkerGates
 
 __all__ = ["Simulation", "Worker", "run"]
 
@@ -107,7 +105,6 @@ class Worker:
     def __init__(self, sim: Simulation, number: int) -> None:
         self.sim, self.number = sim, number
         self.keeper = keeper_module.Keeper(clock=sim.clock, rng=random.Random(number))
-        self.groups = MessageGroups(lambda start: sim.after(0.0, start, self))
         self.capacity = Capacity(
             processes=lambda: _PROCESSES,
             multiplier=lambda: _PREFETCH_MULTIPLIER,
@@ -132,6 +129,10 @@ class Worker:
             return
         url = self.sim.urls[queue]
         asked_for = self.capacity._load(url).wanted
+        if self.gates is not None and asked_for > 0:
+            asked_for = min(asked_for, self.gates.most_to_receive(url))
+        if self.sim.queues[queue].is_fifo:
+            asked_for = min(asked_for, 1)
         if asked_for > 0:
             self.capacity._reserve(url, asked_for)
             response = self.sim.sqs.receive_message(
@@ -143,6 +144,8 @@ class Worker:
             messages = response.get("Messages", [])
             for message in messages:
                 self.sim.judge.received(self, message)
+                if self.gates is not None:
+                    self.gates.mix.note(url, self.sim.queues[queue].name, OPTIONS.provider.name)
             take = functools.partial(self._take, queue, messages, asked_for)
             self.sim.after(_WAY_SECONDS, take, self)
         self.sim.after(self.sim.next_message_in(queue), lambda: self.poll(queue), self)
@@ -150,18 +153,11 @@ class Worker:
     def _take(self, queue: int, messages: list[dict[str, Any]], asked_for: int) -> None:
         """As ``worker.messages.Receiver`` does."""
         url = self.sim.urls[queue]
-        self.groups.begin_receive(url, messages)
         for message in messages:
             lease = self._lease(queue, message)
             self.capacity.received(lease.receipt_handle)
             self.keeper.hold(lease)
-            if self.keeper.recognise(lease):
-                if lease.queue.is_fifo:
-                    self.groups.pass_over(lease)
-            elif lease.queue.is_fifo:
-                self.capacity.blocked(message["ReceiptHandle"])
-                self.groups.take_turn(lease, self._starter(lease))
-            else:
+            if not self.keeper.recognise(lease):
                 self._starter(lease)()
         self.capacity.responded(url, asked_for=asked_for, messages=len(messages), seconds=0.02)
         self.pump()
@@ -187,10 +183,7 @@ class Worker:
         self.capacity.freed(tag)
 
     def _starter(self, lease: Lease) -> Callable[[], None]:
-        tag = lease.receipt_handle
-
         def start() -> None:
-            self.capacity.unblocked(tag)
             if self.is_stopping:
                 lease.give_back()
                 return
@@ -242,7 +235,7 @@ class Worker:
                 retry_for=_RETRY_FOR_SECONDS,
                 delay=delay,
             )
-            ended = Ended(End.RAISED, word, Reply.FAILED if how == "retry" else None)
+            ended = Ended(End.RAISED, word)
         else:
             ended = Ended(_ENDS[how])
         self.running.discard(lease)

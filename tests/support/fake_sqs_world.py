@@ -11,7 +11,6 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from celery_sqs_backoff.sqs.calls import RECEIVE_ATTRIBUTES, Calls
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.queues import read_queue
 from celery_sqs_backoff.sqs.visibility import visibility_delay
-from celery_sqs_backoff.worker.groups import MessageGroups
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease, State
 
@@ -58,7 +56,7 @@ class Fate:
 
 
 class Worker:
-    """A keeper, message groups, an event loop turned by hand, and the tasks that run."""
+    """A keeper, and the tasks that run."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -72,31 +70,21 @@ class Worker:
         self.leases: list[Lease] = []
         #: Tasks that it must never run again.
         self.served: set[str] = set()
-        self._soon: list[Callable[[], object]] = []
-        self._groups = MessageGroups(self._soon.append)
 
     def receive(self, limit: int) -> int:
         """As ``Receiver.lease`` and the strategy do; return how many messages came."""
         answer = self.world.sqs.receive_message(
             QueueUrl=self.world.url,
-            MaxNumberOfMessages=limit,
+            MaxNumberOfMessages=1 if self.world.queue.is_fifo else limit,
             WaitTimeSeconds=20,
             **RECEIVE_ATTRIBUTES,
         )
         messages = answer.get("Messages", [])
-        self._groups.begin_receive(self.world.url, messages)
         for message in messages:
             self.world.judge_receive(message["Body"])
             lease = self._hold(message)
-            if self.keeper.recognise(lease):
-                if lease.queue.is_fifo:
-                    self._groups.pass_over(lease)
-                continue
-            if lease.queue.is_fifo:
-                self._groups.take_turn(lease, lambda lease=lease: self._start(lease))
-            else:
+            if not self.keeper.recognise(lease):
                 self._start(lease)
-        self.turn_loop()
         return len(messages)
 
     def _hold(self, message: dict[str, Any]) -> Lease:
@@ -147,12 +135,7 @@ class Worker:
             if job is None:
                 return
             self.keeper.perform(job)
-            self.turn_loop()
         raise AssertionError("the keeper finds something to do for ever")
-
-    def turn_loop(self) -> None:
-        while self._soon:
-            self._soon.pop(0)()
 
     def next_at(self) -> float:
         """When there may be something to do."""

@@ -156,6 +156,17 @@ def test_a_worker_asks_for_no_more_than_its_window(make: Callable[..., Queue]) -
     assert queue.port.wait_for_calls(2)[1] == (6, 20)
 
 
+@pytest.mark.hazard("H21")
+def test_a_fifo_queue_brings_one_message_per_receive(make: Callable[..., Queue]) -> None:
+    """SQS holds up the rest of the message's group, so the worker need not."""
+    queue = make(name="q.fifo")
+    queue.poller.start()
+    for call in range(1, 4):
+        assert queue.port.wait_for_calls(call) == [(1, 20)] * call
+        queue.port.respond(messages(1))
+    eventually(lambda: len(queue.held) == 3)
+
+
 def test_an_empty_response_is_followed_by_the_next_call(make: Callable[..., Queue]) -> None:
     queue = make()
     queue.poller.start()

@@ -191,20 +191,6 @@ def test_a_message_that_is_held_already_is_not_run_twice() -> None:
     assert worker.capacity.held == 1
 
 
-@pytest.mark.hazard("H21")
-def test_the_messages_of_a_group_arrive_one_by_one_and_waiting_ones_take_no_process() -> None:
-    worker = Worker("q.fifo")
-    worker.take(*(worker.message() for _ in range(3)))
-    assert [arrival.tag for arrival in worker.arrived] == ["h0"]
-    assert worker.capacity._blocked == {"h1", "h2"}
-    worker.arrived[0].lease.done()
-    assert [arrival.tag for arrival in worker.arrived] == ["h0", "h1"]
-    assert worker.capacity._blocked == {"h2"}
-    worker.arrived[1].lease.defer(60)
-    assert len(worker.arrived) == 2, "the group waits with the message that backs off"
-    assert worker.capacity.held == 0
-
-
 def test_attributes_that_are_long_in_coming_do_not_hold_up_each_poll() -> None:
     worker = Worker()
 

@@ -278,27 +278,6 @@ def test_what_is_in_doubt_is_not_recalled(doubt: str) -> None:
     assert scene.gates.recaller.recall() == 0
 
 
-def test_what_is_hidden_behind_a_message_of_its_group_is_recalled_after_it() -> None:
-    scene = Scene()
-    scene.outage()
-    queue = Queue("http://sqs/1/mail.fifo", is_fifo=True)
-    leases: list[Any] = [Lease(name) for name in ("first", "second", "third")]
-    for lease in leases:
-        lease.queue, lease.group_id = queue, "g"
-    first, *behind = leases
-    assert scene.gate.hides(first, scene.options)
-    for lease in behind:
-        first.expect_behind(lease)
-    for lease in reversed(leases):
-        scene.gates.confirmed(Row(lease.delivery.message_id, first.until, queue=queue))  # type: ignore[arg-type]
-    scene.recover()
-    scene.keeper.now += 10.0
-    assert scene.gates.recaller.recall() == 3
-    handles = [handle for handle, _ in scene.port.batches[0]]
-    assert handles[0] == "handle of first"
-    assert sorted(handles) == sorted(f"handle of {x.delivery.message_id}" for x in leases)
-
-
 def test_what_somebody_else_has_hidden_is_not_remembered() -> None:
     scene = Scene()
     scene.outage()
