@@ -13,13 +13,8 @@ from celery.worker import state
 from celery.worker.strategy import default as celery_default
 from kombu.exceptions import DecodeError
 
-from ..observe.events import DeadLettered
-from ..retry.budget import GiveUpReason
-from ..sqs.dead_letter import DeadLetterRecord
-from ..sqs.delivery import Delivery
 from ..sqs.eta import parse_eta
 from ..sqs.visibility import visibility_delay
-from ..text import printable
 from .gate import Gate
 from .inbox import Arrival
 from .lease import Lease
@@ -59,7 +54,7 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
             lease.gives_up_at = lease.delivery.first_due_at + retry_for
         try:
             headers = message.headers or {}
-            if _defer_until_due(lease, headers, consumer.hostname):
+            if _defer_until_due(lease, headers):
                 return None
             gate = receiver.gates.of_call(task, lambda: message.payload)
             message.sqs_gate = gate
@@ -153,7 +148,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _defer_until_due(lease: Lease, headers: Mapping[str, Any], worker: str = "") -> bool:
+def _defer_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:
     """Give a message back to SQS until its task is due, or a hop on the way there.
 
     Not if it has expired or is revoked: Celery's strategy sees to that first. Not on the last
@@ -170,63 +165,4 @@ def _defer_until_due(lease: Lease, headers: Mapping[str, Any], worker: str = "")
     ):
         return False
     seconds = visibility_delay(eta - now, lease.delivery, now=now)
-    if seconds > held_seconds(lease.queue):
-        return lease.defer(seconds)
-    return _is_due_too_late(lease.delivery, eta, now) and _keep_beyond_retention(
-        lease, headers, eta, now, worker
-    )
-
-
-def _is_due_too_late(delivery: Delivery, eta: float, now: float) -> bool:
-    """Whether SQS will have deleted the message when the task is due, and soon."""
-    return delivery.expires_at is not None and now < delivery.expires_at < eta
-
-
-def _keep_beyond_retention(
-    lease: Lease, headers: Mapping[str, Any], eta: float, now: float, worker: str
-) -> bool:
-    """Make a dead letter of a task that is due when its message will be gone.
-
-    The worker could hold the task in memory; but SQS deletes the message, held or not, and with
-    the worker the task would be gone. Without a dead-letter queue that is all there is.
-    """
-    delivery, queue = lease.delivery, lease.queue
-    logger.error(
-        "sqs_backoff.eta_beyond_retention: task %s[%s] on %s is due %.0f s after SQS deletes its"
-        " message: %s",
-        printable(headers.get("task")),
-        printable(headers.get("id")),
-        queue.name,
-        eta - (delivery.expires_at or eta),
-        "it becomes a dead letter" if queue.dlq_url else "this worker holds it in memory",
-    )
-    if queue.dlq_url is None:
-        return False
-    task, task_id = printable(headers.get("task")), printable(headers.get("id"))
-    is_kept = lease.dead_letter(
-        DeadLetterRecord(
-            task=task,
-            id=task_id,
-            reason=GiveUpReason.RETENTION.value,
-            outcome=None,
-            attempts=delivery.earlier_runs,
-            first_received_at=delivery.first_received_at,
-            failed_at=now,
-            origin=queue.arn or queue.url,
-            worker=worker,
-            due_at=eta,
-        )
-    )
-    if is_kept:
-        lease.keeper.events.emit(
-            DeadLettered(
-                queue=queue.name,
-                task=task,
-                task_id=task_id,
-                message_id=delivery.message_id,
-                reason=GiveUpReason.RETENTION.value,
-                outcome=None,
-                attempt=delivery.earlier_runs,
-            )
-        )
-    return is_kept
+    return seconds > held_seconds(lease.queue) and lease.defer(seconds)

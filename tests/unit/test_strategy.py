@@ -100,20 +100,6 @@ def a_lease_near_the_end_of_retention(*, dlq_arn="arn:aws:sqs:us-east-1:1:dlq"):
     return a_lease(queue, sent_at=time.time() - 4 * DAY + 200, retention_seconds=4 * DAY)
 
 
-def test_a_task_due_after_sqs_has_deleted_its_message_becomes_a_dead_letter(caplog):
-    """It is hidden until 5 minutes before; then a worker could only hold it in memory."""
-    lease = a_lease_near_the_end_of_retention()
-    seen = []
-    lease.keeper.events.subscribe(seen.append)
-    headers = {"eta": due_in(DAY), "task": "t", "id": "i"}
-    assert strategy._defer_until_due(lease, headers)
-    [letter] = [event for event in seen if isinstance(event, DeadLettered)]
-    assert (letter.task, letter.reason) == ("t", "the queue's retention period is nearly over")
-    assert lease.state is State.DEAD_LETTERED
-    assert lease.record.due_at == pytest.approx(time.time() + DAY, abs=5)
-    assert "eta_beyond_retention: task t[i]" in caplog.text
-
-
 def test_a_dead_letter_that_is_no_task_is_counted_under_no_name_of_its_sender():
     """A worker of yesterday's release must not empty a queue unseen, nor make a label a message."""
     seen = []
@@ -140,16 +126,11 @@ def test_what_is_not_understood_is_a_dead_letter_before_retention_deletes_it(cap
     assert lease.state is State.DEFERRED
 
 
-def test_without_a_dead_letter_queue_the_worker_holds_it_and_says_so(caplog):
-    lease = a_lease_near_the_end_of_retention(dlq_arn=None)
-    assert not strategy._defer_until_due(lease, {"eta": due_in(DAY)})
-    assert lease.state is State.HELD
-    assert "holds it in memory" in caplog.text
-
-
-def test_a_task_due_before_that_is_held():
+@pytest.mark.parametrize("seconds", [60, DAY])
+def test_near_the_end_of_retention_a_task_is_held_until_it_is_due(seconds):
+    """SQS deletes the message then, and the worker has the task in memory, as in Celery."""
     lease = a_lease_near_the_end_of_retention()
-    assert not strategy._defer_until_due(lease, {"eta": due_in(60)})
+    assert not strategy._defer_until_due(lease, {"eta": due_in(seconds)})
     assert lease.state is State.HELD
 
 
