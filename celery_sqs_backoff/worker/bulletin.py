@@ -42,7 +42,6 @@ class Bulletin:
         running: how many tasks of a queue the pool is running.
         consumed: names of the queues that this worker has received from.
         held: the leases that are not settled, those of running messages too.
-        unleased: the queue of each message that is held without a lease.
         providers: what is known of providers.
         now: seconds since the epoch.
     """
@@ -56,7 +55,6 @@ class Bulletin:
         running: Callable[[str], int],
         consumed: Callable[[], Iterable[str]],
         held: Callable[[], Iterable[Lease]],
-        unleased: Callable[[], Iterable[str]] = tuple,
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -66,7 +64,6 @@ class Bulletin:
         self._running = running
         self._consumed = consumed
         self._held = held
-        self._unleased = unleased
         self._providers = providers
         self._now = now
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
@@ -123,20 +120,20 @@ class Bulletin:
         leases: dict[str, list[Lease]] = defaultdict(list)
         for lease in self._held():
             leases[lease.queue.name].append(lease)
-        unleased, waiting = Counter(self._unleased()), self._waiting.queues()
-        names = {*self._consumed(), *leases, *unleased, *waiting, *list(self._dead_letters)}
+        waiting = self._waiting.queues()
+        names = {*self._consumed(), *leases, *waiting, *list(self._dead_letters)}
         return WorkerNow(
-            queues={name: self._queue(name, leases[name], unleased[name]) for name in names},
+            queues={name: self._queue(name, leases[name]) for name in names},
             providers=tuple(self._providers()),
         )
 
-    def _queue(self, name: str, leases: list[Lease], unleased: int) -> QueueNow:
+    def _queue(self, name: str, leases: list[Lease]) -> QueueNow:
         waiting = self._waiting.now(name, at=self._now(), horizon=GIVING_UP_SECONDS)
         running = self._running(name)
         ages = [waiting.oldest_sent_at, *(lease.delivery.sent_at for lease in leases)]
         return QueueNow(
             running=running,
-            held=max(0, len(leases) + unleased - running),
+            held=max(0, len(leases) - running),
             waiting=waiting.messages,
             oldest_sent_at=min((at for at in ages if at is not None), default=None),
             giving_up=waiting.giving_up,

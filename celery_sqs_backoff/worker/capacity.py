@@ -42,8 +42,6 @@ class Capacity:
     Arguments:
         processes: how many tasks the pool could run at once; asked each time.
         multiplier: of the prefetch window; 0 = no limit.
-        eta_limit: most messages to hold while any wait for their ETA without a lease; ``None`` =
-            no limit.
         is_behind: whether too many settlements of a queue wait to take on more of its messages.
         on_freed: called, without any lock, when a message is settled or blocked.
         clock: seconds, monotonic.
@@ -54,14 +52,12 @@ class Capacity:
         *,
         processes: Callable[[], int],
         multiplier: Callable[[], int],
-        eta_limit: Callable[[], int | None] = lambda: None,
         is_behind: Callable[[str], bool] = lambda queue: False,
         on_freed: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = processes
         self._multiplier = multiplier
-        self._eta_limit = eta_limit
         self._is_behind = is_behind
         self.on_freed = on_freed
         self._clock = clock
@@ -70,7 +66,6 @@ class Capacity:
         #: Waits here who cannot use room, so that the others are woken for it.
         self._aside = threading.Condition(lock)
         self._held: set[str] = set()
-        self._unleased: dict[str, str] = {}  # with the names of their queues
         self._blocked: set[str] = set()
         self._running: set[str] = set()
         self._queues: dict[str, _Queue] = {}
@@ -79,18 +74,10 @@ class Capacity:
 
     # Messages
 
-    def received(
-        self, tag: str, *, unleased_of: str | None = None, takes_place: bool = True
-    ) -> None:
-        """A message is held from now on; without a lease, if its queue is named.
-
-        Without a lease, one that waits for its ETA takes its place when it starts.
-        """
+    def received(self, tag: str) -> None:
+        """Note that a message is held from now on."""
         with self._cond:
-            if takes_place:
-                self._held.add(tag)
-            if unleased_of is not None:
-                self._unleased[tag] = unleased_of
+            self._held.add(tag)
 
     def blocked(self, tag: str) -> None:
         """Note that a message waits for something other than a process, unless it has started."""
@@ -103,15 +90,12 @@ class Capacity:
         """Note that a message's task was handed to the pool."""
         with self._cond:
             self._blocked.discard(tag)
-            if tag in self._unleased:  # it may have waited for its ETA, beside the window
-                self._held.add(tag)
             if tag in self._held:
                 self._running.add(tag)
 
     def freed(self, tag: str) -> None:
         """A message is settled. May be called more than once."""
         with self._cond:
-            self._unleased.pop(tag, None)
             if tag not in self._held:
                 return
             self._held.remove(tag)
@@ -120,17 +104,6 @@ class Capacity:
             self._throughput.settled(self._clock(), more=bool(self._held))
             self._wake_one()
         self.on_freed()
-
-    def forget_unleased(self) -> None:
-        """Celery has lost its connection, and forgets the messages that have no lease.
-
-        It acknowledges those that run, if at all, by a channel that is closed; nobody will say
-        anything of the others.
-        """
-        with self._cond:
-            unleased = list(self._unleased)
-        for tag in unleased:
-            self.freed(tag)
 
     @property
     def has_free_process(self) -> bool:
@@ -147,11 +120,6 @@ class Capacity:
     @property
     def held(self) -> int:
         return len(self._held)
-
-    def unleased(self) -> list[str]:
-        """Return the queue of each message that is held without a lease."""
-        with self._cond:
-            return list(self._unleased.values())
 
     # Calls
 
@@ -239,8 +207,6 @@ class Capacity:
             multiplier=self._multiplier(),
             held=len(self._held),
             blocked=len(self._blocked),
-            beside=len(self._unleased) - len(self._unleased.keys() & self._held),
-            limit=self._eta_limit(),
             expected=sum(
                 calls.asked_for
                 for name, calls in self._queues.items()

@@ -38,8 +38,6 @@ class Load:
         multiplier: of the prefetch window; 0 = no limit; 1 = no message waits for another.
         held: messages received and not settled.
         blocked: those of them that would not start if a process were free.
-        beside: messages that wait for their ETA without a place in the window.
-        limit: of all that is held, those included (Celery's ``worker_eta_task_limit``).
         expected: messages that calls under way are likely to bring.
         settled_during_a_call: messages expected to be settled before a call made now returns.
     """
@@ -48,8 +46,6 @@ class Load:
     multiplier: int
     held: int = 0
     blocked: int = 0
-    beside: int = 0
-    limit: int | None = None
     expected: int = 0
     settled_during_a_call: int = 0
 
@@ -61,13 +57,6 @@ class Load:
     @property
     def room(self) -> int:
         """Messages that there will be room for when the response is here; may be negative."""
-        if self.limit is None or not self.beside:
-            return self._room_in_window
-        most = max(self.limit, self.window)
-        return min(self._room_in_window, most - self.held - self.beside - self.expected)
-
-    @property
-    def _room_in_window(self) -> int:
         room = self.window - (self.held - self.blocked) - self.expected
         if self.window > self.processes:  # else the user wants none to wait
             room += min(_MAX_AHEAD * self.window, _CALLS_AHEAD * self.settled_during_a_call)
@@ -86,12 +75,8 @@ class Load:
 
     @property
     def wanted(self) -> int:
-        """How many messages to ask for: 0 to 10.
-
-        What waits for its ETA may do so for hours: all that the limit leaves is asked for.
-        """
-        is_enough = self._room_in_window >= self.enough
-        return max(0, min(MAX_BATCH_ENTRIES, self.room)) if is_enough else 0
+        """How many messages to ask for: 0 to 10."""
+        return min(MAX_BATCH_ENTRIES, self.room) if self.room >= self.enough else 0
 
 
 class Throughput:

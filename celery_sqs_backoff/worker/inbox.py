@@ -23,14 +23,13 @@ _WAIT_SECONDS = 0.5
 class Arrival:
     """A received message on its way to Celery.
 
-    ``lease`` is ``None`` where the message's task is not ours: kombu acknowledges that itself.
     ``again`` is what to call for a message that Celery has had already, and that may start now.
     """
 
     queue: str
     payload: dict[str, Any]
     tag: str
-    lease: Lease | None
+    lease: Lease
     again: Callable[[], object] | None = None
 
 
@@ -136,12 +135,12 @@ class Inbox:
         except IndexError:
             return
         lease = arrival.lease
-        if lease is not None and lease.state is not State.HELD:
+        if lease.state is not State.HELD:
             self._capacity.freed(arrival.tag)  # given back, or lost, while it waited
             return
         try:
             self._deliver(arrival)
         except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
             self._on_error(arrival, exc)
-        if lease is not None and lease.state is State.HELD and not lease.keeps_place:
+        if lease.state is State.HELD and not lease.keeps_place:
             self._capacity.blocked(arrival.tag)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from ..provider.control import RECOVERY_LOOK_SECONDS
 from ..sqs.clients import Clients
 from ..sqs.delivery import Delivery
 from ..sqs.eta import parse_eta
 from ..sqs.queues import Queue, read_queue
+from ..sqs.visibility import visibility_delay
 from ..text import BUG_CALLS, error_site
 from .capacity import Capacity
 from .foreign import IGNORED, Foreign
@@ -24,7 +26,6 @@ from .keeper import Keeper
 from .lease import Lease
 from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
-from .reports import queue_name
 
 logger = get_logger(__name__)
 
@@ -34,7 +35,8 @@ _UNREAD_SECONDS = 2.0
 _WITHOUT_DLQ_SECONDS = 60.0
 _READ_SECONDS = 300.0
 
-#: Only so many messages may wait beside the window: while they do, nothing more is received.
+#: A task that is due within this time is held here. A later one goes back to SQS, because messages
+#: that are held use up the 100 places for those that wait.
 _LONGEST_HELD_SECONDS = 15.0
 
 
@@ -59,7 +61,7 @@ class Receiver:
         clients: for the queues.
         capacity: counts what is held.
         foreign: makes tasks of messages that Celery has not sent.
-        takes_leases: whether a task of this name settles its message by a lease.
+        retry_for: from a task's name to its time budget in seconds; ``None``: it has none.
         gates: of the tasks' providers, once the room for messages is known; ``None``: made here.
         now: seconds since the epoch.
     """
@@ -71,7 +73,7 @@ class Receiver:
         clients: Clients,
         capacity: Capacity,
         foreign: Foreign,
-        takes_leases: Callable[[str], bool],
+        retry_for: Callable[[str], float | None] = lambda name: None,
         gates: Callable[[Callable[[], int]], Gates] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -85,7 +87,7 @@ class Receiver:
         make = gates or (lambda room: Gates(keeper, calls=clients.settling, room=room))
         self.gates = make(self._room)
         self._foreign = foreign
-        self._takes_leases = takes_leases
+        self._retry_for = retry_for
         self._now = now
         self._lock = threading.Lock()
         self._queues: dict[str, tuple[Queue, float]] = {}
@@ -164,10 +166,11 @@ class Receiver:
         payload, why = self._read(name, message)
         headers: Mapping[str, Any] = (payload or {}).get("headers", {})
         task = headers.get("task")
-        if self._is_open and isinstance(task, str) and not self._takes_leases(task):
-            self._arrive(name, url, message, payload or {}, None)
-            return
         lease = self._hold(receive, message, headers)
+        retry_for = self._retry_for(task) if isinstance(task, str) else None
+        if retry_for is not None:
+            lease.retry_for = retry_for
+            lease.gives_up_at = lease.delivery.first_due_at + retry_for
         try:
             self._send_on(name, url, message, payload, why, lease)
         except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
@@ -192,7 +195,7 @@ class Receiver:
             lease.done()
         elif payload is None:
             self.keep(lease, {}, why)
-        else:
+        elif not _goes_back_until_due(lease, payload["headers"]):
             self._arrive(name, url, message, payload, lease)
 
     def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -250,22 +253,19 @@ class Receiver:
         url: str,
         message: dict[str, Any],
         payload: dict[str, Any],
-        lease: Lease | None,
+        lease: Lease,
     ) -> None:
         tag = message["ReceiptHandle"]
-        if lease is None:
-            self._capacity.received(tag, unleased_of=queue_name(url), takes_place=_is_due(payload))
-        else:
-            with self._lock:
-                self._leases[tag] = lease
-            message = {key: value for key, value in message.items() if key != "Body"}
+        with self._lock:
+            self._leases[tag] = lease
+        message = {key: value for key, value in message.items() if key != "Body"}
         properties = payload["properties"]
         properties["delivery_tag"] = tag
         properties["delivery_info"] |= {"sqs_message": message, "sqs_queue": url}
         self.deliver(Arrival(name, payload, tag, lease))
 
     def lease(self, message: Any) -> Lease | None:
-        """The lease on a kombu message; ``None`` if it has none."""
+        """Return the lease on a kombu message; ``None`` if it is settled or lost."""
         lease = getattr(message, "sqs_lease", None)
         if not isinstance(lease, Lease):
             with self._lock:
@@ -275,14 +275,9 @@ class Receiver:
         return lease
 
     def lease_of(self, tag: str) -> Lease | None:
-        """The lease on a delivered message that is not settled."""
+        """Return the lease on a delivered message that is not settled."""
         with self._lock:
             return self._leases.get(tag)
-
-    def forget(self, message: Any) -> None:
-        """Leave a message without a lease to its visibility timeout."""
-        message.channel.qos.ack(message.delivery_tag)
-        self._capacity.freed(message.delivery_tag)
 
 
 def held_seconds(queue: Queue) -> float:
@@ -290,10 +285,21 @@ def held_seconds(queue: Queue) -> float:
     return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
 
 
-def _is_due(payload: Mapping[str, Any]) -> bool:
-    """Whether Celery starts a message without a lease as soon as it can.
+def _goes_back_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:
+    """Give a message back to SQS until its task is due, or a hop on the way there.
 
-    Else it holds it, perhaps for hours, beyond its own prefetch window too: nobody gives it back.
+    Not if it has expired or is revoked: Celery sees to that first. Not on the last receive that the
+    queue allows: the next one would move the message to the dead-letter queue.
     """
-    eta = parse_eta(payload.get("headers", {}).get("eta"))
-    return eta is None or eta <= time.time()
+    now = time.time()
+    eta, expires = parse_eta(headers.get("eta")), parse_eta(headers.get("expires"))
+    if (
+        eta is None
+        or eta <= now
+        or (expires is not None and expires <= now)
+        or headers.get("id") in state.revoked
+        or lease.delivery.is_last_before_sqs_moves_it
+    ):
+        return False
+    seconds = visibility_delay(eta - now, lease.delivery, now=now)
+    return seconds > held_seconds(lease.queue) and lease.defer(seconds)

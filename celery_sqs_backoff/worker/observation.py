@@ -49,7 +49,6 @@ class Observation:
         running: how many tasks of a queue the pool is running.
         consumed: names of the queues that this worker has received from.
         held: the leases that are not settled.
-        unleased: the queue of each message that is held without a lease.
         providers: what is known of providers.
         waiting_for: what waits for providers, by provider and state.
     """
@@ -64,7 +63,6 @@ class Observation:
         running: Callable[[str], int],
         consumed: Callable[[], Iterable[str]] = tuple,
         held: Callable[[], Iterable[Lease]] = tuple,
-        unleased: Callable[[], Iterable[str]] = tuple,
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
         waiting_for: Callable[[], Readings] = tuple,
     ) -> None:
@@ -77,7 +75,6 @@ class Observation:
         self._running = running
         self._consumed = consumed
         self._held = held
-        self._unleased = unleased
         self._providers = providers
         self._waiting_for = waiting_for
         self._waiting = Waiting()
@@ -119,7 +116,6 @@ class Observation:
             running=self._running,
             consumed=self._consumed,
             held=self._held,
-            unleased=self._unleased,
             providers=self._providers,
         )
         bulletin.start()

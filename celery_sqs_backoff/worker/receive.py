@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -25,7 +26,8 @@ from .messages import Receiver
 from .observation import EVENT_LOOP
 from .poller import Poller
 from .providers import fleet_of
-from .strategy import is_kept_back_at_start, takes_leases
+from .request import BackoffRequest, was_handed_to_pool
+from .strategy import is_kept_back_at_start
 from .upstream.pools import is_pool_of
 
 logger = get_logger(__name__)
@@ -54,10 +56,8 @@ class Receive:
         self._capacity = Capacity(
             processes=lambda: _processes(consumer),
             multiplier=lambda: int(consumer.prefetch_multiplier),
-            eta_limit=lambda: consumer.app.conf.get("worker_eta_task_limit"),
             is_behind=keeper.is_behind,
         )
-        self.unleased = self._capacity.unleased
         self.receiver = Receiver(
             keeper,
             clients=self._clients,
@@ -67,9 +67,7 @@ class Receive:
                 is_registered=lambda name: name in consumer.strategies,
                 origin=consumer.hostname,
             ),
-            takes_leases=lambda name: (
-                name not in consumer.strategies or takes_leases(consumer.strategies[name])
-            ),
+            retry_for=lambda name: _retry_for_of(consumer.app.tasks.get(name)),
             gates=self._gates,
         )
         self._inbox = Inbox(
@@ -108,7 +106,6 @@ class Receive:
             on_cancel=self._stop,
             drain_events=self._inbox.drain_events,
         )
-        upstream.contain_refusals(channel, self._consumer.connection_errors)
         self._settle_by_leases(channel)
         unreadable.install(self._consumer, self.receiver)
 
@@ -118,7 +115,6 @@ class Receive:
         for poller in self._pollers.values():
             poller.stop()
         self._inbox.clear()
-        self._capacity.forget_unleased()
         for lease in self._keeper.held():
             if not lease.handed_to_pool():
                 lease.give_back()
@@ -170,80 +166,71 @@ class Receive:
             return
         channel = self._channel
         if arrival.queue not in channel.connection._callbacks:
-            self._give_back(arrival)
-            return
-        channel.connection._deliver(arrival.payload, arrival.queue)
-        if arrival.lease is not None:
-            # What becomes of it is the lease's business: kombu need not hold, or restore, it.
-            channel.qos.ack(arrival.tag)
-
-    def _give_back(self, arrival: Arrival) -> None:
-        """Its queue has been cancelled meanwhile ("cancel_consumer").
-
-        kombu would reject it on whatever channel it finds first, which need not be ours.
-        """
-        if arrival.lease is not None:
+            # Its queue has been cancelled meanwhile ("cancel_consumer"). kombu would reject it on
+            # whatever channel it finds first, which need not be ours.
             arrival.lease.give_back()
             return
-        channel = self._channel
-        channel.qos.append(channel.Message(arrival.payload, channel=channel), arrival.tag)
-        channel.basic_reject(arrival.tag, requeue=True)
+        channel.connection._deliver(arrival.payload, arrival.queue)
+        # What becomes of it is the lease's business: kombu need not hold, or restore, it.
+        channel.qos.ack(arrival.tag)
 
     def _on_error(self, arrival: Arrival, exc: BaseException) -> None:
         """Keep a message that Celery or kombu failed to accept, unless its task is running."""
         what = f"its headers or its body cannot be used ({type(exc).__name__})"
-        if arrival.lease is not None and arrival.lease.state is State.HELD:
-            if not arrival.lease.handed_to_pool():
-                self.receiver.keep(arrival.lease, {}, what)
-        else:
-            logger.error(
-                "sqs_backoff.not_understood: a message on %s of another task: %s",
-                arrival.queue,
-                what,
-            )
-            self._channel.qos.ack(arrival.tag)
-            self._capacity.freed(arrival.tag)
+        if arrival.lease.state is State.HELD and not arrival.lease.handed_to_pool():
+            self.receiver.keep(arrival.lease, {}, what)
 
     def _settle_by_leases(self, channel: Any) -> None:
-        """Make kombu's ack and reject settle the message's lease, if it has one."""
-        ack, reject = channel.basic_ack, channel.basic_reject
+        """Make kombu's ack and reject settle the message's lease."""
 
         def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
             if (lease := self.receiver.lease_of(delivery_tag)) is not None:
                 lease.done()
-                return
-            try:
-                ack(delivery_tag, multiple)
-            finally:
-                self._capacity.freed(delivery_tag)
 
         def basic_reject(delivery_tag: str, requeue: bool = False) -> None:
             if (lease := self.receiver.lease_of(delivery_tag)) is not None:
-                lease.release()
-                return
-            try:
-                reject(delivery_tag, requeue=requeue)
-            finally:
-                self._capacity.freed(delivery_tag)
+                self._reject(lease, requeue)
 
         channel.basic_ack = basic_ack
         channel.basic_reject = basic_reject
+
+    def _reject(self, lease: Lease, requeue: bool) -> None:
+        """Settle the message of a plain Celery task as kombu 5.7 does.
+
+        A message to be requeued is visible again after the length of a long poll. One that is
+        rejected for good is deleted, or left to its queue's redrive policy.
+        """
+        if requeue:
+            lease.defer(self._channel.wait_time_seconds)
+        elif lease.queue.dlq_url is None and lease.queue.is_read:
+            lease.done()
+        else:
+            lease.defer(lease.queue.visibility_timeout_seconds)
+
+    def _lease_of_plain(self, request: Any) -> Lease | None:
+        """Let a request of Celery's own class settle its lease, also if the message is lost."""
+        lease = self.receiver.lease(request.message)
+        if lease is not None:
+            request.lease = lease
+            lease.handed_to_pool = partial(was_handed_to_pool, request)
+            request._on_ack = lambda logger, errors: lease.done()
+            request._on_reject = lambda logger, errors, requeue: self._reject(lease, requeue)
+        return lease
 
     def consumed(self) -> list[str]:
         """Return the names on SQS of the queues that this worker has received from."""
         return [poller.queue for poller in list(self._pollers.values())]
 
     def _note_started(self, request: Any) -> None:
-        lease, tag = getattr(request, "lease", None), request.message.delivery_tag
-        self._capacity.started(tag)
-        if not isinstance(lease, Lease):
+        self._capacity.started(request.message.delivery_tag)
+        if not isinstance(request, BackoffRequest) or request.lease is None:
             return
         self._keeper.events.emit(
             Started(
-                queue=lease.queue.name,
+                queue=request.lease.queue.name,
                 task=request.name,
                 task_id=request.id,
-                message_id=lease.delivery.message_id,
+                message_id=request.lease.delivery.message_id,
             )
         )
 
@@ -252,6 +239,10 @@ class Receive:
         handle: Callable[[Any], object] = consumer.on_task_request
 
         def on_task_request(request: Any) -> None:
+            if getattr(request, "lease", None) is None and self._lease_of_plain(request) is None:
+                _forget(request)  # its message was lost, or given back, a moment ago
+                return
+
             def start() -> None:
                 tag, lease = request.message.delivery_tag, request.lease
                 self._inbox.put(Arrival("", {}, tag, lease, lambda: on_task_request(request)))
@@ -276,8 +267,8 @@ class Receive:
             handle(request)
             return True
         except Exception as exc:
-            lease = getattr(request, "lease", None)
-            if lease is None or lease.state is not State.HELD or lease.handed_to_pool():
+            lease = request.lease
+            if lease.state is not State.HELD or lease.handed_to_pool():
                 raise
             what = f"the pool cannot take it ({type(exc).__name__})"
             self.receiver.keep(lease, {"task": request.name, "id": request.id}, what)
@@ -291,9 +282,16 @@ def name_among_workers(consumer: Any) -> str:
 
 
 def _may_start(request: Any) -> bool:
-    """Return whether this worker still holds the request's message (always, without a lease)."""
-    lease = getattr(request, "lease", None)
-    return lease is None or may_start(lease)
+    """Return whether this worker still holds the request's message."""
+    return may_start(request.lease)
+
+
+def _retry_for_of(task: Any) -> float | None:
+    """Return the time budget of a task; ``None`` if it has none, or not our base class."""
+    if not getattr(task, "is_covered", False):
+        return None
+    retry_for: float | None = task.backoff_options.retry_for
+    return retry_for
 
 
 def _forget(request: Any) -> None:

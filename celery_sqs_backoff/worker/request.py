@@ -71,7 +71,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.lease: Lease | None = lease if isinstance(lease, Lease) else None
         self._cancelling = False
         if self.lease is not None:
-            self.lease.handed_to_pool = self._was_handed_to_pool
+            self.lease.handed_to_pool = partial(was_handed_to_pool, self)
             self.lease.on_lost = self._on_lost
             self._apply_counts(self.lease.delivery)
             self._settler = Settler(
@@ -132,15 +132,6 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         queue, message_id = self.lease.queue.name, self.lease.delivery.message_id
         lost = LeaseLost(queue=queue, task=self._type, task_id=self.id, message_id=message_id)
         self.lease.keeper.events.emit(lost)
-
-    def _was_handed_to_pool(self) -> bool:
-        """Whether the task may be running.
-
-        Pools keep the result that Celery refers to weakly as long as they mean to run the task,
-        but for the thread pool: there a task that waits for a thread can be kept from starting.
-        """
-        waits = self._apply_result is not None and self._apply_result() is not None
-        return waits or self.time_start is not None
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Run just before the task where the pool shares this process, else after it was begun.
@@ -299,6 +290,16 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def _report_lost(self, exc_info: Any) -> None:
         """Celery would raise a ``MemoryError`` again, and store nothing."""
         super().on_failure(exc_info)
+
+
+def was_handed_to_pool(request: Request) -> bool:
+    """Return whether the task of a request may be running.
+
+    Pools keep the result that Celery refers to weakly as long as they mean to run the task, but for
+    the thread pool: there a task that waits for a thread can be kept from starting.
+    """
+    waits = request._apply_result is not None and request._apply_result() is not None
+    return waits or request.time_start is not None
 
 
 def _failure(exc_info: Any) -> Exception:

@@ -21,7 +21,6 @@ from .providers import introduce
 from .receive import Receive, name_among_workers
 from .request import BackoffRequest
 from .running import active_requests, running
-from .strategy import takes_leases
 from .upstream.pools import is_pool_of
 
 logger = get_logger(__name__)
@@ -62,7 +61,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             running=running,
             consumed=self._receive.consumed,
             held=self._keeper.held,
-            unleased=self._receive.unleased,
             providers=lambda: c.sqs_receiver.gates.now(),
             waiting_for=lambda: c.sqs_receiver.gates.waiting(),
         )
@@ -129,19 +127,23 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         channel, receiver = c.task_consumer.channel, c.sqs_receiver
         urls = [channel._resolve_queue_url(queue.name) for queue in c.task_consumer.queues]
         queues = [receiver.queue(url) for url in urls]
-        covered = [name for name, handler in c.strategies.items() if takes_leases(handler)]
+        covered = [name for name in c.strategies if _is_covered(c.app.tasks.get(name))]
         others = [
             name for name in c.strategies if name not in covered and not name.startswith("celery.")
         ]
         logger.info(
-            "sqs_backoff.started: queues: %s; tasks with leases: %s; tasks without: %s",
+            "sqs_backoff.started: queues: %s; tasks of SQSBackoffTask: %s; other tasks: %s",
             "; ".join(map(_describe, queues)) or "none",
             _names(covered),
             _names(others),
         )
         names = [queue.name for queue in c.task_consumer.queues]
         start_check_up(c.app, list(zip(names, queues, strict=True)))
-        introduce(c.app, [c.app.tasks[name] for name in covered if name in c.app.tasks])
+        introduce(c.app, [c.app.tasks[name] for name in covered])
+
+
+def _is_covered(task: Any) -> bool:
+    return getattr(task, "is_covered", False) is True
 
 
 def _describe(queue: Queue) -> str:

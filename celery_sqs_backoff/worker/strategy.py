@@ -14,27 +14,20 @@ from celery.worker.strategy import default as celery_default
 from kombu.exceptions import DecodeError
 
 from ..sqs.eta import parse_eta
-from ..sqs.visibility import visibility_delay
 from .gate import Gate
 from .inbox import Arrival
 from .lease import Lease
-from .messages import Receiver, held_seconds
+from .messages import Receiver
 from .payload import check_headers
 from .request import SettledBeforeRun
 
 logger = get_logger(__name__)
 
 
-def takes_leases(handler: object) -> bool:
-    """Return whether a strategy's handler settles messages through leases."""
-    return getattr(handler, "takes_leases", False) is True
-
-
 def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
     """Celery's default strategy, which hands each message on with its lease.
 
-    A message that is not due for long goes back to SQS until it is. One whose budget was used up
-    before this receive is given up by its request.
+    A message whose budget was used up before this receive is given up by its request.
 
     Arguments: as for ``celery.worker.strategy.default``.
     """
@@ -49,13 +42,8 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
         lease = receiver.lease(message)
         if lease is None:
             return None  # it was lost, or given back, a moment ago: it runs elsewhere
-        if (retry_for := task.backoff_options.retry_for) is not None:
-            lease.retry_for = retry_for
-            lease.gives_up_at = lease.delivery.first_due_at + retry_for
         try:
             headers = message.headers or {}
-            if _defer_until_due(lease, headers):
-                return None
             gate = receiver.gates.of_call(task, lambda: message.payload)
             message.sqs_gate = gate
 
@@ -81,7 +69,6 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
             consumer.on_invalid_task(None, message, exc)
         return None
 
-    handle_with_lease.takes_leases = True  # type: ignore[attr-defined]
     return handle_with_lease
 
 
@@ -146,23 +133,3 @@ def _check_arguments(payload: Any) -> None:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-def _defer_until_due(lease: Lease, headers: Mapping[str, Any]) -> bool:
-    """Give a message back to SQS until its task is due, or a hop on the way there.
-
-    Not if it has expired or is revoked: Celery's strategy sees to that first. Not on the last
-    receive that the queue allows: the next one would move the message to the dead-letter queue.
-    """
-    now = time.time()
-    eta, expires = parse_eta(headers.get("eta")), parse_eta(headers.get("expires"))
-    if (
-        eta is None
-        or eta <= now
-        or (expires is not None and expires <= now)
-        or headers.get("id") in state.revoked
-        or lease.delivery.is_last_before_sqs_moves_it
-    ):
-        return False
-    seconds = visibility_delay(eta - now, lease.delivery, now=now)
-    return seconds > held_seconds(lease.queue) and lease.defer(seconds)

@@ -37,10 +37,8 @@ def install(consumer: Any, receiver: Receiver) -> None:
 
     def keep_message(message: Any, what: str, exc: BaseException | None) -> None:
         lease = receiver.lease(message)
-        if lease is None:  # the task is not ours, but its message is broken
-            logger.error("sqs_backoff.not_understood: a message of another task: %s", what)
-            receiver.forget(message)
-            return
+        if lease is None:
+            return  # it was lost, or given back, a moment ago
         if exc is not None:
             what = f"{what} ({type(exc).__name__})"
         keep(lease, message.headers or {}, what, worker=consumer.hostname)

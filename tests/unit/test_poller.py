@@ -295,57 +295,6 @@ def test_a_queue_that_is_behind_is_not_woken_in_the_place_of_another(
     assert queue.port.asked == []
 
 
-def test_a_lost_connection_gives_back_the_places_of_messages_without_a_lease(
-    make: Callable[..., Queue],
-) -> None:
-    """Celery forgets them, so nobody acknowledges them; they filled the window for good."""
-    queue = make(processes=1, multiplier=4)
-    for tag in ("running", "waiting", "held for its ETA"):
-        queue.capacity.received(tag, unleased_of="mails")
-    queue.capacity.received("ours")
-    queue.capacity.started("running")
-    assert queue.capacity.unleased() == ["mails"] * 3
-    queue.capacity.forget_unleased()
-    assert queue.capacity.held == 1
-    assert queue.capacity.unleased() == []
-    queue.capacity.freed("running")  # it has ended, and is acknowledged
-    assert queue.capacity.held == 1
-
-
-def test_a_held_task_takes_up_a_place_once_its_eta_has_come(make: Callable[..., Queue]) -> None:
-    """Else the worker goes on receiving while a thousand that are due wait for its processes."""
-    capacity = make(processes=1, multiplier=4).capacity
-    for n in range(5):
-        capacity.received(f"due at nine, {n}", unleased_of="mails", takes_place=False)
-    assert capacity.held == 0
-    for n in range(5):
-        capacity.started(f"due at nine, {n}")
-    assert capacity.held == 5
-    assert not capacity.has_free_process
-    assert capacity.startable_within(0) == 0
-    for n in range(5):
-        capacity.freed(f"due at nine, {n}")
-    assert capacity.held == 0
-    assert capacity.has_free_process
-
-
-def test_celerys_limit_for_tasks_with_an_eta_is_kept(make: Callable[..., Queue]) -> None:
-    """A worker took a queue's whole backlog into its memory."""
-    limit: list[int | None] = [22]
-    capacity = Capacity(processes=lambda: 2, multiplier=lambda: 4, eta_limit=lambda: limit[0])
-    for number in range(15):
-        capacity.received(str(number), unleased_of="mails", takes_place=False)
-    queue = make(capacity=capacity)
-    queue.poller.start()
-    queue.port.wait_for_calls(1)
-    assert queue.port.asked == [(7, 20)]
-    for number in range(15, 22):
-        capacity.received(str(number), unleased_of="mails", takes_place=False)
-    assert capacity._load("another").wanted == 0
-    limit[0] = None
-    assert capacity._load("another").wanted == 8
-
-
 def test_failing_receives_are_spaced_and_said_once(
     make: Callable[..., Queue], short_pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,7 +53,6 @@ class Worker:
             clients=clients,
             capacity=self.capacity,
             foreign=Foreign({}, is_registered=lambda name: True, origin="o"),
-            takes_leases=lambda task: task != "stock",
         )
         self.arrived: list[Any] = []
         self.kept: list[str] = []
@@ -108,30 +107,6 @@ def test_a_settled_message_gives_its_place_back() -> None:
     assert worker.receiver.lease_of("h0") is None
 
 
-def test_a_task_of_somebody_else_is_left_to_kombu() -> None:
-    worker = Worker()
-    worker.take(worker.message("stock"))
-    [arrival] = worker.arrived
-    assert arrival.lease is None
-    assert worker.keeper.held() == []
-    assert worker.capacity.held == 1
-    assert "Body" in arrival.payload["properties"]["delivery_info"]["sqs_message"]
-    assert worker.receiver.lease(SimpleNamespace(delivery_tag="h0")) is None
-
-
-def test_a_task_of_somebody_else_that_waits_for_its_eta_takes_up_no_place() -> None:
-    """Celery holds it in its timer, and beyond its own prefetch window: others run meanwhile."""
-    worker = Worker()
-    for eta in ("2999-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00"):
-        headers = {"task": "stock", "id": "i", "eta": eta}
-        worker.take(worker.message(Body=json.dumps(ENVELOPE | {"headers": headers})))
-    assert [arrival.tag for arrival in worker.arrived] == ["h0", "h1"]
-    assert worker.capacity._held == {"h1"}
-    assert len(worker.capacity.unleased()) == 2, "this worker has it all the same"
-    worker.capacity.freed("h0")
-    assert len(worker.capacity.unleased()) == 1
-
-
 def test_something_that_only_looks_like_a_lease_is_none() -> None:
     worker = Worker()
     message = SimpleNamespace(delivery_tag="h0", sqs_lease=object())
@@ -168,7 +143,7 @@ def test_a_message_that_cannot_be_sent_on_is_neither_held_nor_counted() -> None:
 def test_what_comes_while_the_worker_stops_is_given_back() -> None:
     worker = Worker()
     worker.receiver.close()
-    worker.take(worker.message(), worker.message("stock"))
+    worker.take(worker.message(), worker.message())
     assert worker.arrived == []
     assert worker.keeper.held() == []
     assert worker.keeper.waiting == 2

@@ -11,9 +11,8 @@ from celery.worker import state as worker_state
 from celery_sqs_backoff.observe.events import DeadLettered
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.worker import strategy, unreadable
+from celery_sqs_backoff.worker import messages, strategy, unreadable
 from celery_sqs_backoff.worker.lease import Lease, State
-from celery_sqs_backoff.worker.messages import Receiver
 from celery_sqs_backoff.worker.payload import NotUnderstood
 
 from .test_receiver import Worker
@@ -41,7 +40,7 @@ def due_in(seconds):
 
 def test_a_task_that_is_not_due_for_long_goes_back_to_sqs_until_it_is():
     lease = a_lease()
-    assert strategy._defer_until_due(lease, {"eta": due_in(600)})
+    assert messages._goes_back_until_due(lease, {"eta": due_in(600)})
     assert lease.state is State.DEFERRED
     assert 599 <= lease.due_at - 1_000 <= 601
 
@@ -49,39 +48,39 @@ def test_a_task_that_is_not_due_for_long_goes_back_to_sqs_until_it_is():
 def test_a_long_visibility_timeout_does_not_keep_it_in_the_worker():
     """kombu makes queues of 1800 s. A hundred such tasks took up all places for 15 minutes."""
     lease = a_lease(Queue(URL, visibility_timeout_seconds=1800))
-    assert strategy._defer_until_due(lease, {"eta": due_in(60)})
+    assert messages._goes_back_until_due(lease, {"eta": due_in(60)})
     assert lease.state is State.DEFERRED
 
 
 @pytest.mark.hazard("H10")
 def test_a_task_that_is_due_beyond_twelve_hours_hops():
     lease = a_lease()
-    assert strategy._defer_until_due(lease, {"eta": due_in(7 * 86_400)})
+    assert messages._goes_back_until_due(lease, {"eta": due_in(7 * 86_400)})
     assert 43_000 < lease.due_at - 1_000 < 43_200
 
 
 @pytest.mark.parametrize("seconds", [-5, 0, 10])
 def test_a_task_that_is_due_soon_stays(seconds):
     lease = a_lease()
-    assert not strategy._defer_until_due(lease, {"eta": due_in(seconds)})
+    assert not messages._goes_back_until_due(lease, {"eta": due_in(seconds)})
     assert lease.state is State.HELD
 
 
 @pytest.mark.parametrize("eta", [None, "soon"])
 def test_a_task_without_an_eta_stays(eta):
-    assert not strategy._defer_until_due(a_lease(), {"eta": eta})
+    assert not messages._goes_back_until_due(a_lease(), {"eta": eta})
 
 
 def test_an_expired_task_is_left_to_celery():
     headers = {"eta": due_in(600), "expires": due_in(-1)}
-    assert not strategy._defer_until_due(a_lease(), headers)
+    assert not messages._goes_back_until_due(a_lease(), headers)
 
 
 def test_a_revoked_task_is_left_to_celery():
     worker_state.revoked.add("revoked-id")
     try:
         headers = {"eta": due_in(600), "id": "revoked-id"}
-        assert not strategy._defer_until_due(a_lease(), headers)
+        assert not messages._goes_back_until_due(a_lease(), headers)
     finally:
         worker_state.revoked.clear()
 
@@ -89,7 +88,7 @@ def test_a_revoked_task_is_left_to_celery():
 def test_a_task_at_its_last_receive_is_not_deferred():
     """SQS would move it to the dead-letter queue at the next one."""
     lease = a_lease(receive_count=3, max_receive_count=3)
-    assert not strategy._defer_until_due(lease, {"eta": due_in(600)})
+    assert not messages._goes_back_until_due(lease, {"eta": due_in(600)})
 
 
 DAY = 86_400
@@ -130,7 +129,7 @@ def test_what_is_not_understood_is_a_dead_letter_before_retention_deletes_it(cap
 def test_near_the_end_of_retention_a_task_is_held_until_it_is_due(seconds):
     """SQS deletes the message then, and the worker has the task in memory, as in Celery."""
     lease = a_lease_near_the_end_of_retention()
-    assert not strategy._defer_until_due(lease, {"eta": due_in(seconds)})
+    assert not messages._goes_back_until_due(lease, {"eta": due_in(seconds)})
     assert lease.state is State.HELD
 
 
@@ -142,14 +141,6 @@ def test_the_keywords_of_start_strategy_are_forwarded(monkeypatch):
     )
     strategy.default(None, None, SimpleNamespace(), info=print, task_reserved=len)
     assert seen == {"info": print, "task_reserved": len}
-
-
-def test_a_handler_says_whether_it_settles_by_leases(monkeypatch):
-    monkeypatch.setattr(strategy, "celery_default", lambda task, app, consumer: print)
-    on_sqs = SimpleNamespace(sqs_receiver=object.__new__(Receiver))
-    assert strategy.takes_leases(strategy.default(None, None, on_sqs))
-    for other in (SimpleNamespace(), SimpleNamespace(sqs_receiver=object())):
-        assert not strategy.takes_leases(strategy.default(None, None, other))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +178,7 @@ def test_a_body_in_protocol_1_is_checked_like_the_headers_of_protocol_2(wrong):
 @pytest.mark.parametrize("seconds", [-3600, -0.5])
 def test_a_task_that_is_due_runs_however_short_the_visibility_timeout(visibility_timeout, seconds):
     lease = a_lease(Queue(URL, visibility_timeout_seconds=visibility_timeout))
-    assert not strategy._defer_until_due(lease, {"eta": due_in(seconds)})
+    assert not messages._goes_back_until_due(lease, {"eta": due_in(seconds)})
     assert lease.state is State.HELD
 
 

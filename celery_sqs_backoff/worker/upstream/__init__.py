@@ -12,10 +12,9 @@ from .pools import (
     remember_running_tasks,
     start_nothing_given_back,
 )
-from .receiving import contain_refusals, declare_without_asking, receive_ourselves
+from .receiving import declare_without_asking, receive_ourselves
 
 __all__ = [
-    "contain_refusals",
     "declare_without_asking",
     "give_back_before_soft_shutdown",
     "pool_size",

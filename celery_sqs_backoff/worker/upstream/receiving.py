@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -68,36 +67,3 @@ def receive_ourselves(
     channel.basic_cancel = basic_cancel
     channel._schedule_queue = lambda queue: None
     channel.drain_events = lambda *args, **kwargs: drain_events()
-
-
-def contain_refusals(channel: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
-    """Keep a worker alive whose acknowledgement SQS refuses.
-
-    All versions: an AccessDenied when a task without our base class is acknowledged raises in
-    Celery's loop, and ends a worker with the solo or the thread pool. Now the message comes back
-    when its visibility timeout ends.
-
-    Arguments:
-        channel: kombu's channel, before it consumes.
-        connection_errors: those that Celery handles.
-    """
-
-    def contained(call: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(call)
-        def call_and_contain(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return call(*args, **kwargs)
-            except connection_errors:
-                raise
-            except Exception as exc:  # noqa: BLE001  # whatever SQS says of one message
-                logger.error(
-                    "sqs_backoff.not_acknowledged: a task without our base class: %s; its message"
-                    " comes back",
-                    type(exc).__name__,
-                )
-                return None
-
-        return call_and_contain
-
-    channel.basic_ack = contained(channel.basic_ack)
-    channel.basic_reject = contained(channel.basic_reject)

@@ -40,16 +40,6 @@ from celery_sqs_backoff.worker.demand import MAX_BLOCKED, Load, Throughput
         pytest.param(
             Load(2, 1, held=2, settled_during_a_call=1_000), 0, id="multiplier 1 counts on nothing"
         ),
-        pytest.param(Load(2, 4, beside=9_000), 8, id="what waits beside the window is no matter"),
-        pytest.param(Load(2, 4, beside=93, limit=100), 7, id="but for the user's limit"),
-        pytest.param(Load(2, 4, beside=100, limit=100), 0, id="which is reached"),
-        pytest.param(Load(2, 4, beside=5, limit=10), 5, id="of which nothing stays unused"),
-        pytest.param(Load(2, 4, beside=99, limit=100), 1, id="not even the last"),
-        pytest.param(Load(2, 4, held=5, beside=5, limit=100), 0, id="a window is not topped up"),
-        pytest.param(Load(2, 4, beside=1, limit=3), 7, id="and is no less than the window"),
-        pytest.param(
-            Load(2, 4, held=8, limit=9, settled_during_a_call=1_000), 10, id="nor of other tasks"
-        ),
     ],
 )
 def test_how_many_messages_are_wanted(load: Load, wanted: int) -> None:

@@ -242,20 +242,6 @@ def test_a_subclass_of_a_pool_is_known():
     assert not pools.is_pool_of(a_pool("gevent"), "prefork")
 
 
-def test_an_acknowledgement_that_sqs_refuses_does_not_end_the_worker(caplog):
-    def refuse(tag, *args, **kwargs):
-        raise PermissionError(tag) if tag == "lost" else ValueError(f"secret {tag}")
-
-    channel = SimpleNamespace(basic_ack=refuse, basic_reject=refuse)
-    upstream.contain_refusals(channel, (OSError,))
-    channel.basic_ack("1", multiple=False)
-    channel.basic_reject("2", requeue=True)
-    with pytest.raises(PermissionError):
-        channel.basic_ack("lost")
-    assert caplog.text.count("sqs_backoff.not_acknowledged") == 2
-    assert "secret" not in caplog.text
-
-
 def test_docs_list_each_guard():
     """docs/how-it-works.md names every guard against a bug upstream, and no other."""
     guards = [row[-1] for row in table("docs/how-it-works.md", heading="what happens")]
