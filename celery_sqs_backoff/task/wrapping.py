@@ -24,7 +24,6 @@ from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from .arguments import imprint
-from .chords import count_parts_whole
 from .failed_run import Aborted
 from .handover import (
     DELIVERY_KEY,
@@ -38,7 +37,6 @@ from .handover import (
     run_of,
 )
 from .judging import RETURNED, wrap_call, wrap_run
-from .late_end import end_if_told
 from .leaving import ends_the_process, is_pools_time_limit
 from .members import member_of
 from .starting import prepare_start
@@ -106,14 +104,12 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
-        end_if_told()
         run = Run(task_id, delivery)
         # Now: Celery before 5.7 takes the next task off its list before it sends it.
         run.is_followed = bool(request.get("callbacks") or request.get("chain"))
         token = RUNNING.set(run)
         try:
-            count_parts_whole(task.backend)  # each thread has its own
-            keep_ends(task.backend)
+            keep_ends(task.backend)  # each thread has its own
             run.imprint = imprint(args, kwargs)
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:

@@ -20,7 +20,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.canvas import Signature
-from celery.exceptions import ChordError, Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import create_request_cls
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -38,12 +38,11 @@ from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
 from celery_sqs_backoff.safe.guard import Run as SafeRun
 from celery_sqs_backoff.safe.identity import run_id_of
 from celery_sqs_backoff.safe.scope import scope_key
+from celery_sqs_backoff.safe.settings import vault_of
 from celery_sqs_backoff.safe.shared import is_in_doubt
+from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from celery_sqs_backoff.safe.workflow import Workflow
 from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.store.settings import vault_of
-from celery_sqs_backoff.task import wrapping
 from celery_sqs_backoff.task.handover import DELIVERY_KEY, RUNNING, delivery_of, report_of
 from celery_sqs_backoff.worker.lease import State
 from celery_sqs_backoff.worker.payload import task_payload
@@ -294,25 +293,6 @@ def test_a_success_whose_chord_was_not_told_is_a_dead_letter(case):
     assert run.lease.record.reason == "the rest of its workflow could not be sent"
 
 
-def test_a_success_that_completed_a_chord_whose_body_was_not_sent_is_a_dead_letter(
-    case, monkeypatch
-):
-    run = case(returns, embed={"chord": {"task": "sum"}})
-    backend = run.app.backend
-    failed = []
-
-    def count(request, state, result, **kwargs):
-        """Count as Celery's backends do, which contain the error."""
-        backend.chord_error_from_stack("body", ChordError("Callback error: Down()"))
-
-    monkeypatch.setattr(backend, "on_chord_part_return", count)
-    monkeypatch.setattr(backend, "chord_error_from_stack", lambda *error: failed.append(error))
-    assert run.ends() is State.DEAD_LETTERED
-    assert run.lease.record.reason == "the rest of its workflow could not be sent"
-    assert run.lease.record.exception_message == "Callback error: Down()"
-    assert failed  # the chord itself ends all the same
-
-
 @pytest.mark.parametrize(
     "embed",
     [
@@ -441,15 +421,6 @@ def test_gevents_time_limit_does_not_overrule_a_run_that_has_ended(case, body, m
     setattr(run.app.backend, method, hang)
     assert run.ends() is settled
     assert run.report is None or run.report.ended.end is not End.TIME_LIMIT
-
-
-def test_a_process_that_has_been_told_to_end_begins_no_run(case, monkeypatch):
-    begun = []
-    run = case(lambda self: begun.append(self))
-    monkeypatch.setattr(wrapping, "end_if_told", sys.exit)
-    with pytest.raises(SystemExit):
-        run.ends()
-    assert not begun
 
 
 @pytest.mark.usefixtures("gevent")
