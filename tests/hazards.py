@@ -32,7 +32,7 @@ HAZARDS: Mapping[str, str] = {
     "H6": "What a retry carries is lost when it is pickled on its way from the pool's process.",
     "H7": "With early acknowledgement the message is deleted before its task has run.",
     "H8": "A failure is handled, but what Celery does besides is forgotten: revoked and cancelled "
-    "tasks, a success that was already stored.",
+    "tasks.",
     "H9": "After a crash nobody is left to announce the retry.",
     "H10": "A task that is due later than the visibility timeout is received, and run, again and "
     "again.",

@@ -23,14 +23,15 @@ from kombu.utils.encoding import safe_repr, safe_str
 from ..observe.events import LeaseLost
 from ..retry.decision import End, Ended, GiveBack, GiveUp, Hide, RetryIn, Settle
 from ..retry.outcomes import Outcome
+from ..safe.commit import ask_and_close
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from ..task.handover import DELIVERY_KEY
 from ..text import error_site, printable
-from .ends import WITHOUT_THE_TASK, own_success, raised, read_end
+from ..threads import call_in_time
+from .ends import WITHOUT_THE_TASK, raised, read_end
 from .lease import Lease, may_start
 from .lost import LostFlags
-from .results import in_time
 from .settler import Settler
 
 logger = get_logger(__name__)
@@ -40,8 +41,14 @@ _MAX_COUNT = 1_000_000
 
 _NO_ERROR = ErrorText()
 
+_LONGEST_STORE_SECONDS = 1.0
+
 #: Ends that are told when the message is settled, and not when it comes back first.
 _NOT_RUN = frozenset({End.NOT_BEGUN, End.REFUSED, End.REVOKED})
+
+
+class BackendHangs(Exception):
+    """The result backend has not stored a retry in time, or no thread is left to ask it in."""
 
 
 class SettledBeforeRun(Exception):
@@ -193,8 +200,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def _success_was_stored(self) -> Any:
-        """Celery asks it too, after us, and cannot tell before 5.7."""
-        return own_success(self, getattr(super(), "_success_was_stored", None))
+        """Celery 5.7 asks this of a run whose process was lost, when its message is settled."""
+        return self.lease is None and super()._success_was_stored()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if self.lease is None or soft:
@@ -314,7 +321,7 @@ def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, dela
     """What the task's own process says of a retry, for one that could not say it."""
     task, context = request.task, request._context
     if request.store_errors:
-        _contained(request, in_time, partial(_store_retry, request, exc, exc_info.traceback))
+        _contained(request, _store_retry, request, exc, exc_info.traceback)
     _send_retried(request, exc, exc_info.traceback)
     reason = Retry(exc=exc, when=delay)
     task.request_stack.push(context)
@@ -327,8 +334,20 @@ def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, dela
 
 
 def _store_retry(request: BackoffRequest, exc: Exception, traceback: str) -> None:
-    backend = request.task.backend
-    backend.mark_as_retry(request.id, exc, traceback, request=request._context)
+    """Store RETRY in another thread, which has its own backend; wait for a second at most.
+
+    Celery's Redis backend waits two minutes for a response, and its database backend for as long as
+    the database is silent. The event loop must not.
+    """
+
+    def store() -> None:
+        backend = request.task.backend
+        backend.mark_as_retry(request.id, exc, traceback, request=request._context)
+
+    stored = call_in_time(partial(ask_and_close, store), seconds=_LONGEST_STORE_SECONDS)
+    if stored is None or not stored.done():
+        raise BackendHangs
+    stored.result()
 
 
 def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from celery import chord
-from celery.signals import task_failure, task_retry, task_success
-from celery.worker.request import Request
+from celery.signals import task_failure, task_retry
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from tests.support.processes import eventually
@@ -67,19 +66,6 @@ def note_retry(request: Any, **_: Any) -> None:
     note(signal="task_retry", id=request.id)
 
 
-@app.task(base=SQSBackoffTask, bind=True, name="crashes.afterwards")
-def succeed(self: Any) -> str:
-    note(task="crashes.crash", id=self.request.id, times=0)
-    time.sleep(0.5)
-    return "stored"
-
-
-@connect_in_worker(task_success)
-def crash_when_the_result_is_stored(sender: Any, **_: Any) -> None:
-    if sender.name == "crashes.afterwards":
-        os._exit(1)
-
-
 class Wreckage:
     """What one worker has left of tasks that crash too often, once, and inside a chord."""
 
@@ -93,7 +79,6 @@ class Wreckage:
                 for how in CRASHES
             }
             self.once = stage.send("crashes.crash", "exits", 1)
-            self.afterwards = stage.send("crashes.afterwards")
             header = [
                 stage.app.signature("crashes.crash", ("killed", times), queue=main)
                 for times in (0, 98)
@@ -146,17 +131,6 @@ def test_announcement(wreckage: Wreckage, how: str) -> None:
     result = wreckage.hopeless[how]
     announced = wreckage.stage.record.entries(signal="task_retry", id=result.id)
     assert len(announced) == CRASH_BUDGET - 1
-
-
-@pytest.mark.hazard("H8")
-@pytest.mark.skipif(
-    not hasattr(Request, "_success_was_stored"), reason="Celery before 5.7 does not look"
-)
-def test_success_before_the_crash(wreckage: Wreckage) -> None:
-    """A process that dies after its task has succeeded is no crash."""
-    assert wreckage.afterwards.get(timeout=5) == "stored"
-    assert len(wreckage.runs_of(wreckage.afterwards.id)) == 1
-    assert wreckage.afterwards.id not in wreckage.letters
 
 
 @pytest.mark.hazard("H19")

@@ -5,7 +5,6 @@ import os
 import signal as signals
 import threading
 import time
-from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery
 from celery.exceptions import (
     Ignore,
-    ImproperlyConfigured,
     Reject,
     Retry,
     Terminated,
@@ -360,65 +358,10 @@ def test_a_run_that_ends_with_its_worker_is_in_doubt_for_the_next(reported):
     assert shared.is_in_doubt(run.app, "mail", "task-id")
 
 
-@pytest.fixture
-def stored_success(monkeypatch):
-    """Let Celery find a success that was stored so many seconds after the message was sent."""
-
-    def store(seconds, sent_at=1_800_000_000.0):
-        done_at = datetime.fromtimestamp(sent_at + seconds, tz=timezone.utc)
-        stored = {"result": 1, "date_done": done_at.isoformat()}
-        monkeypatch.setattr(Request, "_success_was_stored", lambda self: stored, raising=False)
-        return {"sent_at": sent_at}
-
-    return store
-
-
-@pytest.mark.parametrize(
-    ("embed", "state"),
-    [
-        pytest.param(None, State.DONE, id="alone"),
-        pytest.param({"chord": None}, State.DONE, id="in no chord"),
-        pytest.param({"chord": {"task": "body"}}, State.DEFERRED, id="part of a chord"),
-    ],
-)
-def test_a_process_that_is_lost_after_the_result_was_stored(stored_success, embed, state):
-    """Celery stores a result first, and counts the part of a chord then."""
-    run = Run(embed=embed, facts=stored_success(60))
-    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
-    assert run.keeper.settlements == [state]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "state"),
-    [
-        pytest.param(-86_400, State.DEFERRED, id="of yesterday's message"),
-        pytest.param(-1, State.DONE, id="its own, by a clock that is late"),
-        pytest.param(86_400, State.DONE, id="its own"),
-    ],
-)
-def test_a_success_of_an_older_message_with_the_same_task_id_does_not_count(
-    stored_success, seconds, state
-):
-    run = Run(facts=stored_success(seconds))
-    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
-    assert run.keeper.settlements == [state]
-
-
-@pytest.mark.parametrize("receive_count", [1, 2])
-def test_the_success_of_a_message_is_not_that_of_the_copy_it_has_published(
-    stored_success, receive_count
-):
-    """By ``retry(throw=False)``, which returns. A copy that was killed was deleted as done."""
-    facts = {**stored_success(1), "receive_count": receive_count}
-    run = Run(headers={"retries": 1}, facts=facts)
-    fails(run, WorkerLostError("signal 9 (SIGKILL)"))
-    assert run.keeper.settlements == [State.DEFERRED]
-
-
-def test_a_chord_is_told_that_its_part_was_given_up_after_its_result_was_stored(
-    stored_success, monkeypatch
-):
-    run = Run(embed={"chord": {"task": "body"}}, facts=stored_success(60), crash_budget=1)
+def test_a_success_that_was_stored_before_the_process_was_lost_does_not_count(monkeypatch):
+    """Celery 5.7 asks for it when the message is settled already: its chord would never end."""
+    monkeypatch.setattr(Request, "_success_was_stored", lambda self: {"result": 1}, raising=False)
+    run = Run(embed={"chord": {"task": "body"}}, crash_budget=1)
     told = []
     monkeypatch.setattr(run.app.backend, "mark_as_failure", lambda *_, **__: told.append("failed"))
     fails(run, WorkerLostError("signal 9 (SIGKILL)"))
@@ -826,36 +769,13 @@ def hangs():
 def test_a_result_backend_that_hangs_does_not_block_the_event_loop(monkeypatch, caplog, hangs):
     """Redis for two minutes and more, a database for good: neither results nor signals come in."""
     hooks = []
-    monkeypatch.setattr(Request, "_success_was_stored", hangs, raising=False)
-    facts = {"sent_at": time.time()}
-    run = Run(facts=facts, on_retry=lambda self, *args: hooks.append("on_retry"))
+    run = Run(on_retry=lambda self, *args: hooks.append("on_retry"))
     monkeypatch.setattr(type(run.request.task.backend), "mark_as_retry", hangs)
     fails(run, WorkerLostError("SIGKILL"))
     assert not hangs.goes_on.is_set(), "the event loop has waited"
     assert run.ended is State.DEFERRED
     assert hooks == ["on_retry"]
-    assert "sqs_backoff.result_backend_hangs" in caplog.text
-
-
-def test_a_result_backend_that_cannot_be_made_leaves_no_message_held(monkeypatch, caplog):
-    """A directory that is away, a name that DNS does not know."""
-
-    def away(self):
-        raise ImproperlyConfigured("no such directory")
-
-    monkeypatch.setattr(Request, "_success_was_stored", away, raising=False)
-    run = Run(facts={"sent_at": time.time()})
-    fails(run, WorkerLostError("SIGKILL"))
-    assert run.ended is State.DEFERRED
-    assert "sqs_backoff.result_backend_hangs" in caplog.text
-
-
-@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_what_ends_the_process_after_the_result_was_stored_undoes_no_success(stored_success, exc):
-    """``on_success``, or a receiver of ``task_postrun``, may call ``sys.exit``."""
-    run = Run(facts=stored_success(60))
-    fails(run, exc)
-    assert run.keeper.settlements == [State.DONE]
+    assert "BackendHangs" in caplog.text
 
 
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
@@ -872,17 +792,6 @@ def test_a_task_that_ends_its_process_is_shown_as_retried(monkeypatch, caplog, e
     assert hooks == stored
     assert repr(failure) == f"WorkerLostError('The run was aborted: {type(exc).__name__}')"
     assert "callback_failed" not in caplog.text
-
-
-def test_whether_a_lost_process_had_stored_a_success_is_asked_once(monkeypatch):
-    """Celery asks again; two answers would make a dead letter of a task that it calls done."""
-    answers = iter([False, {"result": 1, "date_done": "2100-01-01T00:00:00+00:00"}])
-    monkeypatch.setattr(Request, "_success_was_stored", lambda self: next(answers), raising=False)
-    run, told = Run(facts={"sent_at": time.time()}, crash_budget=1), []
-    monkeypatch.setattr(run.app.backend, "mark_as_failure", lambda *_, **__: told.append("failed"))
-    fails(run, WorkerLostError("SIGKILL"))
-    assert run.ended is State.DEAD_LETTERED
-    assert told == ["failed"]
 
 
 def test_a_result_backend_that_is_down_does_not_keep_a_worker_from_cancelling_the_next(caplog):
