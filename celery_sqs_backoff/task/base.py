@@ -26,7 +26,6 @@ from ..safe.task import SafeTask
 from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
 from ..store.urls import require_store
-from .arguments import as_they_are, imprint
 from .binding import (
     REQUEST,
     check_definition,
@@ -36,9 +35,9 @@ from .binding import (
     overrule_settings,
     setting_name,
 )
-from .failed_run import Final, ask_for_copy, judge_failure
-from .handover import BackoffRetry, NamedRetry, delivery_of, run_of
-from .retries import CopyAsked, drawn_delay, limit_now, made, note_cause, retries_before
+from .failed_run import Final, judge_failure, publish_copy
+from .handover import BackoffRetry, NamedRetry, delivery_of
+from .retries import drawn_delay, limit_now, made, note_cause, retries_before
 from .wrapping import wrap_task, wrap_trace
 
 
@@ -203,9 +202,8 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
         The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn
         from ``backoff`` instead of being ``default_retry_delay``. The message is kept, and hidden,
         if arguments and route are as they were, ``throw`` is true, and the delay fits into what SQS
-        allows (12 hours since the receive); otherwise a copy is published, as Celery does: when
-        the run has ended, after ``undo``, or with ``throw=False`` at once. ``max_retries=0`` means
-        "fail now": no rule of the task's retries what is raised then.
+        allows (12 hours since the receive); otherwise a copy is published at once, as Celery does.
+        ``max_retries=0`` means "fail now": no rule of the task's retries what is raised then.
 
         Raises:
             celery.exceptions.Retry: always, unless ``throw`` is false.
@@ -232,9 +230,9 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
             or _is_changed(request, args, kwargs, options)
             or delay > longest_delay(delivery, now=now)
         ):
-            given = (*as_they_are(args, kwargs), exc, False, eta, countdown)
+            given = (args, kwargs, exc, False, eta, countdown)
             publish = partial(super().retry, *given, **self._options_of_copy(options))
-            return ask_for_copy(self, CopyAsked(publish, exc, eta or countdown, cause), throw=throw)
+            return publish_copy(self, publish, cause, throw=throw)
         reason = exhausted(
             standing(delivery, retries=retries_before(self, request), now=now),
             max_retries=limit,
@@ -295,6 +293,9 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
         return 0.0 if eta is None else maybe_make_aware(eta, self.app.timezone).timestamp() - now
 
 
+#: Arguments of a task that cannot be changed in place.
+_UNCHANGEABLE = (str, bytes, int, float, type(None))
+
 #: What Celery itself makes of keywords of ``@app.task``. (Not ``hasattr``: reading some of the
 #: attributes of an unbound task class binds it.)
 _CELERYS_OPTIONS = {*dir(SQSBackoffTask), *AUTORETRY_OPTIONS}
@@ -320,12 +321,16 @@ def _fail_finally(task: Any, failure: Any, reason: GiveUpReason, cause: Any) -> 
 
 
 def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the message does not hold what ``retry()`` was given."""
-    run, is_named = run_of(request), args is not None or kwargs is not None
-    sent = run.imprint if run is not None and is_named else None
-    if sent is not None and sent != imprint(request.args, request.kwargs):
-        return True  # changed in place, so those of the request have changed too
+    """Return whether the message may not hold what ``retry()`` was given.
+
+    A list or dict may have been changed in place, and then that of the request has changed too.
+    """
+    named = [*(args or ()), *(kwargs or {}).values()]
+    if not all(isinstance(value, _UNCHANGEABLE) for value in named):
+        return True
     same_args = args is None or list(args) == list(request.args or ())
-    same_kwargs = kwargs is None or dict(kwargs) == dict(request.kwargs or {})
+    same_kwargs = kwargs is None or (
+        kwargs is not request.kwargs and dict(kwargs) == dict(request.kwargs or {})
+    )
     same_queue = {"queue": (request.delivery_info or {}).get("routing_key")}
     return not (same_args and same_kwargs and (not options or options == same_queue))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from ..retry.outcomes import (
     known_verdict,
 )
 from ..safe.errors import Busy, SafeError, TryLater
-from ..safe.identity import acts_of, has_copy, is_running
+from ..safe.identity import acts_of, has_copy
 from ..safe.lock import busy_delay
 from ..safe.shared import count_busy, count_doubt, is_in_doubt
 from ..sqs.visibility import standing, visibility_delay
@@ -36,12 +37,11 @@ from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, Report, describe, ended_by, run_of
 from .leaving import ends_the_process, is_pools_time_limit
 from .retries import (
-    CopyAsked,
     cause_of,
     drawn_delay,
     limit_now,
+    note_cause,
     publish_as,
-    publish_asked,
     rejected_for,
     retries_before,
 )
@@ -124,38 +124,25 @@ class FailedRun:
 
     def _predicate(self, exc: TaskPredicate) -> BaseException | None:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
-        copy, cause, reply = None, exc, None
+        cause, reply = exc, None
         if isinstance(exc, Retry):
-            verdict = self.settle_retry(exc, undoes=True)
+            verdict, cause = judge_failure(self._task, exc), cause_of(exc) or exc
             reply = _reply(cause_of(exc), verdict)
-            cause = cause_of(exc) or exc
+            self._undo(cause, verdict)
+            if not has_copy(self._request):
+                self.note_doubt(cause_of(exc), verdict.outcome)
         elif isinstance(exc, Reject):  # as a retry of what has been caught
             caught = rejected_for(exc)
             means = _judge_retry(self._task, caught)
-            self._note_doubt(caught, means.outcome, comes_back=exc.requeue)
-        if isinstance(exc, CopyAsked):
-            try:
-                copy = publish_asked(self._task)
-            except Exception as failure:  # noqa: BLE001  # Reject, or arguments that make no signature
-                return FailedRun(self._task, failure, *self._arguments).instead() or failure
-        elif isinstance(exc, Ignore):
+            self.note_doubt(caught, means.outcome, comes_back=exc.requeue)
+        if isinstance(exc, Ignore):
             self._task._leave_workflows()
         elif isinstance(exc, Reject) and not exc.requeue and self._owes(may_repeat=False):
             word = RetryIn(_NOT_COMPENSATED_SECONDS, Outcome.UNKNOWN)
             self._note(Ended(End.RAISED, word), exc)
             return BackoffRetry(exc=exc, when=word.seconds)
         self._note(replace(ended_by(exc), reply=reply), cause)
-        return copy
-
-    def settle_retry(self, retry: Retry, *, undoes: bool) -> Verdict:
-        """Undo what is to be done again, and note the doubt; return what the retry means."""
-        cause, verdict = cause_of(retry), judge_failure(self._task, retry)
-        if has_copy(self._request):
-            return verdict  # it was settled then
-        if undoes:
-            self._undo(cause or retry, verdict)
-        self._note_doubt(cause, verdict.outcome)
-        return verdict
+        return None
 
     def _aborted(self, exc: BaseException) -> BaseException | None:
         """Nobody knows how far the run got, unless one of the task's own rules does."""
@@ -197,7 +184,7 @@ class FailedRun:
                 word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
         reply = _reply(final.cause if final else exc, verdict)
         self._note(Ended(End.RAISED, word, reply), cause or exc)
-        self._note_doubt(exc, verdict.outcome, comes_back=isinstance(word, RetryIn))
+        self.note_doubt(exc, verdict.outcome, comes_back=isinstance(word, RetryIn))
         if isinstance(word, RetryIn):
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
@@ -215,8 +202,9 @@ class FailedRun:
 
     def _undo(self, exc: BaseException, verdict: Verdict) -> None:
         """Undo if nothing can have been processed, by this run or by one before it."""
-        if not verdict.nothing_was_processed or has_copy(self._request):
-            return  # what would be undone may be the work of the copy
+        is_copy = getattr(self._request, "sqs_copy", None) is self._exc
+        if not verdict.nothing_was_processed or (has_copy(self._request) and not is_copy):
+            return  # what would be undone may be the work of a copy
         if self._task.backoff_options.undo is None:
             # No doubt is asked for: while another run may have done it, the record is not ours.
             self._task._unset_guard()
@@ -229,7 +217,7 @@ class FailedRun:
         elif not self._leaves_in_doubt(exc, verdict):
             undo(self._task, exc, *self._arguments)
 
-    def _note_doubt(self, exc: Any, outcome: Outcome, *, comes_back: bool = True) -> None:
+    def note_doubt(self, exc: Any, outcome: Outcome, *, comes_back: bool = True) -> None:
         """Let later runs know that this one, retried or redriven, may have done the work."""
         is_asked_for = comes_back or self._task.backoff_options.undo is not None
         # A run that was cut short leaves no call of it in doubt.
@@ -397,21 +385,27 @@ def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
     task._unset_guard()
 
 
-def ask_for_copy(task: Any, asked: CopyAsked, *, throw: bool) -> Retry:
-    """Let a copy of the message be published when the run has ended; or at once.
+def publish_copy(
+    task: Any, publish: Callable[..., Retry], cause: BaseException | None, *, throw: bool
+) -> Retry:
+    """Publish a copy of the message at once, as Celery does.
 
-    That is where the run goes on (``throw=False``), or has ended (Celery calls a hook).
+    Arguments:
+        publish: Celery's own ``retry``, which publishes the copy, and returns.
+        cause: see :func:`.retries.cause_of`.
 
     Raises:
         Retry: with ``throw``.
+        Reject: the broker does not take the copy.
     """
-    request = task.request
-    vars(request).setdefault("sqs_asked", []).append(asked)
-    if throw and is_running(request):
-        raise asked
-    FailedRun(task, asked, (), {}).settle_retry(asked, undoes=False)
-    copy = publish_asked(task)
-    assert copy is not None
+    request, outcome = task.request, _judge_retry(task, cause).outcome
+    FailedRun(task, cause or Retry(), (), {}).note_doubt(cause, outcome)
+    try:
+        copy = publish_as(retries_before(task, request) + 1, request, publish)
+    except Reject as refused:
+        note_cause(refused, cause)
+        raise
+    request.sqs_copy = note_cause(copy, cause)
     if throw:
         raise copy
     return copy

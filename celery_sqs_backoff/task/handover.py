@@ -52,7 +52,6 @@ class Run:
         "delivery",
         "has_asked",
         "has_begun",
-        "imprint",
         "is_followed",
         "report",
         "task_id",
@@ -65,8 +64,6 @@ class Run:
         self.has_begun = False
         #: Whether callbacks or the rest of a chain are to be sent once it has returned.
         self.is_followed = False
-        #: Of the arguments as they were sent (:func:`.arguments.imprint`).
-        self.imprint: int | None = None
         #: What the run has said about its end; ``None`` until then.
         self.report: Report | None = None
         #: Whether the store was asked for the next.

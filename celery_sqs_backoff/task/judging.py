@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore
 
 from ..retry.budget import GiveUpReason
 from ..retry.decision import End, Ended, GiveUp
@@ -20,7 +20,6 @@ from ..safe.hooks import asks_the_store, enters_workflows
 from ..safe.identity import begin_again, begin_call, is_running
 from .failed_run import FailedRun
 from .handover import Report, Run, begun_run_of, describe
-from .retries import publish_asked
 from .tracing import note_end
 
 RETURNED: Final = Report(Ended(End.RETURNED))
@@ -108,22 +107,10 @@ def _judged(
     try:
         if task.request.called_directly:  # no message's: nothing is guarded, ended or given up
             return call(*args, **kwargs)
-        return _run_of_a_message(task, running, call, args, kwargs)
+        return _ended(task, running, call, args, kwargs)
     finally:
         if request is not None:
             request.sqs_is_running = False
-
-
-def _run_of_a_message(
-    task: Any, running: Run | None, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-) -> Any:
-    try:
-        return _ended(task, running, call, args, kwargs)
-    except Retry:  # the message comes back, or its copy has been published
-        raise
-    except Exception:  # whatever ends the run; it is raised again
-        publish_asked(task)  # whose Retry the task has caught
-        raise
 
 
 def _ended(
@@ -136,7 +123,6 @@ def _ended(
         if task.asks_in_its_body:
             task._ask_at_the_door()
         result = call(*args, **kwargs)
-        publish_asked(task)  # whose Retry the task has caught
         task._leave_workflows()
         if task.guard is not None:
             task._finish_guard(result)

@@ -1,9 +1,4 @@
-"""The retry that a run asks for: how many there were, how many may be, when, and what for.
-
-One with other arguments is a copy of the message. It may run as soon as it is published, so that
-is done last, when the run has ended: when the task's blocks have been left, with their locks and
-transactions, and what is to be undone has been undone.
-"""
+"""The retry that a run asks for: how many there were, how many may be, when, and what for."""
 
 from __future__ import annotations
 
@@ -16,21 +11,6 @@ from celery.exceptions import Reject, Retry, TaskPredicate
 from ..retry.budget import draw_delay
 from ..safe.shared import busy_receives
 from .handover import delivery_of, run_of
-
-
-class CopyAsked(Retry):  # type: ignore[misc]  # Celery is not typed
-    """Ask for a copy of the message, to be published when the run has ended.
-
-    Arguments:
-        publish: Celery's own ``retry``, which publishes the copy, and returns.
-        exc, when: what it is given.
-        cause: see :func:`cause_of`.
-    """
-
-    def __init__(self, publish: Callable[..., Retry], exc: Any, when: Any, cause: Any) -> None:
-        super().__init__(exc=exc, when=when)
-        self.publish = publish
-        note_cause(self, cause)
 
 
 def retries_before(task: Any, request: Any) -> int:
@@ -103,23 +83,6 @@ def rejected_for(reject: Reject) -> BaseException | None:
     caught = reject.reason if isinstance(reject.reason, Exception) else reject.__context__
     cause: BaseException | None = getattr(reject, "sqs_cause", caught)
     return cause
-
-
-def publish_asked(task: Any) -> Retry | None:
-    """Publish the copies that ``retry()`` has asked for; return what to raise for the last one.
-
-    Raises:
-        Reject: the broker does not take it.
-    """
-    request, copy = task.request, None
-    for asked in vars(request).pop("sqs_asked", ()):
-        try:
-            copy = publish_as(retries_before(task, request) + 1, request, asked.publish)
-        except Reject as refused:
-            note_cause(refused, cause_of(asked))
-            raise
-        request.sqs_copy = note_cause(copy, cause_of(asked))
-    return copy
 
 
 def publish_as(retries: int, request: Any, publish: Callable[..., Retry]) -> Retry:

@@ -12,13 +12,11 @@ from typing import Any
 from celery.exceptions import Retry, TaskPredicate
 
 from .handover import BackoffRetry
-from .retries import CopyAsked
 
 
 def is_unpublished(exc: BaseException) -> bool:
     """Whether it is such a retry."""
-    is_ours = isinstance(exc, BackoffRetry | CopyAsked)
-    return isinstance(exc, Retry) and exc.sig is None and not is_ours
+    return isinstance(exc, Retry) and exc.sig is None and not isinstance(exc, BackoffRetry)
 
 
 def retried_for(task: Any, word: Retry) -> Exception | None:

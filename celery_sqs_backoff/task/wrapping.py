@@ -23,7 +23,6 @@ from ..retry.decision import End, Ended, GiveUp, RetryIn
 from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
-from .arguments import imprint
 from .failed_run import Aborted
 from .handover import (
     DELIVERY_KEY,
@@ -110,7 +109,6 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         token = RUNNING.set(run)
         try:
             keep_ends(task.backend)  # each thread has its own
-            run.imprint = imprint(args, kwargs)
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
             is_over = run.report is not None  # and the time limit has come too late to say more

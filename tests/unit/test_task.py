@@ -863,35 +863,6 @@ def test_the_last_retry_without_a_failure_raises_max_retries_exceeded(failing):
     assert (raised.task_args, raised.task_kwargs) == (("a",), {"k": 1})
 
 
-def test_a_message_that_comes_back_is_not_published_as_a_copy_too(app, published):
-    """``except Exception`` around ``retry()`` has caught the first."""
-
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, lazy=False)
-    def mail(self, address):
-        try:
-            self.retry(args=["b"])
-        except Retry as exc:
-            self.retry(exc=exc)
-
-    raised, _ = raised_by(mail, "a")
-    assert (type(raised), published) == (BackoffRetry, [])
-
-
-def test_a_copy_has_the_arguments_that_retry_was_given(app, published):
-    """It is published when the run has ended: the task may have emptied its list by then."""
-
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, lazy=False)
-    def mail(self, addresses):
-        rest = addresses[1:]
-        try:
-            self.retry(args=[rest])
-        finally:
-            rest.clear()
-
-    raised_by(mail, ["a", "b"])
-    assert [list(copy.args) for copy in published] == [[["b"]]]
-
-
 class Refused(Exception):
     """Like botocore's ``ClientError``: it cannot be made without arguments."""
 
