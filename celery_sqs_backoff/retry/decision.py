@@ -113,7 +113,8 @@ class Facts:
         standing: where the message stands.
         max_retries, retry_for, crash_budget: the task's budgets.
         crashes: runs of the message that are known to be lost, this one included if it is.
-        delay: seconds, drawn from the task's policy for this failure.
+        delay: seconds, drawn from the task's policy for this failure; only where
+            :func:`needs_delay` says so.
         keeps_dead_letters: the task wants dead letters, and the queue has a place for them, or may
             have: its attributes could not be read yet.
         can_park: a hidden message may become a dead letter while too many are in flight.
@@ -188,6 +189,11 @@ def word_for(
     if reason is not None:
         return GiveUp(reason, verdict.outcome)
     return RetryIn(delay, verdict.outcome, verdict.retry_after)
+
+
+def needs_delay(ended: Ended) -> bool:
+    """Return whether :func:`decide` may hide the message for the delay of the task's policy."""
+    return ended.word is None and ended.end in _HIDDEN_WITHOUT_A_WORD
 
 
 def decide(ended: Ended, facts: Facts) -> Settle:
@@ -269,3 +275,7 @@ _WITHOUT_A_WORD: Mapping[End, Callable[[Facts], Settle]] = {
     End.REFUSED: _not_retryable,
     End.NOT_STARTED: _give_back_unstarted,
 }
+
+_HIDDEN_WITHOUT_A_WORD: Final = frozenset(
+    {End.REQUEUED, End.NOT_BEGUN, End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED}
+)

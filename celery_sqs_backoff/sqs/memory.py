@@ -12,9 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from .dead_letter import DeadLetterRecord
+from .limits import MAX_IN_FLIGHT_MESSAGES
 
-#: Messages remembered of each kind; the oldest are forgotten first.
-_SIZE = 10_000
+#: Messages remembered of each kind; the oldest are forgotten first. As many as one queue can have
+#: in flight: of fewer, messages that are hidden and received in a circle would all be forgotten.
+_SIZE = MAX_IN_FLIGHT_MESSAGES
 
 #: Given-up messages whose record is remembered with its texts; of older ones only the facts are.
 _WITH_TEXTS = 200

@@ -106,6 +106,7 @@ class ErrorText:
         traceback: str | None = None,
         type_only: bool = False,
         redact: Callable[[str], str] | None = None,
+        with_traceback: bool = True,
     ) -> ErrorText:
         """Describe an error. Call it in the process that ran the task. Never raises.
 
@@ -115,15 +116,16 @@ class ErrorText:
             type_only: keep the name of the class and nothing else.
             redact: the user's own masking, given each text after ours has cut and masked it. If it
                 raises, or returns anything but a string, that text is left out.
+            with_traceback: ``False``: leave the traceback out, which takes most of the time.
         """
         if type_only:
             return cls(exception_type=type_name(exc))
         message = redacted(_text(exc), MAX_MESSAGE_CHARACTERS)
-        frames = redacted(
-            _formatted(exc) if traceback is None else traceback,
-            MAX_TRACEBACK_CHARACTERS,
-            keep_end=True,
-        )
+        if not with_traceback:
+            traceback = None
+        elif traceback is None:
+            traceback = _formatted(exc)
+        frames = redacted(traceback, MAX_TRACEBACK_CHARACTERS, keep_end=True)
         return cls(
             exception_type=type_name(exc),
             exception_message=_by_user(redact, message, MAX_MESSAGE_CHARACTERS),

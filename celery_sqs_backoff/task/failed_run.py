@@ -318,7 +318,8 @@ class FailedRun:
 
     def _note(self, ended: Ended, exc: BaseException) -> None:
         if self._run is not None:
-            error = describe(exc, self._task.backoff_options)
+            is_retried = isinstance(ended.word, RetryIn)
+            error = describe(exc, self._task.backoff_options, with_traceback=not is_retried)
             self._run.report = Report(ended, replace(error, trace=current_trace()))
             note_end(self._run, attempt=self._request.retries + 1)
 

@@ -101,9 +101,12 @@ def delivery_of(request: Any) -> Delivery | None:
     return None if run is None else run.delivery
 
 
-def describe(exc: BaseException, options: Options) -> ErrorText:
+def describe(exc: BaseException, options: Options, *, with_traceback: bool = True) -> ErrorText:
     """Say what a dead-letter record may say of an exception, in the process that ran the task."""
-    return ErrorText.of(exc, type_only=options.record_detail == TYPE_ONLY, redact=options.redact)
+    type_only = options.record_detail == TYPE_ONLY
+    return ErrorText.of(
+        exc, type_only=type_only, redact=options.redact, with_traceback=with_traceback
+    )
 
 
 def ended_by(exc: TaskPredicate) -> Ended:

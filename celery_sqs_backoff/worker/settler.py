@@ -23,6 +23,7 @@ from ..retry.decision import (
     Hide,
     Settle,
     decide,
+    needs_delay,
 )
 from ..retry.options import DEAD_LETTER, Options
 from ..retry.outcomes import Outcome
@@ -187,7 +188,7 @@ class Settler:
             retry_for=options.retry_for,
             crash_budget=options.crash_budget,
             crashes=crashes,
-            delay=self._draw_delay(),
+            delay=self._draw_delay() if needs_delay(ended) else 0.0,
             keeps_dead_letters=options.on_give_up == DEAD_LETTER and (has_dlq or not queue.is_read),
             # A message that is parked would be overtaken by the rest of its message group.
             can_park=has_dlq and not queue.is_fifo,

@@ -565,24 +565,22 @@ class BrokenPolicy(Policy):
 
 
 @pytest.mark.parametrize(
-    ("exc", "state"),
+    ("exc", "state", "is_asked"),
     [
-        (WorkerLostError(), State.DEFERRED),
-        (Reject(requeue=True), State.DEFERRED),
-        (OSError(), State.DEAD_LETTERED),
+        (WorkerLostError(), State.DEFERRED, True),
+        (Reject(requeue=True), State.DEFERRED, True),
+        (OSError(), State.DEAD_LETTERED, False),
+        (None, State.DONE, False),
     ],
 )
-def test_a_policy_that_raises_leaves_no_message_unsettled(exc, state, caplog):
+def test_a_policy_is_asked_for_a_retry_only_and_may_raise(exc, state, is_asked, caplog):
     run = Run(backoff=BrokenPolicy())
-    fails(run, exc)
+    if exc is None:
+        run.request.on_success((False, None, 0.1))
+    else:
+        fails(run, exc)
     assert run.ended is state
-    assert ("sqs_backoff.backoff_broken" in caplog.text) is True
-
-
-def test_a_policy_that_raises_does_not_keep_a_success_from_being_deleted():
-    run = Run(backoff=BrokenPolicy())
-    run.request.on_success((False, None, 0.1))
-    assert run.ended is State.DONE
+    assert ("sqs_backoff.backoff_broken" in caplog.text) is is_asked
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def raised_by(task, *args, **facts):
 def error_of(task, failure):
     """What may be said of a failure outside of the process that ran the task."""
     with received(task, args=(failure,)) as run:
-        with pytest.raises(type(failure)):
+        with pytest.raises((type(failure), BackoffRetry)):
             task.run(failure)
         return run.report.error
 
@@ -598,6 +598,12 @@ def test_what_a_dead_letter_says_of_an_error_is_masked_where_the_task_ran(failin
     assert error.exception_message == "mail 7: password=***"
     assert "password=***" in error.traceback
     assert "hunter2" not in error.traceback
+
+
+def test_a_retry_formats_no_traceback(failing):
+    """Only a dead letter says where the error was raised. To format and mask it takes 0.6 ms."""
+    error = error_of(failing(), ProviderDown("password=hunter2"))
+    assert (error.exception_message, error.traceback) == ("password=***", None)
 
 
 def test_the_users_own_masking_runs_after_ours(failing):
