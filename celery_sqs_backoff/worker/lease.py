@@ -172,7 +172,7 @@ class Lease:
 
     @property
     def queue(self) -> Queue:
-        return self.row.queue  # type: ignore[return-value]  # it was made from one
+        return self.row.queue
 
     @property
     def receipt_handle(self) -> str:

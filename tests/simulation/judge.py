@@ -179,7 +179,7 @@ class Judge:
         was_stalled = worker.stalled_until > self.sim.seconds - _PAUSE_SECONDS
         if not worker.is_alive or was_stalled or self._has_fault(self.fates[lease.body].queue):
             return
-        if worker.keeper._table._book.is_current(lease.row) and lease.row.is_settled:
+        if worker.keeper._table.is_current(lease.row) and lease.row.is_settled:
             self._say(f"{lease.body} has not been settled in {_SETTLED_WITHIN_SECONDS:g} s")
 
     def _has_fault(self, queue: int) -> bool:
@@ -230,7 +230,7 @@ class Judge:
 
     @staticmethod
     def _is_open(worker: Worker, lease: Lease) -> bool:
-        return worker.keeper._table._book.is_current(lease.row) and lease.state not in _HANDS_OFF
+        return worker.keeper._table.is_current(lease.row) and lease.state not in _HANDS_OFF
 
     def gone(self, how: str, message: Message) -> None:
         fate = self.fates[message.body]

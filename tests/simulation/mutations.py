@@ -17,13 +17,11 @@ from typing import Any
 from unittest import mock
 
 from celery_sqs_backoff.sqs import carry_out as carry_out_module
+from celery_sqs_backoff.sqs import settlement
 from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.sqs.memory import Memory
-from celery_sqs_backoff.sqs.settlement import rows
-from celery_sqs_backoff.sqs.settlement.answers import Answers
-from celery_sqs_backoff.sqs.settlement.book import Book, Lane
-from celery_sqs_backoff.sqs.settlement.rows import Meaning, Purpose, Row, Step, Want
-from celery_sqs_backoff.sqs.settlement.table import SettlementTable
+from celery_sqs_backoff.sqs.settlement import Entry, Lane, Purpose, Row, SettlementTable, Want
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease
 
@@ -32,56 +30,82 @@ from .search import first_failure
 HISTORIES = 400
 
 
-def _step(purpose: Purpose, meaning: Meaning, step: Step) -> Any:
-    return mock.patch.dict(
-        rows.TRANSITIONS, {purpose: {**rows.TRANSITIONS[purpose], meaning: step}}
-    )
+_LATER = (Kind.THROTTLED, Kind.UNREACHABLE, Kind.CREDENTIALS, Kind.CREDENTIALS_LATE)
+_REFUSED = (Kind.DENIED, Kind.NO_QUEUE, Kind.UNSUPPORTED, Kind.LOCAL)
+
+
+def _on(purpose: Purpose, kinds: tuple[Kind, ...], act: Callable[..., object] | None) -> Any:
+    """Do this with what fails so; ``None``: take it for done."""
+    enter = SettlementTable._enter
+
+    def wrong(
+        self: SettlementTable, entry: Entry, failure: Failure | None, asked_at: float, now: float
+    ) -> None:
+        if failure is None or entry.purpose is not purpose or failure.kind not in kinds:
+            enter(self, entry, failure, asked_at, now)
+        elif act is None:
+            enter(self, entry, None, asked_at, now)
+        else:
+            act(self, entry, failure, now)
+
+    return mock.patch.object(SettlementTable, "_enter", wrong)
+
+
+def _drop(table: SettlementTable, entry: Entry, failure: Failure, now: float) -> None:
+    table._finish(entry.row, settlement.Happening.TOO_LATE, entry.purpose, failure)
+
+
+def _lose(table: SettlementTable, entry: Entry, failure: Failure, now: float) -> None:
+    table._lose(entry.row, failure, now)
 
 
 def _no_fence() -> Any:
-    lane = Book.lane
+    lane = SettlementTable._lane
 
-    def wide(self: Book, url: str, operation: Any) -> Lane:
+    def wide(self: SettlementTable, url: str, operation: Any) -> Lane:
         made = lane(self, url, operation)
         made.capacity = 5
         return made
 
-    return mock.patch.object(Book, "lane", wide)
+    return mock.patch.object(SettlementTable, "_lane", wide)
 
 
 def _one_lane() -> Any:
-    lane = Book.lane
-    return mock.patch.object(Book, "lane", lambda self, url, operation: lane(self, "x", operation))
+    lane = SettlementTable._lane
+    return mock.patch.object(
+        SettlementTable, "_lane", lambda self, url, operation: lane(self, "x", operation)
+    )
 
 
 def _old_handles_count() -> Any:
-    enter_one = Answers._enter_one
+    enter = SettlementTable._enter
 
-    def trusting(self: Answers, entry: Any, *rest: Any) -> None:
+    def trusting(self: SettlementTable, entry: Any, *rest: Any) -> None:
         handle, entry.row.handle = entry.row.handle, entry.handle
-        enter_one(self, entry, *rest)
+        enter(self, entry, *rest)
         entry.row.handle = handle
 
-    return mock.patch.object(Answers, "_enter_one", trusting)
+    return mock.patch.object(SettlementTable, "_enter", trusting)
 
 
 def _never_merged() -> Any:
     def received(self: SettlementTable, row: Row, now: float, **_: Any) -> None:
-        if (earlier := self._book.rows.get(row.key)) is not None:
-            self._book.forget(earlier)
-        self._book.enter(row, now)
+        if (earlier := self._rows.get(row.key)) is not None:
+            self.forget(earlier)
+        self._rows[row.key] = row
+        self._plan_visibility(row, now, now)
 
     return mock.patch.object(SettlementTable, "received", received)
 
 
 def _not_kept_hidden() -> Any:
-    plan = Book.plan_visibility
+    plan = SettlementTable._plan_visibility
 
-    def only_held(self: Book, row: Row, at: float, now: float) -> None:
+    def only_held(self: SettlementTable, row: Row, at: float, now: float) -> None:
         if row.want not in (Want.DELETE, Want.DEAD_LETTER):
             plan(self, row, at, now)
 
-    return mock.patch.object(Book, "plan_visibility", only_held)
+    return mock.patch.object(SettlementTable, "_plan_visibility", only_held)
 
 
 def _failed_is_sent() -> Any:
@@ -96,12 +120,12 @@ def _failed_is_sent() -> Any:
 
 
 def _nobody_is_told() -> Any:
-    return mock.patch.object(Book, "miss", return_value=None)
+    return mock.patch.object(SettlementTable, "_miss", return_value=None)
 
 
 def _forgets_to_go_on() -> Any:
     """A row that was refused is not planned again."""
-    return mock.patch.object(Book, "plan_again", return_value=None)
+    return mock.patch.object(SettlementTable, "_again", return_value=None)
 
 
 def _changes_what_may_be_visible() -> Any:
@@ -110,21 +134,21 @@ def _changes_what_may_be_visible() -> Any:
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "renewals come at the end of the visibility timeout": lambda: mock.patch.object(
-        rows, "_RENEW_AT_SHARE", 1.0
+        settlement, "_RENEW_AT_SHARE", 1.0
     ),
     "renewals are not fenced from settlements": _no_fence,
     "one lane for all queues": _one_lane,
-    "a dead letter in doubt is taken for sent": lambda: _step(
-        Purpose.SEND, Meaning.IN_DOUBT, Step.SENT
-    ),
-    "a refused dead letter ends the row": lambda: _step(Purpose.SEND, Meaning.REFUSED, Step.DROP),
-    "a failed delete is dropped": lambda: _step(Purpose.DELETE, Meaning.LATER, Step.DROP),
-    "a failed backoff is taken for done": lambda: _step(Purpose.HIDE, Meaning.LATER, Step.FINISH),
-    "a failed renewal is taken for a loss": lambda: _step(Purpose.RENEW, Meaning.LATER, Step.LOSE),
+    "a dead letter in doubt is taken for sent": lambda: _on(Purpose.SEND, (Kind.IN_DOUBT,), None),
+    "a refused dead letter ends the row": lambda: _on(Purpose.SEND, _REFUSED, _drop),
+    "a failed delete is dropped": lambda: _on(Purpose.DELETE, _LATER, _drop),
+    "a failed backoff is taken for done": lambda: _on(Purpose.HIDE, _LATER, None),
+    "a failed renewal is taken for a loss": lambda: _on(Purpose.RENEW, _LATER, _lose),
     "responses about an older receipt handle count": _old_handles_count,
     "a message received again is a row of its own": _never_merged,
     "what waits for its delete or dead letter is not kept hidden": _not_kept_hidden,
-    "no pause between tries": lambda: mock.patch.object(Answers, "_pause", return_value=0.0),
+    "no pause between tries": lambda: mock.patch.object(
+        SettlementTable, "_pause", return_value=0.0
+    ),
     "whatever was sent counts as taken": _failed_is_sent,
     "nobody is told of a loss": _nobody_is_told,
     "what failed is not tried again": _forgets_to_go_on,

@@ -501,7 +501,7 @@ def test_dead_letters_that_wait_do_not_fill_the_memory(bench):
         lease.dead_letter(a_record())
     for _ in range(20):
         bench.turn(1)
-    assert bench.keeper._table._book.letter_bytes < 35_000_000
+    assert bench.keeper._table._letter_bytes < 35_000_000
     assert all(bench.keeper.memory.record(f"m{i}") for i in range(50))
 
 
@@ -828,23 +828,6 @@ def test_one_entry_that_is_refused_holds_up_no_other(bench):
         assert (f"h{n}", None) in bench.sqs.asked(DELETE)[-1]
 
 
-def test_a_hold_that_sqs_finds_too_long_is_asked_for_again_shorter(bench):
-    """The clock was wrong about when the message was received: a suspended machine."""
-
-    def fail(action, handle):
-        [(_, seconds)] = bench.sqs.calls[-1][1]
-        text = "Total VisibilityTimeout for the message is beyond the limit"
-        error = {"Error": {"Code": "InvalidParameterValue", "Message": text}}
-        return ClientError(error, action) if seconds > 100 else None
-
-    bench.sqs.fail = fail
-    bench.lease().defer(600)
-    for _ in range(6):
-        bench.turn(0.15)
-    assert [entries[0][1] for entries in bench.sqs.asked(HIDE)] == [600, 300, 150, 75]
-    assert bench.keeper.waiting == 0
-
-
 def test_a_visibility_timeout_of_zero_is_no_loss(bench):
     """Whoever receives from such a queue asks for 30 seconds."""
     lease, told = bench.lease(replace(QUEUE, visibility_timeout_seconds=0)), []
@@ -984,17 +967,6 @@ def test_the_messages_in_flight_are_counted_once_a_minute_and_only_for_a_backoff
         defer_with_room(bench.lease())
         bench.turn(20)
     assert len(bench.sqs.asked("GetQueueAttributes")) == 2
-
-
-def test_a_parked_message_that_cannot_be_sent_is_hidden_and_runs_when_it_comes_back(bench):
-    bench.sqs.in_flight = 120_000
-    bench.sqs.fail = lambda action, what: "AccessDenied" if action == SEND else None
-    defer_with_room(bench.lease(message_id="m"))
-    for _ in range(3):
-        bench.turn(0.1)
-    assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
-    bench.turn(600)
-    assert not bench.keeper.recognise(bench.lease(message_id="m"))
 
 
 # Stopping

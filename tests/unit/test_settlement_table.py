@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff.sqs.errors import Failure, Kind, Operation
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.sqs.settlement import Content, Happening, Row, SettlementTable, Want
-from celery_sqs_backoff.sqs.settlement.agenda import Agenda
-from celery_sqs_backoff.sqs.settlement.rows import TRANSITIONS, Meaning, Purpose, meaning_of
+from celery_sqs_backoff.sqs.settlement import (
+    Agenda,
+    Content,
+    Happening,
+    Row,
+    SettlementTable,
+    Want,
+)
 from tests.support.leases import some_record
 
 QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
@@ -35,15 +40,6 @@ def answer_all(table, now):
         calls += 1
         table.answered(call, [None] * len(call.entries), now)
     return calls
-
-
-def test_every_meaning_of_a_response_has_its_transition():
-    assert set(TRANSITIONS) == set(Purpose)
-    assert all(set(transitions) == set(Meaning) for transitions in TRANSITIONS.values())
-
-
-def test_every_kind_of_failure_has_its_meaning():
-    assert {meaning_of(Failure(kind, "x", is_of_call=True)) for kind in Kind} < set(Meaning)
 
 
 def cpu_seconds_to_renew(count):
@@ -85,7 +81,7 @@ def test_what_was_settled_leaves_nothing_behind():
         table.drain_events()
     answer_all(table, now + 1)
     assert (len(table), table.waiting) == (0, 0)
-    assert sum(len(lane.renewals._later) for lane in table._book._lanes.values()) < 200
+    assert sum(len(lane.renewals._later) for lane in table._lanes.values()) < 200
 
 
 def test_beside_a_renewal_that_is_hours_away_calls_leave_nothing_behind() -> None:
@@ -100,21 +96,24 @@ def test_beside_a_renewal_that_is_hours_away_calls_leave_nothing_behind() -> Non
         row.become(Want.HIDE, due_at=now + 60)
         table.settled(row, now)
         assert answer_all(table, now + 0.5) == 1
-    assert len(table._book._schedule) < 200
+    later = (agenda._later for lane in table._lanes.values() for agenda in (lane.settling,))
+    assert sum(map(len, later)) < 200
     assert table.next_at() == 14_400
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60), st.floats(0, 100))
 def test_an_agenda_gives_what_is_ready_and_was_not_cancelled_the_oldest_first(items, now):
-    agenda = Agenda(10)
-    tickets = [agenda.add(n, at, 0.0) for n, (at, _) in enumerate(items)]
-    for ticket, (_, is_cancelled) in zip(tickets, items, strict=True):
+    agenda = Agenda()
+    rows = [Row(QUEUE, str(n), "h", 0.0) for n in range(len(items))]
+    for row, (at, _) in zip(rows, items, strict=True):
+        agenda.put(row, at, 0.0)
+    for row, (_, is_cancelled) in zip(rows, items, strict=True):
         if is_cancelled:
-            agenda.cancel(ticket)
+            agenda.drop(row)
     expected = [n for n, (at, is_cancelled) in enumerate(items) if at <= now and not is_cancelled]
-    assert agenda.ready(now, 100) == sorted(expected, key=lambda n: (items[n][0], n))
-    taken = agenda.take(now, 100)
-    assert taken == sorted(expected, key=lambda n: (items[n][0], n))
+    in_order = [rows[n] for n in sorted(expected, key=lambda n: (items[n][0], n))]
+    assert list(agenda.ready(now)) == in_order
+    assert agenda.take(now, 100) == in_order
     later = [at for at, is_cancelled in items if at > now and not is_cancelled]
     assert len(agenda) == len(later)
     assert agenda.due_at(now, 0.0) == min(later, default=math.inf)
@@ -135,13 +134,14 @@ def test_with_thousands_held_more_are_hidden_for_longer_from_the_start() -> None
 def test_what_is_due_at_once_does_not_wait_for_renewals_that_would_only_have_filled_a_call() -> (
     None
 ):
-    agenda = Agenda(10)
-    for n in range(15):
-        agenda.add(n, 100.0, 0.0)
-    assert agenda.take(90.0, 10, slack=12.0) == list(range(10))
-    agenda.add(15, 91.0, 91.0)
+    agenda = Agenda()
+    rows = [Row(QUEUE, str(n), "h", 0.0) for n in range(16)]
+    for row in rows[:15]:
+        agenda.put(row, 100.0, 0.0)
+    assert agenda.take(90.0, 10, early=12.0) == rows[:10]
+    agenda.put(rows[15], 91.0, 91.0)
     assert agenda.due_at(91.0, 0.0) == 91.0
-    assert agenda.take(91.0, 10) == [15]
+    assert agenda.take(91.0, 10) == rows[15:]
 
 
 def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause() -> None:
@@ -226,19 +226,6 @@ def a_table_with_a_delete_in_doubt():
     table.answered(table.take(0.0), [NO_RESPONSE], 0.0)
     table.drain_events()
     return table
-
-
-@pytest.mark.parametrize("operation", [Operation.DELETE, Operation.CHANGE_VISIBILITY])
-def test_a_receipt_handle_that_our_own_delete_has_voided_says_that_it_is_done(operation) -> None:
-    """Else whoever is on call is told that the message comes back."""
-    table = a_table_with_a_delete_in_doubt()
-    while (call := table.take(15.0)).operation is not operation:
-        table.answered(call, [NO_RESPONSE], 15.0)
-    table.answered(call, [VOID], 15.0)
-    told = {event.what for event in table.drain_events()}
-    assert Happening.DELETED in told
-    assert Happening.TOO_LATE not in told
-    assert len(table) == 0
 
 
 def test_a_void_handle_does_not_say_that_what_is_not_sent_yet_is_deleted() -> None:

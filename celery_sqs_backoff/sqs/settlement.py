@@ -1,0 +1,865 @@
+"""Messages that a worker holds or settles, and which calls to SQS are due for them: pure.
+
+One :class:`Row` per queue and message ID. ``take`` returns the next call that is due, and
+``answered`` enters what SQS said. Nothing in here does I/O, starts threads, or knows of Celery. One
+thread at a time may be in here.
+
+- A queue has at most one call about visibility under way, so a renewal cannot overtake a backoff.
+- A batch goes when it is full, or when its first entry has waited ``linger_seconds``.
+- An entry that fails pauses its row, and a call that fails as a whole pauses its lane (one action
+  on one queue), so that an outage costs few calls.
+- A message that waits for its delete or its dead letter is renewed like a held one, so that nobody
+  else gets it meanwhile.
+- A backoff does not touch a message that somebody else may have received by now.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..retry.policies import EqualJitter, FullJitter
+from .dead_letter import DeadLetterRecord
+from .errors import NOT_LISTED, Failure, Kind, Operation
+from .limits import (
+    MAX_BATCH_ENTRIES,
+    MAX_IN_FLIGHT_MESSAGES,
+    MAX_VISIBILITY_TIMEOUT_SECONDS,
+    MAX_WAIT_TIME_SECONDS,
+)
+from .queues import Queue
+
+#: A renewal asks for at least this much, however short the queue's own visibility timeout is. It
+#: bounds the calls, and the time that a message of a killed worker stays hidden.
+_MIN_RENEWAL_SECONDS = 10
+
+#: SQS counts its 12 hours from before the worker saw the message: the long poll, and some network.
+_TWELVE_HOURS_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 40
+
+#: Callers that ask for a delay have kept the margin above. Here it must not be cut once more.
+_HIDING_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 20
+
+#: A renewal comes when this share of the visibility timeout is over, so two more tries fit.
+_RENEW_AT_SHARE = 1 / 3
+
+#: A renewal may be early by this share of the visibility timeout, to fill a call.
+_RENEW_EARLY_SHARE = 1 / 24
+
+#: With many messages held, each renewal asks for longer. One queue then needs at most this many
+#: renewal calls a second, and no message is hidden for longer than this because of it.
+_RENEWALS_PER_SECOND = 20
+_MAX_SPREAD_SECONDS = 900
+
+#: After this many failures of its delete or dead letter a message is hidden for longer each time.
+#: Not sooner: after a transient failure it must be back soon if the worker is killed.
+_TRANSIENT_FAILURES = 3
+_FIRST_KEEP_HIDDEN_SECONDS = 30
+_MAX_KEEP_HIDDEN_SECONDS = 900
+
+#: A queue whose own visibility timeout is 0 would hand a message out again at once, so a receive
+#: must ask for this instead.
+_INSTEAD_OF_NO_TIMEOUT_SECONDS = 30
+
+#: Between two looks at how many messages of a queue are in flight. The figure is approximate.
+_LOOK_SECONDS = 60.0
+
+#: Backoff for failures that may pass by themselves.
+_AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
+
+#: Backoff for refusals that need an operator, such as a missing permission.
+_AFTER_REFUSAL = EqualJitter(base=4, cap=60)
+
+#: Backoff for a dead letter that cannot be sent.
+_AFTER_UNSENT = EqualJitter(base=1, cap=300)
+
+#: Bodies of dead letters that wait in memory for a queue that refuses them. Beyond that the message
+#: is hidden, and its body is taken from its next receive.
+_MAX_LETTER_BYTES = 32 * 1_048_576
+_SET_ASIDE_SECONDS = 300
+
+#: A person has to act. The message is kept, and tried seldom.
+_REFUSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.UNSUPPORTED, Kind.LOCAL}
+
+#: About one entry. Where a whole call fails so, one of its entries is why.
+_OF_ONE_ENTRY = {Kind.STALE_HANDLE, Kind.TOO_LONG, Kind.BAD_ENTRY}
+
+
+class Want(Enum):
+    """What is to become of a message. ``HELD`` is the only one that can be settled."""
+
+    HELD = "held"
+    DELETE = "delete"
+    HIDE = "hide until it is due"
+    GIVE_BACK = "show it now"
+    DEAD_LETTER = "send it to the dead-letter queue, then delete it"
+    LOST = "nothing: SQS no longer honours the receipt handle"
+
+
+class Purpose(Enum):
+    """What one entry of a call is for."""
+
+    RENEW = "renew"
+    HIDE = "hide"
+    GIVE_BACK = "give back"
+    DELETE = "delete"
+    SEND = "send"
+
+
+class Happening(Enum):
+    """What became of a row or of a call. Every counter is a fold over these."""
+
+    RENEWED = "renewed"
+    DELETED = "deleted"
+    HIDDEN = "hidden"
+    GIVEN_BACK = "given back"
+    PARKED = "parked"
+    SENT = "dead letter sent"
+    LOST = "lease lost"
+    MAY_BE_LOST = "not renewed in time"
+    TWELVE_HOURS = "held for 12 hours"
+    TOO_LATE = "too late to settle"
+    REFUSED = "refused"
+    RETRIED = "tried again"
+    LOOKED = "messages in flight counted"
+
+
+_HIDING = {Want.HIDE: Purpose.HIDE, Want.GIVE_BACK: Purpose.GIVE_BACK}
+_CONFIRMED = {
+    Purpose.HIDE: Happening.HIDDEN,
+    Purpose.GIVE_BACK: Happening.GIVEN_BACK,
+    Purpose.DELETE: Happening.DELETED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a dead letter takes over from its message, as ReceiveMessage returned it."""
+
+    body: str
+    attributes: Mapping[str, Mapping[str, Any]]
+    group_id: str | None
+    #: AWS X-Ray's, a system attribute.
+    trace_header: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One received message, and what is known and wanted of it. Times are of one clock, seconds.
+
+    Arguments:
+        queue: where it was received.
+        message_id: its ID there.
+        handle: the newest receipt handle.
+        received_at: when it was received.
+        guard: held while the row is settled, if several threads may try.
+        owner: the worker's lease, which is not looked at here.
+        hidden_seconds: what the receive asked for; ``None``: the queue's visibility timeout.
+    """
+
+    queue: Queue
+    message_id: str
+    handle: str
+    received_at: float
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    owner: Any = None
+    hidden_seconds: int | None = None
+    want: Want = Want.HELD
+    #: The table knows what is wanted. (``become`` does not wait for the table.)
+    is_settled: bool = False
+    visible_at: float = 0.0
+    renew_at: float = 0.0
+    #: HIDE, GIVE_BACK: when the message is to be seen again.
+    due_at: float = 0.0
+    #: DEAD_LETTER: the message, and why.
+    content: Content | None = None
+    record: DeadLetterRecord | None = None
+    is_sent: bool = False
+    #: SQS has refused the record, so the dead letter goes without it.
+    without_record: bool = False
+    #: HIDE: from which share of the queue's quota in flight on the message becomes a dead letter
+    #: (``None``: never), and what makes the record, of the seconds left to wait.
+    park_above: float | None = None
+    park: Callable[[float], DeadLetterRecord] | None = None
+    #: Its visibility timeout has run out unrenewed. A standard queue still takes the receipt
+    #: handle then, and applies it to the hold of another worker.
+    may_be_lost: bool = False
+    #: HIDE, GIVE_BACK, DELETE: SQS may have been asked, but its response was lost.
+    in_doubt: bool = False
+    #: The run has ended after the message was lost, so a new receive is a new row.
+    is_over: bool = False
+    failures: int = 0
+    #: SQS refused a whole batch for one of its entries, so this row goes alone from now on.
+    goes_alone: bool = False
+
+    def __post_init__(self) -> None:
+        self.due_at = self.received_at
+        seconds = self.hidden_seconds or self.queue.visibility_timeout_seconds
+        self.extend(self.received_at, seconds or _INSTEAD_OF_NO_TIMEOUT_SECONDS)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.queue.url, self.message_id
+
+    @property
+    def is_hiding(self) -> bool:
+        """Whether its settlement is a change of visibility, so that it is not renewed."""
+        return self.is_settled and self.want in _HIDING
+
+    def become(self, want: Want, **facts: Any) -> bool:
+        """Settle the row, or lose it. Return False if it was already settled or lost."""
+        with self.guard:
+            if self.want is not Want.HELD:
+                return False
+            self._put(want, facts)
+        return True
+
+    def end_run(self, want: Want, **facts: Any) -> Want | None:
+        """Settle the row at the end of its run. Of a lost row, note that its run is over.
+
+        Returns:
+            What the row was. ``HELD``: this call has settled it. ``LOST``: its run has ended now.
+            ``None``: it was settled before, and nothing has changed.
+        """
+        with self.guard:
+            was = self.want
+            if was is Want.HELD:
+                self._put(want, facts)
+            elif was is Want.LOST and not self.is_over:
+                self.is_over = True
+            else:
+                return None
+        return was
+
+    def _put(self, want: Want, facts: Mapping[str, Any]) -> None:
+        for name, value in facts.items():
+            setattr(self, name, value)
+        self.want = want
+
+    def hold_again(self, newer: Row) -> None:
+        """Go on with the receipt handle of a newer receive of the same message."""
+        with self.guard:
+            if self.want is Want.LOST:
+                self.want = Want.HELD
+            self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
+            self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
+            self.may_be_lost = self.in_doubt = False
+
+    def extend(self, asked_at: float, seconds: int) -> None:
+        """Note that the message is hidden for ``seconds`` from ``asked_at`` on."""
+        self.visible_at = asked_at + seconds
+        self.renew_at = asked_at + seconds * _RENEW_AT_SHARE
+
+    def may_be_visible(self, now: float) -> bool:
+        """Return whether a change could end or extend the hold of another worker.
+
+        Also if an earlier call whose response was lost may have taken effect and expired.
+        """
+        return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
+
+    def seconds_to_hide(self, now: float) -> int:
+        """Return what to ask SQS for at a settlement: 0 to show the message, else at least 1."""
+        if self.want is Want.GIVE_BACK:
+            return 0
+        left = self._left(now, _HIDING_MARGIN_SECONDS)
+        return max(1, min(math.ceil(self.due_at - now), left))
+
+    def seconds_to_renew(self, now: float, held: int) -> int:
+        """Return what to ask SQS for at a renewal; 0 or less when the 12 hours are used up.
+
+        Arguments:
+            now: the time.
+            held: messages of the queue that need renewals.
+        """
+        least = self.queue.visibility_timeout_seconds
+        seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds(held))
+        lasting = self.failures - _TRANSIENT_FAILURES
+        if self.want is not Want.HELD and lasting > 0:
+            longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
+            seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
+        return min(seconds, self._left(now, _TWELVE_HOURS_MARGIN_SECONDS))
+
+    def _left(self, now: float, margin: float) -> int:
+        return int(MAX_VISIBILITY_TIMEOUT_SECONDS - margin - (now - self.received_at))
+
+
+def spread_seconds(held: int) -> int:
+    """Return how long to hide each of ``held`` messages of a queue, so that renewals stay few."""
+    seconds = held / _RENEW_AT_SHARE / MAX_BATCH_ENTRIES / _RENEWALS_PER_SECOND
+    return min(math.ceil(seconds), _MAX_SPREAD_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. ``row`` is ``None`` where it is about the queue."""
+
+    what: Happening
+    url: str
+    row: Row | None = None
+    purpose: Purpose | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a call. ``seconds``: what a change of visibility asks for."""
+
+    row: Row
+    purpose: Purpose
+    handle: str
+    seconds: int = 0
+
+
+class Agenda:
+    """Rows by the time at which they are ready, in O(log n). A row is in it once."""
+
+    def __init__(self) -> None:
+        self._at: dict[Row, float] = {}
+        self._ready: dict[Row, None] = {}
+        self._later: list[tuple[float, int, Row]] = []
+        self._count = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, row: Row) -> bool:
+        return row in self._at
+
+    def put(self, row: Row, at: float, now: float) -> None:
+        """Plan a row, or plan it anew."""
+        self.drop(row)
+        self._at[row] = at
+        if at <= now:
+            self._ready[row] = None
+            return
+        heapq.heappush(self._later, (at, next(self._count), row))
+        if len(self._later) > 2 * len(self._at) + 64:
+            self._later = [entry for entry in self._later if self._at.get(entry[2]) == entry[0]]
+            heapq.heapify(self._later)
+
+    def drop(self, row: Row) -> None:
+        self._at.pop(row, None)
+        self._ready.pop(row, None)
+
+    def due_at(self, now: float, linger: float = 0.0) -> float:
+        """Return when the next batch is due; infinity if there is nothing.
+
+        It is due when it is full, or when its first row has been ready for ``linger`` seconds.
+        """
+        self.ready(now)
+        if len(self._ready) >= MAX_BATCH_ENTRIES:
+            return now
+        first = next(iter(self._ready), None)
+        if first is not None:
+            return self._at[first] + linger
+        return self._later[0][0] + linger if self._later else math.inf
+
+    def ready(self, now: float) -> Iterator[Row]:
+        """Return the rows that are ready, the oldest first, and leave them where they are."""
+        while self._later:
+            at, _, row = self._later[0]
+            is_live = self._at.get(row) == at
+            if is_live and at > now:
+                break
+            heapq.heappop(self._later)
+            if is_live:
+                self._ready.setdefault(row)
+        return iter(self._ready)
+
+    def take(self, now: float, at_most: int, *, early: float = 0.0) -> list[Row]:
+        """Remove and return the rows that are ready, or will be in ``early`` seconds."""
+        rows = list(itertools.islice(self.ready(now), at_most))
+        for row in rows:
+            self.drop(row)
+        while len(rows) < at_most and self._later and self._later[0][0] <= now + early:
+            at, _, row = heapq.heappop(self._later)
+            if self._at.get(row) == at:
+                self.drop(row)
+                rows.append(row)
+        return rows
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One action on one queue: what waits for it, and when it may be called.
+
+    Arguments:
+        url: of the queue of the messages.
+        operation: the action.
+        capacity: calls that may be under way at a time.
+    """
+
+    url: str
+    operation: Operation
+    capacity: int
+    settling: Agenda = field(default_factory=Agenda)
+    renewals: Agenda = field(default_factory=Agenda)
+    #: Held rows by the end of their visibility timeout. The task of one is told then, whether its
+    #: renewal has failed, hangs, or waits behind another call that does.
+    expiring: Agenda = field(default_factory=Agenda)
+    under_way: int = 0
+    #: Calls in a row that failed as a whole, and how the last of them failed.
+    failures: int = 0
+    failed_by: Kind | None = None
+    not_before: float = 0.0
+    looked_at: float = -math.inf
+    share_in_flight: float = 0.0
+
+    def call_at(self, now: float, linger: float) -> float:
+        if self.under_way >= self.capacity:
+            return math.inf
+        due = min(self.settling.due_at(now, linger), self.renewals.due_at(now))
+        return max(due, self.not_before)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is due. ``GET_ATTRIBUTES`` has no entries: it counts the messages in flight.
+
+    Attributes:
+        operation: the action.
+        url: the queue of the messages. A dead letter is sent to the ``dlq_url`` of its row's queue.
+        entries: up to ten.
+        asked_at: when.
+        lane: where the results are entered.
+    """
+
+    operation: Operation
+    url: str
+    entries: Sequence[Entry]
+    asked_at: float
+    lane: Lane
+
+
+class SettlementTable:
+    """All messages that are held or being settled.
+
+    Arguments:
+        linger_seconds: how long a settlement may wait for others, to be sent in one batch.
+        rng: for the jitter between tries.
+        in_flight_quota: messages of each queue, for parking.
+    """
+
+    def __init__(
+        self,
+        *,
+        linger_seconds: float = 0.1,
+        rng: random.Random | None = None,
+        in_flight_quota: int = MAX_IN_FLIGHT_MESSAGES,
+    ) -> None:
+        self._linger = linger_seconds
+        self._rng = rng or random.Random()
+        self._quota = in_flight_quota
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._lanes: dict[tuple[str, Operation], Lane] = {}
+        self._due: dict[Lane, float] = {}
+        self._events: list[Event] = []
+        self._waiting: Counter[str] = Counter()
+        self._letters: dict[Row, int] = {}
+        self._letter_bytes = 0
+
+    # Messages
+
+    def received(self, row: Row, now: float, *, is_last: bool = False) -> Row | None:
+        """Enter a message that was received.
+
+        Arguments:
+            row: made from this receive.
+            now: the time.
+            is_last: SQS would move the message to its dead-letter queue at the next receive.
+
+        Returns:
+            The earlier row of the same message, if that one goes on with the newer receipt handle;
+            ``row`` itself is not used then. ``None``: the message is held, to be run.
+        """
+        earlier = self._rows.get(row.key)
+        if earlier is not None:
+            waits = earlier.want is Want.HIDE and now < earlier.due_at and not is_last
+            is_removed = earlier.want in (Want.DELETE, Want.DEAD_LETTER)
+            runs = earlier.want is Want.HELD or (earlier.want is Want.LOST and not earlier.is_over)
+            if waits or is_removed or runs:
+                earlier.hold_again(row)
+                self._plan_visibility(earlier, now, now)
+                return earlier
+            self.forget(earlier)
+        self._rows[row.key] = row
+        self._plan_visibility(row, now, now)
+        return None
+
+    def settled(self, row: Row, now: float) -> None:
+        """Enter what a row has become. The calls for it are due from now on."""
+        if not self.is_current(row):
+            if row.key in self._rows:
+                return  # received again, and held
+            self._rows[row.key] = row
+        self._waiting[row.queue.url] += 1
+        row.is_settled, row.failures = True, 0
+        self._plan_visibility(row, now, now)
+        if not row.is_hiding:
+            self._plan_removal(row, now, now)
+
+    def queue_read(self, queue: Queue) -> None:
+        """Enter a queue's newest attributes, for the messages that were received before, too."""
+        for row in self._rows.values():
+            if row.queue.url == queue.url:
+                row.queue = queue
+
+    def forget(self, row: Row) -> None:
+        """End a row without any call."""
+        if not self.is_current(row):
+            return
+        del self._rows[row.key]
+        if row.is_settled:
+            self._waiting[row.queue.url] -= 1
+        for operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE, Operation.SEND):
+            lane = self._lane(row.queue.url, operation)
+            for agenda in (lane.settling, lane.renewals, lane.expiring):
+                agenda.drop(row)
+        self._drop_content(row)
+
+    def seconds_to_receive_for(self, queue: Queue) -> int | None:
+        """Return the visibility timeout to name at a receive; ``None``: the queue's own.
+
+        With thousands of messages held, the first renewals of more could not all come in time.
+        """
+        lane = self._lane(queue.url, Operation.CHANGE_VISIBILITY)
+        seconds = spread_seconds(len(lane.renewals))
+        return seconds if seconds > queue.visibility_timeout_seconds else None
+
+    def is_current(self, row: Row) -> bool:
+        """Return whether the row is in the table: neither ended nor replaced by a newer one."""
+        return self._rows.get(row.key) is row
+
+    def held(self) -> list[Row]:
+        return [row for row in self._rows.values() if row.want is Want.HELD]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        """Settlements that SQS has not confirmed."""
+        return self._waiting.total()
+
+    def waiting_for(self, url: str) -> int:
+        """Return how many settlements of a queue's messages SQS has not confirmed."""
+        return self._waiting[url]
+
+    def drain_events(self) -> list[Event]:
+        """Return what has happened since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def next_at(self) -> float:
+        """Return when ``take`` is worth calling; infinity if there is nothing to wait for."""
+        return min(self._due.values(), default=math.inf)
+
+    def hurry(self, now: float) -> None:
+        """Let no batch wait for more entries from now on."""
+        self._linger = 0.0
+        for lane in self._lanes.values():
+            self._wake(lane, now)
+
+    # Calls
+
+    def take(self, now: float) -> Call | None:
+        """Return the next call that is due, if any. Give its results to ``answered``."""
+        while self._due:
+            lane = min(self._due, key=self._due.__getitem__)
+            if self._due[lane] > now:
+                return None
+            call = self._call(lane, now)
+            lane.under_way += call is not None
+            self._wake(lane, now)
+            if call is not None:
+                return call
+        return None
+
+    def _call(self, lane: Lane, now: float) -> Call | None:
+        for row in lane.expiring.take(now, len(lane.expiring)):
+            if now >= row.visible_at and row.want is Want.HELD:
+                self._miss(row)
+        if lane.call_at(now, self._linger) > now:
+            return None
+        operation, entries = lane.operation, list[Entry]()
+        if operation is not Operation.CHANGE_VISIBILITY:
+            self._fill(entries, lane, lane.settling, now)
+        elif self._must_look(lane, now):
+            operation = Operation.GET_ATTRIBUTES
+        else:
+            # The most overdue of renewals and settlements first; the other kind fills the call.
+            agendas = sorted((lane.renewals, lane.settling), key=lambda each: each.due_at(now))
+            for agenda in agendas:
+                self._fill(entries, lane, agenda, now)
+            if entries:
+                timeout = entries[0].row.queue.visibility_timeout_seconds
+                self._fill(entries, lane, lane.renewals, now, early=timeout * _RENEW_EARLY_SHARE)
+        is_due = entries or operation is Operation.GET_ATTRIBUTES
+        return Call(operation, lane.url, entries, now, lane) if is_due else None
+
+    def _fill(
+        self, entries: list[Entry], lane: Lane, agenda: Agenda, now: float, *, early: float = 0.0
+    ) -> None:
+        """Fill a call with what is due. All dead letters of one call go to one queue."""
+        for row in agenda.take(now, MAX_BATCH_ENTRIES - len(entries), early=early):
+            first = entries[0].row if entries else row
+            is_alone = first is not row and (row.goes_alone or first.goes_alone)
+            if is_alone or row.queue.dlq_url != first.queue.dlq_url:
+                agenda.put(row, now, now)
+            elif (entry := self._entry(row, lane, now)) is not None:
+                entries.append(entry)
+
+    def _entry(self, row: Row, lane: Lane, now: float) -> Entry | None:
+        """Return what to ask SQS for a row now; ``None`` if it is too late for that."""
+        if lane.operation is Operation.DELETE:
+            return Entry(row, Purpose.DELETE, row.handle)
+        if lane.operation is Operation.SEND:
+            return Entry(row, Purpose.SEND, row.handle)
+        if not row.is_hiding:
+            seconds = row.seconds_to_renew(now, len(lane.renewals) + 1)
+            if seconds >= 1:
+                return Entry(row, Purpose.RENEW, row.handle, seconds)
+            row.may_be_lost = True
+            if row.want is Want.HELD:
+                self._tell(Happening.TWELVE_HOURS, row)
+            return None
+        purpose = _HIDING[row.want]
+        if row.may_be_visible(now):
+            self._finish(row, Happening.TOO_LATE, purpose)
+        elif row.park_above is not None and row.park and lane.share_in_flight >= row.park_above:
+            self._park(row, now)
+        else:
+            return Entry(row, purpose, row.handle, row.seconds_to_hide(now))
+        return None
+
+    def _must_look(self, lane: Lane, now: float) -> bool:
+        """Return whether a backoff waits that may be parked, and the figure for that is old."""
+        if now < lane.looked_at + _LOOK_SECONDS:
+            return False
+        rows = itertools.islice(lane.settling.ready(now), MAX_BATCH_ENTRIES)
+        return any(row.park_above is not None and not row.may_be_visible(now) for row in rows)
+
+    def _park(self, row: Row, now: float) -> None:
+        """Make a dead letter of a backoff that the queue's quota in flight has no room for."""
+        assert row.park is not None
+        row.record, row.park_above = row.park(max(0.0, row.due_at - now)), None
+        row.want = Want.DEAD_LETTER
+        self._tell(Happening.PARKED, row)
+        self._plan_visibility(row, now, now)
+        self._plan_removal(row, now, now)
+
+    # Answers
+
+    def counted(self, call: Call, in_flight: int | Failure, now: float) -> None:
+        """Enter how many messages of a queue are in flight, or why SQS did not say."""
+        lane, failure = call.lane, in_flight if isinstance(in_flight, Failure) else None
+        lane.under_way -= 1
+        lane.looked_at = now
+        lane.share_in_flight = 0.0 if isinstance(in_flight, Failure) else in_flight / self._quota
+        self._events.append(Event(Happening.LOOKED, lane.url, failure=failure))
+        self._wake(lane, now)
+
+    def answered(self, call: Call, results: Sequence[Failure | None], now: float) -> None:
+        """Enter the results of a call, one per entry, in order."""
+        lane, first = call.lane, call.entries[0]
+        lane.under_way -= 1
+        failure = next(filter(is_of_lane, results), None)
+        if failure is not None:
+            # Three calls that were throttled do not make the refusal after them the fourth.
+            is_refused = failure.kind in _REFUSED
+            is_again = lane.failed_by is not None and (lane.failed_by in _REFUSED) is is_refused
+            lane.failures = lane.failures + 1 if is_again else 1
+            lane.failed_by = failure.kind
+            lane.not_before = now + self._pause(lane.failures, failure, first)
+        elif None in results:
+            lane.failures, lane.failed_by, lane.not_before = 0, None, 0.0
+        for entry, result in zip(call.entries, results, strict=True):
+            is_of_neighbour = result is not None and result.is_of_call and not is_of_lane(result)
+            if is_of_neighbour and results.count(result) > 1:
+                entry.row.goes_alone = True
+                if self.is_current(entry.row):
+                    self._again(entry, now, now)
+            elif self.is_current(entry.row):
+                self._enter(entry, result, call.asked_at, now)
+            else:
+                self._assert_newer(entry, now)
+        self._wake(lane, now)
+
+    def _assert_newer(self, entry: Entry, now: float) -> None:
+        """A change that was meant for an earlier receive may have ended the newer one's hold."""
+        newer = self._rows.get(entry.row.key)
+        if newer is not None and entry.purpose not in (Purpose.DELETE, Purpose.SEND):
+            newer.renew_at = now
+            self._plan_visibility(newer, now, now)
+
+    def _enter(self, entry: Entry, failure: Failure | None, asked_at: float, now: float) -> None:
+        """Enter the result of one entry into its row."""
+        row, purpose = entry.row, entry.purpose
+        is_void = failure is not None and failure.kind is Kind.STALE_HANDLE
+        if purpose is not Purpose.SEND and row.handle != entry.handle:
+            row.renew_at = now  # about an older receive: assert ours
+            self._again(entry, now, now)
+        elif failure is None and purpose is Purpose.RENEW:
+            self._renewed(row, asked_at, entry.seconds, now)
+        elif failure is None and purpose is Purpose.SEND:
+            row.is_sent, row.failures, row.park = True, 0, None
+            self._drop_content(row)
+            self._tell(Happening.SENT, row, purpose)
+            self._plan_removal(row, now, now)
+        elif failure is None:
+            self._finish(row, _CONFIRMED[purpose], purpose)
+        elif is_void and purpose is Purpose.RENEW:
+            self._lose(row, failure, now)
+        elif is_void and purpose is not Purpose.SEND:
+            self._finish(row, Happening.TOO_LATE, purpose, failure)
+        elif purpose is Purpose.SEND and failure.kind is Kind.BAD_ENTRY and not row.without_record:
+            row.without_record = True
+            self._again(entry, now, now)
+        else:
+            self._failed(entry, failure, now)
+
+    def _renewed(self, row: Row, asked_at: float, seconds: int, now: float) -> None:
+        if asked_at >= row.visible_at:
+            self._miss(row)
+        row.extend(asked_at, seconds)
+        self._tell(Happening.RENEWED, row, Purpose.RENEW)
+        if row.want is Want.HELD:
+            row.failures = 0
+        if not row.is_hiding:
+            self._plan_visibility(row, now, now)
+
+    def _lose(self, row: Row, failure: Failure, now: float) -> None:
+        # Perhaps SQS has just deleted it for us, and the response is on its way.
+        is_deleting = row.want is Want.DELETE or (row.want is Want.DEAD_LETTER and row.is_sent)
+        waits = row in self._lane(row.queue.url, Operation.DELETE).settling
+        crosses_delete = is_deleting and not waits and not row.may_be_visible(now)
+        if row.become(Want.LOST, may_be_lost=True):
+            self._tell(Happening.LOST, row, Purpose.RENEW, failure)
+        elif row.is_settled and not row.is_hiding and not crosses_delete:
+            self._finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
+
+    def _failed(self, entry: Entry, failure: Failure, now: float) -> None:
+        row, purpose = entry.row, entry.purpose
+        is_refused = failure.kind in _REFUSED or failure.kind in _OF_ONE_ENTRY
+        if is_refused:
+            self._tell(Happening.REFUSED, row, purpose, failure)
+        self._tell(Happening.RETRIED, row, purpose, failure)
+        # An entry that SQS lists as failed was not carried out, whatever its code says.
+        is_listed = not failure.is_of_call and failure is not NOT_LISTED
+        if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in _CONFIRMED:
+            row.in_doubt = True
+        tries = row.failures + 1
+        if purpose is Purpose.RENEW:
+            if now >= row.visible_at:
+                self._miss(row)
+            if row.want is Want.HELD:
+                row.failures = tries
+            pause = self._row_pause(max(row.failures, 3), failure, entry)
+            row.renew_at = now + pause
+            self._again(entry, now, now)
+            return
+        row.failures = tries
+        if purpose is Purpose.SEND and self._letter_bytes > _MAX_LETTER_BYTES:
+            row.want, row.due_at = Want.HIDE, now + _SET_ASIDE_SECONDS
+            self._drop_content(row)
+            self._plan_visibility(row, now, now)
+            return
+        at = now + self._row_pause(tries, failure, entry)
+        if purpose in _HIDING.values():
+            at = max(now, min(at, row.visible_at))  # later it would end somebody else's hold
+        self._again(entry, at, now)
+
+    def _row_pause(self, tries: int, failure: Failure, entry: Entry) -> float:
+        return 0.0 if is_of_lane(failure) else self._pause(tries, failure, entry)
+
+    def _pause(self, tries: int, failure: Failure, entry: Entry) -> float:
+        """Return the seconds before another try.
+
+        After a transient failure at most a tenth of the visibility timeout: what is settled next
+        waits in the same lane, and must not be received again because of an outage that is over.
+        """
+        timeout = entry.row.queue.visibility_timeout_seconds
+        if entry.purpose is Purpose.SEND:
+            return _AFTER_UNSENT.delay(tries, self._rng)
+        if failure.kind in _REFUSED or failure.kind in _OF_ONE_ENTRY:
+            pause = _AFTER_REFUSAL.delay(tries, self._rng)
+            # Refused once may be a mistake, and the renewals of the queue wait in the same lane.
+            is_soon = entry.purpose is not Purpose.DELETE and tries <= 3
+            return min(pause, timeout / 6) if is_soon else pause
+        most = max(min(1.0, timeout / 8), timeout / 10)
+        return min(most, _AFTER_TRANSIENT.delay(tries, self._rng))
+
+    # Rows and lanes
+
+    def _finish(self, row: Row, what: Happening, purpose: Purpose, failure: Any = None) -> None:
+        self.forget(row)
+        self._tell(what, row, purpose, failure)
+
+    def _tell(self, what: Happening, row: Row, purpose: Any = None, failure: Any = None) -> None:
+        self._events.append(Event(what, row.queue.url, row, purpose, failure))
+
+    def _miss(self, row: Row) -> None:
+        """Note that the row was not renewed in time."""
+        if not row.may_be_lost:
+            row.may_be_lost = True
+            if row.want is Want.HELD:
+                self._tell(Happening.MAY_BE_LOST, row, Purpose.RENEW)
+
+    def _plan_visibility(self, row: Row, at: float, now: float) -> None:
+        """Plan the row's settlement, or else its next renewal and the end of its hold."""
+        lane = self._lane(row.queue.url, Operation.CHANGE_VISIBILITY)
+        for agenda in (lane.settling, lane.renewals, lane.expiring):
+            agenda.drop(row)
+        if row.is_hiding:
+            lane.settling.put(row, at, now)
+        elif row.want is not Want.LOST:
+            lane.renewals.put(row, row.renew_at, now)
+        if row.want is Want.HELD:
+            lane.expiring.put(row, row.visible_at, now)
+        self._wake(lane, now)
+
+    def _plan_removal(self, row: Row, at: float, now: float) -> None:
+        """Plan the row's dead letter, or else its delete."""
+        sends = row.want is Want.DEAD_LETTER and not row.is_sent
+        if sends and row.content is not None and row not in self._letters:
+            self._letters[row] = len(row.content.body)
+            self._letter_bytes += len(row.content.body)
+        lane = self._lane(row.queue.url, Operation.SEND if sends else Operation.DELETE)
+        lane.settling.put(row, at, now)
+        self._wake(lane, now)
+
+    def _again(self, entry: Entry, at: float, now: float) -> None:
+        """Put a row back where the entry came from, unless it was settled meanwhile."""
+        if entry.purpose in (Purpose.DELETE, Purpose.SEND):
+            self._plan_removal(entry.row, at, now)
+        elif entry.purpose is not Purpose.RENEW or not entry.row.is_hiding:
+            self._plan_visibility(entry.row, at, now)
+
+    def _drop_content(self, row: Row) -> None:
+        self._letter_bytes -= self._letters.pop(row, 0)
+        row.content = None
+
+    def _lane(self, url: str, operation: Operation) -> Lane:
+        lane = self._lanes.get((url, operation))
+        if lane is None:
+            # Two deletes: tasks may end faster than one deletes them, ten per round trip.
+            capacity = 2 if operation is Operation.DELETE else 1
+            lane = self._lanes[url, operation] = Lane(url, operation, capacity)
+        return lane
+
+    def _wake(self, lane: Lane, now: float) -> None:
+        """Note when to look at a lane: for a call, or to tell a task without one."""
+        at = min(lane.call_at(now, self._linger), lane.expiring.due_at(now))
+        self._due[lane] = at
+
+
+def is_of_lane(failure: Failure | None) -> bool:
+    """Whether the call failed for a reason that none of its entries is."""
+    return failure is not None and failure.is_of_call and failure.kind not in _OF_ONE_ENTRY
