@@ -261,18 +261,6 @@ class SettlementRefused(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CountRefused(Event):
-    """SQS does not say how many messages of a queue are in flight, so none can be parked.
-
-    Attributes:
-        code: SQS's error code.
-    """
-
-    name = "count refused"
-    code: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Settled(Event):
     """A batch call was answered.
 
@@ -356,6 +344,6 @@ ALL: tuple[type[Event], ...] = (
     *(Received, ReceiveFailed, ReceivingAgain, ReceivingPaused),
     *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, Discarded),
     *(GaveBack, LeaseLost, RenewalRefused, HeldTooLong),
-    *(Settled, SettlementFailed, SettlementRefused, CountRefused),
+    *(Settled, SettlementFailed, SettlementRefused),
     *(ProviderSlowed, ProviderOpened, ProviderProbing, ProviderClosed, Recalled, ProviderRecovered),
 )

@@ -15,7 +15,6 @@ from celery.utils.log import get_logger
 from ..retry.outcomes import Outcome
 from ..text import printable
 from .events import (
-    CountRefused,
     DeadLettered,
     Event,
     HeldTooLong,
@@ -109,13 +108,6 @@ LINES: Final = (
         "sqs_backoff.action_refused: SQS refuses to %(action)s for queue %(queue)s (%(code)s); no"
         " message is lost, and this is logged once per queue",
         once_per=("queue", "action", "code"),
-    ),
-    Line(
-        CountRefused,
-        WARNING,
-        "sqs_backoff.count_refused: cannot read how many messages of queue %(queue)s are in flight"
-        " (%(code)s), so none is parked; this is logged once per queue",
-        once_per=("queue", "code"),
     ),
     Line(
         ProviderOpened,

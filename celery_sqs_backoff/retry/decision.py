@@ -117,7 +117,6 @@ class Facts:
             :func:`needs_delay` says so.
         keeps_dead_letters: the task wants dead letters, and the queue has a place for them, or may
             have: its attributes could not be read yet.
-        can_park: a hidden message may become a dead letter while too many are in flight.
     """
 
     standing: Standing
@@ -127,7 +126,6 @@ class Facts:
     crashes: int = 0
     delay: float = 0.0
     keeps_dead_letters: bool = True
-    can_park: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,6 @@ class Hide:
 
     seconds: float
     outcome: Outcome
-    parkable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ def needs_delay(ended: Ended) -> bool:
 def decide(ended: Ended, facts: Facts) -> Settle:
     """Say what becomes of the message. A word, once given, stands."""
     if isinstance(ended.word, RetryIn):
-        return Hide(ended.word.seconds, ended.word.outcome, facts.can_park)
+        return Hide(ended.word.seconds, ended.word.outcome)
     if isinstance(ended.word, GiveUp):
         return _give_up(facts, ended.word.reason, ended.word.outcome)
     return _WITHOUT_A_WORD[ended.end](facts)
@@ -228,7 +225,7 @@ def _comes_back(when_exhausted: Outcome) -> Callable[[Facts], Settle]:
         reason = _exhausted(facts, facts.delay)
         if reason is not None:
             return _give_up(facts, reason, when_exhausted)
-        return Hide(facts.delay, Outcome.RETRYABLE, facts.can_park)
+        return Hide(facts.delay, Outcome.RETRYABLE)
 
     return rule
 
@@ -240,7 +237,7 @@ def _crashed(when_exhausted: GiveUpReason) -> Callable[[Facts], Settle]:
         reason = when_exhausted if too_many else _exhausted(facts, delay)
         if reason is not None:
             return _give_up(facts, reason, Outcome.UNKNOWN)
-        return Hide(delay, Outcome.UNKNOWN, facts.can_park)
+        return Hide(delay, Outcome.UNKNOWN)
 
     return rule
 

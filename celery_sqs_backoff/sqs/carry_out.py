@@ -8,15 +8,10 @@ from typing import Any
 from .calls import Calls
 from .errors import Failure, Kind, Operation
 from .letters import dead_letter_entry, in_batches
-from .settlement import Call, Entry, SettlementTable
-
-_COUNT = "ApproximateNumberOfMessagesNotVisible"
-
-#: One per entry of the call; for a count, the number of messages in flight.
-Results = Sequence[Failure | None] | int | Failure
+from .settlement import Call, Entry
 
 
-def carry_out(call: Call, port: Calls) -> Results:
+def carry_out(call: Call, port: Calls) -> list[Failure | None]:
     """Make a call.
 
     Arguments:
@@ -24,23 +19,13 @@ def carry_out(call: Call, port: Calls) -> Results:
         port: of the queue of the call's messages.
 
     Returns:
-        What :func:`enter` takes. Nothing is raised that the port does not raise.
+        One result per entry. Nothing is raised that the port does not raise.
     """
-    if call.operation is Operation.GET_ATTRIBUTES:
-        return _count_in_flight(port)
     if call.operation is Operation.CHANGE_VISIBILITY:
         return port.change_visibility([(e.handle, e.seconds) for e in call.entries])
     if call.operation is Operation.DELETE:
         return port.delete([e.handle for e in call.entries])
     return _send(port, call.entries)
-
-
-def enter(call: Call, results: Results, table: SettlementTable, now: float) -> None:
-    """Enter the results of a call into its table."""
-    if isinstance(results, (int, Failure)):
-        table.counted(call, results, now)
-    else:
-        table.answered(call, results, now)
 
 
 def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
@@ -73,13 +58,3 @@ def _dead_letter(entry: Entry) -> dict[str, Any]:
         message_id=row.message_id,
         is_fifo=row.queue.is_fifo,
     )
-
-
-def _count_in_flight(port: Calls) -> int | Failure:
-    attributes = port.attributes([_COUNT])
-    if isinstance(attributes, Failure):
-        return attributes
-    try:
-        return int(attributes[_COUNT])
-    except (KeyError, ValueError):
-        return Failure(Kind.LOCAL, "NotListed")

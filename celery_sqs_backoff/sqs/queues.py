@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
@@ -46,6 +46,8 @@ class Queue:
     is_assumed: bool = False
     #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
     is_its_own_dlq: bool = False
+    #: Messages in flight, hidden ones too, when the queue was read. 0 if SQS did not say.
+    messages_in_flight: int = field(default=0, compare=False)
     #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
     attributes: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
 
@@ -100,7 +102,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
         except (AttributeError, KeyError, TypeError, ValueError):
             for_good = True
     if last is not None and (last.is_read or not for_good):
-        return last
+        return replace(last, messages_in_flight=0)
     if not for_good:
         logger.warning("Cannot read the attributes of %s now (%s)", url, code)
         return Queue(url, is_read=False)
@@ -129,5 +131,6 @@ def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
         dlq_arn=None if is_its_own_dlq else dlq_arn,
         hides_nothing=visibility == 0,
         is_its_own_dlq=is_its_own_dlq,
+        messages_in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
         attributes=attributes,
     )

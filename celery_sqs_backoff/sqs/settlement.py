@@ -20,7 +20,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -31,7 +31,6 @@ from .dead_letter import DeadLetterRecord
 from .errors import NOT_LISTED, Failure, Kind, Operation
 from .limits import (
     MAX_BATCH_ENTRIES,
-    MAX_IN_FLIGHT_MESSAGES,
     MAX_VISIBILITY_TIMEOUT_SECONDS,
     MAX_WAIT_TIME_SECONDS,
 )
@@ -67,9 +66,6 @@ _MAX_KEEP_HIDDEN_SECONDS = 900
 #: A queue whose own visibility timeout is 0 would hand a message out again at once, so a receive
 #: must ask for this instead.
 _INSTEAD_OF_NO_TIMEOUT_SECONDS = 30
-
-#: Between two looks at how many messages of a queue are in flight. The figure is approximate.
-_LOOK_SECONDS = 60.0
 
 #: Backoff for failures that may pass by themselves.
 _AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
@@ -120,7 +116,6 @@ class Happening(Enum):
     DELETED = "deleted"
     HIDDEN = "hidden"
     GIVEN_BACK = "given back"
-    PARKED = "parked"
     SENT = "dead letter sent"
     LOST = "lease lost"
     MAY_BE_LOST = "not renewed in time"
@@ -128,7 +123,6 @@ class Happening(Enum):
     TOO_LATE = "too late to settle"
     REFUSED = "refused"
     RETRIED = "tried again"
-    LOOKED = "messages in flight counted"
 
 
 _HIDING = {Want.HIDE: Purpose.HIDE, Want.GIVE_BACK: Purpose.GIVE_BACK}
@@ -184,10 +178,6 @@ class Row:
     is_sent: bool = False
     #: SQS has refused the record, so the dead letter goes without it.
     without_record: bool = False
-    #: HIDE: from which share of the queue's quota in flight on the message becomes a dead letter
-    #: (``None``: never), and what makes the record, of the seconds left to wait.
-    park_above: float | None = None
-    park: Callable[[float], DeadLetterRecord] | None = None
     #: Its visibility timeout has run out unrenewed. A standard queue still takes the receipt
     #: handle then, and applies it to the hold of another worker.
     may_be_lost: bool = False
@@ -298,11 +288,10 @@ def spread_seconds(held: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. ``row`` is ``None`` where it is about the queue."""
+    """Something that happened to a row."""
 
     what: Happening
-    url: str
-    row: Row | None = None
+    row: Row
     purpose: Purpose | None = None
     failure: Failure | None = None
 
@@ -409,8 +398,6 @@ class Lane:
     failures: int = 0
     failed_by: Kind | None = None
     not_before: float = 0.0
-    looked_at: float = -math.inf
-    share_in_flight: float = 0.0
 
     def call_at(self, now: float, linger: float) -> float:
         if self.under_way >= self.capacity:
@@ -421,7 +408,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is due. ``GET_ATTRIBUTES`` has no entries: it counts the messages in flight.
+    """A call that is due.
 
     Attributes:
         operation: the action.
@@ -444,7 +431,6 @@ class SettlementTable:
     Arguments:
         linger_seconds: how long a settlement may wait for others, to be sent in one batch.
         rng: for the jitter between tries.
-        in_flight_quota: messages of each queue, for parking.
     """
 
     def __init__(
@@ -452,11 +438,9 @@ class SettlementTable:
         *,
         linger_seconds: float = 0.1,
         rng: random.Random | None = None,
-        in_flight_quota: int = MAX_IN_FLIGHT_MESSAGES,
     ) -> None:
         self._linger = linger_seconds
         self._rng = rng or random.Random()
-        self._quota = in_flight_quota
         self._rows: dict[tuple[str, str], Row] = {}
         self._lanes: dict[tuple[str, Operation], Lane] = {}
         self._due: dict[Lane, float] = {}
@@ -591,8 +575,6 @@ class SettlementTable:
         operation, entries = lane.operation, list[Entry]()
         if operation is not Operation.CHANGE_VISIBILITY:
             self._fill(entries, lane, lane.settling, now)
-        elif self._must_look(lane, now):
-            operation = Operation.GET_ATTRIBUTES
         else:
             # The most overdue of renewals and settlements first; the other kind fills the call.
             agendas = sorted((lane.renewals, lane.settling), key=lambda each: each.due_at(now))
@@ -601,8 +583,7 @@ class SettlementTable:
             if entries:
                 timeout = entries[0].row.queue.visibility_timeout_seconds
                 self._fill(entries, lane, lane.renewals, now, early=timeout * _RENEW_EARLY_SHARE)
-        is_due = entries or operation is Operation.GET_ATTRIBUTES
-        return Call(operation, lane.url, entries, now, lane) if is_due else None
+        return Call(operation, lane.url, entries, now, lane) if entries else None
 
     def _fill(
         self, entries: list[Entry], lane: Lane, agenda: Agenda, now: float, *, early: float = 0.0
@@ -633,38 +614,11 @@ class SettlementTable:
         purpose = _HIDING[row.want]
         if row.may_be_visible(now):
             self._finish(row, Happening.TOO_LATE, purpose)
-        elif row.park_above is not None and row.park and lane.share_in_flight >= row.park_above:
-            self._park(row, now)
         else:
             return Entry(row, purpose, row.handle, row.seconds_to_hide(now))
         return None
 
-    def _must_look(self, lane: Lane, now: float) -> bool:
-        """Return whether a backoff waits that may be parked, and the figure for that is old."""
-        if now < lane.looked_at + _LOOK_SECONDS:
-            return False
-        rows = itertools.islice(lane.settling.ready(now), MAX_BATCH_ENTRIES)
-        return any(row.park_above is not None and not row.may_be_visible(now) for row in rows)
-
-    def _park(self, row: Row, now: float) -> None:
-        """Make a dead letter of a backoff that the queue's quota in flight has no room for."""
-        assert row.park is not None
-        row.record, row.park_above = row.park(max(0.0, row.due_at - now)), None
-        row.want = Want.DEAD_LETTER
-        self._tell(Happening.PARKED, row)
-        self._plan_visibility(row, now, now)
-        self._plan_removal(row, now, now)
-
     # Answers
-
-    def counted(self, call: Call, in_flight: int | Failure, now: float) -> None:
-        """Enter how many messages of a queue are in flight, or why SQS did not say."""
-        lane, failure = call.lane, in_flight if isinstance(in_flight, Failure) else None
-        lane.under_way -= 1
-        lane.looked_at = now
-        lane.share_in_flight = 0.0 if isinstance(in_flight, Failure) else in_flight / self._quota
-        self._events.append(Event(Happening.LOOKED, lane.url, failure=failure))
-        self._wake(lane, now)
 
     def answered(self, call: Call, results: Sequence[Failure | None], now: float) -> None:
         """Enter the results of a call, one per entry, in order."""
@@ -709,7 +663,7 @@ class SettlementTable:
         elif failure is None and purpose is Purpose.RENEW:
             self._renewed(row, asked_at, entry.seconds, now)
         elif failure is None and purpose is Purpose.SEND:
-            row.is_sent, row.failures, row.park = True, 0, None
+            row.is_sent, row.failures = True, 0
             self._drop_content(row)
             self._tell(Happening.SENT, row, purpose)
             self._plan_removal(row, now, now)
@@ -803,7 +757,7 @@ class SettlementTable:
         self._tell(what, row, purpose, failure)
 
     def _tell(self, what: Happening, row: Row, purpose: Any = None, failure: Any = None) -> None:
-        self._events.append(Event(what, row.queue.url, row, purpose, failure))
+        self._events.append(Event(what, row, purpose, failure))
 
     def _miss(self, row: Row) -> None:
         """Note that the row was not renewed in time."""

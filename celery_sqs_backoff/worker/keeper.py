@@ -12,17 +12,16 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from celery.utils.log import get_logger
 
 from ..observe.health import Pulse
 from ..observe.log_lines import logged_events
 from ..sqs.calls import Calls
-from ..sqs.carry_out import Results, carry_out, enter
+from ..sqs.carry_out import carry_out
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.errors import Failure, Kind
-from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..sqs.memory import Memory
 from ..sqs.queues import Queue
 from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, Want
@@ -58,7 +57,6 @@ class Keeper:
             A worker killed in that time runs the task again, so it is short.
         clock: seconds; it never goes back.
         rng: for the jitter between tries.
-        in_flight_quota: messages in flight that SQS allows per queue, for parking.
     """
 
     def __init__(
@@ -67,13 +65,10 @@ class Keeper:
         linger_seconds: float = 0.1,
         clock: Callable[[], float] = _CLOCK,
         rng: random.Random | None = None,
-        in_flight_quota: int = MAX_IN_FLIGHT_MESSAGES,
     ) -> None:
         self.clock = clock
         self.memory = Memory()
-        self._table = SettlementTable(
-            linger_seconds=linger_seconds, rng=rng, in_flight_quota=in_flight_quota
-        )
+        self._table = SettlementTable(linger_seconds=linger_seconds, rng=rng)
         self.is_behind = Backlog(self._table.waiting_for, clock).is_behind
         self._calls: dict[str, Calls] = {}
         self._lock = threading.RLock()
@@ -240,17 +235,16 @@ class Keeper:
             # The port does not raise. If it does, the rows must not stay under way for good.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
-            results = [failure] * len(call.entries) if call.entries else failure
+            results = [failure] * len(call.entries)
         self._relay.call_returned()
         self.enter(call, results)
 
-    def enter(self, call: Call, results: Results) -> None:
+    def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
         """Enter the results of a call that was taken by ``next_job``."""
         with self._lock:
-            enter(call, results, self._table, self.clock())
+            self._table.answered(call, results, self.clock())
         self._after()
-        if isinstance(results, list):
-            self.events.emit(settled(call, results))
+        self.events.emit(settled(call, results))
 
     def _after(self) -> None:
         with self._lock:
@@ -273,11 +267,11 @@ class Keeper:
     def _handle_one(self, event: Event) -> None:
         if (said := report(event)) is not None:
             self.events.emit(said)
-        if event.what is Happening.SENT and event.row is not None:
+        if event.what is Happening.SENT:
             self.memory.settled(event.row.message_id, None)
-        elif event.what is Happening.HIDDEN and event.row is not None:
+        elif event.what is Happening.HIDDEN:
             self.on_hidden(event.row)
-        lease = event.row.owner if event.row is not None else None
+        lease = event.row.owner
         if isinstance(lease, Lease) and event.what in _LOSSES:
             self._on_loss(lease, event.what)
 

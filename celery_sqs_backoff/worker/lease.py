@@ -208,25 +208,9 @@ class Lease:
         """Delete the message: its task is given up. If it was lost, it runs again."""
         return self._settle(Want.DELETE)
 
-    def defer(
-        self,
-        seconds: float,
-        *,
-        park_above: float | None = None,
-        park: Callable[[float], DeadLetterRecord] | None = None,
-    ) -> bool:
-        """Hide the message for ``seconds`` from now on.
-
-        Arguments:
-            seconds: how long.
-            park_above: share of the queue's quota of messages in flight, above 0 to 1; from there
-                on the message goes to the dead-letter queue instead. ``None``: never.
-            park: makes the record for that, of the seconds that were left to wait.
-        """
-        facts: dict[str, Any] = {"due_at": self.keeper.clock() + seconds}
-        if park_above is not None:
-            facts.update(park_above=park_above, park=park, content=self._content())
-        return self._settle(Want.HIDE, **facts)
+    def defer(self, seconds: float) -> bool:
+        """Hide the message for ``seconds`` from now on."""
+        return self._settle(Want.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
         """Give the message back, to be received again at once."""

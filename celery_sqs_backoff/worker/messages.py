@@ -29,11 +29,9 @@ from .payload import NotUnderstood, celery_payload
 
 logger = get_logger(__name__)
 
-#: Between two reads of a queue's attributes: as long as it could not be read; while it has no
-#: dead-letter queue, which somebody may be about to attach; else.
+#: Between two reads of a queue's attributes: as long as it could not be read, and afterwards.
 _UNREAD_SECONDS = 2.0
-_WITHOUT_DLQ_SECONDS = 60.0
-_READ_SECONDS = 300.0
+_READ_SECONDS = 60.0
 
 #: A task that is due within this time is held here. A later one goes back to SQS, because messages
 #: that are held use up the 100 places for those that wait.
@@ -112,8 +110,8 @@ class Receiver:
         known = self._queues.get(url)
         if known is not None:
             queue, read_at = known
-            fresh_for = _WITHOUT_DLQ_SECONDS if queue.dlq_arn is None else _READ_SECONDS
-            if self.keeper.clock() - read_at < (fresh_for if queue.is_read else _UNREAD_SECONDS):
+            fresh_for = _READ_SECONDS if queue.is_read else _UNREAD_SECONDS
+            if self.keeper.clock() - read_at < fresh_for:
                 return queue
         queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
         # Its end counts: a call that hangs for longer would otherwise hold up each poll.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 
-from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
+from ..observe.events import DeadLettered, Discarded, OfTask, Parked, Retried, RunEnded
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted_before_run
 from ..retry.decision import (
     DeadLetter,
@@ -29,6 +29,7 @@ from ..retry.options import DEAD_LETTER, Options
 from ..retry.outcomes import Outcome
 from ..safe.shared import busy_receives, compensate_given_up, count_crash, count_doubt, in_time
 from ..sqs.dead_letter import DeadLetterRecord
+from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable
@@ -190,8 +191,6 @@ class Settler:
             crashes=crashes,
             delay=self._draw_delay() if needs_delay(ended) else 0.0,
             keeps_dead_letters=options.on_give_up == DEAD_LETTER and (has_dlq or not queue.is_read),
-            # A message that is parked would be overtaken by the rest of its message group.
-            can_park=has_dlq and not queue.is_fifo,
         )
 
     def _leave_out_busy_receives(self, message_id: str) -> None:
@@ -218,14 +217,24 @@ class Settler:
             delay = self._gate.delayed(delay, self._lease, ended, self._options)
         seconds = visibility_delay(delay, self._lease.delivery, now=time.time())
 
-        def park(seconds_left: float) -> DeadLetterRecord:
+        if self._must_park():
             record = self._record(GiveUpReason.PARKED, hide.outcome, error)
-            return replace(record, due_at=time.time() + seconds_left)
-
-        above = self._options.park_above if hide.parkable else None
-        if self._lease.defer(seconds, park_above=above, park=park):
+            if self._lease.dead_letter(replace(record, due_at=time.time() + seconds)):
+                self._emit_retry(seconds, hide.outcome, ended, error, facts)
+                self._emit(Parked)
+        elif self._lease.defer(seconds):
             self._emit_retry(seconds, hide.outcome, ended, error, facts)
         return replace(hide, seconds=seconds)
+
+    def _must_park(self) -> bool:
+        """Return whether so many messages of the queue are in flight that none may be hidden.
+
+        On a FIFO queue the rest of the message group would overtake a message that is parked.
+        """
+        queue, above = self._lease.queue, self._options.park_above
+        if above is None or queue.dlq_url is None or queue.is_fifo:
+            return False
+        return queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES
 
     def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> bool:
         record = self._record(settle.reason, settle.outcome, error)

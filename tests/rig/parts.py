@@ -265,9 +265,7 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (
             step,
             "Keeper",
-            lambda: keeper.Keeper(
-                clock=rig.timeline, rng=rig.rng, in_flight_quota=rig.sqs.max_in_flight
-            ),
+            lambda: keeper.Keeper(clock=rig.timeline, rng=rig.rng),
         ),
         (step, "Observation", _NoObservation),
         (step, "start_check_up", lambda *_: None),

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery_sqs_backoff.sqs.calls import RECEIVE_ATTRIBUTES, Calls
@@ -63,7 +63,6 @@ class Worker:
         self.keeper = Keeper(
             clock=world.clock,
             rng=random.Random(7),
-            in_flight_quota=world.sqs._max_in_flight,
         )
         self.running: list[Lease] = []
         self.freed: Counter[Lease] = Counter()
@@ -122,11 +121,7 @@ class Worker:
                 self.served.add(lease.body)
         else:
             self.world.deferred_at[lease] = self.world.clock()
-            lease.defer(
-                visibility_delay(delay, delivery, now=self.world.clock()),
-                park_above=None if lease.queue.is_fifo else 0.8,
-                park=lambda left: replace(some_record(self.world.clock()), due_at=left),
-            )
+            lease.defer(visibility_delay(delay, delivery, now=self.world.clock()))
 
     def turn(self) -> None:
         """Do all that is due."""

@@ -163,7 +163,6 @@ any_facts = st.builds(
     crashes=st.integers(0, 10),
     delay=st.floats(0, 43_000),
     keeps_dead_letters=st.booleans(),
-    can_park=st.booleans(),
 )
 
 

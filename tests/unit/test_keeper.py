@@ -1,7 +1,6 @@
 """The keeper, turned by hand: what it asks of SQS, in which order, and how it takes the answers."""
 
 import itertools
-import json
 import threading
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease, State, may_start
 from tests.support.leases import some_record
+from tests.support.processes import eventually
 
 URL = "https://sqs.example/1/q"
 QUEUE = Queue(URL, visibility_timeout_seconds=30, dlq_arn="arn:aws:sqs:us-east-1:1:q-dlq")
@@ -30,7 +30,6 @@ class FakeSQS:
     def __init__(self):
         self.calls = []
         self.fail = lambda action, handle: None
-        self.in_flight = 0
         self.during_call = lambda action: None
 
     def delete_message_batch(self, QueueUrl, Entries):  # noqa: N803
@@ -42,12 +41,6 @@ class FakeSQS:
     def send_message_batch(self, QueueUrl, Entries):  # noqa: N803
         self.calls.append((SEND, [{"QueueUrl": QueueUrl, **entry} for entry in Entries]))
         return self._answer(SEND, {entry["Id"]: entry["MessageBody"] for entry in Entries})
-
-    def get_queue_attributes(self, QueueUrl, AttributeNames):  # noqa: N803
-        self.calls.append(("GetQueueAttributes", AttributeNames))
-        if self.in_flight is None:
-            raise EndpointConnectionError(endpoint_url="x")
-        return {"Attributes": {name: str(self.in_flight) for name in AttributeNames}}
 
     def _batch(self, action, entries):
         self.calls.append(
@@ -853,6 +846,7 @@ def test_a_queue_that_hangs_holds_up_no_other(bench):
     try:
         bench.lease(healthy, calls=Calls(fast, healthy.url), received_at=keeper.clock() - 11)
         assert renewed.wait(5)
+        eventually(lambda: slow.asked(HIDE))
         assert len(slow.asked(HIDE)) == 1, "one call about visibility at a time: the fence"
     finally:
         release.set()
@@ -921,52 +915,6 @@ def test_somebody_who_cannot_be_told_of_a_loss_stops_no_settlement(bench):
     bench.lease().done()
     bench.turn(1)
     assert len(bench.sqs.asked(DELETE)) == 1
-
-
-# Parking
-
-
-def defer_with_room(lease, park_above=0.8):
-    lease.defer(600, park_above=park_above, park=lambda left: replace(a_record(), due_at=left))
-
-
-def test_a_backoff_goes_to_the_dead_letter_queue_when_too_many_messages_are_in_flight(bench):
-    bench.sqs.in_flight = 96_000
-    defer_with_room(bench.lease())
-    for _ in range(3):
-        bench.turn(0.1)
-    assert [name for name, _ in bench.sqs.calls] == ["GetQueueAttributes", SEND, DELETE]
-    record = json.loads(
-        bench.sqs.calls[1][1][0]["MessageAttributes"][ATTRIBUTE_NAME]["StringValue"]
-    )
-    assert record["due_at"] == pytest.approx(599.9)
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "park_above"),
-    [
-        pytest.param(95_999, 0.8, id="room is left"),
-        pytest.param(120_000, None, id="never"),
-        pytest.param(None, 0.8, id="SQS does not say"),
-    ],
-)
-def test_a_backoff_is_hidden(bench, in_flight, park_above):
-    bench.sqs.in_flight = in_flight
-    defer_with_room(bench.lease(), park_above)
-    bench.turn(0.1)
-    assert bench.sqs.asked(HIDE) == [[("h0", 600)]]
-    assert bench.sqs.asked(SEND) == []
-
-
-def test_the_messages_in_flight_are_counted_once_a_minute_and_only_for_a_backoff(bench):
-    bench.lease().release()
-    bench.lease().done()
-    bench.turn(0.1)
-    assert bench.sqs.asked("GetQueueAttributes") == []
-    for _ in range(6):
-        defer_with_room(bench.lease())
-        bench.turn(20)
-    assert len(bench.sqs.asked("GetQueueAttributes")) == 2
 
 
 # Stopping

@@ -91,7 +91,7 @@ def test_errors_have_short_names(error, code):
 def test_a_queue_that_cannot_be_read_any_more_keeps_what_was_read(caplog):
     last = Queue(URL, visibility_timeout_seconds=77, dlq_arn=DLQ_ARN)
     for answer in (denied(), denied("ExpiredToken"), {"VisibilityTimeout": "?"}):
-        assert read_queue(FakeClient(answer), URL, last=last) is last
+        assert read_queue(FakeClient(answer), URL, last=last) == last
     assert caplog.text == ""
 
 

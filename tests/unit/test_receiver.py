@@ -190,12 +190,22 @@ def test_a_dead_letter_queue_that_is_attached_while_the_worker_runs_is_seen() ->
     assert worker.receiver.read_queue(worker.url).dlq_url is None
     worker.now += 2
     assert worker.receiver.read_queue(worker.url).dlq_url == "https://sqs.example/1/dlq"
-    worker.now += 290
-    worker.receiver.read_queue(worker.url)
     assert worker.sqs.reads == 2
-    worker.now += 20
-    worker.receiver.read_queue(worker.url)
-    assert worker.sqs.reads == 3
+
+
+def test_how_many_messages_are_in_flight_is_read_once_a_minute() -> None:
+    """Messages that the worker has got already are settled by the newest figure."""
+    worker = Worker()
+    worker.take(worker.message())
+    worker.sqs.attributes["ApproximateNumberOfMessagesNotVisible"] = "96000"
+    for _ in range(6):
+        worker.now += 12
+        worker.receiver.read_queue(worker.url)
+    assert worker.sqs.reads == 2
+    assert worker.arrived[0].lease.queue.messages_in_flight == 96_000
+    worker.sqs.get_queue_attributes = lambda **_: {}  # type: ignore[method-assign]
+    worker.now += 60
+    assert worker.receiver.read_queue(worker.url).messages_in_flight == 0, "an old figure is none"
 
 
 def test_a_response_that_was_held_up_leaves_less_of_the_visibility_timeout() -> None:

@@ -5,6 +5,7 @@ import os
 import signal as signals
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ from celery.worker.request import Request
 from kombu.message import Message
 
 from celery_sqs_backoff import Outcome, Schedule, SQSBackoffTask
-from celery_sqs_backoff.observe.events import Discarded, Retried
+from celery_sqs_backoff.observe.events import Discarded, Parked, Retried
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import End, Ended, GiveUp
@@ -182,6 +183,34 @@ def test_our_retry_hides_the_message_for_its_delay():
     fails(run, BackoffRetry(exc=OSError("down"), when=42))
     assert run.ended is State.DEFERRED
     assert run.delay == 42
+
+
+@pytest.mark.hazard("H22")
+def test_a_backoff_for_which_there_is_no_room_is_parked():
+    """With the delay that it had left. Its result stays RETRY: it waits, and has not failed."""
+    run, told = Run(queue=replace(WITH_DLQ, messages_in_flight=96_000)), []
+    run.keeper.events.subscribe(told.append)
+    fails(run, BackoffRetry(exc=OSError("down"), when=600))
+    assert run.ended is State.DEAD_LETTERED
+    record = run.lease.record
+    assert (record.reason, record.outcome) == ("parked", "RETRYABLE")
+    assert record.due_at == pytest.approx(time.time() + 600, abs=5)
+    assert [type(event) for event in told][-2:] == [Retried, Parked]
+
+
+@pytest.mark.parametrize(
+    ("facts", "park_above"),
+    [
+        pytest.param({"messages_in_flight": 95_999}, 0.8, id="room is left"),
+        pytest.param({"messages_in_flight": 120_000}, None, id="never"),
+        pytest.param({"messages_in_flight": 120_000, "dlq_arn": None}, 0.8, id="nowhere"),
+        pytest.param({"messages_in_flight": 120_000, "url": f"{URL}.fifo"}, 0.8, id="FIFO"),
+    ],
+)
+def test_a_backoff_is_hidden_where_it_is_not_parked(facts, park_above):
+    run = Run(queue=replace(WITH_DLQ, **facts), park_above=park_above)
+    fails(run, BackoffRetry(exc=OSError("down"), when=600))
+    assert run.ended is State.DEFERRED
 
 
 @pytest.mark.hazard("H1")

@@ -21,7 +21,6 @@ from celery_sqs_backoff.sqs.settlement import (
     SettlementTable,
     Want,
 )
-from tests.support.leases import some_record
 
 QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
 
@@ -226,24 +225,6 @@ def a_table_with_a_delete_in_doubt():
     table.answered(table.take(0.0), [NO_RESPONSE], 0.0)
     table.drain_events()
     return table
-
-
-def test_a_void_handle_does_not_say_that_what_is_not_sent_yet_is_deleted() -> None:
-    """What is in doubt is its backoff, before the queue had no room for it any more."""
-    table = SettlementTable(linger_seconds=0, rng=random.Random(1), in_flight_quota=10)
-    row = Row(Queue(QUEUE.url, visibility_timeout_seconds=120), "m", "h", 0.0)
-    table.received(row, 0.0)
-    content = Content("body", {}, None)
-    row.become(Want.HIDE, due_at=600.0, park_above=0.8, park=some_record, content=content)
-    table.settled(row, 0.0)
-    table.counted(table.take(0.0), 0, 0.0)
-    table.answered(table.take(0.0), [NO_RESPONSE], 0.0)
-    table.counted(table.take(61.0), 10, 61.0)
-    calls = calls_due(table, 61.0)
-    table.drain_events()
-    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], 61.0)
-    told = {event.what for event in table.drain_events()}
-    assert told == {Happening.TOO_LATE}
 
 
 def test_a_delete_in_doubt_whose_message_somebody_else_may_have_is_too_late() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.observe.events import (
-    CountRefused,
     DeadLettered,
     Event,
     HeldTooLong,
@@ -118,7 +117,6 @@ def test_what_a_sender_has_named_cannot_forge_a_line(caplog: pytest.LogCaptureFi
     "event",
     [
         SettlementRefused(queue="q", action="delete messages", code="AccessDenied"),
-        CountRefused(queue="q", code="AccessDenied"),
     ],
     ids=lambda event: type(event).__name__,
 )
