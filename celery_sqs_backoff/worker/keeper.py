@@ -2,8 +2,8 @@
 
 They take the calls that are due from the settlement table, carry them out through the port, and
 enter the results. What may be called beside what is the table's business: per queue one call about
-visibility, some removals. So there are as many threads as calls are under way, and one that waits
-for the next; a queue that hangs holds up the threads of its own calls only.
+visibility, some removals. Each call has a thread of its own while it is under way, so a queue that
+hangs holds up its own calls only.
 """
 
 from __future__ import annotations
@@ -231,12 +231,11 @@ class Keeper:
     def _carry_out(self, call: Call) -> None:
         try:
             results = carry_out(call, self._calls[call.url])
-        except Exception as exc:  # noqa: BLE001
+        except BaseException as exc:  # noqa: BLE001
             # The port does not raise. If it does, the rows must not stay under way for good.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)
-        self._relay.call_returned()
         self.enter(call, results)
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:

@@ -2,11 +2,13 @@
 
 import itertools
 import threading
+from collections import deque
 from dataclasses import replace
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
+from celery_sqs_backoff import threads
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -954,6 +956,7 @@ def test_a_keeper_outlives_a_moment_without_threads(bench, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threads, "_idle", deque())
         bench.lease().done()
         assert refused.wait(5)
     assert threading.Thread.start is start
