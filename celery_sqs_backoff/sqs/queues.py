@@ -42,8 +42,6 @@ class Queue:
     is_read: bool = True
     #: True: the queue's own visibility timeout is 0, so that a receive names another.
     hides_nothing: bool = False
-    #: True: SQS may not be asked, so that what is said here need not be so.
-    is_assumed: bool = False
     #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
     is_its_own_dlq: bool = False
     #: Messages in flight, hidden ones too, when the queue was read. 0 if SQS did not say.
@@ -54,16 +52,6 @@ class Queue:
     @property
     def name(self) -> str:
         return self.url.rpartition("/")[2]
-
-    @property
-    def receive_timeout_seconds(self) -> int | None:
-        """The visibility timeout to name at a receive; ``None``: the queue's own.
-
-        Not left to the queue: its own may have been lowered since it was read. Unless it is not
-        known: then tasks without our base class, which nobody renews, may depend on a longer one.
-        """
-        is_known = self.is_read and not self.is_assumed
-        return self.visibility_timeout_seconds if is_known else None
 
     @property
     def is_fifo(self) -> bool:
@@ -113,7 +101,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
         code,
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
     )
-    return Queue(url, is_assumed=True)
+    return Queue(url)
 
 
 def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:

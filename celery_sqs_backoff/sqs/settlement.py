@@ -508,14 +508,14 @@ class SettlementTable:
                 agenda.drop(row)
         self._drop_content(row)
 
-    def seconds_to_receive_for(self, queue: Queue) -> int | None:
-        """Return the visibility timeout to name at a receive; ``None``: the queue's own.
+    def seconds_to_receive_for(self, queue: Queue) -> int:
+        """Return the visibility timeout to name at a receive.
 
-        With thousands of messages held, the first renewals of more could not all come in time.
+        Not left to the queue: its own may have been lowered since it was read. With thousands of
+        messages held it is longer, because the first renewals of more could not all come in time.
         """
         lane = self._lane(queue.url, Operation.CHANGE_VISIBILITY)
-        seconds = spread_seconds(len(lane.renewals))
-        return seconds if seconds > queue.visibility_timeout_seconds else None
+        return max(queue.visibility_timeout_seconds, spread_seconds(len(lane.renewals)))
 
     def is_current(self, row: Row) -> bool:
         """Return whether the row is in the table: neither ended nor replaced by a newer one."""

@@ -145,11 +145,10 @@ class Keeper:
         self.memory.settled(lease.delivery.message_id, record)
         lease.defer(_POSTPONED_SECONDS)
 
-    def seconds_to_receive_for(self, queue: Queue) -> int | None:
-        """The visibility timeout to name at a receive; ``None``: the queue's own."""
+    def seconds_to_receive_for(self, queue: Queue) -> int:
+        """Return the visibility timeout to name at a receive."""
         with self._lock:
-            seconds = self._table.seconds_to_receive_for(queue)
-        return seconds or queue.receive_timeout_seconds
+            return self._table.seconds_to_receive_for(queue)
 
     def queue_read(self, queue: Queue) -> None:
         """Go by a queue's newest attributes for the messages that were received before, too."""

@@ -155,8 +155,6 @@ class Lease:
             owner=self,
             hidden_seconds=hidden_seconds,
         )
-        if queue.receive_timeout_seconds is None:  # its own may be a short one: renewed at once
-            self.row.renew_at = received_at
 
     @property
     def state(self) -> State:

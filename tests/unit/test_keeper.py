@@ -118,20 +118,7 @@ def a_record():
 def test_a_receive_names_the_visibility_timeout_that_renewals_go_by(bench):
     """The queue's own may have been lowered since it was read."""
     assert bench.keeper.seconds_to_receive_for(Queue(URL, visibility_timeout_seconds=60)) == 60
-
-
-@pytest.mark.parametrize("unknown", [{"is_assumed": True}, {"is_read": False}])
-def test_a_queue_whose_attributes_are_not_known_hides_for_as_long_as_it_says_itself(bench, unknown):
-    """Tasks of Celery's own class run again if they are hidden for less."""
-    assert bench.keeper.seconds_to_receive_for(Queue(URL, **unknown)) is None
-
-
-@pytest.mark.parametrize("unknown", [{"is_assumed": True}, {"is_read": False}])
-def test_a_message_of_a_queue_that_is_not_known_is_renewed_at_once(bench, unknown):
-    """The queue's own visibility timeout may be a few seconds."""
-    bench.lease(Queue(URL, **unknown))
-    bench.turn()
-    assert bench.sqs.asked(HIDE) == [[("h0", 30)]]
+    assert bench.keeper.seconds_to_receive_for(Queue(URL, is_read=False)) == 30
 
 
 # Settling

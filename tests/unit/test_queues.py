@@ -64,7 +64,7 @@ def test_a_queue_without_a_redrive_policy_has_no_dead_letter_queue(redrive):
     ids=["denied", "nonsense"],
 )
 def test_a_queue_that_may_not_be_read_is_logged_and_taken_for_a_plain_one(answer, caplog):
-    assert read_queue(FakeClient(answer), URL) == Queue(URL, is_assumed=True)
+    assert read_queue(FakeClient(answer), URL) == Queue(URL)
     assert "sqs:GetQueueAttributes" in caplog.text
 
 
