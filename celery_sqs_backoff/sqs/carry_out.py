@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from .calls import Calls
+from .dead_letter import message_bytes, with_record
 from .errors import Failure, Kind, Operation
-from .letters import dead_letter_entry, in_batches
+from .limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_BYTES
 from .settlement import Call, Entry
+
+_Key = TypeVar("_Key")
 
 
 def carry_out(call: Call, port: Calls) -> list[Failure | None]:
@@ -38,7 +41,7 @@ def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
         except Exception as exc:  # noqa: BLE001  # a record or attributes that nobody thought of
             results[position] = Failure(Kind.BAD_ENTRY, type(exc).__name__)
     dlq_url = entries[0].row.queue.dlq_url
-    for batch in in_batches(sendable):
+    for batch in _in_batches(sendable):
         if dlq_url is None:
             failures: list[Failure | None] = [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(
                 batch
@@ -50,11 +53,49 @@ def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
 
 
 def _dead_letter(entry: Entry) -> dict[str, Any]:
-    row = entry.row
-    assert row.content is not None
-    return dead_letter_entry(
-        row.content,
-        None if row.without_record else row.record,
-        message_id=row.message_id,
-        is_fifo=row.queue.is_fifo,
-    )
+    """Return a message as it came, with the record on it, as an entry without ``Id``.
+
+    The message group is kept on standard queues too, which are fair by it.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html
+    A FIFO queue sends a second try with the same message ID only once.
+    """
+    row, content = entry.row, entry.row.content
+    assert content is not None
+    attributes = _without_empty(content.attributes)
+    if row.record is not None and not row.without_record:
+        attributes = with_record(content.body, content.attributes, row.record)
+    letter: dict[str, Any] = {"MessageBody": content.body, "MessageAttributes": attributes}
+    if content.group_id is not None or row.queue.is_fifo:
+        letter["MessageGroupId"] = content.group_id or "default"
+    if content.trace_header is not None:
+        trace = {"DataType": "String", "StringValue": content.trace_header}
+        letter["MessageSystemAttributes"] = {"AWSTraceHeader": trace}
+    if row.queue.is_fifo:
+        letter["MessageDeduplicationId"] = row.message_id
+    return letter
+
+
+def _without_empty(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Drop what ReceiveMessage adds to attributes and SendMessage refuses."""
+    wanted = ("DataType", "StringValue", "BinaryValue")
+    return {
+        name: {key: value[key] for key in wanted if value.get(key) is not None}
+        for name, value in attributes.items()
+    }
+
+
+def _in_batches(
+    entries: Iterable[tuple[_Key, dict[str, Any]]],
+) -> Iterator[list[tuple[_Key, dict[str, Any]]]]:
+    """Divide keyed entries into calls: ten, and 1 MiB of all their bytes together."""
+    batch: list[tuple[_Key, dict[str, Any]]] = []
+    total = 0
+    for key, entry in entries:
+        size = message_bytes(entry["MessageBody"], entry["MessageAttributes"])
+        if batch and (total + size > MAX_MESSAGE_BYTES or len(batch) == MAX_BATCH_ENTRIES):
+            yield batch
+            batch, total = [], 0
+        batch.append((key, entry))
+        total += size
+    if batch:
+        yield batch

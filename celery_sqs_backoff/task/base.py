@@ -17,9 +17,15 @@ from celery.utils.time import maybe_make_aware
 
 from ..contrib.django.outbox import OnCommit
 from ..provider.settings import Provider
-from ..retry.autoretry import AUTORETRY_OPTIONS, options_from_autoretry
 from ..retry.budget import GiveUpReason, exhausted
-from ..retry.options import DEAD_LETTER, FULL, InvalidOption, Options
+from ..retry.options import (
+    AUTORETRY_OPTIONS,
+    DEAD_LETTER,
+    FULL,
+    InvalidOption,
+    Options,
+    options_from_autoretry,
+)
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
 from ..safe.task import SafeTask

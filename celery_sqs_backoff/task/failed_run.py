@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,6 @@ from .retries import (
     retries_before,
 )
 from .tracing import current_trace, note_end
-from .unpublished import is_unpublished, retried_for
 
 logger = get_task_logger(__name__)
 
@@ -104,7 +104,7 @@ class FailedRun:
     def instead(self) -> BaseException | None:
         """Decide, undo, note the word; return what to raise, or ``None`` = the exception itself."""
         exc = self._exc
-        retried = retried_for(self._task, exc) if self._run and is_unpublished(exc) else None
+        retried = _retried_for(self._task, exc) if self._run and _is_unpublished(exc) else None
         if retried is not None:
             return FailedRun(self._task, retried, *self._arguments).instead() or retried
         if isinstance(exc, TaskPredicate):
@@ -322,6 +322,33 @@ class FailedRun:
             error = describe(exc, self._task.backoff_options, with_traceback=not is_retried)
             self._run.report = Report(ended, replace(error, trace=current_trace()))
             note_end(self._run, attempt=self._request.retries + 1)
+
+
+def _is_unpublished(exc: BaseException) -> bool:
+    """Return whether this is a ``Retry`` without a message: neither a copy nor the hidden one.
+
+    A task that is called as a function raises it, for its ``retry()`` has no message to publish; or
+    the task's code raises one by hand. Celery takes it for a copy, and acknowledges the message.
+    """
+    return isinstance(exc, Retry) and exc.sig is None and not isinstance(exc, BackoffRetry)
+
+
+def _retried_for(task: Any, word: Retry) -> Exception | None:
+    """Return what the task's ``retry()`` raises for such a word: a retry, or why there is none.
+
+    ``None`` where the task overrides ``retry()``, which may have published a copy its own way.
+    """
+    if type(task).retry is not task._base_retry:
+        return None
+    cause = word.exc or word.__cause__ or word.__context__
+    if not isinstance(cause, Exception) or isinstance(cause, TaskPredicate):
+        cause = None
+    when = {"eta" if isinstance(word.when, datetime) else "countdown": word.when}
+    try:
+        task.retry(exc=cause, **when)
+    except Exception as asked:  # noqa: BLE001  # Retry, Reject, or the failure itself
+        return asked
+    return None
 
 
 def judge_failure(task: Any, exc: Exception) -> Verdict:

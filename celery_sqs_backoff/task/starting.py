@@ -16,7 +16,6 @@ from ..safe.hooks import ignores_result
 from ..text import error_site, printable
 from .failed_run import FailedRun
 from .handover import begun_run_of
-from .members import member_of
 
 logger = get_task_logger(__name__)
 
@@ -84,3 +83,13 @@ def _store_started(task: Any, task_id: str) -> None:
             error_site(exc),
             extra={"task_name": task.name, "task_id": task_id},
         )
+
+
+def member_of(task: Any, given: Any) -> Any:
+    """Return what a class defines as the task has it, bound where it is a method.
+
+    Arguments:
+        given: as it stands in the class (``inspect.getattr_static``).
+    """
+    bind = getattr(given, "__get__", None)
+    return given if bind is None else bind(task, type(task))

@@ -37,8 +37,7 @@ from .handover import (
 )
 from .judging import RETURNED, wrap_call, wrap_run
 from .leaving import ends_the_process, is_pools_time_limit
-from .members import member_of
-from .starting import prepare_start
+from .starting import member_of, prepare_start
 from .storing import keep_ends, log_failed_later
 
 #: Celery's hooks that run after the task's end has been decided.

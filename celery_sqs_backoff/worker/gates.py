@@ -7,7 +7,6 @@ has hidden. A thread brings messages forward; it sleeps while every provider is 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import threading

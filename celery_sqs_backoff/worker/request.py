@@ -23,9 +23,9 @@ from kombu.utils.encoding import safe_repr, safe_str
 from ..observe.events import LeaseLost
 from ..retry.decision import End, Ended, GiveBack, GiveUp, Hide, RetryIn, Settle
 from ..retry.outcomes import Outcome
-from ..safe.commit import ask_and_close
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
+from ..store.connections import ask_and_close
 from ..task.handover import DELIVERY_KEY
 from ..text import error_site, printable
 from ..threads import call_in_time

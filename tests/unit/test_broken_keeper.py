@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.observe import health
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
@@ -93,5 +92,3 @@ def test_a_lock_that_is_never_released_does_not_hold_up_the_heartbeat(keeper: Ke
         asker.start()
         asker.join(10)
         assert not asker.is_alive()
-
-
