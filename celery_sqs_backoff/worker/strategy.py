@@ -18,7 +18,6 @@ from .gate import Gate
 from .inbox import Arrival
 from .lease import Lease
 from .messages import Receiver
-from .payload import check_headers
 from .request import SettledBeforeRun
 
 logger = get_logger(__name__)
@@ -117,11 +116,9 @@ def _check_arguments(payload: Any) -> None:
 
     Raises:
         InvalidTaskError: these are not the arguments of a task.
-        NotUnderstood: the headers of a task in protocol 1, which are in its body.
     """
     embed: Any = None
-    if isinstance(payload, dict):
-        check_headers({**payload, "group": payload.get("taskset", payload.get("group"))})
+    if isinstance(payload, dict):  # protocol 1
         args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
     else:
         args, kwargs, embed = payload

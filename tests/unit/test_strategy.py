@@ -13,7 +13,6 @@ from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.worker import messages, strategy, unreadable
 from celery_sqs_backoff.worker.lease import Lease, State
-from celery_sqs_backoff.worker.payload import NotUnderstood
 
 from .test_receiver import Worker
 from .test_request import URL, FakeKeeper
@@ -159,19 +158,6 @@ def test_what_celery_would_fail_at_in_the_pool_does_not_reach_it(payload):
 )
 def test_arguments_of_a_task_reach_the_pool(payload):
     strategy._check_arguments(payload)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"shadow": ["a"]}, {"id": {}}, {"retries": "x"}, {"timelimit": 3}, {"taskset": []}],
-    ids=repr,
-)
-def test_a_body_in_protocol_1_is_checked_like_the_headers_of_protocol_2(wrong):
-    """With a list as its name, two such messages stopped a gevent worker of two greenlets."""
-    whole = {"task": "t", "id": "i", "args": [], "kwargs": {}, "retries": 0, "taskset": None}
-    strategy._check_arguments(whole)
-    with pytest.raises(NotUnderstood):
-        strategy._check_arguments(whole | wrong)
 
 
 @pytest.mark.parametrize("visibility_timeout", [1, 2, 30])
