@@ -148,13 +148,14 @@ class Content:
 class Row:
     """One received message, and what is known and wanted of it. Times are of one clock, seconds.
 
+    The worker's rows are its leases, which know more.
+
     Arguments:
         queue: where it was received.
         message_id: its ID there.
         handle: the newest receipt handle.
         received_at: when it was received.
         guard: held while the row is settled, if several threads may try.
-        owner: the worker's lease, which is not looked at here.
         hidden_seconds: what the receive asked for; ``None``: the queue's visibility timeout.
     """
 
@@ -163,11 +164,10 @@ class Row:
     handle: str
     received_at: float
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
-    owner: Any = None
     hidden_seconds: int | None = None
     want: Want = Want.HELD
     #: The table knows what is wanted. (``become`` does not wait for the table.)
-    is_settled: bool = False
+    is_entered: bool = False
     visible_at: float = 0.0
     renew_at: float = 0.0
     #: HIDE, GIVE_BACK: when the message is to be seen again.
@@ -201,7 +201,7 @@ class Row:
     @property
     def is_hiding(self) -> bool:
         """Whether its settlement is a change of visibility, so that it is not renewed."""
-        return self.is_settled and self.want in _HIDING
+        return self.is_entered and self.want in _HIDING
 
     def become(self, want: Want, **facts: Any) -> bool:
         """Settle the row, or lose it. Return False if it was already settled or lost."""
@@ -484,7 +484,7 @@ class SettlementTable:
                 return  # received again, and held
             self._rows[row.key] = row
         self._waiting[row.queue.url] += 1
-        row.is_settled, row.failures = True, 0
+        row.is_entered, row.failures = True, 0
         self._plan_visibility(row, now, now)
         if not row.is_hiding:
             self._plan_removal(row, now, now)
@@ -500,7 +500,7 @@ class SettlementTable:
         if not self.is_current(row):
             return
         del self._rows[row.key]
-        if row.is_settled:
+        if row.is_entered:
             self._waiting[row.queue.url] -= 1
         for operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE, Operation.SEND):
             lane = self._lane(row.queue.url, operation)
@@ -696,7 +696,7 @@ class SettlementTable:
         crosses_delete = is_deleting and not waits and not row.may_be_visible(now)
         if row.become(Want.LOST, may_be_lost=True):
             self._tell(Happening.LOST, row, Purpose.RENEW, failure)
-        elif row.is_settled and not row.is_hiding and not crosses_delete:
+        elif row.is_entered and not row.is_hiding and not crosses_delete:
             self._finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
 
     def _failed(self, entry: Entry, failure: Failure, now: float) -> None:

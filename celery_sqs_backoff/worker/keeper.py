@@ -97,7 +97,7 @@ class Keeper:
         with self._lock:
             self._calls[lease.queue.url] = lease.calls
             is_last = lease.delivery.is_last_before_sqs_moves_it
-            earlier = self._table.received(lease.row, now, is_last=is_last)
+            earlier = self._table.received(lease, now, is_last=is_last)
             self._look()
         if earlier is not None:
             self.memory.count_given_back(message_id)  # nothing runs because of this receive
@@ -119,23 +119,21 @@ class Keeper:
 
     def settled(self, lease: Lease) -> None:
         """Stop holding the lease; carry its settlement out soon. Called by the lease."""
-        row, message_id = lease.row, lease.delivery.message_id
         with self._lock:
             self._calls.setdefault(lease.queue.url, lease.calls)
-            if row.want is Want.LOST:
+            if lease.want is Want.LOST:
                 self._drop_if_not_running(lease)
             else:
-                row.owner = None
-                if row.want is not Want.HIDE and row.want is not Want.GIVE_BACK:
-                    self.memory.settled(message_id, row.record)
-                self._table.settled(row, self.clock())
+                if lease.want is not Want.HIDE and lease.want is not Want.GIVE_BACK:
+                    self.memory.settled(lease.message_id, lease.record)
+                self._table.settled(lease, self.clock())
             self._look()
         lease.free_place()
 
     def ended(self, lease: Lease) -> None:
         """The run of a message that was lost has ended. Called by the lease."""
         with self._lock:
-            self._table.forget(lease.row)
+            self._table.forget(lease)
 
     def postpone(self, lease: Lease, record: DeadLetterRecord) -> None:
         """Hide a message that is given up until it is known where its dead letters go.
@@ -157,7 +155,7 @@ class Keeper:
 
     def held(self) -> list[Lease]:
         with self._lock:
-            return [row.owner for row in self._table.held() if row.owner is not None]
+            return [row for row in self._table.held() if isinstance(row, Lease)]
 
     @property
     def waiting(self) -> int:
@@ -269,8 +267,8 @@ class Keeper:
             self.memory.settled(event.row.message_id, None)
         elif event.what is Happening.HIDDEN:
             self.on_hidden(event.row)
-        lease = event.row.owner
-        if isinstance(lease, Lease) and event.what in _LOSSES:
+        lease = event.row
+        if isinstance(lease, Lease) and event.what in _LOSSES and lease.want in _UNSETTLED:
             self._on_loss(lease, event.what)
 
     def _on_loss(self, lease: Lease, how: Happening) -> None:
@@ -283,10 +281,11 @@ class Keeper:
 
     def _drop_if_not_running(self, lease: Lease) -> None:
         with self._lock:
-            is_lost = lease.row.want is Want.LOST  # not received again, and held, meanwhile
+            is_lost = lease.want is Want.LOST  # not received again, and held, meanwhile
             if is_lost and not lease.handed_to_pool():
-                self._table.forget(lease.row)
+                self._table.forget(lease)
                 self.memory.count_given_back(lease.delivery.message_id)
 
 
+_UNSETTLED = frozenset({Want.HELD, Want.LOST})
 _LOSSES = frozenset({Happening.LOST, Happening.MAY_BE_LOST, Happening.TWELVE_HOURS})

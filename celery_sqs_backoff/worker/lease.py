@@ -1,8 +1,7 @@
 """The hold on one received message, from its receive to its one settlement.
 
-A lease is the worker's view of a row of the settlement table: what is known of the message stands
-there, and only there. The lease adds what a row must not know: Celery's place in the prefetch
-window, and whom to tell of a loss.
+A lease is a row of the settlement table. It adds what the table does not need: the message itself,
+its place in the prefetch window, and which task to tell of a loss.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Settler(Protocol):
     def postpone(self, lease: Lease, record: DeadLetterRecord) -> None: ...
 
 
-class Lease:
+class Lease(Row):
     """One received message, held until it is settled once.
 
     Settling says what SQS is to be asked; the keeper asks. The first settlement wins, any later
@@ -104,7 +103,6 @@ class Lease:
         "keeps_place",
         "on_lost",
         "retry_for",
-        "row",
         "slot_at",
         "trace_header",
         "turn",
@@ -123,6 +121,14 @@ class Lease:
         free: Callable[[], None],
         hidden_seconds: int | None = None,
     ) -> None:
+        super().__init__(
+            queue,
+            delivery.message_id,
+            message["ReceiptHandle"],
+            received_at,
+            guard=_GUARD,
+            hidden_seconds=hidden_seconds,
+        )
         self.keeper = keeper
         self.calls = calls
         self.attributes: dict[str, Any] = message.get("MessageAttributes") or {}
@@ -146,55 +152,18 @@ class Lease:
         self.turn = Turn.NONE
         #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
-        self.row = Row(
-            queue,
-            delivery.message_id,
-            message["ReceiptHandle"],
-            received_at,
-            guard=_GUARD,
-            owner=self,
-            hidden_seconds=hidden_seconds,
-        )
 
     @property
     def state(self) -> State:
         if self.goes_on_with is not None:
             return State.MERGED
-        if self.row.want is Want.DEAD_LETTER and self.row.is_sent:
+        if self.want is Want.DEAD_LETTER and self.is_sent:
             return State.DONE
-        return _STATES[self.row.want]
+        return _STATES[self.want]
 
     def is_settled(self) -> bool:
         """Whether it is no longer held."""
         return self.state is not State.HELD
-
-    @property
-    def queue(self) -> Queue:
-        return self.row.queue
-
-    @property
-    def receipt_handle(self) -> str:
-        """The newest one that this worker has received."""
-        return self.row.handle
-
-    @property
-    def received_at(self) -> float:
-        return self.row.received_at
-
-    @property
-    def visible_at(self) -> float:
-        """When SQS may show the message to others, by the keeper's clock."""
-        return self.row.visible_at
-
-    @property
-    def due_at(self) -> float:
-        """DEFERRED: when the message is to be seen again, by the keeper's clock."""
-        return self.row.due_at
-
-    @property
-    def record(self) -> DeadLetterRecord | None:
-        """DEAD_LETTERED: why."""
-        return self.row.record
 
     # Settling
 
@@ -233,17 +202,12 @@ class Lease:
         return is_given_back
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
-        """Send the message, with the record on it, to the queue's dead-letter queue.
-
-        Where that is the queue itself the message is deleted: it would run again at once.
-        """
-        if self.queue.dlq_url == self.queue.url:
-            return self.drop()
+        """Send the message, with the record on it, to the queue's dead-letter queue."""
         return self._settle(Want.DEAD_LETTER, record=record, content=self._content())
 
     def lose(self) -> bool:
         """The receipt handle is void: settle nothing, and tell the task."""
-        is_lost = self.row.become(Want.LOST, may_be_lost=True)
+        is_lost = self.become(Want.LOST, may_be_lost=True)
         if is_lost:
             self.keeper.settled(self)
             self.tell_of_loss()
@@ -258,7 +222,7 @@ class Lease:
     def merge(self, earlier: Row) -> None:
         """Note that an earlier receive goes on with this one's handle: there is nothing to run."""
         self.goes_on_with = earlier
-        self.row.become(Want.LOST, is_over=True, owner=None)
+        self.become(Want.LOST, is_over=True)
         self.free_place()
 
     def free_place(self) -> None:
@@ -267,7 +231,7 @@ class Lease:
         free()
 
     def _settle(self, want: Want, *, is_finished: bool = False, **facts: Any) -> bool:
-        was = self.row.end_run(want, **facts)
+        was = self.end_run(want, **facts)
         if was is None:
             return False
         if was is Want.LOST:

@@ -106,7 +106,7 @@ class Judge:
                     # The worker cannot know how long its messages were on their way to it: by its
                     # own reckoning the hold ends that much later.
                     ends_now = abs(lease.keeper.clock() - lease.visible_at) < _WAY_SECONDS
-                    is_told = lease.row.may_be_lost or ends_now
+                    is_told = lease.may_be_lost or ends_now
                     if not is_told and lease in other.held:
                         self._say(f"{lease.body} is held by one worker and shown to another")
 
@@ -160,16 +160,16 @@ class Judge:
         is_ours = lease.state is State.HELD
         fate.succeeded |= ended.end is End.RETURNED
         fate.given_up |= isinstance(settle, DeadLetter) and is_ours
-        if isinstance(settle, Hide) and is_ours and not lease.row.may_be_lost:
+        if isinstance(settle, Hide) and is_ours and not lease.may_be_lost:
             fate.due_at = now + settle.seconds
-        if is_ours and not lease.row.may_be_lost:
+        if is_ours and not lease.may_be_lost:
             look = functools.partial(self._judge_settled, worker, lease)
             self.sim.after(_SETTLED_WITHIN_SECONDS, look, None)
 
     def hidden(self, worker: Worker, lease: Lease) -> None:
         """A message has come due, and is hidden without a run."""
         self.looks += 1
-        if not lease.row.may_be_lost:
+        if not lease.may_be_lost:
             self.fates[lease.body].due_at = lease.due_at
             look = functools.partial(self._judge_settled, worker, lease)
             self.sim.after(_SETTLED_WITHIN_SECONDS, look, None)
@@ -179,7 +179,7 @@ class Judge:
         was_stalled = worker.stalled_until > self.sim.seconds - _PAUSE_SECONDS
         if not worker.is_alive or was_stalled or self._has_fault(self.fates[lease.body].queue):
             return
-        if worker.keeper._table.is_current(lease.row) and lease.row.is_settled:
+        if worker.keeper._table.is_current(lease) and lease.is_entered:
             self._say(f"{lease.body} has not been settled in {_SETTLED_WITHIN_SECONDS:g} s")
 
     def _has_fault(self, queue: int) -> bool:
@@ -211,7 +211,7 @@ class Judge:
 
     @staticmethod
     def _body(worker: Worker, row: Any) -> str | None:
-        return next((x.body for x in worker.leases if x.row is row), None)
+        return next((x.body for x in worker.leases if x is row), None)
 
     def killed(self, worker: Worker) -> None:
         for lease in worker.leases:
@@ -230,7 +230,7 @@ class Judge:
 
     @staticmethod
     def _is_open(worker: Worker, lease: Lease) -> bool:
-        return worker.keeper._table.is_current(lease.row) and lease.state not in _HANDS_OFF
+        return worker.keeper._table.is_current(lease) and lease.state not in _HANDS_OFF
 
     def gone(self, how: str, message: Message) -> None:
         fate = self.fates[message.body]

@@ -179,7 +179,7 @@ NOT_FOUND = frozenset(
 
 
 def _done_again(lease: Lease) -> bool:
-    lease.row.want = Want.DELETE
+    lease.want = Want.DELETE
     lease.keeper.settled(lease)
     return True
 

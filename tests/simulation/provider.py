@@ -259,7 +259,7 @@ class RecallJudge:
                 self._paused_since = now
             self._note_failure(now, getattr(word, "retry_after", None))
         if isinstance(word, RetryIn) and word.retry_after:
-            self._not_before[lease.receipt_handle] = now + word.retry_after
+            self._not_before[lease.handle] = now + word.retry_after
 
     def recalled(self, url: str, handle: str, *, takes_effect: bool, seconds: float = 0.0) -> None:
         """7: a change of visibility to 0, or to some seconds, arrives."""

@@ -49,7 +49,7 @@ def _remembered_before_sqs_agrees() -> Any:
     def eager(self: Gates, lease: Lease, gate: Gate, not_before: float) -> None:
         expect(self, lease, gate, not_before)
         now = self.clock()
-        row = lease.row
+        row = lease
         hidden = Hidden(row.message_id, row.handle, row.queue.url, now + 200, not_before, None)
         gate.control.hidden(hidden, now)
 

@@ -155,7 +155,7 @@ class Worker:
         url = self.sim.urls[queue]
         for message in messages:
             lease = self._lease(queue, message)
-            self.capacity.received(lease.receipt_handle)
+            self.capacity.received(lease.handle)
             self.keeper.hold(lease)
             if not self.keeper.recognise(lease):
                 self._starter(lease)()
@@ -204,7 +204,7 @@ class Worker:
                 continue
             self.sim.judge.started(self, lease)
             self.running.add(lease)
-            self.capacity.started(lease.receipt_handle)
+            self.capacity.started(lease.handle)
             how, seconds, delay = self.sim.next_run(lease.body)
             end = functools.partial(self._end, lease, how, delay, self.sim.retry_after())
             self.sim.after(seconds, end, self)

@@ -263,9 +263,9 @@ class World:
         fate = self.fates[lease.body]
         if lease.state is State.LOST and not fate.taken_by_sqs and fate.excuse is None:
             self.wrong.append(f"{lease.body} was lost for no reason")
-        message = self.queue.message_of(lease.receipt_handle)
+        message = self.queue.message_of(lease.handle)
         if lease in self._confirmed and lease not in self._spoiled and message.receipt is not None:
-            is_newest = message.receipt.handle == lease.receipt_handle
+            is_newest = message.receipt.handle == lease.handle
             if is_newest and message.visible_at < lease.due_at and message in self.queue.messages:
                 self.wrong.append(f"the backoff of {lease.body} was cut short")
 
@@ -349,7 +349,7 @@ class World:
         if not changes:
             return
         settled = {
-            lease.receipt_handle: lease
+            lease.handle: lease
             for worker in [*self.workers, *self.retired]
             for lease in worker.leases
             if lease.state is State.DEFERRED
@@ -363,7 +363,7 @@ class World:
         """Whether nothing that happens from now on can tell of the lease."""
         if lease.state is State.DEFERRED:
             return lease in self._confirmed and self.clock.now >= lease.due_at
-        gone = self.queue.message_of(lease.receipt_handle) not in self.queue.messages
+        gone = self.queue.message_of(lease.handle) not in self.queue.messages
         return lease.state is not State.HELD and gone
 
     def close(self) -> None:

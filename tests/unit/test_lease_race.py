@@ -36,8 +36,8 @@ def test_a_lost_message_that_is_received_again_while_its_run_ends_is_not_held_fo
     bench = Bench()
     lease = bench.lease(message_id="m")
     lease.handed_to_pool = lambda: True
-    lease.row.become(Want.LOST)
-    lease.row.guard = HoldsAgain(lambda: bench.lease(message_id="m"))
+    lease.become(Want.LOST)
+    lease.guard = HoldsAgain(lambda: bench.lease(message_id="m"))
     lease.done()
     assert bench.keeper.held() == []
 

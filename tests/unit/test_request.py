@@ -512,7 +512,7 @@ def test_what_has_been_given_back_is_not_started():
 def test_what_may_be_running_elsewhere_is_not_started(pid):
     """This process was stopped for longer than the message was hidden."""
     run = Run()
-    run.lease.row.visible_at = run.keeper.clock()
+    run.lease.visible_at = run.keeper.clock()
     if pid == os.getpid():
         with pytest.raises(SettledBeforeRun):
             run.request.on_accepted(pid, 0.0)
