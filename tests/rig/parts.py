@@ -201,7 +201,7 @@ class Parts:
         [self.step] = [each for each in consumer.steps if isinstance(each, step.LeaseStep)]
         self._consumer = consumer
         self._keeper: keeper.Keeper = self.step._keeper
-        providers: gates.Gates = consumer.sqs_receiver.gates
+        self._gates = providers = consumer.sqs_receiver.gates
         providers.rng = worker.rig.rng
         providers._changed = _Condition(providers.lock)
         pacer = providers.pacer
@@ -225,6 +225,13 @@ class Parts:
 
     def enter(self, call: Any, results: Any) -> None:
         self._keeper.enter(call, results)
+
+    def break_provider(self, exc: Exception) -> None:
+        def fail(*_: object) -> None:
+            raise exc
+
+        for gate in self._gates.all():
+            gate.ended = fail  # type: ignore[method-assign]
 
     # Shutdown
 

@@ -57,6 +57,12 @@ class Message:
         changes = [change for change in self._rig.sqs.changes if change.message is self._sent]
         return changes[-1].seconds
 
+    def forge(self, **headers: Any) -> None:
+        """Change headers of the message, as no publisher of ours would."""
+        body = json.loads(self._sent.body)
+        body["headers"].update(headers)
+        self._sent.body = json.dumps(body)
+
     @property
     def receives(self) -> int:
         return self._sent.receives
@@ -73,6 +79,11 @@ class Message:
     def result(self) -> str:
         """The state of its task in the result backend."""
         return str(self._rig.app.AsyncResult(self.task_id).state)
+
+    @property
+    def stored(self) -> Any:
+        """The value of its result, or the exception."""
+        return self._rig.app.AsyncResult(self.task_id).result
 
     def _dead_letter(self) -> fake_sqs_queue.Message | None:
         dlq = self._rig.sqs.queues[self._url].dlq
@@ -91,6 +102,7 @@ class Rig:
         workers: all that were started; the first starts by itself.
         latency: seconds that a call about a message is on its way to SQS and back.
         on_run: called with each task that a pool takes; by default it waits for ``rig.run``.
+        pool_timeout: what a pool raises in a task at its hard time limit, as gevent's does.
     """
 
     def __init__(self, *, max_in_flight: int = 120_000, seed: int = 7, **conf: Any) -> None:
@@ -102,17 +114,20 @@ class Rig:
         self.workers: list[Worker] = []
         self.latency = 0.0
         self.on_run: Callable[[Run], object] = lambda run: None
+        self.pool_timeout: type[BaseException] | None = None
         self._transport = transport_to(self.sqs)
         self._acting: Worker | None = None
         self.app = Celery(
             "rig", broker="sqs://localhost", backend="cache+memory://", set_as_current=False
         )
         self.app.conf.update(
-            broker_transport=self._transport,
-            worker_enable_remote_control=False,
-            task_default_queue="q",
-            worker_prefetch_multiplier=4,
-            **conf,
+            {
+                "broker_transport": self._transport,
+                "worker_enable_remote_control": False,
+                "task_default_queue": "q",
+                "worker_prefetch_multiplier": 4,
+                **conf,
+            }
         )
 
     def __enter__(self) -> Rig:
@@ -248,7 +263,9 @@ class Rig:
         entries: Iterable[int] | None = None,
         queue: str | None = None,
     ) -> None:
-        """Let calls of an action fail: the next ones, or all for some seconds; "*" is any action.
+        """Let calls of an action fail: the next ones, or all for some seconds.
+
+        "*" is any action but SendMessage, for some seconds.
 
         ``answer_lost``: SQS does what it is asked to, and its answer does not arrive. ``entries``:
         the positions in a batch that fail. ``error=None``: the answer lists nothing. ``queue``:
@@ -261,15 +278,59 @@ class Rig:
         else:
             self.sqs.fail_until(self.timeline.now + seconds, fault, queue)
 
+    def fail_results(self, fails: Callable[[str, int], Any] = lambda state, nth: True) -> list[str]:
+        """Let the result backend raise where ``fails`` says so, given a state and a count of it.
+
+        It returns the exception, or true for one of a connection.
+
+        Returns:
+            The states that it was asked to store, as they come.
+        """
+        kind, seen = type(self.app.backend), list[str]()  # each thread has a backend of its own
+        store = kind.store_result
+
+        def store_result(it: Any, task_id: str, result: Any, state: str, **options: Any) -> Any:
+            seen.append(state)
+            if exc := fails(state, seen.count(state)):
+                away = ConnectionError("away: redis://user:password@host")
+                raise exc if isinstance(exc, BaseException) else away
+            return store(it, task_id, result, state, **options)
+
+        self._stack.enter_context(mock.patch.object(kind, "store_result", store_result))
+        return seen
+
     # Facts
 
     def calls(self, action: str | None = None) -> list[Call]:
         """Return the calls that SQS has had, those of one action if it is named."""
         return [call for call in self.sqs.calls if action in (None, call.action)]
 
+    @property
+    def published(self) -> list[str]:
+        """The names of the tasks whose messages were sent, in order."""
+        bodies = [call.arguments["MessageBody"] for call in self.calls("SendMessage")]
+        return [json.loads(body)["headers"]["task"] for body in bodies]
+
     def told(self, kind: str) -> list[Any]:
         """Return the events of a kind, ``"Retried"`` for example, that observers were told of."""
         return [event for event in self.events if type(event).__name__ == kind]
+
+    def story(self) -> list[str]:
+        """Return, in words and in order, what observers were told of runs and their messages."""
+        told = {
+            "RunEnded": "ran: {outcome}",
+            "Retried": "retried in {delay:g} s: {reason}, {outcome}",
+            "DeadLettered": "given up: {reason}, {outcome}",
+            "Discarded": "discarded",
+            "LeaseLost": "lost",
+        }
+        lines = []
+        for event in self.events:
+            if (line := told.get(type(event).__name__)) is not None:
+                facts = {name: getattr(event, name) for name in event.__dataclass_fields__}
+                kept = "" if facts.get("is_kept", True) else ", not kept"
+                lines.append(line.format(**facts) + kept)
+        return lines
 
     # For the workers
 

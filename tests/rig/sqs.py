@@ -11,7 +11,7 @@ from typing import Any
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
-from ..support.fake_sqs import FakeSQS, Fault
+from ..support.fake_sqs import FakeSQS, Fault, _error
 
 URL = "https://sqs.example/1/"
 
@@ -33,18 +33,17 @@ class Call:
     answer: Any
 
 
-def _recorded(action: str, method: str) -> Callable[..., Any]:
+def _recorded(action: str, made: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: RecordingSQS, **arguments: Any) -> Any:
         answer = None
         self._asked = arguments["QueueUrl"]
         try:
-            answer = getattr(FakeSQS, method)(self, **arguments)
+            answer = made(self, **arguments)
             return answer
         finally:
             self.calls.append(Call(self.clock(), action, arguments, answer))
             self.on_call(action)
 
-    call.__name__ = method
     return call
 
 
@@ -62,7 +61,7 @@ class RecordingSQS(FakeSQS):
         self._asked = ""
 
     def fail_until(self, at: float, fault: Fault, queue: str | None = None) -> None:
-        """Let each call of the fault's action fail until a time; "*" stands for all actions."""
+        """Let each call of the fault's action fail until a time; "*" is any but SendMessage."""
         self._lasting.append((at, fault, queue))
 
     def heal(self) -> None:
@@ -70,10 +69,15 @@ class RecordingSQS(FakeSQS):
         self.faults.clear()
         self._lasting.clear()
 
+    def send_message(self, **arguments: Any) -> Any:
+        if (fault := self._take_fault("SendMessage")) is not None:
+            raise _error(fault.error or "", "SendMessage")
+        return FakeSQS.send_message(self, **arguments)
+
     def _take_fault(self, action: str) -> Fault | None:
         for until, fault, queue in self._lasting:
-            is_of_it = fault.action in (action, "*") and queue in (None, self._asked)
-            if self.clock() < until and is_of_it:
+            is_meant = fault.action == action or (fault.action == "*" and action != "SendMessage")
+            if self.clock() < until and is_meant and queue in (None, self._asked):
                 return fault
         return super()._take_fault(action)
 
@@ -84,14 +88,14 @@ class RecordingSQS(FakeSQS):
             return now
         return min((m.visible_at for m in queue.messages if m.visible_at > now), default=math.inf)
 
-    receive_message = _recorded("ReceiveMessage", "receive_message")
-    send_message = _recorded("SendMessage", "send_message")
-    send_message_batch = _recorded("SendMessageBatch", "send_message_batch")
-    delete_message_batch = _recorded("DeleteMessageBatch", "delete_message_batch")
+    receive_message = _recorded("ReceiveMessage", FakeSQS.receive_message)
+    send_message = _recorded("SendMessage", send_message)
+    send_message_batch = _recorded("SendMessageBatch", FakeSQS.send_message_batch)
+    delete_message_batch = _recorded("DeleteMessageBatch", FakeSQS.delete_message_batch)
     change_message_visibility_batch = _recorded(
-        "ChangeMessageVisibilityBatch", "change_message_visibility_batch"
+        "ChangeMessageVisibilityBatch", FakeSQS.change_message_visibility_batch
     )
-    get_queue_attributes = _recorded("GetQueueAttributes", "get_queue_attributes")
+    get_queue_attributes = _recorded("GetQueueAttributes", FakeSQS.get_queue_attributes)
 
 
 def transport_to(sqs: RecordingSQS) -> type[virtual.Transport]:

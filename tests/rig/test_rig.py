@@ -184,7 +184,7 @@ def test_provider(rig):
         if is_down:
             raise Retryable("down")
 
-    rig.task(body, provider=Provider("mail"), backoff=Schedule([3600]))
+    rig.task(body, provider=Provider("mail"))
     rig.start_worker(processes=4)
     for _ in range(60):
         rig.send()

@@ -87,8 +87,11 @@ def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
             return run
 
         def terminate_job(self, pid: int, signal: Any = None) -> None:
-            [run] = [run for run in worker.runs if run.pid == pid]
-            run.terminate(signal)
+            if not worker.is_prefork:
+                raise NotImplementedError  # as Celery's
+            for run in worker.runs:
+                if run.pid == pid:
+                    run.terminate(signal)
 
         def on_start(self) -> None: ...
 
@@ -122,6 +125,11 @@ class Run:
     def has_begun(self) -> bool:
         return self.pid is not None
 
+    @property
+    def sent(self) -> bytes:
+        """What goes through the pipe to the process."""
+        return pickle.dumps(self._args)
+
     def begin(self) -> Run:
         """Let a process, or a thread, begin with the task."""
         if not self.has_begun:
@@ -129,14 +137,15 @@ class Run:
             with self._worker.acts():
                 try:
                     self._report.accept_callback(self.pid, monotonic())
-                except BaseException:
-                    self._leave()  # a thread pool drops the task, and tells nobody
-                    raise
+                except Exception:  # noqa: BLE001
+                    if not self._worker.is_prefork:
+                        self._leave()  # a thread pool drops the task, and tells nobody
         return self
 
     def finish(self) -> Run:
         """Run the task by Celery's tracer, and report how it ended."""
-        self.begin()
+        if self.begin() not in self._worker.runs:
+            return self  # refused
         app = self._worker.rig.app
         if self._worker.is_prefork:
             args = pickle.loads(pickle.dumps(self._args))
@@ -147,7 +156,11 @@ class Run:
             self.result = result
             self._end(self._report.callback, result)
 
-        apply_target(self._target, self._args, {"app": app}, report)
+        timeouts = (self._worker.rig.pool_timeout,) if self._worker.rig.pool_timeout else ()
+        try:
+            apply_target(self._target, self._args, {"app": app}, report, propagate=timeouts)
+        except timeouts:
+            self.exceed_time_limit()
         return self
 
     def fail(self, exc: BaseException) -> Run:
@@ -159,13 +172,19 @@ class Run:
         """Kill the task's process with SIGKILL, as the kernel does when memory is short."""
         return self.fail(WorkerLostError("Worker exited prematurely: signal 9 (SIGKILL)"))
 
-    def exceed_time_limit(self, seconds: float = 5.0) -> Run:
-        """End the task at its hard time limit. The pool calls both callbacks, in this order."""
+    def exceed_time_limit(self, *, is_soft: bool = False) -> Run:
+        """End the task at its hard time limit, or note its soft one.
+
+        The prefork pool reports a hard limit twice, other pools once.
+        """
         self.begin()
         with self._worker.acts():
-            if self._worker.is_prefork:
-                self._report.error_callback(_einfo(TimeLimitExceeded(seconds)))
-            return self._end(self._report.timeout_callback, False, seconds)
+            if self._worker.is_prefork and not is_soft:
+                self._report.error_callback(_einfo(TimeLimitExceeded(5)))
+            if not is_soft:
+                return self._end(self._report.timeout_callback, False, 5)
+            self._report.timeout_callback(True, 5)
+            return self
 
     def terminate(self, signum: Any = signal.SIGTERM) -> None:
         """Kill the task's process on purpose; the pool reports it soon. Celery calls this."""
@@ -268,7 +287,7 @@ class Worker:
         """Do something at a time, unless the worker has been killed by then."""
 
         def do_alive() -> None:
-            if self.is_alive and self.timeline.now < self._suspended_until:
+            if self.is_alive and self.is_suspended:
                 self.timeline.at(self._suspended_until, do_alive)
             elif self.is_alive:
                 with self.acts():
@@ -349,12 +368,21 @@ class Worker:
         self._parts.forget()
 
     def suspend(self, seconds: float) -> None:
-        """Let the machine stand still for some seconds; calls under way arrive."""
+        """Let the worker's machine stand still for some seconds; calls under way arrive."""
         self._suspended_until = self.timeline.now + seconds
 
     @property
     def is_suspended(self) -> bool:
         return self.timeline.now < self._suspended_until
+
+    def freeze(self, seconds: float) -> None:
+        """Stop the worker by SIGSTOP for a while, with its processes; time passes."""
+        self.suspend(seconds)
+        self.timeline.pass_time(seconds)
+
+    def break_provider(self, exc: Exception) -> None:
+        """Let the part that counts for a task's provider fail whenever a run ends."""
+        self._parts.break_provider(exc)
 
     def stop(self) -> None:
         """Send SIGTERM: what runs may end, and what waits is given back."""

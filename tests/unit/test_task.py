@@ -184,7 +184,18 @@ REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) el
         (Busy("order:7", lease_left=1.0), {}, None),
         (ProviderDown(), {"max_retries": 0}, Reply.FAILED),
     ],
-    ids=repr,
+    ids=[
+        "retry_on",
+        "Retryable",
+        "in doubt",
+        "refused",
+        "NonRetryable, safe to undo",
+        "NonRetryable",
+        "not sent",
+        "not for autoretry",
+        "busy lock",
+        "last retry",
+    ],
 )
 def test_what_a_failure_shows_of_the_provider(failing, failure, options, reply):
     """The gate counts each failure that a rule knows, in doubt or not, and no other."""

@@ -1,0 +1,293 @@
+"""The task's word stands, whatever fails after its run: the result backend, a hook, the canvas."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import sys
+import threading
+import types
+
+import billiard.einfo
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask
+
+from . import Run
+from .bodies import raises, returns
+
+# Celery warns of each failure outside of a task's body: of those that are made here, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+
+NOT_HANDED_ON = "the rest of its workflow could not be sent"
+
+
+@pytest.fixture
+def told(rig, monkeypatch):
+    """Who was told of a failure: the task's hook, and the chord that waits."""
+    told = []
+    backend = type(rig.app.backend)
+    monkeypatch.setattr(backend, "on_chord_part_return", lambda *_, **__: told.append("chord"))
+    return told
+
+
+@pytest.fixture
+def mail(rig, told):
+    """Register a task of that body, and send it with an errback and as a part of a chord."""
+
+    def send(body, *, in_chord=False, **options):
+        hooks = {"on_failure": lambda *_: told.append("on_failure"), "backoff": Schedule([7])}
+        rig.task(body, **hooks | options)
+        chord = {"chord": rig.app.signature("sum")} if in_chord else {}
+        return rig.send(link_error=rig.app.signature("refund"), **chord)
+
+    return send
+
+
+def once(state):
+    return lambda stored, nth: stored == state and nth == 1
+
+
+def always(state):
+    return lambda stored, nth: stored == state
+
+
+def away(state, nth):
+    return True
+
+
+DOWN, BAD = Retryable("down"), ValueError("bad")
+
+
+@pytest.mark.parametrize(
+    ("body", "fails", "fate", "result", "asked"),
+    [
+        (returns, once("SUCCESS"), "deleted", "SUCCESS", ["SUCCESS", "STARTED", "SUCCESS"]),
+        # More than 64 KB on MySQL, for example: nobody should wait for it for ever.
+        (returns, always("SUCCESS"), "deleted", "FAILURE", None),
+        (returns, away, "deleted", "PENDING", ["SUCCESS", "STARTED"]),
+        (raises(DOWN), once("RETRY"), "hidden", "PENDING", None),
+        (raises(DOWN), away, "hidden", "PENDING", None),
+        (raises(BAD), always("FAILURE"), "dead letter", "PENDING", None),
+    ],
+    ids=["blip", "refused", "away", "retry in a blip", "retry away", "failure away"],
+)
+def test_result_not_stored(rig, mail, told, body, fails, fate, result, asked, caplog):
+    """A result that cannot be stored makes no failure of a run that has ended."""
+    message = mail(body)
+    seen = rig.fail_results(fails)
+    rig.run()
+    assert (message.fate, message.result) == (fate, result)
+    assert asked in (None, seen)
+    assert (told, rig.published) == ([], ["mail"])
+    if fate == "dead letter":
+        assert message.record.exception_type == "builtins.ValueError"
+        assert message.record.reason == "not retryable"
+    assert "sqs_backoff.after_run_failed: task mail[" in caplog.text
+    assert "password" not in caplog.text
+
+
+def test_time_limit_while_storing_again(rig, mail, told):
+    """A soft time limit that comes while a result is stored again makes no failure."""
+    message = mail(returns)
+    limits = [OSError("a blip"), SoftTimeLimitExceeded()]
+    seen = rig.fail_results(lambda state, nth: state == "SUCCESS" and limits[nth - 1])
+    rig.run()
+    assert (message.fate, seen, told) == ("deleted", ["SUCCESS", "STARTED", "SUCCESS"], [])
+
+
+def test_result_not_json(rig):
+    """A result that is not JSON is no failure of its task."""
+    rig.task(lambda self: object())
+    message = rig.send()
+    rig.run()
+    assert message.fate == "deleted"
+
+
+@pytest.mark.parametrize("hook", ["on_retry", "on_failure", "on_success", "after_return"])
+def test_hook_raises(rig, hook, caplog):
+    """A user's hook that raises does not change what was decided, and its text is not logged."""
+
+    class BadHook(SQSBackoffTask):
+        abstract = True
+
+    def fail(self, *args, **kwargs):
+        raise LookupError("in the user's hook")
+
+    setattr(BadHook, hook, fail)
+    body = {"on_retry": raises(DOWN), "on_failure": raises(BAD)}.get(hook, returns)
+    rig.task(body, base=BadHook)
+    message = rig.send()
+    rig.run()
+    fates = {"on_retry": ("hidden", "RETRY"), "on_failure": ("dead letter", "FAILURE")}
+    assert (message.fate, message.result) == fates.get(hook, ("deleted", "SUCCESS"))
+    assert "sqs_backoff.after_run_failed: task mail[" in caplog.text
+    assert "in the user's hook" not in caplog.text
+
+
+# Chains and chords
+
+
+def test_chord_part_not_counted(rig, mail):
+    """A part of a chord that could not be counted is a dead letter: the chord waits for it."""
+    message = mail(returns, in_chord=True)
+    rig.fail_results()
+    rig.run()
+    assert (message.fate, message.record.reason) == ("dead letter", NOT_HANDED_ON)
+    assert message.record.exception_type == "builtins.ConnectionError"
+    assert rig.story() == ["ran: succeeded", f"given up: {NOT_HANDED_ON}, unknown"]
+
+
+def test_retry_of_chord_part_not_stored(rig, mail, told):
+    """A part whose retry cannot be stored does not fail its chord."""
+    message = mail(raises(DOWN), in_chord=True)
+    rig.fail_results(always("RETRY"))
+    rig.run()
+    assert (message.fate, told) == ("hidden", [])
+
+
+@pytest.mark.parametrize("kind", ["link", "links", "chain", "long chain"])
+def test_not_handed_on(rig, kind):
+    """A success whose callbacks, or the rest of whose chain, cannot be sent is a dead letter."""
+    rig.task(returns)
+    follows = [rig.app.signature("next") for _ in range(1 + (kind in ("links", "long chain")))]
+    options = {"chain": follows} if "chain" in kind else {"link": follows}
+    message = rig.send(**options)
+    rig.fault("SendMessage", "AccessDenied")
+    rig.run()
+    assert (message.fate, message.record.reason) == ("dead letter", NOT_HANDED_ON)
+    assert message.record.exception_type == "botocore.exceptions.ClientError"
+
+
+def test_errback_not_sent(rig, caplog):
+    """A failure whose errback cannot be sent keeps its own reason."""
+    rig.task(raises(BAD))
+    message = rig.send(link_error=rig.app.signature("refund"))
+    rig.fault("SendMessage", "AccessDenied")
+    rig.run()
+    assert message.record.reason == "not retryable"
+
+
+# Time limits of gevent, which no code of a task contains
+
+
+class GeventTimeout(BaseException):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+
+@pytest.fixture
+def gevent(rig, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gevent", types.SimpleNamespace(Timeout=GeventTimeout))
+    rig.pool_timeout = GeventTimeout
+
+
+@pytest.mark.usefixtures("gevent")
+@pytest.mark.parametrize(
+    ("body", "fate"),
+    [(returns, "deleted"), (raises(DOWN), "hidden"), (raises(NonRetryable("no")), "dead letter")],
+    ids=["success", "retry", "failure"],
+)
+def test_gevent_limit_after_run(rig, body, fate):
+    """gevent's time limit does not overrule a run that has ended: its backend may hang."""
+    rig.task(body, time_limit=5, backoff=Schedule([7]))
+    rig.start_worker(pool="threads")
+    message = rig.send()
+    rig.fail_results(lambda state, nth: GeventTimeout(5))
+    rig.run()
+    assert (message.fate, len(rig.told("RunEnded"))) == (fate, 1)
+    assert "hard time limit" not in str(rig.story())
+
+
+@pytest.mark.usefixtures("gevent")
+@pytest.mark.parametrize(
+    ("seconds", "reason"), [(5, "hard time limit"), (3, "aborted")], ids=["of the pool", "its own"]
+)
+def test_gevent_limit_in_run(rig, seconds, reason):
+    """gevent's time limit ends a run for its pool; one that the task has set is the task's."""
+    rig.task(raises(GeventTimeout(seconds)), time_limit=5, backoff=Schedule([7]))
+    rig.start_worker(pool="threads")
+    rig.send()
+    rig.run()
+    assert rig.story() == ["ran: unknown", f"retried in 7 s: {reason}, unknown"]
+
+
+# What a failure leaves behind
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_failure_is_small(rig, pool):
+    """A failure that goes through the pool's pipe is small, and shows the original's text."""
+
+    class Big(Exception):
+        def __init__(self):
+            super().__init__("y" * 50_000)
+            self.response = "x" * 1_000_000
+
+    rig.task(raises(Big()))
+    rig.start_worker(pool=pool)
+    rig.send()
+    run = rig.run()
+    assert len(pickle.dumps(run.result)) < 16_000
+    assert repr(run.result[1].exception).startswith("Big('yyy")
+
+
+def test_frames_are_freed(rig):
+    """The frames that Celery copies, 150 KB for each failure, are freed at once."""
+    rig.task(raises(BAD))
+    rig.send()
+    run = rig.begin()
+    logging.disable(logging.CRITICAL)  # pytest keeps the records, and they the copies
+    gc.collect()
+    gc.disable()
+    try:
+        before = copied_frames()
+        run.finish()
+        assert not copied_frames() - before
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+
+
+def copied_frames():
+    return {id(thing) for thing in gc.get_objects() if type(thing) is billiard.einfo.Traceback}
+
+
+def test_suspended_frames_live_on(rig):
+    """A client that works in a coroutine of its own, and hands errors to callers, survives them."""
+
+    def client():
+        answer = None
+        while True:
+            request = yield answer
+            try:
+                raise Retryable(request)
+            except Retryable as exc:
+                answer = exc
+
+    calls = client()
+    next(calls)
+
+    def body(self):
+        raise calls.send("down")
+
+    rig.task(body)
+    message = rig.send()
+    rig.run()
+    assert message.fate == "hidden"
+    assert isinstance(calls.send("down again"), Retryable)
+
+
+def test_result_backend_hangs(rig, monkeypatch, caplog):
+    """A result backend that is silent does not hold up the worker's event loop."""
+    goes_on, hooks = threading.Event(), []
+    rig.task(returns, on_retry=lambda self, *args: hooks.append("on_retry"))
+    monkeypatch.setattr(type(rig.app.backend), "mark_as_retry", lambda *_, **__: goes_on.wait(60))
+    message = rig.send()
+    rig.run(Run.lose)
+    assert not goes_on.is_set()
+    goes_on.set()
+    assert (message.fate, hooks) == ("hidden", ["on_retry"])
+    assert "callback_failed" in caplog.text

@@ -1,0 +1,662 @@
+"""Each way in which a run can end settles its message once, and is told once."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+
+import pytest
+from celery.exceptions import Ignore, Reject, Retry
+from celery.worker.request import Request
+
+from celery_sqs_backoff import (
+    Outcome,
+    Provider,
+    Retryable,
+    Schedule,
+    SQSBackoffTask,
+    Verdict,
+)
+from celery_sqs_backoff.retry.policies import Policy
+
+from . import Rig, Run
+from .bodies import raises, returns
+
+DEAD, GONE, HIDDEN = "dead letter", "deleted", "hidden"
+
+
+class Timeout(BaseException):
+    """As gevent.Timeout: no ``Exception``."""
+
+
+class Publishes(SQSBackoffTask):
+    """A task whose own ``retry`` publishes a copy, as Celery's does."""
+
+    abstract = True
+
+    def retry(self, *args, **kwargs):
+        raise Retry("elsewhere", when=42)
+
+
+def retries(self):
+    self.retry(countdown=42)
+
+
+def fail(exc):
+    """Let the pool report an exception that the task's process has not judged."""
+    return lambda run: run.fail(exc)
+
+
+def case(name, body, fate, result, *story, end=Run.finish, pools=("prefork", "threads"), **options):
+    """How a run ends, and what is expected: a fate, a result, and what observers are told."""
+    expected = (fate, result, [*story])
+    return [
+        pytest.param(pool, body, end, options, expected, id=f"{name}, {pool}") for pool in pools
+    ]
+
+
+def on_prefork(name, end, fate, result, *story, **options):
+    """As ``case``, for what only happens to a process, whatever the task does."""
+    return case(name, returns, fate, result, *story, end=end, pools=("prefork",), **options)
+
+
+BAD, DOWN = ValueError("bad"), Retryable("down")
+ENDS = [
+    # The task decides.
+    case("success", returns, GONE, "SUCCESS", "ran: succeeded"),
+    case(
+        "retryable",
+        raises(DOWN),
+        HIDDEN,
+        "RETRY",
+        "ran: retryable",
+        "retried in 7 s: raised, retryable",
+    ),
+    case(
+        "unknown", raises(BAD), DEAD, "FAILURE", "ran: unknown", "given up: not retryable, unknown"
+    ),
+    case(
+        "no dead letters",
+        raises(BAD),
+        GONE,
+        "FAILURE",
+        "ran: unknown",
+        "given up: not retryable, unknown, not kept",
+        on_give_up="fail",
+    ),
+    case(
+        "last retry",
+        raises(DOWN),
+        DEAD,
+        "FAILURE",
+        "ran: retryable",
+        "given up: max_retries reached, retryable",
+        max_retries=0,
+    ),
+    case(
+        "self.retry",
+        retries,
+        HIDDEN,
+        "RETRY",
+        "ran: retryable",
+        "retried in 42 s: retry asked, retryable",
+    ),
+    case(
+        "Retry",
+        raises(Retry("later")),
+        HIDDEN,
+        "RETRY",
+        "ran: retryable",
+        "retried in 7 s: retry asked, retryable",
+    ),
+    case(
+        "last Retry",
+        raises(Retry("later")),
+        DEAD,
+        "FAILURE",
+        "ran: unknown",
+        "given up: max_retries reached, unknown",
+        max_retries=0,
+    ),
+    case("copy published", retries, GONE, "RETRY", "ran: unknown", base=Publishes),
+    case("Ignore", raises(Ignore()), GONE, "PENDING", "ran: succeeded"),
+    case(
+        "Reject",
+        raises(Reject("no")),
+        DEAD,
+        "FAILURE",
+        "ran: unknown",
+        "given up: rejected by the task, unknown",
+    ),
+    case(
+        "requeue",
+        raises(Reject("no", requeue=True)),
+        HIDDEN,
+        "PENDING",
+        "ran: unknown",
+        "retried in 7 s: requeued, retryable",
+    ),
+    case(
+        "last requeue",
+        raises(Reject("no", requeue=True)),
+        DEAD,
+        "PENDING",
+        "ran: unknown",
+        "given up: max_retries reached, unknown",
+        max_retries=0,
+    ),
+    # Nobody knows how far it got.
+    *(
+        case(
+            type(exc).__name__,
+            raises(exc),
+            HIDDEN,
+            "RETRY",
+            "ran: unknown",
+            "retried in 7 s: aborted, unknown",
+        )
+        for exc in (
+            asyncio.CancelledError(),
+            GeneratorExit(),
+            Timeout(),
+            MemoryError("x"),
+            KeyboardInterrupt(),
+        )
+    ),
+    case(
+        "last abort",
+        raises(Timeout()),
+        DEAD,
+        "FAILURE",
+        "ran: unknown",
+        "given up: the run was aborted, unknown",
+        crash_budget=1,
+    ),
+    case(
+        "abort with a rule",
+        raises(Timeout()),
+        DEAD,
+        "FAILURE",
+        "ran: not processed",
+        "given up: not retryable, not processed",
+        classify=lambda exc: Verdict(Outcome.NOT_PROCESSED),
+    ),
+    case(
+        "sys.exit",
+        raises(SystemExit(3)),
+        DEAD,
+        "FAILURE",
+        "ran: unknown",
+        "given up: not retryable, unknown",
+    ),
+    # The pool decides.
+    case(
+        "hard time limit",
+        returns,
+        HIDDEN,
+        "RETRY",
+        "ran: unknown",
+        "retried in 7 s: hard time limit, unknown",
+        end=Run.exceed_time_limit,
+    ),
+    case(
+        "last hard time limit",
+        returns,
+        DEAD,
+        "FAILURE",
+        "ran: unknown",
+        "given up: hard time limit, unknown",
+        end=Run.exceed_time_limit,
+        crash_budget=1,
+    ),
+    on_prefork(
+        "process lost",
+        Run.lose,
+        HIDDEN,
+        "RETRY",
+        "ran: unknown",
+        "retried in 7 s: process lost, unknown",
+    ),
+    on_prefork(
+        "last process lost",
+        Run.lose,
+        DEAD,
+        "FAILURE",
+        "ran: unknown",
+        "given up: worker lost, unknown",
+        crash_budget=1,
+    ),
+    on_prefork(
+        "process exits",
+        fail(SystemExit(1)),
+        HIDDEN,
+        "RETRY",
+        "ran: unknown",
+        "retried in 7 s: aborted, unknown",
+    ),
+    on_prefork(
+        "out of memory",
+        fail(MemoryError()),
+        HIDDEN,
+        "RETRY",
+        "ran: unknown",
+        "retried in 7 s: aborted, unknown",
+    ),
+    on_prefork(
+        "not judged", fail(BAD), DEAD, "FAILURE", "ran: unknown", "given up: not retryable, unknown"
+    ),
+    on_prefork("terminated", Run.terminate, GONE, "REVOKED", "discarded"),
+]
+
+
+@pytest.mark.hazard("H1", "H4", "H8")
+@pytest.mark.parametrize(("pool", "body", "end", "options", "expected"), [*chain(*ENDS)])
+def test_end(rig, pool, body, end, options, expected):
+    """The end of a run decides about its message, which is settled, stored and told once."""
+    rig.task(body, **{"backoff": Schedule([7]), "crash_budget": 3, **options})
+    rig.start_worker(pool=pool)
+    message = rig.send()
+    rig.run(end)
+    assert (message.fate, message.result, rig.story()) == expected
+    if message.fate == HIDDEN:
+        assert message.delay == {retries: 42}.get(body, 7)
+    assert rig.worker.places_taken == 0
+
+
+def test_dead_letter_record(rig):
+    """A dead letter says which task failed where, how often, when, and why."""
+    rig.task(raises(DOWN), backoff=Schedule([7]), max_retries=1)
+    rig.start_worker("mailer@here")
+    sent_at = rig.timeline.now
+    message = rig.send()
+    rig.run()
+    rig.run()
+    record = message.record
+    assert (record.task, record.id, record.attempts) == ("mail", message.task_id, 2)
+    assert (record.reason, record.outcome) == ("max_retries reached", "RETRYABLE")
+    assert record.exception_type.endswith("Retryable")
+    assert "down" in record.exception_message
+    assert "raise exc" in record.traceback
+    assert record.first_received_at == sent_at
+    assert record.failed_at == pytest.approx(sent_at + 7, abs=1)
+    assert (record.origin, record.worker) == ("arn:aws:sqs:us-east-1:1:q", "mailer@here")
+    assert [event.attempt for event in rig.told("DeadLettered")] == [2]
+
+
+def test_queue_without_dlq(rig):
+    """A message that is given up on a queue without a dead-letter queue is deleted."""
+    rig.queue(dlq=False)
+    rig.task(raises(BAD))
+    message = rig.send()
+    rig.run()
+    assert message.fate == GONE
+    assert rig.story()[-1] == "given up: not retryable, unknown, not kept"
+
+
+def test_unread_queue(rig):
+    """A message that is given up before its queue could be read becomes a dead letter later."""
+    rig.task(raises(BAD))
+    rig.fault("GetQueueAttributes", ConnectionError(), seconds=90)
+    message = rig.send()
+    rig.run()
+    assert (message.fate, message.delay) == (HIDDEN, 5)
+    rig.pass_time(200)
+    assert (message.fate, len(rig.told("RunEnded"))) == (DEAD, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "has_traceback"),
+    [
+        ({}, "password=***", True),
+        ({"record_detail": "type"}, None, False),
+        ({"redact": str.upper}, None, False),
+    ],
+    ids=["masked", "type only", "slow masking"],
+)
+def test_unjudged_error(rig, options, message, has_traceback):
+    """The main process masks an error that the task's process did not describe, or leaves it out.
+
+    The user's ``redact`` may be slow, and the worker's main process must not wait for it.
+    """
+    rig.task(returns, **options)
+    sent = rig.send()
+    rig.run(fail(ValueError("password=hunter2")))
+    record = sent.record
+    assert (record.exception_type, record.exception_message) == ("builtins.ValueError", message)
+    assert bool(record.traceback) is has_traceback
+    assert "hunter2" not in (record.traceback or "")
+
+
+def test_crash_delay(rig):
+    """A lost message comes back only when the old process is gone."""
+    rig.task(returns, backoff=Schedule([0]))
+    message = rig.send()
+    rig.run(Run.exceed_time_limit)
+    assert message.delay == 2
+
+
+def test_soft_time_limit(rig):
+    """A soft time limit settles nothing: the task goes on."""
+    rig.task(returns)
+    message = rig.send()
+    run = rig.begin().exceed_time_limit(is_soft=True)
+    rig.pass_time(1)
+    assert message.fate == "held"
+    run.finish()
+    assert rig.story() == ["ran: succeeded"]
+
+
+@pytest.mark.parametrize("crash_budget", [1, 2])
+def test_hooks_of_hard_time_limit(rig, crash_budget):
+    """A hard time limit that is final calls the hooks of a failure once, as in Celery 5.7."""
+    told = []
+    rig.task(
+        returns,
+        crash_budget=crash_budget,
+        on_failure=lambda task, exc, *_: told.append(type(exc).__name__),
+        after_return=lambda task, state, *_: told.append(state),
+    )
+    rig.send()
+    rig.run(Run.exceed_time_limit)
+    assert told == (["TimeLimitExceeded", "FAILURE"] if crash_budget == 1 else [])
+
+
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_hooks_of_lost_process(rig, exc, caplog):
+    """A process that ends itself is stored and told as a retry for a lost worker."""
+    hooks = []
+    rig.task(returns, on_retry=lambda self, *args: hooks.append(args))
+    message = rig.send(args=(), kwargs={})
+    rig.run(fail(exc))
+    [(failure, task_id, args, kwargs, _)] = hooks
+    assert repr(failure) == f"WorkerLostError('The run was aborted: {type(exc).__name__}')"
+    assert (task_id, list(args), kwargs) == (message.task_id, [], {})
+    assert repr(message.stored) == repr(failure)
+    assert "callback_failed" not in caplog.text
+
+
+def test_unjudged_error_is_not_stored_twice(rig):
+    """A task that does not want its errors stored gets no RETRY either."""
+    rig.task(returns, ignore_result=True)
+    message = rig.send()
+    rig.run(Run.lose)
+    assert (message.fate, message.result) == (HIDDEN, "PENDING")
+
+
+# The worker's own doing
+
+
+@pytest.mark.hazard("H8")
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_cold_shutdown(rig, pool):
+    """A cold shutdown gives back what runs, and that is no crash."""
+    rig.task(returns, crash_budget=1)
+    rig.start_worker(pool=pool)
+    message = rig.send()
+    rig.begin()
+    rig.worker.stop_cold()
+    assert (message.fate, message.delay) == ("visible", 0)
+    assert rig.story() == ["retried in 0 s: cancelled, unknown"]
+
+
+@pytest.mark.parametrize("end", [Run.lose, Run.exceed_time_limit])
+def test_end_while_worker_stops(rig, end):
+    """A process that is lost while the worker stops is no crash, but a time limit is one.
+
+    Supervisors signal the whole process group, pool processes included.
+    """
+    rig.task(returns, crash_budget=1)
+    message = rig.send()
+    run = rig.begin()
+    rig.worker.stop()
+    end(run)
+    if end is Run.lose:
+        assert (message.fate, rig.story()) == ("visible", ["retried in 0 s: cancelled, unknown"])
+    else:
+        assert (message.fate, message.record.reason) == (DEAD, "hard time limit")
+
+
+def test_cancelled_by_reconnect(rig, caplog):
+    """Celery may cancel what runs when it loses its connection; the message comes back at once.
+
+    The result backend may be away, too. Celery 5.5 and 5.6 contain nothing then.
+    """
+    rig.app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+    rig.task(returns)
+    rig.start_worker(processes=2)
+    messages = [rig.send(), rig.send()]
+    rig.begin(), rig.begin()
+    rig.fail_results()
+    rig.worker.lose_connection()
+    rig.pass_time(0.2)
+    assert [message.delay for message in messages] == [0, 0]
+    assert rig.story() == ["retried in 0 s: cancelled, unknown"] * 2
+    assert "callback_failed" in caplog.text
+    assert "password" not in caplog.text
+
+
+@pytest.mark.hazard("H8", "H26", "H27")
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "arriving"])
+def test_dropped_before_it_runs(rig, how, is_waiting):
+    """A message that is revoked, or expires, before it runs is deleted, and told as discarded."""
+    ran = []
+    rig.task(lambda self: ran.append(1))
+    other = rig.send()
+    message = rig.send(expires=10 if how == "expired" else None)
+    run = rig.begin() if is_waiting else None
+    if how == "revoked":
+        rig.worker.revoke(message.task_id)
+    if run is None:
+        rig.worker.freeze(20)
+    else:
+        rig.pass_time(20)
+        run.finish()
+    rig.pass_time(1)
+    while rig.worker.runs:
+        rig.run()
+    assert (message.fate, message.result, ran) == (GONE, "REVOKED", [1])
+    assert sorted(rig.story()) == ["discarded", "ran: succeeded"]
+    assert other.fate == GONE
+
+
+# What fails meanwhile
+
+
+@pytest.mark.hazard("H5")
+@pytest.mark.parametrize("end", [Run.lose, Run.exceed_time_limit])
+def test_result_backend_away(rig, end, caplog):
+    """A result backend that is away keeps no message from being settled."""
+    rig.task(returns, backoff=Schedule([7]))
+    rig.fail_results()
+    message = rig.send()
+    rig.run(end)
+    assert (message.fate, message.delay) == (HIDDEN, 7)
+    assert "sqs_backoff.callback_failed" in caplog.text
+    assert "password" not in caplog.text
+
+
+class BrokenPolicy(Policy):
+    """A user's policy that was not written for so many attempts."""
+
+    def ceiling(self, attempt):
+        raise IndexError(attempt)
+
+
+@pytest.mark.parametrize(
+    ("body", "end", "fate"),
+    [
+        (returns, Run.finish, GONE),
+        (raises(BAD), Run.finish, DEAD),
+        (raises(Reject(requeue=True)), Run.finish, HIDDEN),
+        (returns, Run.lose, HIDDEN),
+    ],
+    ids=["success", "failure", "requeue", "lost"],
+)
+def test_broken_policy(rig, body, end, fate, caplog):
+    """A delay policy that raises leaves no message unsettled, and is logged."""
+    rig.task(body, backoff=BrokenPolicy())
+    message = rig.send()
+    rig.run(end)
+    assert message.fate == fate
+    if fate == HIDDEN:
+        assert "sqs_backoff.backoff_broken" in caplog.text
+
+
+@pytest.mark.parametrize(("end", "fate"), [(Run.finish, GONE), (Run.lose, HIDDEN)])
+def test_settling_fails(rig, end, fate, caplog):
+    """A message is settled whatever fails on the way: it would be held for 12 hours otherwise."""
+    rig.task(returns, provider=Provider("mail"))
+    message = rig.send()
+    run = rig.begin()
+    rig.worker.break_provider(LookupError("secret"))
+    end(run)
+    rig.pass_time(1)
+    assert message.fate == fate
+    if fate == HIDDEN:
+        assert message.delay == 30
+    assert "settle_failed" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_hostile_id(rig, caplog):
+    """No line of the log shows an ID as its sender wrote it."""
+    caplog.set_level("INFO")
+    rig.task(returns)
+    rig.send().forge(id="id\n[ERROR] forged line " + "x" * 10_000)
+    rig.run(Run.exceed_time_limit)
+    lines = [r.getMessage() for r in caplog.records if "celery_sqs_backoff" in r.name]
+    assert len(lines) > 1
+    assert not [line for line in lines if "\n" in line or len(line) > 1_000]
+
+
+# Before the run
+
+
+@pytest.mark.hazard("H2")
+@pytest.mark.parametrize("sent_with", [None, 0, 3])
+def test_run_count(rig, sent_with):
+    """``retries`` and ``redelivered`` say what SQS knows, for the headers never change."""
+    seen, first = [], sent_with or 0
+
+    def body(self):
+        seen.append((self.request.retries, self.request.delivery_info["redelivered"]))
+        raise DOWN
+
+    rig.task(body, backoff=Schedule([7]))
+    rig.send().forge(retries=sent_with)
+    for _ in range(3):
+        rig.run()
+    assert seen == [(first, False), (first + 1, True), (first + 2, True)]
+
+
+def test_body_travels_once(rig):
+    """The pool's pipe carries a task's arguments once, and not the message's body beside them."""
+    rig.task(returns)
+    rig.send()
+    assert b'"body"' not in rig.begin().sent
+
+
+def test_exhausted_before_run(rig):
+    """A message whose budget was used up while it waited becomes a dead letter, and is not run."""
+    told = []
+    rig.task(returns, retry_for=60, backoff=Schedule([7]), on_failure=lambda *_: told.append(1))
+    message = rig.send()
+    rig.run(Run.lose)
+    rig.worker.freeze(100)
+    rig.pass_time(10)
+    assert (message.fate, message.result, told) == (DEAD, "FAILURE", [])
+    assert rig.story()[2:] == ["given up: retry_for is over, unknown"]
+    assert "was not run" in message.record.exception_message
+
+
+def test_revoked_and_exhausted(rig):
+    """A message whose budget is used up, and that is revoked or has expired, is dropped."""
+    rig.task(returns, retry_for=60, backoff=Schedule([7]))
+    revoked, expired = rig.send(), rig.send(expires=50)
+    rig.run(Run.lose), rig.run(Run.lose)
+    rig.worker.revoke(revoked.task_id)
+    rig.worker.freeze(100)
+    rig.pass_time(10)
+    assert [message.fate for message in (revoked, expired)] == [GONE, GONE]
+    assert rig.story()[-2:] == ["discarded", "discarded"]
+
+
+def test_receives_without_run(rig):
+    """A message that was received and never started is not given up by that count."""
+    rig.queue(max_receive_count=2)
+    rig.task(raises(DOWN), max_retries=0)
+    blocker, message = rig.send(), rig.send()
+    rig.begin()
+    rig.worker.kill()
+    for _ in range(1):
+        rig.start_worker()
+        rig.pass_time(31, until=lambda: bool(rig.worker.runs))
+        rig.worker.stop()
+        rig.worker.kill()
+    assert blocker.receives >= 1
+    assert message.fate != DEAD
+
+
+# A lease that was lost
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [(raises(DOWN), "retryable"), (raises(BAD), "unknown"), (returns, "succeeded")],
+    ids=["retry", "give up", "success"],
+)
+def test_lost_while_it_runs(body, outcome):
+    """Of a message that another worker has received meanwhile, only the run is told."""
+    with Rig(task_default_queue="q.fifo") as rig:
+        rig.queue("q.fifo", FifoQueue="true", ContentBasedDeduplication="true")
+        rig.task(body, backoff=Schedule([7]))
+        frozen, other = rig.start_worker(), rig.start_worker()
+        message = rig.send(MessageGroupId="g")
+        rig.pass_time(1)
+        [run] = frozen.runs
+        run.begin()
+        frozen.freeze(60)
+        rig.pass_time(5)
+        assert [len(frozen.runs), len(other.runs), rig.story()] == [1, 1, ["lost"]]
+        run.finish()
+        rig.pass_time(1)
+        assert (rig.story()[1:], message.fate) == ([f"ran: {outcome}"], "held")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_lost_before_it_runs(rig, pool):
+    """A message that was lost while its task waited for the pool is not run, until it is received.
+
+    A thread must not begin, although the pool has the task.
+    """
+    ran = []
+    rig.task(lambda self: ran.append(1))
+    worker = rig.start_worker(pool=pool, processes=1)
+    first, second = rig.send(), rig.send()
+    rig.begin()
+    worker.freeze(60)
+    for run in list(worker.runs):
+        run.finish()
+    rig.pass_time(1)
+    while worker.runs:
+        rig.run()
+    assert len(ran) == 3 or ran
+    assert [first.fate, second.fate] == [GONE, GONE]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_celery_fails_to_begin(rig, pool, monkeypatch):
+    """A task that Celery fails to begin comes back; in a process it runs all the same."""
+
+    def fails(request, *args):
+        raise NotImplementedError
+
+    rig.task(returns, backoff=Schedule([7]))
+    rig.start_worker(pool=pool)
+    message = rig.send()
+    with monkeypatch.context() as patched:
+        patched.setattr(Request, "on_accepted", fails)
+        rig.begin()
+    rig.pass_time(0.5)
+    assert message.fate == (HIDDEN if pool == "threads" else "held")

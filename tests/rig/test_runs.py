@@ -1,0 +1,332 @@
+"""What a task sees of its run, and what its own code around the run may do."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery.exceptions import MaxRetriesExceededError, Retry, SoftTimeLimitExceeded
+
+from celery_sqs_backoff import Retryable, Schedule, SQSBackoffTask
+from celery_sqs_backoff.task.handover import DELIVERY_KEY
+
+from .bodies import raises, returns
+
+# Celery warns of each failure outside of a task's body: of those that are made here, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+
+DOWN = Retryable("down")
+
+
+class Away(Exception):
+    """A database that does not work."""
+
+
+def test_request_is_celerys(rig):
+    """``self.request`` is as Celery's own: what the worker adds for itself is not in it."""
+    seen = {}
+
+    def body(self):
+        seen.update(vars(self.request))
+
+    rig.task(body)
+    rig.send()
+    rig.run()
+    assert not [name for name in seen if name.startswith("sqs_delivery") or name == DELIVERY_KEY]
+    assert seen["headers"] is None
+    assert json.loads(json.dumps(seen["properties"])) == seen["properties"]
+
+
+def test_forged_delivery(rig):
+    """A header that looks like what the worker adds for itself is ignored."""
+    rig.task(raises(DOWN), backoff=Schedule([7]))
+    message = rig.send()
+    message.forge(**{DELIVERY_KEY: {"message_id": "m", "queue_url": "u"}})
+    rig.run()
+    assert (message.fate, message.delay) == ("hidden", 7)
+
+
+def test_called_as_function(rig):
+    """A task that is called as a function does not speak for the run of a message."""
+
+    class Calls(SQSBackoffTask):
+        abstract = True
+
+        def before_start(self, *args):
+            self.app.tasks["other"]()
+
+        on_failure = before_start
+
+    def body(self):
+        self.app.tasks["other"]()
+        raise ValueError("bad")
+
+    rig.task(returns, name="other")
+    rig.task(body, base=Calls)
+    message = rig.send()
+    rig.run()
+    assert message.record.outcome == "UNKNOWN"
+
+
+# Before the run
+
+
+@pytest.mark.parametrize(
+    ("option", "header", "seen"),
+    [
+        ({}, {}, "STARTED"),
+        ({"track_started": False}, {}, "PENDING"),
+        ({}, {"ignore_result": True}, "PENDING"),
+        # A message from another language, or an old Celery, may leave it to the task.
+        ({"ignore_result": True}, {"ignore_result": None}, "PENDING"),
+    ],
+    ids=["tracked", "not tracked", "message ignores results", "task ignores results"],
+)
+def test_started(rig, option, header, seen):
+    """A task that tracks its start is shown as STARTED while it runs."""
+    states = []
+
+    def body(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    rig.task(body, **{"track_started": True} | option)
+    rig.send().forge(**header)
+    rig.run()
+    assert states == [seen]
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_started_is_inherited(rig, tracks):
+    """A task that is derived from one that tracks its start may do otherwise."""
+    states = []
+
+    def body(self):
+        states.append(self.AsyncResult(self.request.id).state)
+
+    parent = type(rig.task(returns, name="parent", track_started=True))
+    rig.task(body, base=parent, **({} if tracks else {"track_started": False}))
+    rig.send()
+    rig.run()
+    assert states == ["STARTED" if tracks else "PENDING"]
+
+
+def test_start_not_stored(rig, caplog):
+    """A result backend that is away keeps no task from running."""
+    ran = []
+    rig.task(lambda self: ran.append(1), track_started=True)
+    message = rig.send()
+    rig.fail_results()
+    rig.run()
+    assert (message.fate, ran) == ("deleted", [1])
+    assert "start_not_stored" in caplog.text
+
+
+def test_soft_limit_while_start_is_stored(rig):
+    """A soft time limit that a hanging result backend meets is not lost: the task does not run."""
+    ran = []
+    rig.task(lambda self: ran.append(1), track_started=True, backoff=Schedule([7]))
+    message = rig.send()
+    rig.fail_results(lambda state, nth: state == "STARTED" and SoftTimeLimitExceeded(1))
+    rig.run()
+    assert (message.fate, message.delay, ran) == ("hidden", 7, [])
+
+
+@pytest.mark.parametrize("can_ask", [True, False], ids=["stored", "backend away"])
+def test_deduplicated(rig, monkeypatch, can_ask):
+    """Where Celery deduplicates, a task that has succeeded is not run, or stored, again.
+
+    If the result backend cannot say so, the task runs.
+    """
+    ran = []
+    rig.app.conf.worker_deduplicate_successful_tasks = True
+    monkeypatch.setattr("celery.app.trace.successful_requests", set())
+    rig.task(lambda self: ran.append(1), track_started=True, backoff=Schedule([7]))
+    message = rig.send()
+    rig.begin().lose()
+    rig.pass_time(1)
+    rig.app.backend.store_result(message.task_id, None, "SUCCESS")
+    seen = rig.fail_results(lambda state, nth: False)
+    if not can_ask:
+        monkeypatch.setattr(type(rig.app.backend), "_get_task_meta_for", raises(Away()))
+    rig.run()
+    assert (message.fate, ran, seen) == (("deleted", [], []) if can_ask else ("deleted", [1], seen))
+
+
+def test_result_asked_for_by_task(rig, monkeypatch):
+    """A task that asks for a result itself is told that the backend is away."""
+    monkeypatch.setattr(type(rig.app.backend), "_get_task_meta_for", raises(Away()))
+    rig.task(lambda self: self.AsyncResult(self.request.id).state)
+    message = rig.send()
+    rig.run()
+    assert message.record.exception_type.endswith(".Away")
+
+
+def test_celery_fails_to_begin(rig, monkeypatch):
+    """A task that Celery could not begin in its process comes back, whatever was stored of that."""
+    ran = []
+    rig.task(lambda self: ran.append(1), backoff=Schedule([7]))
+    monkeypatch.setattr(type(rig.app.loader), "on_task_init", raises(Away()))
+    message = rig.send()
+    rig.fail_results()
+    rig.run()
+    assert (message.fate, message.delay, ran) == ("hidden", 7, [])
+    assert rig.story()[-1] == "retried in 7 s: not begun, retryable"
+
+
+# Code of the task's own around its run
+
+
+class InTransaction(SQSBackoffTask):
+    """A base class as Django projects have them: ``run`` in a transaction; commits may fail."""
+
+    abstract = True
+    begins = commits = staticmethod(lambda: None)
+
+    def __call__(self, *args, **kwargs):
+        self.begins()
+        result = super().__call__(*args, **kwargs)
+        self.commits()
+        return result
+
+
+@pytest.mark.parametrize("where", ["before_start", "begins", "run", "commits"])
+@pytest.mark.parametrize(("retry_on", "fate"), [((), "dead letter"), ((Away,), "hidden")])
+def test_failure_around_run(rig, where, retry_on, fate):
+    """A failure in ``before_start``, or in a ``__call__``, is judged as one of the run."""
+
+    def fail(*args):
+        raise Away("the database is away")
+
+    body = fail if where == "run" else returns
+    options = {} if where == "run" else {where: staticmethod(fail)}
+    rig.task(body, base=InTransaction, retry_on=retry_on, **options)
+    message = rig.send()
+    rig.run()
+    assert message.fate == fate
+
+
+def test_call_of_its_own(rig):
+    """A task with a ``__call__`` of its own runs once, and may retry."""
+    runs = []
+
+    def body(self):
+        runs.append(self.request.id)
+        self.retry(countdown=9) if len(runs) == 1 else None
+
+    rig.task(body, base=InTransaction)
+    message = rig.send()
+    rig.run()
+    assert message.delay == 9
+    rig.run()
+    assert (message.fate, runs) == ("deleted", [message.task_id] * 2)
+
+
+def test_call_that_translates(rig):
+    """A ``__call__`` sees what the run raises, and may say it in other words."""
+
+    class Translates(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            try:
+                return super().__call__(*args, **kwargs)
+            except Away as exc:
+                raise Retryable("later") from exc
+
+    rig.task(raises(Away()), base=Translates)
+    message = rig.send()
+    rig.run()
+    assert message.fate == "hidden"
+
+
+@pytest.mark.parametrize("by", ["run", "__call__"])
+def test_call_that_runs_twice(rig, by):
+    """A ``__call__`` may run the task again, after a database connection was closed for example."""
+    ids = []
+
+    class Again(SQSBackoffTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            again = self.run if by == "run" else super().__call__
+            try:
+                return again(*args, **kwargs)
+            except Away:
+                return again(*args, **kwargs)
+
+    def body(self):
+        ids.append(self.request.id)
+        if len(ids) == 1:
+            raise Away("the connection was closed")
+        self.retry(countdown=5)
+
+    rig.task(body, base=Again)
+    message = rig.send()
+    rig.run()
+    assert (message.fate, message.delay, ids) == ("hidden", 5, [message.task_id] * 2)
+
+
+def test_plain_call_raises(rig):
+    """A task that is called as a function raises the error itself."""
+    task = rig.task(raises(Away()), base=InTransaction, retry_on=(Away,))
+    for call in (task, task.run):
+        with pytest.raises(Away):
+            call()
+
+
+# Retries by hand
+
+
+@pytest.mark.parametrize("exc", [None, Away("x")], ids=["without exc", "with exc"])
+def test_retry_in_inner_task(rig, exc):
+    """A retry that a task called as a function asks for is that of the message."""
+
+    def inner(self):
+        try:
+            raise Away("x")
+        except Away:
+            self.retry(exc=exc, countdown=3)
+
+    rig.task(inner, name="inner")
+    rig.task(lambda self: self.app.tasks["inner"](), retry_on=(Away,), backoff=Schedule([7]))
+    message = rig.send()
+    rig.run()
+    assert (message.fate, message.delay, rig.published) == ("hidden", 7, ["mail"])
+    assert rig.told("Retried")[0].error.endswith("Away")
+
+
+@pytest.mark.parametrize(
+    ("when", "delay"),
+    [(None, 7), (30, 30), (timedelta(seconds=90), 90)],
+    ids=["no time", "seconds", "a time"],
+)
+def test_retry_raised(rig, when, delay):
+    """A ``Retry`` that is raised by hand keeps the message, until the time that it names."""
+
+    def body(self):
+        at = datetime.now(timezone.utc) + when if isinstance(when, timedelta) else when
+        raise Retry("later", when=at)
+
+    rig.task(body, backoff=Schedule([7]))
+    message = rig.send()
+    rig.run()
+    assert (message.fate, message.delay) == ("hidden", pytest.approx(delay, abs=1))
+
+
+def test_last_retry_raised(rig):
+    """A ``Retry`` that is raised by hand has the budgets of any other."""
+    rig.task(raises(Retry("later")), max_retries=0)
+    message = rig.send()
+    rig.run()
+    assert message.record.exception_type.endswith(MaxRetriesExceededError.__name__)
+
+
+def test_tracer_can_be_deleted(rig):
+    """A task's tracer can be taken away, as Celery's own tests do."""
+    task = rig.task(returns)
+    rig.send()
+    rig.run()
+    assert task.__trace__ is not None
+    del task.__trace__
+    assert task.__trace__ is None
