@@ -6,11 +6,13 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from celery import Celery
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from celery.events import EventDispatcher
 from kombu import transport
 
 from celery_sqs_backoff import SQSBackoffTask
@@ -91,6 +93,25 @@ class Message:
         return next((each for each in letters if each.body == self._sent.body), None)
 
 
+def _dispatcher_to(heard: list[SimpleNamespace]) -> type:
+    """Return a class that notes Celery's events instead of sending them."""
+
+    class Dispatcher(EventDispatcher):  # type: ignore[misc]
+        on_enabled = on_disabled = ()
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.enabled, self.connection, self.groups = True, None, set[str]()
+
+        def send(self, kind: str, **fields: Any) -> None:
+            heard.append(SimpleNamespace(type=kind, **fields))
+
+        def close(self, *_: Any) -> None: ...
+
+        extend_buffer = flush = close
+
+    return Dispatcher
+
+
 class Rig:
     """A Celery app on a strict SQS in virtual time. Use it as a context manager.
 
@@ -99,6 +120,7 @@ class Rig:
         sqs: the fake SQS.
         timeline: the clock; ``rig.timeline.now`` is seconds since the epoch.
         events: what the workers have told their observers.
+        celery_events: Celery's own events, as Flower gets them, with ``type`` and their fields.
         workers: all that were started; the first starts by itself.
         latency: seconds that a call about a message is on its way to SQS and back.
         on_run: called with each task that a pool takes; by default it waits for ``rig.run``.
@@ -111,6 +133,7 @@ class Rig:
         self.sqs = RecordingSQS(self.timeline, max_in_flight=max_in_flight)
         self.sqs.on_call = self._wake
         self.events: list[Any] = []
+        self.celery_events: list[SimpleNamespace] = []
         self.workers: list[Worker] = []
         self.latency = 0.0
         self.on_run: Callable[[Run], object] = lambda run: None
@@ -129,6 +152,7 @@ class Rig:
                 **conf,
             }
         )
+        self.app.events.dispatcher_cls = _dispatcher_to(self.celery_events)
 
     def __enter__(self) -> Rig:
         self._stack = stack = ExitStack()
@@ -194,7 +218,7 @@ class Rig:
         processes: int = 1,
         pool: str = "prefork",
     ) -> Worker:
-        """Start a worker with ``processes`` of "prefork", or of "threads"."""
+        """Start a worker with a pool of "prefork", "threads" or "greenlets"."""
         if not self.sqs.queues:
             self.queue()
         name = name or f"worker{len(self.workers) + 1}@here"

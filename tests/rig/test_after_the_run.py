@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import types
+import weakref
 
 import billiard.einfo
 import pytest
@@ -124,17 +125,19 @@ def test_hook_raises(rig, hook, caplog):
     fates = {"on_retry": ("hidden", "RETRY"), "on_failure": ("dead letter", "FAILURE")}
     assert (message.fate, message.result) == fates.get(hook, ("deleted", "SUCCESS"))
     assert "sqs_backoff.after_run_failed: task mail[" in caplog.text
+    assert caplog.text.count("after_run_failed") == 1
     assert "in the user's hook" not in caplog.text
 
 
 # Chains and chords
 
 
-def test_chord_part_not_counted(rig, mail):
+def test_chord_part_not_counted(rig, mail, caplog):
     """A part of a chord that could not be counted is a dead letter: the chord waits for it."""
     message = mail(returns, in_chord=True)
     rig.fail_results()
     rig.run()
+    assert "sqs_backoff.after_run_failed" in caplog.text
     assert (message.fate, message.record.reason) == ("dead letter", NOT_HANDED_ON)
     assert message.record.exception_type == "builtins.ConnectionError"
     assert rig.story() == ["ran: succeeded", f"given up: {NOT_HANDED_ON}, unknown"]
@@ -230,8 +233,12 @@ def test_failure_is_small(rig, pool):
     rig.start_worker(pool=pool)
     rig.send()
     run = rig.run()
+    info = run.result[1]
     assert len(pickle.dumps(run.result)) < 16_000
-    assert repr(run.result[1].exception).startswith("Big('yyy")
+    assert repr(info.exception).startswith("Big('yyy")
+    assert info.type is type(info.exception)
+    assert len(repr(info.exception)) == 1_000
+    assert (len(info.traceback), info.internal) == (6_000, False)
 
 
 def test_frames_are_freed(rig):
@@ -246,6 +253,40 @@ def test_frames_are_freed(rig):
         before = copied_frames()
         run.finish()
         assert not copied_frames() - before
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("how", ["cause", "context"])
+def test_locals_are_freed(rig, how):
+    """What the cause of a failure held in its frames is freed at once."""
+    held = []
+
+    class Held:
+        pass
+
+    def fails():
+        mine = Held()
+        held.append(weakref.ref(mine))
+        raise LookupError
+
+    def body(self):
+        try:
+            fails()
+        except LookupError as exc:
+            if how == "cause":
+                raise ValueError from exc
+            raise ValueError  # noqa: B904 - its context is what is tested
+
+    rig.task(body)
+    rig.send()
+    run = rig.begin()
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    try:
+        run.finish()
+        assert held[0]() is None
     finally:
         gc.enable()
         logging.disable(logging.NOTSET)

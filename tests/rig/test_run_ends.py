@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from itertools import chain
 
 import pytest
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_retry
 from celery.worker.request import Request
 
 from celery_sqs_backoff import (
@@ -47,205 +49,87 @@ def fail(exc):
     return lambda run: run.fail(exc)
 
 
-def case(name, body, fate, result, *story, end=Run.finish, pools=("prefork", "threads"), **options):
-    """How a run ends, and what is expected: a fate, a result, and what observers are told."""
-    expected = (fate, result, [*story])
+# A fate, a result, and Celery's last events.
+DONE = "deleted", "SUCCESS", ["task-succeeded"]
+RETRIED = "hidden", "RETRY", ["task-retried"]
+REQUEUED = "hidden", "PENDING", ["task-rejected"]
+COPIED = "deleted", "RETRY", ["task-retried"]
+IGNORED = "deleted", "PENDING", []
+REVOKED = "deleted", "REVOKED", ["task-revoked"]
+FAILED = "dead letter", "FAILURE", ["task-failed"]
+DELETED = "deleted", "FAILURE", ["task-failed"]
+REJECTED = "dead letter", "FAILURE", ["task-failed", "task-rejected"]
+NOT_REQUEUED = "dead letter", "PENDING", ["task-rejected"]
+
+
+def case(name, body, expected, *story, end=Run.finish, **options):
+    """How a run ends, and what becomes of it: in both pools, if its task decides."""
+    pools = ["prefork"] if body is ANY and end is not Run.exceed_time_limit else POOLS
+    body, expected = returns if body is ANY else body, (*expected, [*story])
     return [
         pytest.param(pool, body, end, options, expected, id=f"{name}, {pool}") for pool in pools
     ]
 
 
-def on_prefork(name, end, fate, result, *story, **options):
-    """As ``case``, for what only happens to a process, whatever the task does."""
-    return case(name, returns, fate, result, *story, end=end, pools=("prefork",), **options)
+#: The body of a task whose process does not end as it should.
+ANY = object()
+POOLS = ["prefork", "threads"]
+BAD, DOWN, RETRY = ValueError("bad"), Retryable("down"), Retry("later")
+REJECT, REQUEUE = Reject("no"), Reject("not now", requeue=True)
+NEVER, ONCE, NO_DLQ = {"max_retries": 0}, {"crash_budget": 1}, {"on_give_up": "fail"}
+RULE = {"classify": lambda exc: Verdict(Outcome.NOT_PROCESSED)}
 
 
-BAD, DOWN = ValueError("bad"), Retryable("down")
+def up(reason):
+    """The story of a run that may have done anything, and whose message is given up."""
+    return "ran: unknown", f"given up: {reason}, unknown"
+
+
+def again(reason, delay=7):
+    """The story of a run that may have done anything, and whose message comes back."""
+    return "ran: unknown", f"retried in {delay} s: {reason}, unknown"
+
+
+def later(reason, delay=7):
+    """The story of a run that has not done its work, and whose message comes back."""
+    return "ran: retryable", f"retried in {delay} s: {reason}, retryable"
+
+
+NO_RETRY = up("max_retries reached")
+NOT_KEPT = "ran: unknown", "given up: not retryable, unknown, not kept"
+NOT_DONE = "ran: not processed", "given up: not retryable, not processed"
 ENDS = [
     # The task decides.
-    case("success", returns, GONE, "SUCCESS", "ran: succeeded"),
-    case(
-        "retryable",
-        raises(DOWN),
-        HIDDEN,
-        "RETRY",
-        "ran: retryable",
-        "retried in 7 s: raised, retryable",
-    ),
-    case(
-        "unknown", raises(BAD), DEAD, "FAILURE", "ran: unknown", "given up: not retryable, unknown"
-    ),
-    case(
-        "no dead letters",
-        raises(BAD),
-        GONE,
-        "FAILURE",
-        "ran: unknown",
-        "given up: not retryable, unknown, not kept",
-        on_give_up="fail",
-    ),
-    case(
-        "last retry",
-        raises(DOWN),
-        DEAD,
-        "FAILURE",
-        "ran: retryable",
-        "given up: max_retries reached, retryable",
-        max_retries=0,
-    ),
-    case(
-        "self.retry",
-        retries,
-        HIDDEN,
-        "RETRY",
-        "ran: retryable",
-        "retried in 42 s: retry asked, retryable",
-    ),
-    case(
-        "Retry",
-        raises(Retry("later")),
-        HIDDEN,
-        "RETRY",
-        "ran: retryable",
-        "retried in 7 s: retry asked, retryable",
-    ),
-    case(
-        "last Retry",
-        raises(Retry("later")),
-        DEAD,
-        "FAILURE",
-        "ran: unknown",
-        "given up: max_retries reached, unknown",
-        max_retries=0,
-    ),
-    case("copy published", retries, GONE, "RETRY", "ran: unknown", base=Publishes),
-    case("Ignore", raises(Ignore()), GONE, "PENDING", "ran: succeeded"),
-    case(
-        "Reject",
-        raises(Reject("no")),
-        DEAD,
-        "FAILURE",
-        "ran: unknown",
-        "given up: rejected by the task, unknown",
-    ),
-    case(
-        "requeue",
-        raises(Reject("no", requeue=True)),
-        HIDDEN,
-        "PENDING",
-        "ran: unknown",
-        "retried in 7 s: requeued, retryable",
-    ),
-    case(
-        "last requeue",
-        raises(Reject("no", requeue=True)),
-        DEAD,
-        "PENDING",
-        "ran: unknown",
-        "given up: max_retries reached, unknown",
-        max_retries=0,
-    ),
+    case("success", returns, DONE, "ran: succeeded"),
+    case("retryable", raises(DOWN), RETRIED, *later("raised")),
+    case("unknown", raises(BAD), FAILED, *up("not retryable")),
+    case("no dead letters", raises(BAD), DELETED, *NOT_KEPT, **NO_DLQ),
+    case("no retry left", raises(RETRY), FAILED, *NO_RETRY, **NEVER),
+    case("self.retry", retries, RETRIED, *later("retry asked", 42)),
+    case("Retry", raises(RETRY), RETRIED, *later("retry asked")),
+    case("copy published", retries, COPIED, "ran: unknown", base=Publishes),
+    case("Ignore", raises(Ignore()), IGNORED, "ran: succeeded"),
+    case("Reject", raises(REJECT), REJECTED, *up("rejected by the task")),
+    case("requeue", raises(REQUEUE), REQUEUED, "ran: unknown", later("requeued")[1]),
+    case("no requeue left", raises(REQUEUE), NOT_REQUEUED, *NO_RETRY, **NEVER),
     # Nobody knows how far it got.
-    *(
-        case(
-            type(exc).__name__,
-            raises(exc),
-            HIDDEN,
-            "RETRY",
-            "ran: unknown",
-            "retried in 7 s: aborted, unknown",
-        )
-        for exc in (
-            asyncio.CancelledError(),
-            GeneratorExit(),
-            Timeout(),
-            MemoryError("x"),
-            KeyboardInterrupt(),
-        )
-    ),
-    case(
-        "last abort",
-        raises(Timeout()),
-        DEAD,
-        "FAILURE",
-        "ran: unknown",
-        "given up: the run was aborted, unknown",
-        crash_budget=1,
-    ),
-    case(
-        "abort with a rule",
-        raises(Timeout()),
-        DEAD,
-        "FAILURE",
-        "ran: not processed",
-        "given up: not retryable, not processed",
-        classify=lambda exc: Verdict(Outcome.NOT_PROCESSED),
-    ),
-    case(
-        "sys.exit",
-        raises(SystemExit(3)),
-        DEAD,
-        "FAILURE",
-        "ran: unknown",
-        "given up: not retryable, unknown",
-    ),
+    case("CancelledError", raises(asyncio.CancelledError()), RETRIED, *again("aborted")),
+    case("GeneratorExit", raises(GeneratorExit()), RETRIED, *again("aborted")),
+    case("BaseException", raises(Timeout()), RETRIED, *again("aborted")),
+    case("MemoryError", raises(MemoryError("x")), RETRIED, *again("aborted")),
+    case("Ctrl-C", raises(KeyboardInterrupt()), RETRIED, *again("aborted")),
+    case("last abort", raises(Timeout()), FAILED, *up("the run was aborted"), **ONCE),
+    case("rule for an abort", raises(Timeout()), FAILED, *NOT_DONE, **RULE),
+    case("sys.exit", raises(SystemExit(3)), FAILED, *up("not retryable")),
     # The pool decides.
-    case(
-        "hard time limit",
-        returns,
-        HIDDEN,
-        "RETRY",
-        "ran: unknown",
-        "retried in 7 s: hard time limit, unknown",
-        end=Run.exceed_time_limit,
-    ),
-    case(
-        "last hard time limit",
-        returns,
-        DEAD,
-        "FAILURE",
-        "ran: unknown",
-        "given up: hard time limit, unknown",
-        end=Run.exceed_time_limit,
-        crash_budget=1,
-    ),
-    on_prefork(
-        "process lost",
-        Run.lose,
-        HIDDEN,
-        "RETRY",
-        "ran: unknown",
-        "retried in 7 s: process lost, unknown",
-    ),
-    on_prefork(
-        "last process lost",
-        Run.lose,
-        DEAD,
-        "FAILURE",
-        "ran: unknown",
-        "given up: worker lost, unknown",
-        crash_budget=1,
-    ),
-    on_prefork(
-        "process exits",
-        fail(SystemExit(1)),
-        HIDDEN,
-        "RETRY",
-        "ran: unknown",
-        "retried in 7 s: aborted, unknown",
-    ),
-    on_prefork(
-        "out of memory",
-        fail(MemoryError()),
-        HIDDEN,
-        "RETRY",
-        "ran: unknown",
-        "retried in 7 s: aborted, unknown",
-    ),
-    on_prefork(
-        "not judged", fail(BAD), DEAD, "FAILURE", "ran: unknown", "given up: not retryable, unknown"
-    ),
-    on_prefork("terminated", Run.terminate, GONE, "REVOKED", "discarded"),
+    case("time limit", ANY, RETRIED, *again("hard time limit"), end=Run.exceed_time_limit),
+    case("last limit", ANY, FAILED, *up("hard time limit"), end=Run.exceed_time_limit, **ONCE),
+    case("process lost", ANY, RETRIED, *again("process lost"), end=Run.lose),
+    case("last process lost", ANY, FAILED, *up("worker lost"), end=Run.lose, **ONCE),
+    case("process exits", ANY, RETRIED, *again("aborted"), end=fail(SystemExit(1))),
+    case("out of memory", ANY, RETRIED, *again("aborted"), end=fail(MemoryError())),
+    case("not judged", ANY, FAILED, *up("not retryable"), end=fail(BAD)),
+    case("terminated", ANY, REVOKED, "discarded", end=Run.terminate),
 ]
 
 
@@ -257,10 +141,11 @@ def test_end(rig, pool, body, end, options, expected):
     rig.start_worker(pool=pool)
     message = rig.send()
     rig.run(end)
-    assert (message.fate, message.result, rig.story()) == expected
+    events = [event.type for event in rig.celery_events[2:]]
+    assert (message.fate, message.result, events, rig.story()) == expected
     if message.fate == HIDDEN:
-        assert message.delay == {retries: 42}.get(body, 7)
-    assert rig.worker.places_taken == 0
+        assert message.delay == (42 if body is retries else 7)
+    assert (rig.worker.places_taken, rig.worker.requests) == (0, [])
 
 
 def test_dead_letter_record(rig):
@@ -353,26 +238,80 @@ def test_hooks_of_hard_time_limit(rig, crash_budget):
     rig.task(
         returns,
         crash_budget=crash_budget,
-        on_failure=lambda task, exc, *_: told.append(type(exc).__name__),
-        after_return=lambda task, state, *_: told.append(state),
+        on_failure=lambda task, exc, *_: told.append((type(exc).__name__, task.request.id)),
+        after_return=lambda task, state, *_: told.append((state, task.request.id)),
     )
-    rig.send()
+    message = rig.send()
     rig.run(Run.exceed_time_limit)
-    assert told == (["TimeLimitExceeded", "FAILURE"] if crash_budget == 1 else [])
+    hooks = [("TimeLimitExceeded", message.task_id), ("FAILURE", message.task_id)]
+    assert told == (hooks if crash_budget == 1 else [])
+    assert rig.app.tasks["mail"].request_stack.top is None
+
+
+def test_error_in_event(rig):
+    """Celery's events show the error of the task, also of a retry, and its traceback."""
+    rig.task(raises(DOWN), backoff=Schedule([7]), max_retries=1)
+    rig.send()
+    rig.run()
+    rig.run()
+    events = [event for event in rig.celery_events if hasattr(event, "exception")]
+    assert [event.type for event in events] == ["task-retried", "task-failed"]
+    assert [event.exception for event in events] == ["Retryable('down')"] * 2
+    assert all("raise exc" in event.traceback for event in events)
+
+
+def test_budget_left(rig):
+    """A retry tells how many seconds are left of ``retry_for``."""
+    rig.task(raises(DOWN), backoff=Schedule([7]), retry_for=100)
+    rig.send()
+    for _ in range(3):
+        rig.run()
+    assert [event.budget_left for event in rig.told("Retried")] == [100, 92, 85]
+    assert [event.attempt for event in rig.told("RunEnded")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", [Run.finish, Run.lose], ids=["requeued", "lost"])
+def test_fifo_cap(end):
+    """On a FIFO queue a delay is at most ``fifo_cap``: a hidden message holds up its group."""
+    with Rig(task_default_queue="q.fifo") as rig:
+        rig.queue("q.fifo", FifoQueue="true", ContentBasedDeduplication="true")
+        rig.task(raises(REQUEUE), backoff=Schedule([1_000]), fifo_cap=60)
+        message = rig.send(MessageGroupId="g")
+        rig.run(end)
+        assert (message.fate, message.delay) == (HIDDEN, 60)
 
 
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_hooks_of_lost_process(rig, exc, caplog):
     """A process that ends itself is stored and told as a retry for a lost worker."""
-    hooks = []
-    rig.task(returns, on_retry=lambda self, *args: hooks.append(args))
-    message = rig.send(args=(), kwargs={})
-    rig.run(fail(exc))
-    [(failure, task_id, args, kwargs, _)] = hooks
+    hooks, sent = [], []
+
+    def on_retry(self, *args):
+        hooks.append((self.request.id, *args))
+
+    task = rig.task(returns, on_retry=on_retry)
+    message = rig.send()
+
+    def on_signal(sender, request, reason, einfo, **_):
+        sent.append((sender, request.id, reason.when))
+
+    with connected(task_retry, on_signal):
+        rig.run(fail(exc))
+    [(request_id, failure, task_id, args, kwargs, _)] = hooks
     assert repr(failure) == f"WorkerLostError('The run was aborted: {type(exc).__name__}')"
-    assert (task_id, list(args), kwargs) == (message.task_id, [], {})
+    assert (request_id, task_id) == (message.task_id, message.task_id)
+    assert ([*args], kwargs) == ([], {})
     assert repr(message.stored) == repr(failure)
+    assert sent == [(task, message.task_id, message.delay)]
+    assert task.request_stack.top is None
     assert "callback_failed" not in caplog.text
+
+
+@contextmanager
+def connected(signal, receiver):
+    signal.connect(receiver)
+    yield
+    signal.disconnect(receiver)
 
 
 def test_unjudged_error_is_not_stored_twice(rig):
@@ -387,9 +326,9 @@ def test_unjudged_error_is_not_stored_twice(rig):
 
 
 @pytest.mark.hazard("H8")
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "greenlets"])
 def test_cold_shutdown(rig, pool):
-    """A cold shutdown gives back what runs, and that is no crash."""
+    """A cold shutdown gives back what runs, and that is no crash; threads cannot be ended."""
     rig.task(returns, crash_budget=1)
     rig.start_worker(pool=pool)
     message = rig.send()
@@ -583,19 +522,20 @@ def test_revoked_and_exhausted(rig):
 
 
 def test_receives_without_run(rig):
-    """A message that was received and never started is not given up by that count."""
-    rig.queue(max_receive_count=2)
-    rig.task(raises(DOWN), max_retries=0)
-    blocker, message = rig.send(), rig.send()
-    rig.begin()
-    rig.worker.kill()
-    for _ in range(1):
+    """A message that was received often and never run is run, whatever ``max_retries`` says."""
+    rig.queue(max_receive_count=5)
+    rig.task(returns, name="other")
+    rig.task(returns, max_retries=0)
+    _, message = rig.send("other"), rig.send()
+    for _ in range(3):
         rig.start_worker()
-        rig.pass_time(31, until=lambda: bool(rig.worker.runs))
-        rig.worker.stop()
+        rig.begin()
         rig.worker.kill()
-    assert blocker.receives >= 1
-    assert message.fate != DEAD
+        rig.pass_time(31)
+    rig.start_worker()
+    rig.run()
+    rig.run()
+    assert (message.receives, message.fate) == (4, GONE)
 
 
 # A lease that was lost
@@ -624,28 +564,48 @@ def test_lost_while_it_runs(body, outcome):
         assert (rig.story()[1:], message.fate) == ([f"ran: {outcome}"], "held")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_lost_before_it_runs(rig, pool):
-    """A message that was lost while its task waited for the pool is not run, until it is received.
+    """A task whose message was hidden for too short a time, and that waits, is not begun.
 
-    A thread must not begin, although the pool has the task.
+    The worker was stopped meanwhile: another may run it. It runs when it is received again.
     """
     ran = []
     rig.task(lambda self: ran.append(1))
-    worker = rig.start_worker(pool=pool, processes=1)
-    first, second = rig.send(), rig.send()
-    rig.begin()
-    worker.freeze(60)
-    for run in list(worker.runs):
-        run.finish()
+    message = rig.send()
+    rig.worker if pool == "prefork" else rig.start_worker(pool=pool)
     rig.pass_time(1)
-    while worker.runs:
+    [waiting] = rig.worker.runs
+    rig.worker.freeze(60)
+    if pool == "threads":
+        waiting.finish()
+        assert (ran, rig.worker.runs) == ([], [])
         rig.run()
-    assert len(ran) == 3 or ran
-    assert [first.fate, second.fate] == [GONE, GONE]
+        assert (ran, message.receives) == ([1], 2)
+    else:
+        waiting.finish()
+    rig.pass_time(1)
+    assert message.fate == GONE
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_lost_before_the_pool_has_it(rig, pool):
+    """A task that waits for a process while its message is lost is not given to the pool."""
+    ran = []
+    rig.task(lambda self: ran.append(self.request.id))
+    rig.start_worker(pool=pool)
+    first, second = rig.send(), rig.send()
+    run = rig.begin()
+    rig.worker.freeze(60)
+    run.finish()
+    rig.pass_time(1)
+    while rig.worker.runs:
+        rig.run()
+    assert (first.fate, second.fate, second.receives) == (GONE, GONE, 2)
+    assert ran.count(second.task_id) == 1
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_celery_fails_to_begin(rig, pool, monkeypatch):
     """A task that Celery fails to begin comes back; in a process it runs all the same."""
 

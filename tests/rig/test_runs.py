@@ -162,16 +162,20 @@ def test_result_asked_for_by_task(rig, monkeypatch):
     assert message.record.exception_type.endswith(".Away")
 
 
-def test_celery_fails_to_begin(rig, monkeypatch):
+@pytest.mark.parametrize(
+    ("exc", "end"), [(Away(), "not begun, retryable"), (GeneratorExit(), "aborted, unknown")]
+)
+def test_celery_fails_to_begin(rig, monkeypatch, exc, end, caplog):
     """A task that Celery could not begin in its process comes back, whatever was stored of that."""
     ran = []
     rig.task(lambda self: ran.append(1), backoff=Schedule([7]))
-    monkeypatch.setattr(type(rig.app.loader), "on_task_init", raises(Away()))
+    monkeypatch.setattr(type(rig.app.loader), "on_task_init", raises(exc))
     message = rig.send()
     rig.fail_results()
     rig.run()
     assert (message.fate, message.delay, ran) == ("hidden", 7, [])
-    assert rig.story()[-1] == "retried in 7 s: not begun, retryable"
+    assert rig.story()[-1] == f"retried in 7 s: {end}"
+    assert ("sqs_backoff.after_run_failed" in caplog.text) is isinstance(exc, Exception)
 
 
 # Code of the task's own around its run
@@ -270,6 +274,8 @@ def test_call_that_runs_twice(rig, by):
 def test_plain_call_raises(rig):
     """A task that is called as a function raises the error itself."""
     task = rig.task(raises(Away()), base=InTransaction, retry_on=(Away,))
+    rig.send()
+    rig.run()
     for call in (task, task.run):
         with pytest.raises(Away):
             call()

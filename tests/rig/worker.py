@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from billiard.einfo import ExceptionInfo
-from celery.concurrency import prefork, thread
+from celery.concurrency import gevent, prefork, thread
 from celery.concurrency.base import BasePool, apply_target
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.signals import worker_shutting_down
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 #: A long poll of SQS lasts this long, unless a message arrives.
 _LONG_POLL_SECONDS = 20.0
 
-_POOLS: dict[str, type] = {"prefork": prefork.TaskPool, "threads": thread.TaskPool}
+_POOLS: dict[str, type] = {
+    "prefork": prefork.TaskPool,
+    "threads": thread.TaskPool,
+    "greenlets": gevent.TaskPool,
+}
 
 
 class _Timer(Timer):
@@ -87,7 +91,7 @@ def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
             return run
 
         def terminate_job(self, pid: int, signal: Any = None) -> None:
-            if not worker.is_prefork:
+            if kind == "threads":
                 raise NotImplementedError  # as Celery's
             for run in worker.runs:
                 if run.pid == pid:
@@ -192,8 +196,12 @@ class Run:
             self._worker.after(0.0, lambda: self._end_terminated(signum))
 
     def _end_terminated(self, signum: int) -> None:
-        if self in self._worker.runs:
+        if self not in self._worker.runs:
+            return
+        if self._worker.is_prefork:
             self._end(self._report.error_callback, _einfo(Terminated(signum)))
+        else:  # a greenlet, as gevent's pool reports it
+            self._end(self._report.callback, (0, None, None))
 
     def _end(self, report: Callable[..., object], *args: Any) -> Run:
         with self._worker.acts():
@@ -260,6 +268,7 @@ class Worker:
                 without_gossip=True,
                 without_mingle=True,
                 without_heartbeat=True,
+                task_events=True,
             )
             self.celery = self._controller.consumer
             self._parts = Parts(self.celery, self)
@@ -376,8 +385,11 @@ class Worker:
         return self.timeline.now < self._suspended_until
 
     def freeze(self, seconds: float) -> None:
-        """Stop the worker by SIGSTOP for a while, with its processes; time passes."""
-        self.suspend(seconds)
+        """Stop the worker by SIGSTOP for a while; time passes.
+
+        What it does next comes after what the test does next, a run that begins for example.
+        """
+        self.suspend(seconds + 0.001)
         self.timeline.pass_time(seconds)
 
     def break_provider(self, exc: Exception) -> None:
@@ -442,6 +454,12 @@ class Worker:
     def held(self) -> set[str]:
         """The SQS message IDs of the messages that the worker holds."""
         return self._parts.held if self.is_alive else set()
+
+    @property
+    def requests(self) -> list[Any]:
+        """Celery's requests of tasks that have not ended, as ``inspect active`` shows them."""
+        with self.acts():
+            return [*state.requests.values(), *state.active_requests]
 
     @property
     def places_taken(self) -> int:
