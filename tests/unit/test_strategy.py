@@ -9,13 +9,35 @@ from celery.exceptions import InvalidTaskError
 from celery.worker import state as worker_state
 
 from celery_sqs_backoff.observe.events import DeadLettered
+from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.memory import Memory
 from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.worker import messages, strategy, unreadable
 from celery_sqs_backoff.worker.lease import Lease, State
 
 from .test_receiver import Worker
-from .test_request import URL, FakeKeeper
+
+URL = "https://sqs.example/1/q"
+
+
+class FakeKeeper:
+    """Frees the place, and remembers who was settled."""
+
+    def __init__(self):
+        self.memory = Memory()
+        self.events = Events()
+        self.settlements = []
+
+    def clock(self):
+        return 1_000.0
+
+    def settled(self, lease):
+        self.settlements.append(lease.state)
+        lease.free()
+
+    def ended(self, lease):
+        """Forget a lost message."""
 
 
 def a_lease(queue=None, **facts):
