@@ -98,9 +98,7 @@ celery-suite: $(STAMP)
 	$(BIN)/python -m tests.celery_suite $(CELERY)
 
 simulate-faults: $(STAMP)
-	$(BIN)/python -m tests.simulation --seed $(SEED) --histories $(HISTORIES)
-	$(BIN)/python -m tests.simulation --provider --seed $(SEED) --histories $(HISTORIES)
-	LEASE_MACHINE_EXAMPLES=2000 $(PYTEST) --timeout 900 tests/unit/test_lease_machine.py
+	HYPOTHESIS_PROFILE=explore SIMULATED_HISTORIES=$(HISTORIES) $(PYTEST) --hypothesis-seed $(SEED) tests/simulation/test_histories.py
 
 simulate-safe: $(STAMP)
 	$(BIN)/python -m tests.simulation.safe --seed $(SEED) --histories 2000
