@@ -101,6 +101,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 @pytest.mark.redis
 @pytest.mark.rabbitmq
 @pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.story("R5")
 def test_retry(record: Record, broker: str) -> None:
     """A task is retried as often, and after the delay, that its policy says."""
     runs = record.entries(broker=broker)

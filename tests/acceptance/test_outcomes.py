@@ -287,6 +287,7 @@ def given_up(make_scene: Callable[..., Stage]) -> GivenUp:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.story("M4", "Q2")
 def test_record(given_up: GivenUp, name: str) -> None:
     """The dead letter says why it is there, and when and where it failed."""
     _, error, outcome, reason, attempts, _ = CASES[name]
@@ -312,6 +313,7 @@ def test_result(given_up: GivenUp, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[-1] is not None])
+@pytest.mark.story("B1", "B2", "B3", "B4")
 def test_undo(given_up: GivenUp, name: str) -> None:
     """``undo`` runs at each failure, unless it may have been processed."""
     args, error, _, _, attempts, is_undone = CASES[name]

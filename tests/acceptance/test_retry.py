@@ -188,6 +188,7 @@ def retried(make_scene: Callable[..., Stage]) -> Retried:
 
 
 @pytest.mark.hazard("H2", "H12")
+@pytest.mark.story("M1", "Q1")
 def test_same_message(retried: Retried) -> None:
     """The same message is received until its task succeeds, after the delays of the policy."""
     runs = [run for run in retried.stage.runs("flaky") if run["root"] == retried.flaky.id]
@@ -206,6 +207,7 @@ def test_same_message(retried: Retried) -> None:
     assert stage.dead_letters("watched") == []
 
 
+@pytest.mark.story("M1", "R1", "Q4")
 def test_spread(retried: Retried) -> None:
     """Forty messages that fail together do not come back together."""
     asked = retried.stage.asked("ChangeMessageVisibilityBatch", "spread")
@@ -257,6 +259,7 @@ def test_no_result_backend(retried: Retried) -> None:
     assert retried.stage.dead_letters("alone") == []
 
 
+@pytest.mark.story("M3")
 def test_by_hand(retried: Retried) -> None:
     """``self.retry(countdown=...)`` keeps the message."""
     stage = retried.stage
@@ -282,6 +285,7 @@ def test_other_arguments(retried: Retried) -> None:
 
 
 @pytest.mark.hazard("H1")
+@pytest.mark.story("M3")
 def test_others_retry(retried: Retried) -> None:
     """The retry of a library, which has published a copy, does not multiply messages."""
     stage = retried.stage

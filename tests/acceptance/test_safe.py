@@ -112,6 +112,7 @@ def scene(make_scene: Callable[..., Stage]) -> Scene:
     return Scene(make_scene(queues={"main": {}, "crash": {}}, conf=conf))
 
 
+@pytest.mark.story("B6")
 def test_guard(scene: Scene) -> None:
     """A message passes again after its own retry; another in the window ends, and says why."""
     assert scene.first == "sent"
@@ -122,17 +123,20 @@ def test_guard(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("how", "passes"), [("refused", True), ("timeout", False)])
+@pytest.mark.story("B1", "B3")
 def test_unset(scene: Scene, how: str, passes: bool) -> None:
     """A guard is unset only if certainly nothing was processed."""
     assert (scene.second[how] == "sent") is passes
 
 
+@pytest.mark.story("W3")
 def test_lock(scene: Scene) -> None:
     """A busy lock is no retry and no failure: with ``max_retries=0`` both run, one by one."""
     assert scene.locked == ["done", "done"]
     assert [run["what"] for run in scene.stage.runs("exclusive")] == ["start", "end"] * 2
 
 
+@pytest.mark.story("W2")
 def test_workflow(scene: Scene) -> None:
     """The steps of a workflow whose process is lost for good are taken back."""
     assert [run["done"] for run in scene.stage.runs("take_back")] == ["7"]

@@ -211,6 +211,7 @@ def test_expires(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("task", RECEIVED_OFTEN)
+@pytest.mark.story("Q3")
 def test_received_often(scene: Scene, task: str) -> None:
     """A message that was received often runs: workers may have given it back unstarted."""
     scene.received_often[task].get(timeout=5)
