@@ -218,7 +218,7 @@ class Stage:
             int(found["ApproximateNumberOfMessagesNotVisible"]),
         )
 
-    def wait_until_settled(self, *queues: LocalQueue | str, timeout: float = 60.0) -> None:
+    def wait_until_settled(self, *queues: LocalQueue | str, timeout: float = 90.0) -> None:
         """Until these queues, or all, are empty: messages are deleted, or dead letters.
 
         Seen three times, for the numbers are approximate: a message that has just become visible

@@ -12,7 +12,9 @@ from tests.celery_suite.environment import ROOT, installed
 PATHS = ("t/unit/tasks/test_trace.py", "t/unit/worker/test_request.py")
 
 
-def test_celerys_tests_of_traces_and_requests_pass_with_our_task_class() -> None:
+@pytest.mark.timeout(300)
+def test_celery_suite() -> None:
+    """Each of Celery's tests of traces and requests that passes on stock passes with our class."""
     try:
         installed().source("celery")
     except subprocess.CalledProcessError:

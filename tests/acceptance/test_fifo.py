@@ -52,9 +52,9 @@ def scene(make_scene: Callable[..., Stage]) -> Stage:
         stage.wait_until_settled()
         for n in range(3):
             stage.send("mail", f"b{n}", 0, 60, MessageGroupId="b")
-        eventually(lambda: stage.record.entries(name="b0"), timeout=20)
+        eventually(lambda: stage.record.entries(name="b0"), timeout=60)
         stage.send("mail", "c", MessageGroupId="c")
-        eventually(lambda: stage.record.entries(name="c"), timeout=20)
+        eventually(lambda: stage.record.entries(name="c"), timeout=60)
     return stage
 
 

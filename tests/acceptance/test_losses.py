@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,13 +75,14 @@ def fails(self: Any) -> None:
 
 
 @task("until_lost")
-def until_lost(self: Any, queue: str, at_most_seconds: float, to_stop_seconds: float) -> None:
-    """Run until its lease is lost, and then for the time that it takes to stop."""
+def until_lost(self: Any, queue: str, at_most_seconds: float, flag: str) -> None:
+    """Run until its lease is lost, and then until a file exists."""
     note(task="until_lost", queue=queue, what="start")
     deadline = time.monotonic() + at_most_seconds
     while not self.lease_lost and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(to_stop_seconds)
+    while not Path(flag).exists():
+        time.sleep(0.05)
     note(task="until_lost", queue=queue, what="end", lost=self.lease_lost)
 
 
@@ -128,19 +130,22 @@ class Taken:
         for queue in options:
             stage.fail(queue, unavailable(actions=SETTLING))
         with stage.workers(**options):
-            # They stop slowly: a worker with a free process would receive its own message again.
+            # A worker with a free process would receive its own message again.
+            taken = stage.record.path.with_name("taken")
             self.sent = {
-                pool: stage.send("until_lost", pool, 15, 3, queue=pool).id for pool in LOSING_POOLS
+                pool: stage.send("until_lost", pool, 30, str(taken), queue=pool).id
+                for pool in LOSING_POOLS
             }
-            stage.send("until_lost", "back", 4, 0, queue="back")
-            eventually(lambda: len(stage.record.entries(what="start")) == 4, timeout=20)
+            stage.send("until_lost", "back", 4, str(stage.record.path), queue="back")
+            eventually(lambda: len(stage.record.entries(what="start")) == 4, timeout=60)
             self.taken = {pool: self._receive(pool) for pool in LOSING_POOLS}
             for pool in LOSING_POOLS:
                 stage.heal(pool)
-            eventually(lambda: self.entries("back", "end"), timeout=20)
+            taken.touch()
+            eventually(lambda: self.entries("back", "end"), timeout=60)
             stage.heal("back")
             stage.wait_until_settled("back")
-            eventually(lambda: all(self.entries(pool, "end") for pool in LOSING_POOLS), timeout=20)
+            eventually(lambda: all(self.entries(pool, "end") for pool in LOSING_POOLS), timeout=60)
         self.left = {pool: stage.messages(pool) for pool in LOSING_POOLS}
 
     def _receive(self, pool: str) -> str:
@@ -148,7 +153,7 @@ class Taken:
             lambda: self.stage.sqs.receive_message(
                 QueueUrl=self.stage[pool].url, VisibilityTimeout=60, WaitTimeSeconds=5
             ).get("Messages"),
-            timeout=30,
+            timeout=60,
         )
         return str(message["MessageId"])
 
@@ -215,8 +220,8 @@ class Reconnected:
                 if pool != "gevent":
                     os.kill(workers[pool].pid, signal.SIGUSR2)
             cut_off = [workers[pool] for pool in ("prefork", "threads")]
-            eventually(lambda: all(CUT in worker.log() for worker in cut_off), timeout=20)
-            stage.wait_until_settled(timeout=30)
+            eventually(lambda: all(CUT in worker.log() for worker in cut_off), timeout=60)
+            stage.wait_until_settled(timeout=60)
 
             for pool in RECONNECTING_POOLS:
                 stage.send("lasts", pool, "ends-during-outage", 2, queue=pool)
@@ -225,10 +230,10 @@ class Reconnected:
             stage.proxy.unreachable(OUTAGE_SECONDS)
             for pool in RECONNECTING_POOLS:  # the first calls when it is back
                 stage.fail(pool, expired_token(times=2))
-            stage.wait_until_settled(timeout=40)
+            stage.wait_until_settled(timeout=60)
             for pool in RECONNECTING_POOLS:
                 stage.send("lasts", pool, "afterwards", 0, queue=pool)
-            stage.wait_until_settled(timeout=40)
+            stage.wait_until_settled(timeout=60)
             self.is_running = {pool: worker.is_running for pool, worker in workers.items()}
             self.logs = {pool: worker.log() for pool, worker in workers.items()}
             self.faults = sum(count.faults for count in stage.proxy.counts().values())
@@ -237,7 +242,7 @@ class Reconnected:
         def have() -> list[int]:
             return [self.count(pool, what).total() for pool in RECONNECTING_POOLS]
 
-        eventually(lambda: min(have()) >= times, timeout=30, message=lambda: str(have()))
+        eventually(lambda: min(have()) >= times, timeout=60, message=lambda: str(have()))
 
     def count(self, pool: str, what: str) -> Counter[str]:
         return Counter(e["name"] for e in self.stage.record.entries(queue=pool, what=what))
@@ -275,7 +280,7 @@ def test_consumer_restarts(reconnected: Reconnected, pool: str) -> None:
     assert reconnected.count(pool, "end")["afterwards"] == 1
 
 
-@pytest.mark.hazard("0.1")
+@pytest.mark.hazard("0.1", "H28")
 @pytest.mark.parametrize("pool", RECONNECTING_POOLS)
 def test_outage(reconnected: Reconnected, pool: str) -> None:
     """A worker survives seconds without SQS and expired credentials, and says so."""
@@ -296,7 +301,7 @@ FAULTS = {
     "some-entries-fail": failed_entries(0, 3, 7, actions=SETTLING, times=3),
     "done-but-no-answer": drop_after(actions=SETTLING, times=3),
 }
-MAILS = 20
+MAILS = 10
 
 
 class Faulty:
@@ -322,6 +327,8 @@ class Faulty:
             stage.send("mail", "receive", 0, queue="receive")
             stage.wait_until_settled(timeout=60)
             self.log = worker.log()
+            counts = stage.proxy.counts()
+            self.faults = sum(counts[action].faults for action in SETTLING)
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +342,7 @@ def test_settlement_fails(faulty: Faulty, queue: str) -> None:
     """A settlement that fails is made good: each task runs as often as it must."""
     runs = Counter(run["n"] for run in faulty.stage.record.entries(queue=queue))
     assert runs == {n: 1 + n % 2 for n in range(MAILS)}
+    assert faulty.faults == 3 * len(FAULTS)
     assert faulty.stage.dead_letters(queue) == []
 
 
@@ -357,10 +365,10 @@ def test_dead_letter_queue_unknown_at_start(faulty: Faulty) -> None:
 
 @pytest.mark.hazard("H11")
 def test_slow_answers(make_stage: Callable[..., Stage]) -> None:
-    """Slow answers do not block the event loop, and settling takes at most a call per four runs."""
+    """Slow answers do not block the event loop, and settling is cheap."""
     stage = make_stage()
     assert stage.proxy is not None
-    tasks = 100
+    tasks = 200
     for n in range(tasks):
         stage.send("mail", "test", n, n % 2)
     stage.proxy.inject(delayed(0.5, actions=SETTLING, times=6))
@@ -375,7 +383,7 @@ def test_slow_answers(make_stage: Callable[..., Stage]) -> None:
     assert counts["DeleteMessageBatch"].entries == tasks
     assert counts["DeleteMessage"].calls == counts["SendMessage"].calls == 0
     settling = counts["DeleteMessageBatch"].calls + counts["ChangeMessageVisibilityBatch"].calls
-    assert settling / runs.total() <= 0.25
+    assert settling / runs.total() <= 0.3, "0.2 on a machine that is not busy"
     assert max(blocked, default=0.0) < 0.4, blocked
 
 
@@ -410,13 +418,14 @@ def fails_for_good(self: Any, n: int) -> None:
 #: Messages of each queue, whose task has the same name; calls that SQS refuses until the kill.
 #: The first leave one of three processes free.
 KILLED_TASKS = {"lasts": 2, "retries": 6, "fails": 6, "succeeds": 6}
-REFUSED = {"lasts": (), "retries": HIDE, "fails": DELETE, "succeeds": DELETE}
+REFUSED = {"lasts": (), "retries": SETTLING, "fails": DELETE, "succeeds": DELETE}
 
 
 @pytest.fixture(scope="module")
 def killed(make_scene: Callable[..., Stage]) -> Stage:
     """Kill a worker amid all that it does (SIGKILL, all processes); another finds the rest."""
-    stage = make_scene(queues={name: {"visibility_timeout_seconds": 2} for name in REFUSED})
+    short = {"visibility_timeout_seconds": 2, "max_receive_count": 100}
+    stage = make_scene(queues=dict.fromkeys(REFUSED, short))
     for queue, refused in REFUSED.items():
         if refused:
             stage.fail(queue, unavailable(actions=refused))
@@ -427,21 +436,21 @@ def killed(make_scene: Callable[..., Stage]) -> Stage:
 
     with stage.worker(concurrency=3, options=("--prefetch-multiplier", "8")) as worker:
         send("lasts")
-        eventually(lambda: len(stage.runs("killed.lasts")) == 2, timeout=20)
+        eventually(lambda: len(stage.runs("killed.lasts")) == 2, timeout=60)
         send("retries")
-        eventually(lambda: stage.delays_asked("retries"), timeout=20)
+        eventually(lambda: stage.delays_asked("retries"), timeout=60)
         send("fails")
         send("succeeds")
         # Soon: while a delete is refused, the worker hides its message for longer and longer.
-        eventually(lambda: stage.asked("SendMessageBatch", stage["fails"].dlq), timeout=20)
-        eventually(lambda: stage.asked(*DELETE, "fails"), timeout=20)
-        eventually(lambda: stage.asked(*DELETE, "succeeds"), timeout=20)
+        eventually(lambda: stage.asked("SendMessageBatch", stage["fails"].dlq), timeout=60)
+        eventually(lambda: stage.asked(*DELETE, "fails"), timeout=60)
+        eventually(lambda: stage.asked(*DELETE, "succeeds"), timeout=60)
         worker.kill()
     for queue in REFUSED:
         assert sum(stage.messages(queue)) == KILLED_TASKS[queue]
         stage.heal(queue)
     with stage.worker(pool="threads", concurrency=4):
-        stage.wait_until_settled(timeout=40)
+        stage.wait_until_settled(timeout=60)
     return stage
 
 

@@ -122,11 +122,11 @@ class Watched:
 
             stage.send("later")
             stage.send("later")
-            eventually(lambda: len(stage.runs("later")) == 2, timeout=20)
+            eventually(lambda: len(stage.runs("later")) == 2, timeout=60)
             stage.send("long", str(flag), queue="second")
             stage.send("long", str(flag))
             stage.send("uncovered", str(flag))
-            eventually(lambda: len(stage.runs("long")) == 3, timeout=20)
+            eventually(lambda: len(stage.runs("long")) == 3, timeout=60)
             self.status_now = eventually(
                 lambda: (
                     self.status("main")["running"] == 2
@@ -159,7 +159,7 @@ class Watched:
                 )
             finally:
                 os.kill(workers["first"].pid, signal.SIGCONT)
-            eventually(lambda: is_healthy(heartbeat), timeout=15)
+            eventually(lambda: is_healthy(heartbeat), timeout=60)
             flag.touch()
             assert workers["first"].stop() == 0
         self.is_file_left = heartbeat.exists()
@@ -285,10 +285,10 @@ def unhealthy(make_scene: Callable[..., Stage]) -> dict[str, tuple[int, str]]:
         for queue in THREADS:
             stage.send("rated", queue, queue=queue)
         eventually(lambda: len(stage.runs("rated")) == len(THREADS), timeout=30)
-        eventually(lambda: all(map(is_healthy, heartbeats.values())), timeout=15)
+        eventually(lambda: all(map(is_healthy, heartbeats.values())), timeout=60)
         for queue, name in THREADS.items():
             triggers[queue].write_text(name)
-        eventually(lambda: stage.record.entries(threads=THREADS["pacer"]), timeout=10)
+        eventually(lambda: stage.record.entries(threads=THREADS["pacer"]), timeout=60)
         for queue in THREADS:
             stage.send("rated", queue, queue=queue)  # wakes them up
         for queue, heartbeat in heartbeats.items():

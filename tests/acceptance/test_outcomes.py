@@ -243,9 +243,9 @@ class GivenUp:
             stage.send_bodies(BAD["unknown-task"], queue="not-yet")
             stage.send(HUGE_NAME, queue="not-yet")
             stage.wait_until_settled("main", "twice", "no-dlq", "s3")
-            eventually(lambda: self.chord.ready(), timeout=30)
-            eventually(lambda: "sqs_backoff.finding: W002" in worker.log(), timeout=30)
-            eventually(lambda: len(stage.delays_asked("not-yet")) >= 2, timeout=30)
+            eventually(lambda: self.chord.ready(), timeout=60)
+            eventually(lambda: "sqs_backoff.finding: W002" in worker.log(), timeout=60)
+            eventually(lambda: len(stage.delays_asked("not-yet")) >= 2, timeout=60)
 
             before = cpu_seconds(worker.pid)
             headers = {"task": "check_address", "id": "1", "argsrepr": "", "kwargsrepr": ""}
@@ -488,11 +488,11 @@ class Denied:
                 stage.send("denied.retries", queue="no-hiding")
             for dlq in letters.values():
                 eventually(
-                    lambda dlq=dlq: len(stage.asked("SendMessageBatch", dlq)) >= 4, timeout=30
+                    lambda dlq=dlq: len(stage.asked("SendMessageBatch", dlq)) >= 4, timeout=60
                 )
             self.held = {queue: stage.messages(queue) for queue in letters}
             self.sent_meanwhile = {queue: stage.dead_letters(queue) for queue in letters}
-            eventually(lambda: len(stage.runs("denied.retries")) >= 4, timeout=30)
+            eventually(lambda: len(stage.runs("denied.retries")) >= 4, timeout=60)
             stage.heal(letters["no-letters"])
             stage.wait_until_settled("no-attributes", "no-letters")
             self.log = worker.log()

@@ -110,7 +110,9 @@ class Scene:
             stage.wait_until_settled(*settled, timeout=90)
             for pool in POOLS:
                 stage.send("succeeds", queue=pool)
-            eventually(lambda: all(len(self.runs(pool)["succeeds"]) == 6 for pool in POOLS))
+            eventually(
+                lambda: all(len(self.runs(pool)["succeeds"]) == 6 for pool in POOLS), timeout=60
+            )
             stage.wait_until_settled(*settled)
             self.later = {pool: stage.messages(f"{pool}-later") for pool in POOLS}
             self.is_running = {pool: worker.is_running for pool, worker in workers.items()}

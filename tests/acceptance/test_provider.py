@@ -84,12 +84,12 @@ class Outage:
                 stage.send("limited", number, str(flag), queue="mixed")
             eventually(
                 lambda: self.probes(worker, "mail") >= 3 and self.probes(worker, "parcels"),
-                timeout=40,
+                timeout=60,
             )
             stage.send("other", 0, str(up), queue="mixed")
-            eventually(lambda: stage.runs("other"), timeout=10)
-            eventually(lambda: stage.messages("mixed")[0] == 0, timeout=30)
-            eventually(lambda: len(self.sent("tenant")) >= MAILS // 2, timeout=20)
+            eventually(lambda: stage.runs("other"), timeout=60)
+            eventually(lambda: stage.messages("mixed")[0] == 0, timeout=60)
+            eventually(lambda: len(self.sent("tenant")) >= MAILS // 2, timeout=60)
             self.sent_while_down = self.sent("mail") + self.sent("limited")
             self.down = {
                 name: worker.log().count(f"provider_down: {name}") for name in ("mail", "parcels")
@@ -232,7 +232,7 @@ def test_agreed_rate(agreed: Stage, workers: int, seconds: int) -> None:
         eta = in_seconds(2)
         for number in range(messages // 2, messages):
             agreed.send("rated", number, eta=eta)
-        eventually(lambda: len(agreed.runs("rated")) == messages, timeout=10 * seconds)
+        eventually(lambda: len(agreed.runs("rated")) == messages, timeout=60 * seconds)
     assert sorted(run["number"] for run in agreed.runs("rated")) == list(range(messages))
     at = sorted(run["at"] for run in agreed.runs("rated"))
     busiest = busiest_second(at)

@@ -156,7 +156,7 @@ class Retried:
         with captured_events(redis_url()) as self.events, stage.workers(**options):
             self.flaky = stage.send("flaky", 3, queue="watched")
             self.hopeless = stage.send("hopeless", queue="results")
-            eventually(lambda: self.hopeless.state == "RETRY", timeout=30, interval=0.01)
+            eventually(lambda: self.hopeless.state == "RETRY", timeout=60, interval=0.01)
             self.exception_meanwhile = self.hopeless.result
             self.alone = stage.send("flaky", 1, queue="alone")
             stage.send("polls", 7, queue="by-hand")
@@ -165,14 +165,14 @@ class Retried:
             stage.send("others_retry", queue="others")
             for _ in range(40):
                 stage.send("spread", queue="spread")
-            eventually(lambda: len(stage.delays_asked("spread")) >= 40, timeout=30)
+            eventually(lambda: len(stage.delays_asked("spread")) >= 40, timeout=60)
             stage.wait_until_settled("watched", "results", "alone", *BY_HAND)
             for result, last in ((self.flaky, "succeeded"), (self.hopeless, "failed")):
                 eventually(
                     lambda task_id=result.id, last=last: (
                         self.seen_of(task_id)[-1:] == [f"task-{last}"]
                     ),
-                    timeout=30,
+                    timeout=60,
                 )
 
     def seen_of(self, task_id: str) -> list[str]:

@@ -88,18 +88,18 @@ class Scene:
             locked = [stage.send("exclusive", "account:7", 2) for _ in range(2)]
             stage.send("order")
             for first in firsts.values():
-                first.get(timeout=30, propagate=False)
+                first.get(timeout=60, propagate=False)
             self.first = firsts["window"].result
             self.second = {
-                customer: send_mail(customer, "up").get(timeout=20)
+                customer: send_mail(customer, "up").get(timeout=60)
                 for customer in (*firsts, "another")
             }
-            self.locked = [result.get(timeout=30) for result in locked]
-            eventually(lambda: stage.runs("take_back"), timeout=30)
+            self.locked = [result.get(timeout=60) for result in locked]
+            eventually(lambda: stage.runs("take_back"), timeout=60)
             stage.wait_until_settled("main")
         self.crashed = stage.send("crash", queue="crash")
         with stage.worker(concurrency=1, queues=[stage["crash"].name]) as worker:
-            eventually(lambda: self.crashed.state == "RETRY", timeout=20)
+            eventually(lambda: self.crashed.state == "RETRY", timeout=60)
             worker.kill()
         with stage.worker(concurrency=1, queues=[stage["crash"].name]):
             stage.wait_until_settled("crash")
@@ -109,7 +109,8 @@ class Scene:
 def scene(make_scene: Callable[..., Stage]) -> Scene:
     own = {"store": redis_url(), "namespace": uuid4().hex, "secret": "one"}
     conf = {"result_backend": REDIS, "sqs_backoff": own}
-    return Scene(make_scene(queues={"main": {}, "crash": {}}, conf=conf))
+    queues = {"main": {}, "crash": {"visibility_timeout_seconds": 5}}
+    return Scene(make_scene(queues=queues, conf=conf))
 
 
 @pytest.mark.story("B6")

@@ -105,7 +105,7 @@ class Stopped:
                 stage.send("mail", way, "waits", queue=way)
                 stage.send("mail", way, "waits", queue=way)
             self._wait(lambda way: self.runs(way, "runs"))
-            eventually(lambda: self.runs("group", "runs"), timeout=20)
+            eventually(lambda: self.runs("group", "runs"), timeout=60)
             # Four: the prefetch window; five, if all came in one receive.
             self._wait(lambda way: stage.messages(way)[1] >= 4)
             self.received = {way: stage.messages(way)[1] for way in WAYS}
@@ -125,14 +125,14 @@ class Stopped:
         self.delays = {way: stage.delays_asked(way) for way in options}
         self.started = {way: len(self.runs(way, "waits")) for way in WAYS}
         with stage.worker(pool="solo", queues=[stage["prefork-warm"].name]):
-            eventually(lambda: stage.messages("prefork-warm") == (0, 1), timeout=20)
+            eventually(lambda: stage.messages("prefork-warm") == (0, 1), timeout=60)
 
     @staticmethod
     def _wait(condition: Callable[[str], object]) -> None:
         def missing() -> list[str]:
             return [way for way in WAYS if not condition(way)]
 
-        eventually(lambda: not missing(), timeout=30, message=lambda: f"missing: {missing()}")
+        eventually(lambda: not missing(), timeout=60, message=lambda: f"missing: {missing()}")
 
     def runs(self, way: str, what: str) -> list[dict[str, Any]]:
         return self.stage.record.entries(queue=way, what=what)
@@ -157,6 +157,7 @@ def test_messages(stopped: Stopped, way: str) -> None:
     assert stopped.stage.dead_letters(way) == []
 
 
+@pytest.mark.hazard("H15")
 @pytest.mark.parametrize("way", WAYS)
 def test_running_task(stopped: Stopped, way: str) -> None:
     """A running task may end, or is cut short, which is no crash; a waiting task does not start."""

@@ -108,12 +108,16 @@ class Scene:
         with stage.workers(**options):
             assert time.monotonic() >= over_at
             self._send()
-            eventually(lambda: len(self.runs_of("eta", "countdown", "fifo")) >= 3, timeout=30)
-            eventually(lambda: self.revoked.state == self.expired.state == "REVOKED")
-            eventually(lambda: self.expires.state == "REVOKED")
+            eventually(lambda: len(self.runs_of("eta", "countdown", "fifo")) >= 3, timeout=60)
+            eventually(lambda: self.revoked.state == self.expired.state == "REVOKED", timeout=60)
+            eventually(lambda: self.expires.state == "REVOKED", timeout=60)
             stage.wait_until_settled("fifo", "long", "often", "over")
-            eventually(lambda: stage.messages("main") == (0, 1), message="more than the far one")
-            eventually(lambda: self.runs_of("growing 3"), timeout=30)
+            eventually(
+                lambda: stage.messages("main") == (0, 1),
+                timeout=60,
+                message="more than the far one",
+            )
+            eventually(lambda: self.runs_of("growing 3"), timeout=60)
 
     def _send(self) -> None:
         stage, send = self.stage, self.stage.send
@@ -142,7 +146,7 @@ class Scene:
         self.expired = send("runs", "expired", eta=in_hours, expires=now - timedelta(seconds=1))
         revoked_id = "11111111-2222-4333-8444-555555555555"
         send("revoke", revoked_id)
-        eventually(lambda: stage.runs("revoke"), timeout=20)
+        eventually(lambda: stage.runs("revoke"), timeout=60)
         self.revoked = send("runs", "revoked", eta=in_hours, task_id=revoked_id)
 
     def runs_of(self, *names: str) -> list[dict[str, Any]]:
