@@ -31,10 +31,10 @@ from celery import Celery
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import RedriveReport
 from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.options import Options
 from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
-from celery_sqs_backoff.redrive.settings import Settings
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, fault_proxy
@@ -131,7 +131,7 @@ def _move_endless(
         run = Run(
             source,
             Route(source, (main,)),
-            Settings(**options),
+            Options(**options),
             journal=journal,
             archive=None,
             run_id="bench",

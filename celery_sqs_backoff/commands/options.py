@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from celery.bin.base import COMMA_SEPARATED_LIST, CeleryOption
 
-from celery_sqs_backoff.redrive.select import OUTCOMES
+from celery_sqs_backoff.redrive.options import OUTCOMES
 
 __all__ = [
     "has_selection",

@@ -14,11 +14,11 @@ from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
 from .opening import Opened, opened
+from .options import Options
 from .queues import Endpoint
 from .report import RedriveReport
 from .restore import Restore
 from .run import Run
-from .settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -54,7 +54,7 @@ def redrive(
         spread: seconds or ``"15m"``, at most that: each message gets a random delay up to this.
             Not on FIFO queues.
         task, reason, outcome, origin, error, older, newer, ids: which messages; see
-            :class:`~celery_sqs_backoff.redrive.select.Selection`. The others are left.
+            :class:`~celery_sqs_backoff.redrive.options.Options`. The others are left.
         include_unknown: send messages that may have been done already, too: their record says so
             (outcome UNKNOWN), or they may have been sent (in doubt). Default: leave them.
         limit: send at most N messages.
@@ -84,10 +84,10 @@ def redrive(
             it does if the journal or the archive cannot be written.)
         ValueError, TypeError: an option is invalid.
     """
-    settings = Settings(**options)
-    if settings.restore is not None and to is not None:
+    checked = Options(**options)
+    if checked.restore is not None and to is not None:
         raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
-    with opened(app, source, settings, to=to) as found, ExitStack() as stack:
+    with opened(app, source, checked, to=to) as found, ExitStack() as stack:
         return _prepare(found, on_event, stop, stack)()
 
 
@@ -105,33 +105,33 @@ def _prepare(
     stop: threading.Event | None,
     stack: ExitStack,
 ) -> Run | Restore:
-    found, settings = opened.route.source, opened.settings
-    run_id, journal, path, key = uuid4().hex[:12], NoJournal(), settings.journal, str(found.arn)
-    if settings.restore is not None:
-        path = path or settings.restore.with_name(f"{settings.restore.name}.restored")
+    found, options = opened.route.source, opened.options
+    run_id, journal, path, key = uuid4().hex[:12], NoJournal(), options.journal, str(found.arn)
+    if options.restore is not None:
+        path = path or options.restore.with_name(f"{options.restore.name}.restored")
         key = f"restore to {key}"
     elif path is not None:
         path = journal_path(path, found)
     if path is not None:
         journal = stack.enter_context(Journal(path, source=key, run_id=run_id))
         run_id = journal.run_id
-    if settings.restore is not None:
+    if options.restore is not None:
         return Restore(
             opened.route,
-            settings,
-            archive=settings.restore,
+            options,
+            archive=options.restore,
             journal=journal,
             run_id=run_id,
             on_event=on_event,
             stop=stop,
         )
     archive = None
-    if settings.dump:
-        archive = stack.enter_context(Archive(settings.dump, source=str(found.arn)))
+    if options.dump:
+        archive = stack.enter_context(Archive(options.dump, source=str(found.arn)))
     return Run(
         found,
         opened.route,
-        settings,
+        options,
         journal=journal,
         archive=archive,
         run_id=run_id,

@@ -9,13 +9,10 @@ import pwd
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from .events import Audit
+from .options import Options
 from .report import RedriveReport
-from .settings import Settings
-
-__all__ = ["audited", "is_logged"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +20,7 @@ _MOST_TASKS = 100
 
 
 def audited(
-    settings: Settings,
+    options: Options,
     report: RedriveReport,
     *,
     source: str,
@@ -35,7 +32,7 @@ def audited(
         who=_who(),
         source=source,
         destinations=tuple(sorted(set(destinations))),
-        options=_options(settings),
+        options=options.changed,
         by_task=dict(Counter(by_task).most_common(_MOST_TASKS)),
         sent=report.sent,
         deleted=report.deleted,
@@ -61,19 +58,3 @@ def _who() -> str:
     except KeyError:  # a container whose user has no name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
-
-
-def _options(settings: Settings) -> dict[str, Any]:
-    """The options that differ from their defaults. Ids are only counted."""
-    usual = vars(Settings())
-    found = {
-        name: value if isinstance(value, str | int | float) else str(value)
-        for name, value in vars(settings).items()
-        if value != usual[name] and name not in ("selection", "probe")
-    }
-    if settings.probe is not None:
-        found["probe"] = type(settings.probe).__name__
-    for name, value in vars(settings.selection).items():
-        if value is not None:
-            found[name] = len(value) if name == "ids" else value
-    return found

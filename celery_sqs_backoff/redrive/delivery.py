@@ -12,10 +12,10 @@ from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
 from .halt import TRIES, Halt, pause
 from .ledger import Ledger
 from .message import DeadLetter, entry_bytes
+from .options import Options
 from .pace import Pace
 from .queues import Endpoint
 from .report import Ended
-from .settings import Settings
 from .sweep import tens
 from .triage import Action
 
@@ -56,7 +56,7 @@ class Delivery:
         ledger: Ledger,
         halt: Halt,
         pace: Pace,
-        settings: Settings,
+        options: Options,
         *,
         run_id: str,
         default: Endpoint | None,
@@ -66,7 +66,7 @@ class Delivery:
         rng: random.Random,
     ) -> None:
         self._source, self._ledger, self._halt = source, ledger, halt
-        self._pace, self._settings, self._run_id, self._default = pace, settings, run_id, default
+        self._pace, self._options, self._run_id, self._default = pace, options, run_id, default
         self._clock, self._now, self._sleep, self._rng = clock, now, sleep, rng
         self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
@@ -100,13 +100,18 @@ class Delivery:
                     self._source.hide(handles, 0)
 
     def _entries(self, to: Endpoint, messages: Iterable[DeadLetter]) -> Iterator[Entry]:
-        now, settings = self._now(), self._settings
+        now, options = self._now(), self._options
+        spread = options.spread or 0.0
         for message in messages:
             try:
-                extend = settings.expired == "extend"
+                extend = options.expired == "extend"
                 entry = message.entry(run_id=self._run_id, now=now, extend=extend)
                 entry |= for_destination(
-                    message, is_fifo=to.is_fifo, now=now, spread=settings.spread, rng=self._rng
+                    message,
+                    is_fifo=to.is_fifo,
+                    now=now,
+                    spread=spread,
+                    rng=self._rng,
                 )
             except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
                 self._fail(to, [message], "unreadable: it cannot be sent as it is")
@@ -172,7 +177,7 @@ class Delivery:
         if not doubted:
             self._unanswered = 0
             return
-        resend = None if to.is_fifo else self._settings.include_unknown
+        resend = None if to.is_fifo else self._options.include_unknown
         ledger.are_in_doubt(doubted, began, resend=resend)
         if resend is False:
             ledger.leave([(message, Action.HOLD, "it may have been sent") for message in doubted])
@@ -181,7 +186,7 @@ class Delivery:
                 self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")
 
     def _may_repeat(self, to: Endpoint, failure: Failure) -> bool:
-        return not failure.may_have_been_done or to.is_fifo or self._settings.include_unknown
+        return not failure.may_have_been_done or to.is_fifo or self._options.include_unknown
 
     def _fail(self, to: Endpoint, messages: Sequence[DeadLetter], why: str) -> None:
         self._ledger.leave([(message, Action.FAIL, why) for message in messages])

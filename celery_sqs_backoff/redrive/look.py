@@ -25,10 +25,10 @@ from .journal import NoJournal
 from .ledger import Ledger
 from .message import DeadLetter
 from .opening import opened
+from .options import Options
 from .pace import seconds_for
 from .report import Ended
 from .route import Route
-from .settings import Settings
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 
@@ -176,9 +176,9 @@ def peek(
         RedriveUnreachable: SQS does not answer.
         ValueError: an option is invalid.
     """
-    settings = Settings(**options)
+    checked = Options(**options)
     with (
-        opened(app, source, settings, to=to) as found,
+        opened(app, source, checked, to=to) as found,
         ExitStack() as stack,
     ):
         archive = None
@@ -186,7 +186,7 @@ def peek(
             archive = stack.enter_context(Archive(Path(copy), source=str(found.route.source.arn)))
         look = Look(
             found.route,
-            found.settings,
+            found.options,
             archive,
             raw=raw,
             now=now,
@@ -206,7 +206,7 @@ class Look:
     def __init__(
         self,
         route: Route,
-        settings: Settings,
+        options: Options,
         archive: Copy | None,
         *,
         raw: bool = False,
@@ -215,15 +215,15 @@ class Look:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._route, self._settings = route, settings
+        self._route, self._options = route, options
         self._archive, self._raw, self._now = archive, raw, now
         self._ledger = Ledger(NoJournal(), None, clock, _HOLD_SECONDS)
         self._plan = Plan(
             route.source.name,
             route.source.depth(),
-            rate=settings.rate,
-            ramp=settings.ramp,
-            limit=settings.limit,
+            rate=options.rate,
+            ramp=options.ramp or 0.0,
+            limit=options.limit,
         )
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HISTOGRAMS}
 
@@ -259,7 +259,7 @@ class Look:
 
     def _handle(self, messages: list[DeadLetter], sent_before: list[DeadLetter]) -> None:
         now = self._now()
-        triaged = [(m, triage(m, self._settings, self._route.destination, now)) for m in messages]
+        triaged = [(m, triage(m, self._options, self._route.destination, now)) for m in messages]
         self._ledger.leave([(message, Action.SKIP, "looked at") for message in messages])
         selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]
         if self._archive is not None and selected:
@@ -273,12 +273,12 @@ class Look:
                 self._count(message, disposition, now)
 
     def _count(self, message: DeadLetter, disposition: Disposition, now: float) -> None:
-        plan, settings = self._plan, self._settings
+        plan, options = self._plan, self._options
         facts = _facts(message, disposition, self._route, now)
         plan.matching += 1
         plan.ready += disposition.action in (Action.SEND, Action.DROP)
         plan.expired += facts.expired
-        plan.replayed_out += message.replays >= settings.max_replays
+        plan.replayed_out += message.replays >= options.max_replays
         plan.unknown += message.outcome == "UNKNOWN"
         plan.chords += message.chord
         for name, value in (

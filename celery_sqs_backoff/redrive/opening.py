@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import RedriveRefused
+from .options import Options
 from .queues import Broker, Endpoint, broker_of
 from .route import Route, find_route
-from .settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -21,11 +21,11 @@ class Opened:
     """A dead-letter queue, where its messages go, and the options with its names resolved."""
 
     route: Route
-    settings: Settings
+    options: Options
 
 
 @contextmanager
-def opened(app: Celery, source: str, settings: Settings, *, to: str | None) -> Iterator[Opened]:
+def opened(app: Celery, source: str, options: Options, *, to: str | None) -> Iterator[Opened]:
     """Connect, and find what the arguments name. They are those of a redrive.
 
     Raises:
@@ -33,12 +33,12 @@ def opened(app: Celery, source: str, settings: Settings, *, to: str | None) -> I
         RedriveUnreachable: SQS does not answer.
     """
     with broker_of(app) as broker:
-        route = find_route(broker, source, to=to, force=settings.force)
-        if settings.spread and route.source.is_fifo:
+        route = find_route(broker, source, to=to, force=options.force)
+        if options.spread and route.source.is_fifo:
             raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
-        if (origin := settings.selection.origin) is not None:
-            settings = settings.with_origin(_sqs_name(broker, origin, route.sources))
-        yield Opened(route, settings)
+        if (origin := options.origin) is not None:
+            options = replace(options, origin=_sqs_name(broker, origin, route.sources))
+        yield Opened(route, options)
 
 
 def _sqs_name(broker: Broker, origin: str, sources: Sequence[Endpoint]) -> str:

@@ -27,9 +27,9 @@ from .halt import TRIES, Halt, pause
 from .journal import NoJournal
 from .look import Look
 from .message import DeadLetter
+from .options import Options
 from .report import Ended, RedriveReport
 from .route import Route
-from .settings import Settings
 
 #: How often all messages without an answer are looked for and sent again.
 _ROUNDS = 3
@@ -40,14 +40,14 @@ class Restore:
 
     Arguments:
         route: its source is the dead-letter queue.
-        settings: which messages, and whether to send those that may be there already.
+        options: which messages, and whether to send those that may be there already.
         journal: knows what earlier processes have put back.
     """
 
     def __init__(
         self,
         route: Route,
-        settings: Settings,
+        options: Options,
         *,
         archive: Path,
         journal: NoJournal,
@@ -58,7 +58,7 @@ class Restore:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._queue, self._route, self._settings = route.source, route, settings
+        self._queue, self._route, self._options = route.source, route, options
         self._archive, self._journal, self._run_id = archive, journal, run_id
         self._tell = on_event or (lambda event: None)
         self._halt = Halt(stop)
@@ -88,7 +88,7 @@ class Restore:
                 if not self._doubted or self._halt.is_set:
                     break
             if self._doubted:
-                self._tell(InDoubt(tuple(sorted(self._doubted)), self._settings.include_unknown))
+                self._tell(InDoubt(tuple(sorted(self._doubted)), self._options.include_unknown))
             self._write("ended", ())
         except OSError as exc:
             self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
@@ -118,7 +118,7 @@ class Restore:
 
     def _send_all(self) -> None:
         size = 1 if self._queue.is_fifo else 10
-        limit = self._settings.limit
+        limit = self._options.limit
         room = None if limit is None else max(0, limit - self._sent)
         wanted = ((m, self._entry(m)) for m in islice(self._wanted(), room))
         for batch in batches(wanted, size=size):
@@ -134,7 +134,7 @@ class Restore:
         for message in self._read():
             if message.id in self._there or message.id in self._failed | self._doubted:
                 continue
-            if not self._settings.selection.matches(message, now):
+            if not self._options.matches(message, now):
                 self._skipped.add(message.id)
             elif message.unreadable == "its attributes":
                 self._fail(message, "unreadable: it cannot be sent as it is")
@@ -203,7 +203,7 @@ class Restore:
         """Look for messages in doubt on the queue. Only those that are not there are sent again."""
         doubted = {m.id: _digest(m) for m in self._read() if m.id in self._doubted}
         on_queue = _Found(set(doubted.values()))
-        look = Look(self._route, Settings(), on_queue, now=self._now)
+        look = Look(self._route, Options(), on_queue, now=self._now)
         plan = look(None, None)
         others = (_digest(m) for m in self._read() if m.id in self._there)
         on_queue.counts.subtract(digest for digest in others if digest in on_queue.counts)
@@ -216,7 +216,7 @@ class Restore:
         self._there.update(found)
         self._sent += len(found)
         self._doubted -= set(found)
-        if plan.looked_at >= plan.messages or self._settings.include_unknown:
+        if plan.looked_at >= plan.messages or self._options.include_unknown:
             self._write("unsent", sorted(self._doubted))
             self._doubted.clear()
 
@@ -256,7 +256,7 @@ class Restore:
         arn = str(self._queue.arn)
         self._tell(
             audited(
-                self._settings,
+                self._options,
                 report,
                 source=str(self._archive),
                 destinations=[arn],

@@ -26,11 +26,11 @@ from .halt import Halt
 from .journal import NoJournal
 from .ledger import Ledger
 from .message import DeadLetter
+from .options import Options
 from .pace import Pace
 from .queues import Endpoint
 from .report import Ended, RedriveReport
 from .route import Route
-from .settings import Settings
 from .sweep import MAX_THREADS, Sweep
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
@@ -57,7 +57,7 @@ class Run:
     Arguments:
         source: where the messages are.
         route: where they go.
-        settings: what is asked for.
+        options: what is asked for.
         journal: the log on disk.
         archive: gets each message before it is sent or deleted; ``None``: none.
         run_id: goes on the messages.
@@ -72,7 +72,7 @@ class Run:
         self,
         source: Endpoint,
         route: Route,
-        settings: Settings,
+        options: Options,
         *,
         journal: NoJournal,
         archive: Archive | None,
@@ -85,17 +85,17 @@ class Run:
         rng: random.Random | None = None,
         hold_seconds: int | None = None,
     ) -> None:
-        self._source, self._route, self._settings = source, route, settings
+        self._source, self._route, self._options = source, route, options
         self._journal, self._archive, self._run_id = journal, archive, run_id
         self._clock, self._now = clock, now
         self._halt = halt = Halt(stop)
-        self._selects = not settings.selection.is_everything
+        self._selects = options.selects
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
-        self._pace = Pace(settings.rate, ramp=settings.ramp)
+        self._pace = Pace(options.rate, ramp=options.ramp or 0.0)
         self._gate = Gate(
             self._pace,
-            probe=settings.probe,
+            probe=options.probe,
             changed=lambda factor, why: ledger.emit(RateChanged(factor, why)),
             stop=lambda why: halt(Ended.GATE, why),
         )
@@ -105,7 +105,7 @@ class Run:
             ledger,
             halt,
             self._pace,
-            settings,
+            options,
             run_id=run_id,
             default=route.default,
             clock=clock,
@@ -159,7 +159,7 @@ class Run:
 
     def _look_through(self) -> None:
         ledger, journal, threads = self.ledger, self._journal, self._threads()
-        ledger.name_past(resend=self._settings.include_unknown)
+        ledger.name_past(resend=self._options.include_unknown)
         path = str(journal.path) if journal.path else None
         ledger.emit(
             Started(
@@ -176,18 +176,18 @@ class Run:
 
     def _threads(self) -> int:
         """FIFO: one, or the order would be lost. Else as many as messages and rate need."""
-        default, settings = self._route.default, self._settings
+        default, options = self._route.default, self._options
         if self._source.is_fifo or (default is not None and default.is_fifo):
             return 1
         messages = self._messages
-        if settings.limit and not self._selects:
-            messages = min(messages, settings.limit)
+        if options.limit and not self._selects:
+            messages = min(messages, options.limit)
         threads = min(MAX_THREADS, ceil(messages / MAX_BATCH_ENTRIES))
-        return max(1, threads if settings.rate is None else min(threads, ceil(settings.rate)))
+        return max(1, threads if options.rate is None else min(threads, ceil(options.rate)))
 
     def _claim(self) -> int | None:
         """Claim as many messages as may be sent within seconds; 0: none yet; ``None``: no more."""
-        ledger, limit = self.ledger, self._settings.limit
+        ledger, limit = self.ledger, self._options.limit
         now, most = self._clock(), MAX_BATCH_ENTRIES
         with ledger.lock:
             if limit is not None:
@@ -213,7 +213,7 @@ class Run:
         ledger, delivery = self.ledger, self._delivery
         delivery.delete({message.id: message.handle for message in sent_before})
         wanted = self._triaged(messages)
-        admitted = ledger.admit([message for message, _ in wanted], self._settings.limit)
+        admitted = ledger.admit([message for message, _ in wanted], self._options.limit)
         chosen, over = wanted[: len(admitted)], wanted[len(admitted) :]
         if over:
             self._sweep.give_back(ledger.release([message for message, _ in over]))
@@ -240,7 +240,7 @@ class Run:
         for message in messages:
             disposition = triage(
                 message,
-                self._settings,
+                self._options,
                 self._route.destination,
                 now,
                 run_id=self._run_id,
@@ -277,7 +277,7 @@ class Run:
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:
-        ledger, limit = self.ledger, self._settings.limit
+        ledger, limit = self.ledger, self._options.limit
         with ledger.lock:
             numbers, places = ledger.numbers(), ledger.places
             done = ledger.sent + ledger.dropped
@@ -299,7 +299,7 @@ class Run:
 
     def _settle(self) -> None:
         """Compare what was looked at with what SQS counts."""
-        ledger, limit = self.ledger, self._settings.limit
+        ledger, limit = self.ledger, self._options.limit
         unseen = self._messages - ledger.places
         if self._halt.ended is not Ended.DONE:
             return
@@ -353,7 +353,7 @@ class Run:
         report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
         ledger.emit(
             audited(
-                self._settings,
+                self._options,
                 report,
                 source=str(self._source.arn),
                 destinations=[str(queue.arn) for queue in self._delivery.destinations.values()],

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .message import DeadLetter
+from .options import Options
 from .queues import Endpoint
-from .settings import Settings
 
 
 class Action(Enum):
@@ -42,7 +42,7 @@ UNKNOWN = "it may have been done already (outcome UNKNOWN)"
 
 def triage(
     message: DeadLetter,
-    settings: Settings,
+    options: Options,
     route: Callable[[DeadLetter], Endpoint | str],
     now: float,
     *,
@@ -54,7 +54,7 @@ def triage(
 
     Arguments:
         message: as it was read.
-        settings: what was asked for.
+        options: what was asked for.
         route: from a message to its destination, or to why it has none.
         now: seconds since the epoch.
         run_id: of this run; ``None`` = nothing has been sent yet.
@@ -63,20 +63,20 @@ def triage(
     """
     if run_id is not None and message.run_id == run_id:
         return Disposition(Action.CAME_BACK, CAME_BACK)
-    if not settings.selection.matches(message, now):
+    if not options.matches(message, now):
         return Disposition(Action.SKIP, NOT_SELECTED)
-    if settings.delete:
+    if options.delete:
         to = route(message)
         return Disposition(Action.DROP, destination=None if isinstance(to, str) else to)
     if message.unreadable is not None:
         return Disposition(Action.FAIL, f"unreadable: {message.unreadable}")
-    if message.replays >= settings.max_replays:
+    if message.replays >= options.max_replays:
         return Disposition(Action.POISON, f"replayed {message.replays} times")
-    if is_in_doubt and not settings.include_unknown:
+    if is_in_doubt and not options.include_unknown:
         return Disposition(Action.HOLD, "it may have been sent")
-    if message.is_expired(now) and settings.expired == "leave":
+    if message.is_expired(now) and options.expired == "leave":
         return Disposition(Action.SKIP, EXPIRED)
-    if message.outcome == "UNKNOWN" and not settings.include_unknown:
+    if message.outcome == "UNKNOWN" and not options.include_unknown:
         return Disposition(Action.SKIP, UNKNOWN)
     to = route(message)
     if isinstance(to, str):

@@ -26,12 +26,12 @@ from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.listener import Listener
 from celery_sqs_backoff.redrive.look import Look, Plan
+from celery_sqs_backoff.redrive.options import Options
 from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.report import RedriveReport
 from celery_sqs_backoff.redrive.restore import Restore
 from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
-from celery_sqs_backoff.redrive.settings import Settings
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.arns import QueueArn
 
@@ -140,7 +140,7 @@ class World:
                 self.run = Run(
                     self.source,
                     Route(self.source, self.mains, to, retention_seconds=345_600),
-                    Settings(**options),
+                    Options(**options),
                     journal=journal,
                     archive=None,
                     run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
@@ -163,7 +163,7 @@ class World:
         with self._without_threads():
             look = Look(
                 route,
-                Settings(**options),
+                Options(**options),
                 copy,
                 raw=False,
                 now=self.clock,
@@ -183,7 +183,7 @@ class World:
         ):
             return Restore(
                 Route(self.source, self.mains),
-                Settings(**options),
+                Options(**options),
                 archive=archive,
                 journal=journal,
                 run_id=journal.run_id,

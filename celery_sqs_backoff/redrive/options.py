@@ -1,0 +1,173 @@
+"""The options of a redrive: which messages, how fast, and with which safeguards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..sqs.limits import MAX_DELAY_SECONDS
+from ..units import parse_duration, parse_rate
+from .gate import Probe, parse_probe
+from .message import DeadLetter
+
+OUTCOMES = ("RETRYABLE", "NOT_PROCESSED", "UNKNOWN")
+
+_SELECTION = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of :func:`celery_sqs_backoff.redrive`, which documents them.
+
+    The types are those after the check. Rates, durations, probes and paths may be given as text.
+
+    Arguments:
+        task: glob on the task's name.
+        reason: glob on the reason of the dead-letter record.
+        outcome: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or ``"UNKNOWN"``, by the record.
+        origin: name (in SQS) or ARN of the queue that the message came from.
+        error: glob on ``"type: message"`` of the exception in the record.
+        older, newer: seconds, timedelta or text such as ``"36h"``; the age of the message since it
+            was first sent.
+        ids: message ids and task ids, at least one.
+
+    All of these must hold. A glob does not match a message that lacks what it is about.
+
+    Raises:
+        ValueError, TypeError: an option is invalid.
+    """
+
+    task: str | None = None
+    reason: str | None = None
+    outcome: str | None = None
+    origin: str | None = None
+    error: str | None = None
+    older: float | None = None
+    newer: float | None = None
+    ids: frozenset[str] | None = None
+    rate: float | None = None
+    ramp: float | None = None
+    spread: float | None = None
+    limit: int | None = None
+    max_replays: int = 3
+    probe: Probe | None = None
+    expired: str = "leave"
+    include_unknown: bool = False
+    delete: bool = False
+    dump: Path | None = None
+    restore: Path | None = None
+    journal: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name, parse in _PARSERS.items():
+            object.__setattr__(self, name, parse(getattr(self, name)))
+        for name in _SELECTION:
+            if getattr(self, name) == "":  # of a variable that is not set: it would match nothing
+                raise ValueError(f"invalid {name} '': for all messages leave it out")
+        for name in ("limit", "max_replays"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"invalid {name} {value!r}: expected a whole number from 1")
+        if self.expired not in ("leave", "extend"):
+            raise ValueError(f"invalid expired {self.expired!r}: expected one of leave, extend")
+        if self.ramp and self.rate is None:
+            raise ValueError("ramp needs a rate: it goes from a tenth of it up to all of it")
+        if self.spread and self.spread > MAX_DELAY_SECONDS:
+            raise ValueError(
+                f"invalid spread {self.spread:g}: expected at most {MAX_DELAY_SECONDS} s,"
+                " SQS's longest delay"
+            )
+        if self.delete and self.dump is None:
+            raise ValueError("delete needs an archive (dump): there is no undo")
+        for name in ("rate", "spread", "probe", "delete", "dump"):
+            if self.restore is not None and getattr(self, name):
+                raise ValueError(
+                    f"restore takes no {name}: it puts messages back on their dead-letter queue"
+                )
+
+    @property
+    def selects(self) -> bool:
+        """Whether some messages are meant, and not all."""
+        return any(getattr(self, name) is not None for name in _SELECTION)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from their defaults, for a log. Ids are only counted."""
+        shown: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if field.name == "ids":
+                shown["ids"] = len(value)
+            elif field.name == "probe":  # a URL may hold a credential
+                shown["probe"] = type(value).__name__
+            else:
+                shown[field.name] = str(value) if isinstance(value, Path) else value
+        return shown
+
+    def matches(self, message: DeadLetter, now: float) -> bool:
+        """Return whether a message is selected. ``now``: seconds since the epoch."""
+        sent_at, origin = message.first_sent_at, message.origin
+        age = None if sent_at is None else now - sent_at
+        return (
+            (self.ids is None or bool(self.ids & {message.id, message.task_id}))
+            and (self.older is None or (age is not None and age > self.older))
+            and (self.newer is None or (age is not None and age < self.newer))
+            and (self.outcome is None or message.outcome == self.outcome)
+            and (self.origin is None or self.origin in (origin, _queue_name(origin)))
+            and _matches(self.task, message.task)
+            and _matches(self.reason, message.reason)
+            and _matches(self.error, message.error)
+        )
+
+
+def _outcome(value: str | None) -> str | None:
+    if value is None:
+        return None
+    found = value.upper().replace(" ", "_").replace("-", "_")
+    if found and found not in OUTCOMES:
+        raise ValueError(f"invalid outcome {value!r}: expected one of {', '.join(OUTCOMES)}")
+    return found
+
+
+def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
+    if ids is None:
+        return None
+    if isinstance(ids, str):
+        raise TypeError(f"invalid ids {ids!r}: expected a list of ids, not a text")
+    found = frozenset(ids) - {""}
+    if not found:  # of a search that found nothing; it never means all messages
+        raise ValueError("invalid ids: expected at least one; for all messages leave it out")
+    return found
+
+
+def _queue_name(origin: str | None) -> str | None:
+    return None if origin is None else origin.rpartition("/" if "://" in origin else ":")[2]
+
+
+def _matches(glob: str | None, text: str | None) -> bool:
+    return glob is None or (text is not None and fnmatchcase(text, glob))
+
+
+def _seconds(name: str) -> Callable[[str | float | timedelta | None], float | None]:
+    return lambda value: parse_duration(value, name)
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+_PARSERS: dict[str, Callable[[Any], object]] = {
+    "outcome": _outcome,
+    "ids": _ids,
+    "rate": parse_rate,
+    "probe": parse_probe,
+    **{name: _seconds(name) for name in ("older", "newer", "ramp", "spread")},
+    **dict.fromkeys(("dump", "restore", "journal"), _path),
+}
