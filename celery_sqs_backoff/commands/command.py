@@ -29,6 +29,18 @@ _OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOS
 class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
     """Ends with codes of its own for Ctrl-C and if stdout fails: click's 1 has other meanings."""
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in their groups. Celery's own shows arguments as empty options."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            found = param.get_help_record(ctx)
+            if found is not None and not isinstance(param, click.Argument):
+                last = next(reversed(groups), "Options")  # of --help, which has no group
+                groups.setdefault(getattr(param, "help_group", None) or last, []).append(found)
+        for name, options in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

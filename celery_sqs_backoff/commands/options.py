@@ -55,38 +55,33 @@ def select_queues(app: Any, names: Sequence[str] | None) -> None:
 
 _SELECTION: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--task", {"metavar": "GLOB", "help": "Only this task."}),
-    ("--reason", {"metavar": "GLOB", "help": "Only messages with this reason on their record."}),
+    ("--reason", {"metavar": "GLOB", "help": "Only this reason on their record."}),
     (
         "--outcome",
         {
             "type": click.Choice(OUTCOMES, case_sensitive=False),
-            "help": "Only messages whose last failure meant this, by their record.",
+            "metavar": "OUTCOME",
+            "help": f"Only {', '.join(OUTCOMES)}.",
         },
     ),
-    ("--error", {"metavar": "GLOB", "help": "Only messages with this error ('type: message')."}),
-    (
-        "--from",
-        {
-            "metavar": "QUEUE",
-            "help": "Only messages that came from this queue (of a shared dead-letter queue); a"
-            " name, URL or ARN.",
-        },
-    ),
-    ("--older", {"metavar": "DURATION", "help": "Only messages first sent longer ago: 36h, 2d."}),
-    ("--newer", {"metavar": "DURATION", "help": "Only messages first sent since."}),
+    ("--error", {"metavar": "GLOB", "help": "Only this error, as 'type: message'."}),
+    ("--from", {"metavar": "QUEUE", "help": "Only from this queue: a name, URL or ARN."}),
+    ("--older", {"metavar": "DURATION", "help": "Only first sent longer ago: 36h, 2d."}),
+    ("--newer", {"metavar": "DURATION", "help": "Only first sent since."}),
     (
         "--id",
         {
             "multiple": True,
             "metavar": "ID",
-            "help": "Only this message or task id; can be given several times.",
+            "help": "Only this message or task ID; repeatable.",
         },
     ),
     (
         "--ids",
         {
+            "metavar": "FILE",
             "type": click.Path(exists=True, dir_okay=False, path_type=Path),
-            "help": "Only the message or task ids in this file, one per line.",
+            "help": "Only the IDs in this file, one per line.",
         },
     ),
 )

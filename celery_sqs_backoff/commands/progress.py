@@ -45,7 +45,10 @@ class JsonEvents:
 
 @contextmanager
 def bar() -> Iterator[Callable[[Event], None]]:
-    """A progress bar on stderr, and a line for what a person should know; yields ``on_event``."""
+    """Show a progress bar on a terminal, and lines for what a person should know, on stderr.
+
+    Yields ``on_event``.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -54,7 +57,7 @@ def bar() -> Iterator[Callable[[Event], None]]:
     columns: list[ProgressColumn] = [TextColumn("{task.fields[facts]}", markup=False)]
     if console.width >= _BAR_COLUMNS:
         columns.append(BarColumn(bar_width=20))
-    with Bar(*columns, console=console) as shown:
+    with Bar(*columns, console=console, disable=not console.is_terminal) as shown:
         task = shown.add_task("", total=None, facts="", visible=False)  # until it has begun
 
         def on_event(event: Event) -> None:

@@ -18,133 +18,101 @@ from .options import has_selection, ids_of, option, selection_options
 from .redrive_shell import Shell
 from .text import safe
 
-__all__ = ["sqs_redrive"]
+_WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
 
 _EPILOG = """\b
-Exit codes:
-  0    done
-  1    some messages could not be sent or deleted, or are held in doubt; or a file could not
-       be written
-  2    wrong options, or refused: nothing was sent
-  3    stopped by the gate: probe, or messages coming back
-  4    poison was found and left
-  5    SQS is unreachable, or does not let us
-  6    not complete: messages are left that could not be received
-  7    with a filter: no message matched, or none of those that did may be sent
-  130  interrupted, or the question was not answered with yes
-\b
-Examples:
-  celery -A proj sqs-redrive mail-dlq --dry-run --rate 10/s
-  celery -A proj sqs-redrive mail-dlq --rate 10/s --ramp 10m
-  celery -A proj sqs-redrive mail-dlq --rate 10/s --limit 20
-  celery -A proj sqs-redrive mail-dlq --rate 10/s --probe https://mail.example/health
-  celery -A proj sqs-redrive mail-dlq --task 'mails.newsletter*' --delete --dump old.jsonl
-  celery -A proj sqs-redrive mail-dlq --restore old.jsonl
+Exit codes: 0 done, 1 some could not be sent or deleted, or are in doubt, or a
+file cannot be written, 2 refused, 3 stopped by the probe or by messages coming
+back, 4 poison was left, 5 SQS is unreachable, 6 not complete, 7 no message
+matched, 130 interrupted or answered with no.
 """
 
 
 @click.command("sqs-redrive", cls=Command, epilog=_EPILOG)
 @click.argument("queue")
-@option(
-    "Where",
-    "--to",
-    metavar="QUEUE",
-    help="Send all messages there. Default: each to where it came from.",
-)
-@option(
-    "Where",
-    "--restore",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Put the messages of this archive (--dump) back on QUEUE, each once. FILE.restored records"
-    " what was put back.",
-)
+@option(_WHICH, "--to", metavar="QUEUE", help="Send all there. [default: where each came from]")
 @selection_options
 @option(
-    "Which messages",
+    _WHICH,
     "--include-unknown",
     is_flag=True,
-    help="Also messages that may have been done already (outcome UNKNOWN) or sent already (in"
-    " doubt). Otherwise they are left, or you are asked.",
+    help="Send those that may have been done or sent before.",
 )
 @option(
-    "Which messages", "--limit", type=click.IntRange(1), help="Send at most N messages, each time."
+    _WHICH,
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Send at most N messages in this run.",
 )
 @option(
-    "Which messages",
+    _WHICH,
     "--max-replays",
+    metavar="N",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Leave messages that were already replayed N times.",
+    help="Leave those replayed N times.",
 )
 @option(
-    "Which messages",
+    _WHICH,
     "--expired",
     type=click.Choice(["leave", "extend"]),
     default="leave",
     show_default=True,
-    help="What to do with tasks whose expiry has passed: workers would throw them away.",
+    help="Extend the life of expired tasks.",
 )
+@option(_SPEED, "--rate", metavar="RATE", help="10/s, 300/m. [default: as fast as SQS]")
 @option(
-    "How fast",
-    "--rate",
-    metavar="RATE",
-    help="Messages per second, minute or hour: 10/s, 300/m. Default: as fast as SQS.",
-)
-@option(
-    "How fast",
+    _SPEED,
     "--ramp",
     metavar="DURATION",
-    help="Begin at a tenth of the rate, be at the rate after this: 10m.",
+    help="Start at a tenth of --rate and reach it after this long, for example 10m.",
 )
 @option(
-    "How fast",
+    _SPEED,
     "--spread",
     metavar="DURATION",
-    help="Give each message a random delay of up to this: 15m at most. Not on FIFO queues.",
+    help="Delay each by up to this, 15m at most; not FIFO.",
 )
 @option(
-    "Gate",
+    _SPEED,
     "--probe",
     metavar="URL|MODULE:CALLABLE",
-    help="Must be good (2xx; anything but False) before the start and all along.",
+    help="Check this before the start and every 5 seconds. The third failure in a row stops.",
 )
 @option(
-    "Safety",
+    _SAFETY,
     "--journal",
+    metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Record what was sent in this file. If the run is killed, run the same command again: it"
-    " skips those messages and lists the few that may be sent twice. none: keep no journal."
-    " Default: one file per queue in ~/.local/state/celery-sqs-backoff.",
+    help="Record what was sent here, for the same command after a kill; or none. [default: one"
+    " file per queue]",
 )
 @option(
-    "Safety",
+    _SAFETY,
     "--dump",
+    metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Append all messages to this archive before they are sent. It holds their bodies.",
+    help="Append all to this archive first, with bodies.",
 )
+@option(_SAFETY, "--delete", is_flag=True, help="Delete instead of sending. Needs --dump.")
 @option(
-    "Safety",
-    "--delete",
-    is_flag=True,
-    help="Delete the messages instead of sending them. Needs --dump.",
+    _SAFETY,
+    "--restore",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put an archive back on QUEUE, each message once.",
 )
+@option(_SAFETY, "--dry-run", is_flag=True, help="Look, and say what would be done.")
+@option(_SAFETY, "--yes", "-y", is_flag=True, help="Send without asking.")
 @option(
-    "Safety",
+    _SAFETY,
     "--force",
     is_flag=True,
-    help="Go on although SQS will delete messages before their turn, or the dead-letter queue"
-    " has one itself.",
+    help="Continue even if SQS will delete messages first, or if the dead-letter queue has one.",
 )
-@option(
-    "Running",
-    "--dry-run",
-    is_flag=True,
-    help="Only look, and say what would be done. With --dump: look at all, and copy.",
-)
-@option("Running", "--yes", "-y", is_flag=True, help="Do not ask first.")
-@option("Running", "--json", "as_json", is_flag=True, help="Events as JSON lines on stdout.")
+@option(_SAFETY, "--json", "as_json", is_flag=True, help="Print events as JSON lines.")
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_redrive(
@@ -159,10 +127,8 @@ def sqs_redrive(
 ) -> None:
     """Send the messages of a dead-letter queue back to where they came from.
 
-    QUEUE: the dead-letter queue, or a queue that has one; a name, URL or ARN.
-
-    Looks first and asks. A message is deleted when SQS has reported it as sent. The journal names
-    what a killed run may have sent: run the same command again to go on.
+    QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN. The command looks
+    first and asks. It deletes a message when SQS has reported it as sent.
     """
     shell = Shell(ctx.obj.app, queue, options, as_json=as_json)
     try:

@@ -174,74 +174,56 @@ def print_report(
 def closing(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
-    """Return the end of a run as sentences, each with the next command where there is one."""
-    name = shlex.quote(queue)
-    again = f"sqs-redrive {name} ..."
-    peek = f"sqs-peek {name} --messages{' --force' if options.get('force') else ''}"
-    looked_at = report.looked_at - report.returned
-    done = report.sent + report.dropped
+    """Return the end of a run as sentences: what was sent, what was left and why, and what next."""
+    name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     if options.get("restore"):
         found = [f"{report.sent} of {looked_at} put back on {name}."]
-        if report.failed:
-            found.append(f"{report.failed} could not be sent as they are.")
-        if report.in_doubt:
-            found.append(
-                f"{report.in_doubt} may have been put back; their ids are above. The same command"
-                " with --include-unknown puts them back."
-            )
-        if report.ended is not Ended.DONE:
-            found.append("The same command goes on.")
-        return found
-    if options.get("delete"):
+    elif options.get("delete"):
         found = [f"{report.dropped} of {looked_at} deleted unsent."]
     else:
         found = [f"{report.sent} of {looked_at} sent."]
-    if report.sent_before:
-        found.append(f"{report.sent_before} had been sent by an earlier run: only to be deleted.")
-        done += report.sent_before
-    if has_selection(options) and not done and looked_at and not report.failed:
-        found.append("No message matched, or none that may be sent.")
-    if not looked_at and not done and report.ended is Ended.DONE:
-        found.append("There was no message.")
-    if report.returned:
-        found.append(f"{report.returned} came back: `{peek}` shows why.")
-    if report.poison > report.returned:
-        found.append(
-            f"{report.poison - report.returned} were replayed too often and stay: `{peek}`;"
-            " after a correction --max-replays N sends them."
-        )
-    if report.failed:
-        undone = "deleted" if options.get("delete") else "sent"
-        found.append(f"{report.failed} could not be {undone} and stay: `{peek}` shows why.")
-    if report.unknown:
-        found.append(
-            f"{report.unknown} may have been done already and stay: `{peek} --outcome UNKNOWN`;"
-            " --include-unknown sends them."
-        )
-    if report.skipped > report.unknown and not has_selection(options):
-        found.append(
-            f"{report.skipped - report.unknown} have expired and stay: workers would throw them"
-            " away; --expired extend sends them."
-        )
-    if report.in_doubt:
-        sends = " twice" if options.get("include_unknown") else ""
-        found.append(
-            f"{report.in_doubt} may have been sent{sends}; their ids are above."
-            f"{'' if sends else ' --include-unknown sends those that stay.'}"
-        )
-    if report.not_deleted:
-        where = f"with --journal {shlex.quote(journal)} " if journal else ""
-        found.append(
-            f"{report.not_deleted} are sent, and SQS has not confirmed that it deleted them:"
-            f" `{again}` {where}deletes them"
-            f"{'' if journal else ' only with a journal; without one it sends them again'}."
-        )
-    if report.ended is Ended.INCOMPLETE:
-        found.append(f"Then run `{again}` again.")
+    done = report.sent + report.dropped + report.sent_before
+    selects = has_selection(options)
+    expired = report.skipped - report.unknown
+    undone = "deleted" if options.get("delete") else "sent"
+    doubt = "twice" if options.get("include_unknown") else "already"
+    for count, sentence in (
+        (report.sent_before, "had been sent by an earlier run and were only deleted"),
+        (report.returned, "came back and stay"),
+        (report.poison - report.returned, "were replayed too often and stay (--max-replays)"),
+        (report.failed, f"could not be {undone} and stay"),
+        (report.unknown, "may have been done already and stay (--include-unknown)"),
+        (0 if selects else expired, "have expired and stay (--expired extend)"),
+        (report.in_doubt, f"may have been sent {doubt}; their ids are above (--include-unknown)"),
+        (report.not_deleted, "are sent, and SQS has not confirmed that it deleted them"),
+    ):
+        if count:
+            found.append(f"{count} {sentence}.")
+    if report.not_deleted and not journal:
+        found.append("Without a journal another run sends those again.")
+    if not done and not report.failed and report.ended is Ended.DONE:
+        if not looked_at:
+            found.append("There was no message.")
+        elif selects:
+            found.append("No message matched, or none that may be sent.")
     if report.ended not in (Ended.DONE, Ended.INCOMPLETE):
-        where = f" It goes on from {journal}." if journal else ""
-        found.append(f"What was not sent is in the queue. Go on with `{again}`.{where}")
+        found.append("What was not sent is in the queue.")
+    if command := _next(report, name, options):
+        where = f", which goes on from {journal}" if journal and command.endswith("...") else ""
+        found.append(f"Next: {command}{where}")
     return found
+
+
+def _next(report: RedriveReport, name: str, options: Mapping[str, Any]) -> str | None:
+    """Return the one command to type next."""
+    peek = f"sqs-peek {name}{' --force' if options.get('force') else ''}"
+    if report.ended is not Ended.DONE or report.not_deleted:
+        return f"sqs-redrive {name} ..."
+    if report.failed or report.poison or report.in_doubt:
+        return f"{peek} --messages"
+    if report.unknown:
+        return f"{peek} --messages --outcome UNKNOWN"
+    return None
 
 
 def _line(fact: MessageFacts) -> str:

@@ -93,31 +93,42 @@ def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
     """It was "0 of 40 sent. No message matched.", with exit code 0."""
     report = RedriveReport(deleted=40, looked_at=40)
     found = closing(report, queue="q", options=selected, journal="j")
-    assert found == ["0 of 40 sent.", "40 had been sent by an earlier run: only to be deleted."]
+    assert found == ["0 of 40 sent.", "40 had been sent by an earlier run and were only deleted."]
     assert exit_codes.exit_code(report, has_selection=bool(selected)) == exit_codes.DONE
 
 
-@pytest.mark.parametrize(("resend", "said"), [(False, "sent;"), (True, "sent twice;")])
+@pytest.mark.parametrize(("resend", "said"), [(False, "sent already;"), (True, "sent twice;")])
 def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(resend, said):
     """Ten were named, of a hundred and sixty."""
     report = RedriveReport(in_doubt=160, looked_at=160)
-    (found,) = closing(report, queue="q", options={"include_unknown": resend}, journal=None)[1:]
-    assert found.startswith(f"160 may have been {said} their ids are above.")
-    assert ("--include-unknown" in found) is not resend
+    found = closing(report, queue="q", options={"include_unknown": resend}, journal=None)
+    assert found[1].startswith(f"160 may have been {said} their ids are above")
     ids = tuple(f"{n:08x}-0000-0000-0000-000000000000" for n in range(160))
     shown = progress._line(InDoubt(ids, resend=resend))
     assert all(id_ in shown for id_ in ids)
 
 
-def peek_of(**options):
-    report = RedriveReport(sent=1, poison=1, looked_at=2)
-    return closing(report, queue="q", options=options, journal=None)[1]
-
-
-def test_the_next_command_is_not_refused_where_this_one_was_forced():
-    """A dead-letter queue that has one itself: the peek was refused, with exit code 2."""
-    assert "sqs-peek q --messages --force`" in peek_of(force=True)
-    assert "--force" not in peek_of()
+@pytest.mark.parametrize(
+    ("report", "options", "command"),
+    [
+        ({"sent": 2}, {}, None),
+        ({"sent": 1, "failed": 1}, {}, "sqs-peek q --messages"),
+        ({"poison": 1}, {"force": True}, "sqs-peek q --force --messages"),
+        ({"skipped": 1, "unknown": 1}, {}, "sqs-peek q --messages --outcome UNKNOWN"),
+        ({"ended": Ended.INCOMPLETE}, {}, "sqs-redrive q ..."),
+        ({"ended": Ended.GATE, "failed": 1}, {}, "sqs-redrive q ..., which goes on from j"),
+        ({"sent": 1, "not_deleted": 1}, {}, "sqs-redrive q ..., which goes on from j"),
+    ],
+)
+def test_the_end_names_one_command_to_type_next(report, options, command):
+    found = closing(
+        RedriveReport(looked_at=2, **report),
+        queue="q",
+        options=options,
+        journal="j" if command and "goes on" in command else None,
+    )
+    said = [line for line in found if line.startswith("Next: ")]
+    assert said == ([f"Next: {command}"] if command else [])
 
 
 @pytest.fixture
