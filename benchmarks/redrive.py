@@ -36,6 +36,7 @@ from celery_sqs_backoff.redrive.queues import Endpoint
 from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.sqs.arns import QueueArn
+from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, fault_proxy
 from tests.support.servers import ministack, sqs_client
@@ -122,7 +123,9 @@ def _move_endless(
     messages: int, *, every: int = 1, latency: float = 0.0, on_event: Any = None, **options: Any
 ) -> tuple[RedriveReport, _Endless, float]:
     queue = _Endless(messages, every, latency)
-    broker: Any = SimpleNamespace(client=lambda key: queue, sleep=time.sleep)
+    broker: Any = SimpleNamespace(
+        client=lambda key: queue, calls=lambda url, key: Calls(lambda: queue, url), sleep=time.sleep
+    )
     arn = QueueArn("aws", "us-east-1", "1", "endless-dlq")
     source = Endpoint(broker, "memory://endless-dlq", None, arn)
     main = Endpoint(broker, "memory://endless", None, arn.sibling("endless"))

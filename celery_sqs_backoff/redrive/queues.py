@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from kombu.exceptions import OperationalError
 from ..retry.policies import FullJitter
 from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
-from ..sqs.clients import settling_client
+from ..sqs.clients import Clients
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
 from .message import DeadLetter
@@ -75,7 +74,7 @@ class Endpoint:
         self.found = found or {}
         self._broker = broker
         self._key = key  # in predefined_queues, whose entries can have credentials of their own
-        self.calls = Calls(lambda: broker.client(key), url)
+        self.calls = broker.calls(url, key)
 
     @property
     def name(self) -> str:
@@ -160,24 +159,29 @@ class Endpoint:
 class Broker:
     """From a queue's name, URL or ARN to an :class:`Endpoint`. Use :func:`broker_of`."""
 
-    def __init__(self, channel: Any, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        channel: Any,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        clients: Clients | None = None,
+    ) -> None:
         self._channel = channel
         self.sleep = sleep
-        self._lock = threading.Lock()
-        self._clients: dict[str | None, tuple[Any, SQSClient]] = {}
+        self._clients = clients or Clients()
+        self._clients.attach(channel)
 
     def client(self, key: str | None) -> SQSClient:
-        """Copy kombu's client for a predefined queue, or for all queues (``None``).
+        """Return the client of a predefined queue, as a worker has it, or of all others."""
+        url = "" if key is None else self._channel.predefined_queues[key]["url"]
+        return self._clients.settling_client(url)
 
-        kombu makes another when its STS credentials have expired; then so do we.
-        """
-        with self._lock:
-            kombu_client = self._channel.sqs(queue=key)
-            source, client = self._clients.get(key, (None, None))
-            if client is None or source is not kombu_client:
-                client = settling_client(kombu_client)
-                self._clients[key] = (kombu_client, client)
-            return client
+    def refresh(self, key: str | None) -> None:
+        """Make the client anew, with new credentials: the old ones have been refused."""
+        self._clients.refresh("" if key is None else self._channel.predefined_queues[key]["url"])
+
+    def calls(self, url: str, key: str | None) -> Calls:
+        return Calls(lambda: self.client(key), url, refresh=lambda: self.refresh(key))
 
     def find(self, name: str) -> Endpoint:
         """Find a queue by its name (as in Celery, or as in SQS), URL or ARN.
@@ -313,8 +317,7 @@ class Broker:
 
     def _existing(self, url: str, key: str | None) -> tuple[Endpoint, str | None] | None:
         """A queue with the ARN of its dead-letter queue; ``None``: there is no such queue."""
-        calls = Calls(lambda: self.client(key), url)
-        found = retried(calls.attributes, sleep=self.sleep)
+        found = retried(self.calls(url, key).attributes, sleep=self.sleep)
         name = url.rpartition("/")[2]
         if isinstance(found, Failure):
             if found.kind is Kind.NO_QUEUE:
@@ -343,16 +346,14 @@ class Broker:
 
 
 @contextmanager
-def broker_of(app: Celery, *, connections: int = 40) -> Iterator[Broker]:
-    """Connect as the app does, with ``connections`` HTTP connections at a time.
+def broker_of(app: Celery) -> Iterator[Broker]:
+    """Connect as the app does.
 
     Raises:
         RedriveRefused: the app's broker is not SQS.
         RedriveUnreachable: SQS does not answer.
     """
-    options = app.conf.broker_transport_options or {}
-    config = {**(options.get("client-config") or {}), "max_pool_connections": connections}
-    with app.connection_for_write(transport_options={"client-config": config}) as connection:
+    with app.connection_for_write() as connection:
         if connection.transport.driver_type != "sqs":
             raise RedriveRefused(
                 f"The app's broker is {connection.transport.driver_type}, not SQS: there is no"

@@ -34,6 +34,7 @@ from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.arns import QueueArn
+from celery_sqs_backoff.sqs.calls import Calls
 
 from .fake_sqs import Clock, FakeSQS
 
@@ -238,7 +239,11 @@ class World:
 
     def _endpoint(self, name: str) -> Endpoint:
         url = f"https://sqs.example/1/{name}"
-        broker: Any = SimpleNamespace(client=lambda key: _Client(self), sleep=self.sleep)
+        broker: Any = SimpleNamespace(
+            client=lambda key: _Client(self),
+            calls=lambda url, key: Calls(lambda: _Client(self), url),
+            sleep=self.sleep,
+        )
         return Endpoint(broker, url, None, QueueArn.parse(self.sqs.queues[url].arn))
 
     def _note(self, event: Any) -> None:

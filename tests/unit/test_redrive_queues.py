@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from celery_sqs_backoff.redrive import queues
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
 from celery_sqs_backoff.redrive.queues import Broker, retried
 from celery_sqs_backoff.redrive.route import find_route
@@ -60,15 +59,24 @@ class Sqs:
         return {"QueueUrls": [BASE + name for name in self.dlq_of]}
 
 
-@pytest.fixture
-def broker(monkeypatch):
-    monkeypatch.setattr(queues, "settling_client", lambda client: client)
+class Clients:
+    """One client for all queues, or others for some URLs."""
 
+    def __init__(self, sqs):
+        self.sqs, self.of_url = sqs, {}
+
+    def attach(self, channel):
+        pass
+
+    def settling_client(self, url):
+        return self.of_url.get(url, self.sqs)
+
+
+@pytest.fixture
+def broker():
     def broker(sqs):
-        channel = SimpleNamespace(
-            predefined_queues={}, sqs=lambda queue: sqs, canonical_queue_name=lambda name: name
-        )
-        return Broker(channel, sleep=lambda seconds: None)
+        channel = SimpleNamespace(predefined_queues={}, canonical_queue_name=lambda name: name)
+        return Broker(channel, sleep=lambda seconds: None, clients=Clients(sqs))
 
     return broker
 
@@ -199,9 +207,8 @@ def test_a_source_is_not_taken_for_its_namesake_in_another_region(broker):
     namesake = Sqs(mail=None)
     elsewhere = {"Attributes": {"QueueArn": "arn:aws:sqs:eu-west-1:123456789012:mail"}}
     namesake.get_queue_attributes = lambda **_: elsewhere
-    here = found._channel.sqs
-    found._channel.sqs = lambda queue: namesake if queue == "eu" else here(queue)
     urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + "mail", "us": BASE + "mail"}
+    found._clients.of_url[urls["eu"]] = namesake
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
     assert [q.url for q in found.find(ARN + "mail-dlq").sources()] == [BASE + "mail"]
 
@@ -228,6 +235,20 @@ def test_of_two_regions_queues_with_one_name_the_arn_tells(broker, predefined):
         arn = ARN.replace("us-east-1", region) + "mail-dlq"
         assert str(found.find(arn).arn) == arn
         assert region in found.find(arn).url
+
+
+def test_a_predefined_queue_is_reached_with_its_own_credentials(broker):
+    """As workers do: with its keys, or the role that it names."""
+    sqs, own = (
+        Sqs(mail="mail-dlq", **{"mail-dlq": None}),
+        Sqs(mail="mail-dlq", **{"mail-dlq": None}),
+    )
+    found = broker(sqs)
+    found._channel.predefined_queues = {"mail": {"url": f"{BASE}mail"}}
+    found._clients.of_url[f"{BASE}mail"] = own
+    route = find_route(found, "mail", to=None, force=False)
+    assert route.source.client is own, "those of the queue that names it"
+    assert route.default.client is own
 
 
 def test_a_queue_is_the_one_that_celery_calls_so(broker):

@@ -15,7 +15,12 @@ ARN = "arn:aws:sqs:eu-west-1:1:"
 
 
 def endpoint(name):
-    return Endpoint(SimpleNamespace(), f"{BASE}/{name}", None, QueueArn.parse(f"{ARN}{name}"))
+    return Endpoint(
+        SimpleNamespace(calls=lambda url, key: None),
+        f"{BASE}/{name}",
+        None,
+        QueueArn.parse(f"{ARN}{name}"),
+    )
 
 
 def message(*, moved_from=None, origin=None):
