@@ -16,9 +16,8 @@ from itertools import count
 from random import Random
 from typing import Any, TypeAlias
 
-from ..retry.outcomes import Outcome
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .law import FullJitter, Message, Told
+from .law import PolicyAlone, SimulatedMessage, Told
 from .scenario import Scenario
 
 #: Points of a curve. A simulation that lasts longer doubles the width of its points.
@@ -76,7 +75,7 @@ class Measures:
         return sum(self.calls[call].counts)
 
 
-class Provider:
+class SimulatedProvider:
     """Answers calls as the scenario says. Calls must come in the order of time."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -103,17 +102,17 @@ class Provider:
 class _Worker:
     __slots__ = ("held", "is_free", "paced", "running", "strategy", "ticks_at", "waiting")
 
-    def __init__(self, strategy: FullJitter) -> None:
+    def __init__(self, strategy: PolicyAlone) -> None:
         self.strategy = strategy
         self.running = 0
         self.held = 0
         self.is_free = True
-        self.waiting: deque[Message] = deque()  # for a process
-        self.paced: deque[Message] = deque()  # for their turn
+        self.waiting: deque[SimulatedMessage] = deque()  # for a process
+        self.paced: deque[SimulatedMessage] = deque()  # for their turn
         self.ticks_at = math.inf
 
 
-def simulate(scenario: Scenario, strategy: type[FullJitter], *, seed: int = 0) -> Measures:
+def simulate(scenario: Scenario, strategy: type[PolicyAlone], *, seed: int = 0) -> Measures:
     """Run a scenario with one strategy; the same seed gives the same result."""
     return _Simulation(scenario, strategy, seed).run()
 
@@ -122,16 +121,16 @@ _Handler: TypeAlias = Callable[[Any, Any], None]
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, strategy: type[FullJitter], seed: int) -> None:
+    def __init__(self, scenario: Scenario, strategy: type[PolicyAlone], seed: int) -> None:
         self.scenario = scenario
         self.measures = Measures()
         self.now = 0.0
         self._rng = Random(seed)
         self._arrivals_rng = Random(seed + 2)  # the same arrivals for every strategy
-        self._provider = Provider(scenario)
+        self._provider = SimulatedProvider(scenario)
         self._heap: list[tuple[float, int, _Handler, Any, Any]] = []
         self._sequence = count()
-        self._visible: deque[Message] = deque()
+        self._visible: deque[SimulatedMessage] = deque()
         self._capacity = scenario.processes * (1 + scenario.prefetch)
         self._workers = [
             _Worker(strategy(scenario, Random(seed * 1000 + n + 3)))
@@ -181,10 +180,10 @@ class _Simulation:
         self._show(self._make_message(self.now))
         self._schedule_arrival()
 
-    def _make_message(self, sent_at: float) -> Message:
+    def _make_message(self, sent_at: float) -> SimulatedMessage:
         self.measures.messages += 1
         self._alive += 1
-        return Message(self.measures.messages, sent_at)
+        return SimulatedMessage(self.measures.messages, sent_at)
 
     def _arrive_from_before(self, age: float) -> None:
         """Add a message of the backlog. One that has been retried is hidden now."""
@@ -204,7 +203,7 @@ class _Simulation:
         if not self._alive:
             self.measures.drained_at = self.scenario.outage
 
-    def _settle(self, worker: _Worker, message: Message, dead: str | None = None) -> None:
+    def _settle(self, worker: _Worker, message: SimulatedMessage, dead: str | None = None) -> None:
         if dead is not None:
             self.measures.dead[dead] += 1
             self.measures.dead_curve.add(self.now)
@@ -221,17 +220,17 @@ class _Simulation:
 
     # The queue
 
-    def _show(self, message: Message) -> None:
+    def _show(self, message: SimulatedMessage) -> None:
         message.version += 1
         self._visible.append(message)
         self._hand_out()
 
-    def _on_show(self, message: Message, version: int) -> None:
+    def _on_show(self, message: SimulatedMessage, version: int) -> None:
         if message.version == version:
             self._in_flight -= 1
             self._show(message)
 
-    def _hide(self, message: Message, seconds: float) -> None:
+    def _hide(self, message: SimulatedMessage, seconds: float) -> None:
         message.version += 1
         self._push(self.now + seconds, self._on_show, message, message.version)
 
@@ -255,7 +254,7 @@ class _Simulation:
                 free.pop()
         self.measures.in_flight_peak = max(self.measures.in_flight_peak, self._in_flight)
 
-    def _receive(self, worker: _Worker, message: Message) -> None:
+    def _receive(self, worker: _Worker, message: SimulatedMessage) -> None:
         message.receives += 1
         if message.first_received_at is None:
             message.first_received_at = self.now
@@ -266,7 +265,7 @@ class _Simulation:
         told = worker.strategy.received(message, self.now, len(worker.paced))
         self._follow(worker, message, told)
 
-    def _follow(self, worker: _Worker, message: Message, told: Told) -> None:
+    def _follow(self, worker: _Worker, message: SimulatedMessage, told: Told) -> None:
         if told.dead is not None:
             self._settle(worker, message, dead=told.dead)
         elif told.hide is not None:
@@ -299,15 +298,15 @@ class _Simulation:
                 self.now + self.scenario.call_seconds, self._on_end, (worker, message), answer
             )
 
-    def _on_end(self, where: tuple[_Worker, Message], answer: Call) -> None:
+    def _on_end(self, where: tuple[_Worker, SimulatedMessage], answer: Call) -> None:
         worker, message = where
         worker.running -= 1
-        if answer is Call.SENT:
-            worker.strategy.ended(message, None, self.now, None)
+        is_sent = answer is Call.SENT
+        retry_after = self.scenario.retry_after if answer is Call.TURNED_AWAY else None
+        told = worker.strategy.ended(message, self.now, failed=not is_sent, retry_after=retry_after)
+        if is_sent:
             self._settle(worker, message)
         else:
-            retry_after = self.scenario.retry_after if answer is Call.TURNED_AWAY else None
-            told = worker.strategy.ended(message, Outcome.RETRYABLE, self.now, retry_after)
             self._follow(worker, message, told)
         self._wake(worker)
         self._start(worker)

@@ -21,7 +21,7 @@ from ..sqs.visibility import standing, visibility_delay
 from .scenario import Scenario
 
 
-class Message:
+class SimulatedMessage:
     """One message. Times are seconds from the start of the simulation."""
 
     __slots__ = ("first_received_at", "id", "receives", "sent_at", "version")
@@ -48,7 +48,7 @@ RUN = Told()
 WAIT = Told(waits=True)
 
 
-class FullJitter:
+class PolicyAlone:
     """Back off by the task's policy alone."""
 
     name: ClassVar[str] = "full-jitter"
@@ -57,15 +57,15 @@ class FullJitter:
         self.scenario = scenario
         self.rng = rng
 
-    def received(self, message: Message, now: float, waiting: int) -> Told:
+    def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         """Decide about a message that has come due, while others wait for their turn."""
         return RUN if (reason := self._exhausted(message, now)) is None else Told(dead=reason)
 
     def ended(
-        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
+        self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
     ) -> Told:
-        """Decide about a message whose run has ended; ``None`` = with success."""
-        if outcome is None:
+        """Decide about a message whose run has ended; after a success nothing is to do."""
+        if not failed:
             return RUN
         delay = self._draw(message) + (retry_after or 0.0)
         delay = self.delayed(message, delay, now)
@@ -77,7 +77,7 @@ class FullJitter:
         )
         return self._hide(message, delay, now) if reason is None else Told(dead=reason.value)
 
-    def has_retried(self, message: Message) -> float:
+    def has_retried(self, message: SimulatedMessage) -> float:
         """Let a message fail from when it was sent until 0; return when it is due again."""
         message.first_received_at = at = message.sent_at
         most = self.scenario.max_receive_count
@@ -91,22 +91,22 @@ class FullJitter:
     def down_since(self, at: float) -> None:
         """Note that the provider was down before the simulation begins."""
 
-    def delayed(self, message: Message, delay: float, now: float) -> float:
+    def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
         """Return the delay after a failure, from the one that the policy drew."""
         return delay
 
-    def hidden(self, message: Message, until: float, now: float) -> None:
+    def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
         """Note that SQS has hidden a message."""
 
     def turns(self, waiting: int, now: float) -> int:
         """Return how many of those that wait may run now."""
         return waiting
 
-    def turn_came(self, message: Message, now: float, waiting: int) -> Told:
+    def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         """Decide about a message whose turn has come, with so many behind it."""
         return RUN
 
-    def recalls(self, now: float, *, room: int, waiting: int) -> list[Message]:
+    def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
         """Return the messages to bring forward now."""
         return []
 
@@ -114,13 +114,13 @@ class FullJitter:
         """Return the seconds until ``recalls`` is worth asking; ``None`` = never."""
         return None
 
-    def _draw(self, message: Message) -> float:
+    def _draw(self, message: SimulatedMessage) -> float:
         return self.scenario.backoff.delay_for(message.id, max(1, message.receives), self.rng)
 
-    def _hide(self, message: Message, delay: float, now: float) -> Told:
+    def _hide(self, message: SimulatedMessage, delay: float, now: float) -> Told:
         return Told(hide=visibility_delay(delay, self._delivery(message, now), now=now))
 
-    def _exhausted(self, message: Message, now: float) -> str | None:
+    def _exhausted(self, message: SimulatedMessage, now: float) -> str | None:
         """Return the budget that was exhausted before this receive; ``None`` = it may run."""
         if message.receives <= 1:
             return None
@@ -133,11 +133,11 @@ class FullJitter:
         )
         return None if reason is None else reason.value
 
-    def _standing(self, message: Message, now: float) -> budget.Standing:
+    def _standing(self, message: SimulatedMessage, now: float) -> budget.Standing:
         # A worker does not know what another has hidden without running, so receives count.
         return standing(self._delivery(message, now), retries=message.receives - 1, now=now)
 
-    def _delivery(self, message: Message, now: float) -> Delivery:
+    def _delivery(self, message: SimulatedMessage, now: float) -> Delivery:
         return Delivery(
             message_id=message.id,
             queue_url="",
@@ -150,7 +150,7 @@ class FullJitter:
         )
 
 
-class ProviderGate(FullJitter):
+class WithProvider(PolicyAlone):
     """Let one probe run while the provider is down, and bring messages forward afterwards."""
 
     name = "provider"
@@ -158,7 +158,7 @@ class ProviderGate(FullJitter):
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         super().__init__(scenario, rng)
         self.control = Control(scenario.provider.thresholds, rng)
-        self._hidden: dict[str, Message] = {}
+        self._hidden: dict[str, SimulatedMessage] = {}
         is_recalled = scenario.provider.recall
         if is_recalled is None:
             is_recalled = not isinstance(scenario.backoff, Schedule)
@@ -167,7 +167,7 @@ class ProviderGate(FullJitter):
         self._keeps_its_delay = False
         self._own_delay = 0.0
 
-    def received(self, message: Message, now: float, waiting: int) -> Told:
+    def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
         if (reason := self._exhausted(message, now)) is not None:
             self.control.gone(message.id)
@@ -197,17 +197,18 @@ class ProviderGate(FullJitter):
         return self._hide(message, look.hide_seconds, now)
 
     def ended(
-        self, message: Message, outcome: Outcome | None, now: float, retry_after: float | None
+        self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
     ) -> Told:
+        outcome = Outcome.RETRYABLE if failed else None
         self.control.ended(message.id, outcome, now, retry_after=retry_after)
         self._retry_after = retry_after
-        self._keeps_its_delay = outcome is not None and self.control.keeps_its_delay(message.id)
-        return super().ended(message, outcome, now, retry_after)
+        self._keeps_its_delay = failed and self.control.keeps_its_delay(message.id)
+        return super().ended(message, now, failed=failed, retry_after=retry_after)
 
     def down_since(self, at: float) -> None:
         self.control.told_open(at, 0.0)
 
-    def delayed(self, message: Message, delay: float, now: float) -> float:
+    def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
         self._own_delay = delay
         may_come_soon = self._delivery(message, now).has_receives_to_spare
         comes_soon = may_come_soon and not self._keeps_its_delay
@@ -222,7 +223,7 @@ class ProviderGate(FullJitter):
             recallable=self._is_recallable,
         )
 
-    def hidden(self, message: Message, until: float, now: float) -> None:
+    def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
         if not self._is_recallable:
             return
         not_before = until if self._keeps_its_delay else now + (self._retry_after or 0.0)
@@ -244,22 +245,22 @@ class ProviderGate(FullJitter):
     def turns(self, waiting: int, now: float) -> int:
         return self.control.turns(waiting, now)
 
-    def turn_came(self, message: Message, now: float, waiting: int) -> Told:
+    def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         if self.control.health.state is not State.CLOSED:
             return self.received(message, now, waiting)
         self.control.look_quietly(message.id, now)
         return RUN
 
-    def recalls(self, now: float, *, room: int, waiting: int) -> list[Message]:
+    def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
         recalled = self.control.recalls(now, room=room, waiting=waiting)
         return [self._hidden.pop(hidden.message_id) for hidden in recalled]
 
     def tick_seconds(self) -> float | None:
         return self.control.seconds_to_look
 
-    def _longest_hold(self, message: Message, now: float) -> float:
+    def _longest_hold(self, message: SimulatedMessage, now: float) -> float:
         retry_for = self.scenario.retry_for
         return budget.longest_hold(self._standing(message, now), retry_for=retry_for)
 
 
-STRATEGIES: dict[str, type[FullJitter]] = {one.name: one for one in (FullJitter, ProviderGate)}
+STRATEGIES: dict[str, type[PolicyAlone]] = {one.name: one for one in (PolicyAlone, WithProvider)}

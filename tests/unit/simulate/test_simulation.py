@@ -10,7 +10,7 @@ import pytest
 from celery_sqs_backoff import FullJitter, Provider, Schedule
 from celery_sqs_backoff.simulate import engine
 from celery_sqs_backoff.simulate.engine import CURVE_POINTS, Call, Curve, simulate
-from celery_sqs_backoff.simulate.law import STRATEGIES, Message, Told
+from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedMessage, Told
 from celery_sqs_backoff.simulate.results import Result, result_of
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 
@@ -70,7 +70,7 @@ def test_all_workers_get_a_share_of_the_messages() -> None:
     received: dict[int, int] = {}
 
     class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
-        def received(self, message: Message, now: float, waiting: int) -> Told:
+        def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
             received[id(self)] = received.get(id(self), 0) + 1
             return super().received(message, now, waiting)  # type: ignore[no-any-return]
 
@@ -193,7 +193,7 @@ def test_a_curve_has_a_bounded_number_of_points() -> None:
 
 
 def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
-    provider = engine.Provider(Scenario(outage=0.0, capacity=10.0))
+    provider = engine.SimulatedProvider(Scenario(outage=0.0, capacity=10.0))
     sent = sum(provider.call(i / 100) is Call.SENT for i in range(1000))
     assert 100 <= sent <= 111
 
