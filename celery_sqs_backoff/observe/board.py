@@ -1,7 +1,7 @@
-"""Where workers write what only they know, for ``sqs-status``: one small record each, in the store.
+"""The store in which workers publish what only they know, for ``sqs-status``.
 
-A record ends by itself after a minute, so a worker that is gone is not counted for long. Names of
-queues and numbers, nothing of messages.
+Each worker has one small record. It ends by itself after a minute, so a worker that is gone is not
+counted for long. It holds names of queues and numbers, and nothing of messages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from ..store.protocol import KEEP_SECONDS, Store, key_of
@@ -17,17 +17,11 @@ from ..store.protocol import KEEP_SECONDS, Store, key_of
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0
 
-#: Names in the list of workers; the oldest are dropped.
-_MOST_WORKERS: Final = 1_000
-
-#: Queues of one worker, which has a thread for each.
-_MOST_QUEUES: Final = 1_000
-
 #: Providers of one worker, each tenant's gate counted; those that are down first.
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
-_WORST_FIRST: Final = ("open", "probing", "closed")
+_WORST_FIRST: Final = ("open", "probing", "recovering", "closed")
 
 #: How often to try to change the list of workers while others change it too.
 _TRIES: Final = 20
@@ -72,9 +66,9 @@ class ProviderNow:
 
     @property
     def badness(self) -> tuple[int, int]:
-        """To sort by, the worst first: those that are down, then those that most waits for."""
-        known = self.state in _WORST_FIRST
-        return (_WORST_FIRST.index(self.state) if known else 0, -self.waiting)
+        """Key to sort by: first the providers that are down, then those with the most messages."""
+        rank = _WORST_FIRST.index(self.state) if self.state in _WORST_FIRST else 0
+        return rank, -self.waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,22 +79,13 @@ class WorkerNow:
     providers: tuple[ProviderNow, ...] = ()
 
     def as_text(self) -> str:
-        """As it is stored: of most queues there is nothing to say but their names."""
-        idle, queues = asdict(QueueNow()), sorted(self.queues.items())[:_MOST_QUEUES]
+        """Return the record as it is stored, with the worst providers."""
         providers = sorted(self.providers, key=lambda one: one.badness)[:_MOST_PROVIDERS]
-        return json.dumps(
-            {
-                "queues": {
-                    name: {k: v for k, v in asdict(queue).items() if v != idle[k]}
-                    for name, queue in queues
-                },
-                "providers": [asdict(provider) for provider in providers],
-            }
-        )
+        return json.dumps(asdict(replace(self, providers=tuple(providers))))
 
     @classmethod
     def from_text(cls, text: str) -> WorkerNow:
-        """As it was stored, perhaps by another version.
+        """Read a record, which another version may have written.
 
         Raises:
             ValueError: it is something else.
@@ -137,23 +122,22 @@ class Board:
         self._last: dict[str, str] = {}
 
     def write(self, worker: str, now: WorkerNow) -> None:
-        """Put up a worker's record; two calls of the store, mostly.
+        """Publish a worker's record; two calls of the store, mostly.
 
         Args:
             worker: its name.
             now: what it knows.
         """
         key, text = _key(worker), now.as_text()
-        last = self._last.get(worker)
-        if last is None or not self._store.replace(key, last, text, TTL_SECONDS):
-            there = self._store.add(key, text, TTL_SECONDS)
-            if there is not None:
-                self._store.replace(key, there, text, TTL_SECONDS)
-        self._last[worker] = text
+        last = self._last.pop(worker, None) or self._store.get(key)
+        if (last is not None and self._store.replace(key, last, text, TTL_SECONDS)) or (
+            self._store.add(key, text, TTL_SECONDS) is None
+        ):
+            self._last[worker] = text
         self._join(worker)
 
     def leave(self, worker: str) -> None:
-        """Take a worker's record down."""
+        """Delete a worker's record."""
         if (last := self._last.pop(worker, None)) is not None:
             self._store.delete(_key(worker), last)
 
@@ -167,13 +151,13 @@ class Board:
         return found
 
     def _join(self, worker: str) -> None:
-        """Put the worker on the list, and take those off it that have no record any more."""
+        """Add the worker to the list, and drop those that have no record any more."""
         for _ in range(_TRIES):
             old, workers = self._workers()
             if worker in workers:
                 return
             alive = [one for one in workers if self._store.get(_key(one)) is not None]
-            new = json.dumps([*alive, worker][-_MOST_WORKERS:])
+            new = json.dumps([*alive, worker])
             if old is None:
                 if self._store.add(_WORKERS, new, KEEP_SECONDS) is None:
                     return
