@@ -6,10 +6,9 @@ from a Celery app. A finding states evidence, its consequence in an outage, and 
 
 from __future__ import annotations
 
-from .examine import asked, examine
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Rule, Severity
-from .rules import RULES
+from .rules import RULES, asked, examine
 
 __all__ = [
     "RULES",
