@@ -16,8 +16,6 @@ from typing import Any
 
 from .exchange import Finding, Meaning
 
-__all__ = ["STATUSES", "StatusRule", "answer", "asked_seconds", "may_have_acted", "read_answer"]
-
 
 @dataclass(frozen=True)
 class StatusRule:

@@ -13,15 +13,6 @@ from .answers import answer, asked_seconds
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 from .urllib import nothing_was_sent
 
-__all__ = [
-    "CONFLICT_CODES",
-    "EXPIRED_CODES",
-    "IN_PROGRESS_CODES",
-    "RULES",
-    "THROTTLING_CODES",
-    "botocore_errors",
-]
-
 _MODULE = "botocore.exceptions"
 
 #: Throttled, or the request did not arrive in time; most come with the status 400.

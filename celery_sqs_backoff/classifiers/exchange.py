@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 from ..retry.outcomes import Outcome, Verdict
 
-__all__ = ["Finding", "LibraryErrors", "Meaning", "Rule", "find"]
-
 
 class Meaning(Enum):
     """What a failure says of the call. The value is how the documentation words it."""

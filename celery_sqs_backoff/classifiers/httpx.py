@@ -7,8 +7,6 @@ from ..traces import certificate_rejected, frames
 from .answers import may_have_acted, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 
-__all__ = ["RULES", "httpx_errors"]
-
 
 def _answered(exc: BaseException) -> Finding | None:
     return read_answer(getattr(exc, "response", None))

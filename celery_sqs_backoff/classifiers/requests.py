@@ -10,8 +10,6 @@ from .answers import answer, may_have_acted, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 from .urllib import never_to_be_sent, nothing_was_sent
 
-__all__ = ["RULES", "requests_errors"]
-
 _MODULE = "requests.exceptions"
 
 

@@ -17,8 +17,6 @@ from . import httpx, requests, urllib
 from .answers import answer, read_answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule, find
 
-__all__ = ["MODULES", "RULES", "sdk_errors"]
-
 #: Top-level modules of the SDKs whose errors are read.
 MODULES = ("anymail", "python_http_client", "sendgrid", "slack_sdk", "stripe", "twilio")
 

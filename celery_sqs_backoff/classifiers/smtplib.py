@@ -14,8 +14,6 @@ from ..retry.outcomes import Classifier
 from ..traces import after_another_mail, certificate_rejected, entered
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 
-__all__ = ["RULES", "smtplib_errors"]
-
 # Functions of smtplib, by phase; DATA itself is `data`.
 _BEFORE_DATA = {
     *("__init__", "connect", "_get_socket"),

@@ -22,8 +22,6 @@ from ..traces import (
 from .answers import answer
 from .exchange import Finding, LibraryErrors, Meaning, Rule
 
-__all__ = ["RULES", "never_to_be_sent", "nothing_was_sent", "urllib_errors"]
-
 _URLLIB = "urllib.error"
 _HTTP_CLIENT = "http.client"
 _URLLIB3 = "urllib3.exceptions"

@@ -16,8 +16,6 @@ from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis
 from .command import Command, drop_stdout
 from .options import option
 
-__all__ = ["HEALTHY", "UNHEALTHY", "sqs_health"]
-
 #: The worker's loops turn.
 HEALTHY: Final = 0
 #: They do not, or no worker touches the heartbeat file.

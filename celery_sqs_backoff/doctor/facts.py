@@ -20,8 +20,6 @@ from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from .horizon import receives_within
 
-__all__ = ["NO_SUCH_QUEUE", "AppFacts", "Facts", "QueueFacts", "TaskFacts"]
-
 #: SQS's code for the URL of a queue that does not exist.
 NO_SUCH_QUEUE = "NonExistentQueue"
 

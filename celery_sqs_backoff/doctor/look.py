@@ -23,16 +23,6 @@ from ..sqs.find_queue import connection_to_look, find_queue
 from ..sqs.redact import mask
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
-__all__ = [
-    "NotImported",
-    "facts_of_app",
-    "facts_of_queue",
-    "ignored_by",
-    "load_tasks",
-    "look",
-    "why_not_loaded",
-]
-
 #: No message ever had it, so no message is touched.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
 
