@@ -1,7 +1,7 @@
-"""What happens to messages, as values. Log lines, signals, metrics and status fold over these.
+"""The events of a worker. Log lines, signals, metrics and status are folds over them.
 
-Events are emitted in the worker's main process, from whichever of its threads sees them happen.
-They hold names, numbers and reasons, never arguments, bodies or texts of exceptions.
+A worker emits them in its main process, from any of its threads. They hold names, numbers and
+reasons, never arguments, bodies or texts of exceptions.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-#: In place of the name of a task that is not registered, of which there may be any number.
+#: The name of each task that is not registered, because senders can make up any number of names.
 UNKNOWN_TASK: Final = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something that happened on a queue.
+    """An event on a queue.
 
     Attributes:
         queue: the queue's name.
@@ -27,11 +27,11 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Received(Event):
-    """A ReceiveMessage brought messages.
+    """SQS answered a ReceiveMessage.
 
     Attributes:
-        messages: how many.
-        asked_for: how many it could have brought.
+        messages: how many it returned.
+        asked_for: how many it could have returned.
         message_ids: SQS's ids of them.
     """
 
@@ -47,7 +47,7 @@ class ReceiveFailed(Event):
 
     Attributes:
         code: SQS's error code, or the exception's name.
-        failures: how many in a row have failed on this queue, this one included.
+        failures: failures in a row on this queue, this one included.
     """
 
     name = "receive failed"
@@ -57,7 +57,7 @@ class ReceiveFailed(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceivingAgain(Event):
-    """A ReceiveMessage was answered after ``failures`` in a row that were not."""
+    """SQS answered a ReceiveMessage again, after ``failures`` in a row."""
 
     name = "receiving again"
     failures: int
@@ -65,21 +65,21 @@ class ReceivingAgain(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceivingPaused(Event):
-    """No ReceiveMessage is wanted: the only provider of the queue's tasks is down."""
+    """The worker does not receive, because the only provider of the queue's tasks is down."""
 
     name = "receiving paused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfMessage(Event):
-    """Something that happened to one message, by SQS's id of it."""
+    """An event of one message, by SQS's id of it."""
 
     message_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfTask(OfMessage):
-    """Something that happened to one message of a task.
+    """An event of one message of a task.
 
     Attributes:
         task: the task's name.
@@ -92,14 +92,14 @@ class OfTask(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started(OfTask):
-    """A task was handed to the pool."""
+    """The worker handed a task to its pool."""
 
     name = "started"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnded(OfTask):
-    """A run has ended, in whatever way.
+    """A run ended, with success or not.
 
     Attributes:
         outcome: ``"succeeded"``, or the outcome of the failure: ``"retryable"``,
@@ -114,7 +114,7 @@ class RunEnded(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retried(OfTask):
-    """A run has failed, and its message is hidden until the next attempt.
+    """A run failed, and its message is hidden until the next attempt.
 
     Attributes:
         delay: seconds.
@@ -136,7 +136,7 @@ class Retried(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLettered(OfTask):
-    """A message was given up.
+    """The worker gave a message up.
 
     Attributes:
         reason: as in the dead-letter record.
@@ -156,21 +156,21 @@ class DeadLettered(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parked(OfTask):
-    """A message became a dead letter because too many of its queue are in flight."""
+    """A message became a dead letter because too many messages of its queue are in flight."""
 
     name = "parked"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Discarded(OfTask):
-    """A message was deleted because its task had expired, or was revoked."""
+    """The worker deleted a message because its task had expired or was revoked."""
 
     name = "discarded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hidden(OfMessage):
-    """SQS is asked to hide a message: for a retry, an ETA, or a provider that is down.
+    """The worker asks SQS to hide a message for a retry, an ETA, or a provider that is down.
 
     Attributes:
         seconds: for how long, from now on.
@@ -189,7 +189,7 @@ class Hidden(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BroughtForward(Event):
-    """SQS is asked to show hidden messages at once, to any worker: their provider is back.
+    """The worker asks SQS to show hidden messages at once, because their provider is back.
 
     Attributes:
         message_ids: SQS's ids of them.
@@ -201,21 +201,21 @@ class BroughtForward(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaveBack(OfMessage):
-    """A message that had not been started was given back."""
+    """The worker gave back a message whose task had not started."""
 
     name = "given back"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseLost(OfTask):
-    """A task was handed to the pool, and another worker may be running its message by now."""
+    """A task runs, and another worker may be running the same message by now."""
 
     name = "lease lost"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenewalRefused(OfMessage):
-    """SQS no longer honours the receipt handle of a held message.
+    """SQS refuses to renew a message that the worker holds.
 
     Attributes:
         code: SQS's error code.
@@ -227,18 +227,18 @@ class RenewalRefused(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldTooLong(OfMessage):
-    """A message is held for longer than the 12 hours that SQS allows."""
+    """The worker holds a message for longer than the 12 hours that SQS allows."""
 
     name = "held too long"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettlementFailed(OfMessage):
-    """A message could not be settled any more: it comes back, or another worker has it.
+    """The worker could not settle a message, which comes back or belongs to another worker.
 
     Attributes:
-        action: what was to be done, such as "delete".
-        code: SQS's error code; ``None``: its visibility timeout was over.
+        action: that failed, such as "delete".
+        code: SQS's error code; ``None``: the visibility timeout was over.
     """
 
     name = "settlement failed"
@@ -248,10 +248,10 @@ class SettlementFailed(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettlementRefused(Event):
-    """SQS refuses an action until a person has acted. It is tried again, with long pauses.
+    """SQS refuses an action until an operator acts. The worker tries it again, with long pauses.
 
     Attributes:
-        action: what was to be done, such as "delete messages".
+        action: that it refuses, such as "delete messages".
         code: SQS's error code.
     """
 
@@ -262,7 +262,7 @@ class SettlementRefused(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled(Event):
-    """A batch call was answered.
+    """SQS answered a batch call.
 
     Attributes:
         operation: the SQS action.
@@ -282,11 +282,11 @@ class Settled(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfProvider(Event):
-    """Something that happened to a provider's gate in this worker. Of no queue: it is empty.
+    """An event of a provider's gate in this worker. It has no queue.
 
     Attributes:
         provider: the provider's name.
-        tenant: what stands for the tenant, if the provider has a key: a digest; else empty.
+        tenant: a digest that stands for the tenant, if the provider has a key; else empty.
     """
 
     queue: str = ""
@@ -296,28 +296,28 @@ class OfProvider(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider refuses calls and may be up: a rate limits them, from two a second on."""
+    """The provider refuses calls and may be up, so a rate limits them, from two a second on."""
 
     name = "provider slowed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderOpened(OfProvider):
-    """The provider is taken to be down: its messages are hidden without running."""
+    """The provider seems to be down, so its messages are hidden without running."""
 
     name = "provider opened"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderProbing(OfProvider):
-    """One message runs, to see whether the provider is back."""
+    """One message runs to find out whether the provider is back."""
 
     name = "provider probing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderClosed(OfProvider):
-    """The provider is back; ``waiting`` messages will be brought forward."""
+    """The provider is back, and ``waiting`` messages will be brought forward."""
 
     name = "provider closed"
     waiting: int
@@ -325,7 +325,7 @@ class ProviderClosed(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovered(OfProvider):
-    """The calls are not limited any more; ``recalled`` messages were brought forward."""
+    """Calls are not limited any more, and ``recalled`` messages were brought forward."""
 
     name = "provider recovered"
     recalled: int
@@ -333,7 +333,7 @@ class ProviderRecovered(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recalled(OfProvider):
-    """So many hidden ``messages`` are brought forward."""
+    """The worker brings ``messages`` hidden messages of the provider forward."""
 
     name = "recalled"
     messages: int

@@ -32,7 +32,7 @@ class _Loop:
 
 
 class Pulse:
-    """When each loop of a worker last turned. Safe to use from any thread.
+    """Knows when each loop of a worker last turned. Safe in any thread.
 
     Args:
         clock: seconds, monotonic.
@@ -50,15 +50,15 @@ class Pulse:
         """Expect a loop to turn from now on.
 
         Args:
-            name: what to call it when it does not, such as "poller of mails".
+            name: of the loop, such as "poller of mails".
             limit_seconds: longest time of one turn, all timeouts of its calls included.
-            is_alive: whether its thread is; a dead one need not be waited for.
+            is_alive: whether its thread is alive; a dead thread is a fault without a wait.
         """
         with self._lock:
             self._loops[name] = _Loop(limit_seconds, is_alive, self._clock())
 
     def check(self, name: str, fault: Callable[[], str | None]) -> None:
-        """Ask ``fault`` at each look: what is wrong, in a few words, or ``None``.
+        """Ask ``fault`` at each look for a few words about what is wrong, or ``None``.
 
         Args:
             name: to forget it by.
@@ -68,7 +68,7 @@ class Pulse:
             self._checks[name] = fault
 
     def turned(self, name: str, *, limit_seconds: float | None = None) -> None:
-        """Note that a loop has turned; one that is not watched is passed over.
+        """Record that a loop has turned; ignore one that is not watched.
 
         Args:
             name: of the loop.
@@ -81,13 +81,13 @@ class Pulse:
             loop.last_turn = self._clock()
 
     def forget(self, name: str) -> None:
-        """Expect nothing of a loop any more: it was told to end."""
+        """Stop watching a loop that was told to end."""
         with self._lock:
             self._loops.pop(name, None)
             self._checks.pop(name, None)
 
     def faults(self) -> list[str]:
-        """Say what does not turn; empty: all is well."""
+        """Return a line for each loop that does not turn."""
         now = self._clock()
         with self._lock:
             loops, checks = list(self._loops.items()), list(self._checks.values())

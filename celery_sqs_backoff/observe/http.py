@@ -27,13 +27,13 @@ def serve(
     metrics: Callable[[], tuple[bytes, str]] | None,
     faults: Callable[[], list[str]],
 ) -> ThreadingHTTPServer:
-    """Answer in a thread; ``shutdown()`` and ``server_close()`` of what is returned end it.
+    """Answer requests in a thread, until ``shutdown()`` and ``server_close()`` of the result.
 
     Args:
         host: address to listen on.
         port: 0 = one that is free; ``server_port`` tells which.
         metrics: returns the page and its content type; ``None``: there is none.
-        faults: what does not turn; ``/healthz`` answers 200 if it is empty, else 503.
+        faults: returns the worker's faults; ``/healthz`` answers 200 if there are none, else 503.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -41,7 +41,7 @@ def serve(
     """
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _CLIENT_SECONDS  # one that sends nothing must not keep its thread
+        timeout = _CLIENT_SECONDS  # a client that sends nothing must not keep its thread
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
@@ -62,7 +62,7 @@ def serve(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
-            """A scrape is no news."""
+            """Do not log scrapes."""
 
     family, *_, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -73,7 +73,7 @@ def serve(
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that left is no news; the base prints a traceback into the worker's log."""
+            """Ignore clients that left; the base class would print a traceback."""
             exc = sys.exc_info()[1]
             if exc is not None and not isinstance(exc, OSError):
                 logger.error("sqs_backoff.page_failed: %s", error_site(exc, calls=BUG_CALLS))

@@ -1,4 +1,4 @@
-"""What is measured: names, labels and meanings. The table in the docs is made from these."""
+"""The metrics: names, labels and meanings. ``python -m tests.tables`` makes the docs of these."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Instrument:
 
     @property
     def prometheus_name(self) -> str:
-        """As it is scraped."""
+        """Name on the page of metrics."""
         return f"sqs_backoff_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
 
 
@@ -123,11 +123,11 @@ GIVEN_BACK = _counter("given_back", "Messages given back before their task start
 
 PROVIDER_OPEN = _gauge(
     "provider_open",
-    "Gates of the provider that this worker holds shut: 0 or 1, or with a key the tenants'.",
+    "Whether this worker takes the provider to be down: 0 or 1, or with a key the tenants' number.",
     "provider",
 )
 PROVIDER_OPENED = _counter(
-    "provider_opened", "Times that a gate of the provider was shut.", "provider"
+    "provider_opened", "Times that this worker took the provider to be down.", "provider"
 )
 PROVIDER_WAITING = _gauge(
     "provider_waiting",

@@ -1,4 +1,4 @@
-"""The one stream of events of a worker: who observes it listens here, and nothing else counts."""
+"""The stream of a worker's events, to which all observers listen."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Listener = Callable[[Event], object]
 class Events:
     """Hands each event to every listener, in the thread that emits it.
 
-    A listener must return at once: it counts or writes a line. One that raises is logged, once per
-    listener, and the others are still called.
+    A listener must return quickly. If it raises, that is logged once per listener, and the others
+    are still called.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Events:
         self._broken: set[int] = set()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every event from now on; return what ends that."""
+        """Call ``listener`` with every event from now on; return a function that ends it."""
         self._listeners = (*self._listeners, listener)
 
         def unsubscribe() -> None:
@@ -39,7 +39,7 @@ class Events:
             try:
                 listener(event)
             except Exception as exc:  # noqa: BLE001
-                # Whatever an observer does, the message that it observes goes on.
+                # A broken observer must not hold up the message that it observes.
                 if id(listener) not in self._broken:
                     self._broken.add(id(listener))
                     logger.error("sqs_backoff.listener_failed: %s: %s", event.name, error_site(exc))

@@ -1,6 +1,6 @@
-"""The messages that this worker has hidden and that are not due yet: a fold over events.
+"""The messages that this worker has hidden and that are not due yet, as a fold over events.
 
-What SQS counts as one number, "in flight", is here told apart: these wait, the others run.
+SQS counts them and the running messages as one number, "in flight".
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LAST_SHARE: Final = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingNow:
-    """What waits on one queue, at one moment.
+    """The messages that wait on one queue at one moment.
 
     Attributes:
         messages: how many.
         oldest_sent_at: when the oldest of them was sent, in seconds since the epoch.
-        oldest_due_at: the same, but of one with an ETA, that: until then nobody is late.
+        oldest_due_at: the same, but a message with an ETA counts from its ETA.
         giving_up: how many have no time left for another attempt within ``horizon`` seconds.
-        nearly_given_up: those of them with a quarter of their ``retry_for`` left at the most.
-        next_gives_up_at: when the first of them does.
+        nearly_given_up: those of them with at most a quarter of their ``retry_for`` left.
+        next_gives_up_at: when the first waiting message gives up.
     """
 
     messages: int = 0
@@ -51,7 +51,7 @@ class _Entry:
 
     @property
     def due_at(self) -> float | None:
-        """When the task was due first, in seconds since the epoch."""
+        """First time at which the task was due, in seconds since the epoch."""
         sent_at, eta = self.hidden.sent_at, self.hidden.eta
         return sent_at if sent_at is None or eta is None else max(sent_at, eta)
 
@@ -64,7 +64,7 @@ class _Entry:
 
 
 class Waiting:
-    """Folds events into what waits, by queue. Safe in any thread.
+    """Folds events into the messages that wait, by queue. Safe in any thread.
 
     A message stops waiting when it is due, when it is brought forward or this worker receives it,
     when it is given up, or when SQS has not hidden it in time.
@@ -115,7 +115,7 @@ class Waiting:
         return list(self._entries)
 
     def now(self, queue: str, *, at: float, horizon: float) -> WaitingNow:
-        """Return what waits on a queue.
+        """Return the messages that wait on a queue, in numbers.
 
         Args:
             queue: its name.
@@ -136,7 +136,7 @@ class Waiting:
         )
 
     def _forget(self, queue: str) -> None:
-        """Drop what is due. An entry that was replaced or removed has left its time behind."""
+        """Drop the messages that are due. Times of replaced entries are still in the heap."""
         due, entries, now = self._due[queue], self._entries[queue], self._clock()
         while due and due[0][0] <= now:
             at, message_id = heapq.heappop(due)
