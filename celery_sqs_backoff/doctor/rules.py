@@ -123,8 +123,8 @@ def _visibility_timeout_zero(queue: QueueFacts, facts: Facts) -> _QueueReport:
 @_queue_rule(
     "W012",
     "The queue's visibility timeout is long",
-    "It need not be longer than a task with the base class: workers renew their hold on those,"
-    " and on no others. It is how long the messages of a killed worker stay hidden. SQS's"
+    "It need not be longer than a task, because workers renew their hold on each message. It is how"
+    " long the messages of a killed worker stay hidden. SQS's"
     " maximum is 12 hours from the receive:"
     " https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html",
 )
@@ -138,23 +138,11 @@ def _visibility_timeout_long(queue: QueueFacts, facts: Facts) -> _QueueReport:
         )
         return (
             f"VisibilityTimeout is {seconds} ({in_words(seconds)}); expected less than"
-            f" {_LONG_SECONDS}: workers renew it for tasks with the base class that run longer",
+            f" {_LONG_SECONDS}: workers renew it for tasks that run longer",
             f"The messages of a killed worker stay hidden for {in_words(seconds)}.{at_most}",
-            _lower(queue, [task.name for task in facts.sent_to(queue) if not task.is_covered]),
+            set_attribute(queue, "VisibilityTimeout", 30),
         )
     return None
-
-
-def _lower(queue: QueueFacts, unrenewed: list[str]) -> Fix:
-    """Return no line to paste if a shorter timeout would repeat tasks that are not renewed."""
-    if not unrenewed:
-        return set_attribute(queue, "VisibilityTimeout", 30)
-    more = f" and {len(unrenewed) - 1} more" if len(unrenewed) > 1 else ""
-    return Fix(
-        text=f"First give {unrenewed[0]}{more} the base class, or a queue of their own: nobody"
-        " renews the hold on tasks without it, so a lower VisibilityTimeout runs them again while"
-        " they run, or wait for their ETA."
-    )
 
 
 @_rule(
@@ -609,19 +597,15 @@ def _without_base_class(facts: Facts) -> Iterator[Report]:
     for task in facts.app.tasks:
         if task.is_covered:
             continue
-        how = (
-            "Celery publishes a copy for each retry"
-            if task.autoretries
-            else (
-                "with acks_late its message is run again when the visibility timeout ends"
-                if task.acks_late
-                else "its message is deleted before it runs"
-            )
-        )
+        how = "a task that fails is not run again"
+        if task.autoretries:
+            how = "Celery publishes a copy for each retry"
+        elif not task.acks_late:
+            how = "its message is deleted before it runs"
         yield (
             task.name,
             "its base class is not SQSBackoffTask",
-            f"Nothing here applies to it: {how}, and no dead letter says why it failed.",
+            f"It is retried as Celery does: {how}, and no dead letter says why it failed.",
             Fix(text="Add base=SQSBackoffTask, or set task_cls of the Celery app."),
         )
 

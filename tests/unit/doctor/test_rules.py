@@ -385,17 +385,6 @@ def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
     assert examine(facts) == []
 
 
-def test_a_visibility_timeout_that_tasks_without_the_base_class_need_is_not_lowered() -> None:
-    """Nobody renews the hold on them: with 30 seconds they would run twice."""
-    facts = with_queue(VisibilityTimeout="43200")
-    [found] = examine(facts)
-    assert "VisibilityTimeout" in found.fix.aws
-    app = with_app(tasks=(TASK, TaskFacts(name="shop.pay", is_covered=False))).app
-    [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W012"]
-    assert (found.fix.aws, found.fix.terraform) == ("", "")
-    assert "First give shop.pay the base class" in found.fix.text
-
-
 def test_a_policy_to_paste_replaces_no_other() -> None:
     """put-role-policy overwrites what the role has under the same name."""
     refused = ("sqs:ChangeMessageVisibility", "sqs:DeleteMessage")
