@@ -17,10 +17,13 @@ How to write a test::
 - A run passes through Celery's consumer, our request class, a pickle, Celery's tracer and back, as
   with the prefork pool. ``rig.begin()`` returns it while it runs. Then ``finish``, ``lose``,
   ``fail``, ``exceed_time_limit`` or ``terminate`` it.
-- A worker is told to ``stop``, ``stop_cold``, ``kill``, ``lose_connection`` or ``revoke``.
+- A worker is told to ``stop``, ``stop_cold``, ``kill``, ``freeze``, ``lose_connection`` or
+  ``revoke``.
 - ``rig.pass_time(60)`` lets time pass: leases are renewed, queues polled, messages come back.
 - ``rig.fault("DeleteMessageBatch")`` lets calls to SQS fail: once, often, or for some seconds.
-- Facts: ``message.fate``, ``.delay``, ``.record``, ``.result``; ``rig.calls()``, ``rig.told()``.
+  ``rig.fail_results()`` does so for the result backend.
+- Facts: ``message.fate``, ``.delay``, ``.record``, ``.result``; ``rig.calls()`` to SQS;
+  ``rig.story()``, ``rig.told()`` and ``rig.celery_events``, which observers get.
 - A test that needs more gets a new verb or fact here. It must not reach into the worker: only
   ``parts.py`` knows its modules, so that they can be written anew under the same tests.
 """

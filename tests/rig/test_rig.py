@@ -6,7 +6,7 @@ import pytest
 
 from celery_sqs_backoff import Provider, Retryable, Schedule
 
-from . import Rig, Run
+from . import Rig
 
 
 def fails(self):
@@ -39,19 +39,6 @@ def test_retry(rig):
     assert rig.timeline.now - hidden_at == pytest.approx(7, abs=0.5)
 
 
-def test_dead_letter(rig):
-    """A task that is given up is in the dead-letter queue, with the reason on it."""
-
-    def breaks(self):
-        raise ValueError("no such customer")
-
-    rig.task(breaks)
-    message = rig.send()
-    rig.run()
-    assert (message.fate, message.result) == ("dead letter", "FAILURE")
-    assert message.record.reason == "not retryable"
-
-
 def test_long_run(rig):
     """A run that outlives the visibility timeout keeps its message; a body may take its time."""
 
@@ -64,18 +51,6 @@ def test_long_run(rig):
     rig.run()
     assert (message.fate, message.receives) == ("deleted", 1)
     assert len(rig.calls("ChangeMessageVisibilityBatch")) > 3
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_ends(rig, pool):
-    """A run may end in other ways than by its task's doing."""
-    rig.task(returns, crash_budget=2, backoff=Schedule([7]))
-    rig.start_worker(pool=pool)
-    lost = rig.send()
-    rig.run(Run.lose)
-    assert (lost.fate, lost.delay) == ("hidden", 7)
-    rig.run(Run.exceed_time_limit)
-    assert (lost.fate, lost.record.reason) == ("dead letter", "hard time limit")
 
 
 def test_revoke(rig):
@@ -98,15 +73,6 @@ def test_stop(rig):
     assert (first.fate, second.fate, rig.worker.is_alive) == ("held", "visible", True)
     run.finish()
     assert (first.fate, second.fate, rig.worker.is_alive) == ("deleted", "visible", False)
-
-
-def test_stop_cold(rig):
-    """A cold shutdown gives back what runs, too."""
-    rig.task(returns)
-    message = rig.send()
-    rig.begin()
-    rig.worker.stop_cold()
-    assert (message.fate, rig.worker.is_alive) == ("visible", False)
 
 
 def test_kill(rig):

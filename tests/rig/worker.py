@@ -398,14 +398,14 @@ class Worker:
 
     def stop(self) -> None:
         """Send SIGTERM: what runs may end, and what waits is given back."""
-        self._begin_to_stop("should_stop")
+        self._begin_to_stop("should_stop", 0)
         with self.acts():
             self.celery.stop()
         self.end_if_stopped()
 
     def stop_cold(self) -> None:
         """Send SIGQUIT: what runs is ended."""
-        self._begin_to_stop("should_terminate")
+        self._begin_to_stop("should_terminate", True)
         with self.acts():
             self.celery.cancel_active_requests()
             self.celery.stop()
@@ -430,11 +430,11 @@ class Worker:
                 request.terminate(self.celery.pool, signal.SIGTERM)
         self.timeline.pass_time(0.0)
 
-    def _begin_to_stop(self, flag: str) -> None:
+    def _begin_to_stop(self, flag: str, value: int) -> None:
         self._is_stopping = True
         with self.acts():
             worker_shutting_down.send(sender=self.name, sig="SIGTERM", how="Warm", exitcode=0)
-            setattr(state, flag, 0)  # Celery's exit code
+            setattr(state, flag, value)  # an exit code, or true
 
     def end_if_stopped(self) -> None:
         """Go on with the shutdown when the last task has ended."""
