@@ -77,7 +77,7 @@ def worker(
     include: Sequence[str] = (),
     log_file: Path | None = None,
     cwd: Path = ROOT,
-    start_timeout: float = 60.0,
+    start_timeout: float = 120.0,
     stop_timeout: float = 10.0,
 ) -> Iterator[Worker]:
     """Run ``celery -A app worker`` and yield it once it consumes.
