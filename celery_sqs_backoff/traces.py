@@ -1,4 +1,4 @@
-"""Where was an HTTP library when an error was raised?
+"""Find out where an HTTP library was when it raised an error.
 
 Some errors say nothing of that themselves: a timeout is the same class while a connection is made
 and while an answer is awaited. Their traceback knows. It is used as evidence for one thing only,
@@ -17,18 +17,18 @@ _SOCKETS = ("socket", "ssl", "gevent", "eventlet")
 
 
 def frames(exc: BaseException) -> Iterator[tuple[str, str, FrameType]]:
-    """Module, function and frame of each call the error has passed, the outermost first."""
+    """Yield module, function and frame of each call that the error passed, the outermost first."""
     for frame, _ in walk_tb(exc.__traceback__):
         yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_name, frame
 
 
 def entered(exc: BaseException, module: str) -> set[str]:
-    """Names of the functions of a module that the error has passed."""
+    """Return the names of the functions of a module that the error passed."""
     return {function for name, function, _ in frames(exc) if name == module}
 
 
 def wrapped(exc: BaseException) -> Iterator[BaseException]:
-    """The error, and those that urllib3, requests, urllib and botocore have wrapped in it.
+    """Yield the error, and the errors that urllib3, requests, urllib and botocore wrapped in it.
 
     They keep them in ``args``, ``reason``, ``kwargs["error"]`` or ``__cause__``. What was merely
     being handled (``__context__``) is left out: it need not be the reason.
@@ -51,14 +51,14 @@ def wrapped(exc: BaseException) -> Iterator[BaseException]:
 
 
 def before_the_request(exc: BaseException) -> bool:
-    """Did a connection, a proxy's tunnel or a TLS handshake fail? Nothing was sent then."""
+    """Return whether a connection, a proxy's tunnel or a TLS handshake failed."""
     return any(
         _connects(module, function) for e in wrapped(exc) for module, function, _ in frames(e)
     )
 
 
 def tried_before(exc: BaseException) -> bool:
-    """Had urllib3 or stripe sent the request before, by retries of their own?
+    """Return whether urllib3 or stripe had sent the request before, by retries of their own.
 
     The error is that of the last attempt only: it may have been refused a connection after an
     earlier one had reached the provider.
@@ -76,7 +76,7 @@ def _tried(module: str, function: str, frame: FrameType) -> bool:
 
 
 def was_sent(error: BaseException | None) -> bool:
-    """Whether an attempt that ended so had left: with a status, or not while connecting."""
+    """Return whether an attempt left. It did if it ended with a status, or not while connecting."""
     return error is None or not (
         any(type(e).__name__ in _NO_CONNECTION for e in wrapped(error)) or before_the_request(error)
     )
@@ -91,12 +91,12 @@ _PASSING = (9, 10)
 
 
 def certificate_failed(exc: BaseException) -> bool:
-    """Did the provider's certificate not do, for whatever reason? Nothing was sent then."""
+    """Return whether the provider's certificate was refused, so that nothing was sent."""
     return any(isinstance(error, SSLCertVerificationError) for error in wrapped(exc))
 
 
 def certificate_rejected(exc: BaseException) -> bool:
-    """Is the provider's certificate not to be trusted (another name, an unknown authority)?
+    """Return whether the provider's certificate cannot be trusted (name, unknown authority).
 
     No later attempt will help. An expired one is another matter: it will be renewed.
     """
@@ -107,7 +107,7 @@ def certificate_rejected(exc: BaseException) -> bool:
 
 
 def after_another_mail(exc: BaseException) -> bool:
-    """Were mails before this one accepted, in one call of Django's ``send_mass_mail``?
+    """Return whether one call of Django's ``send_mass_mail`` had sent mails before this one.
 
     Django's SMTP backend and django-anymail's send one mail after the other, and count them.
     """
@@ -120,7 +120,7 @@ def after_another_mail(exc: BaseException) -> bool:
 
 
 def proxy_wants_credentials(exc: BaseException) -> bool:
-    """Has a proxy refused its tunnel with 407? Nothing was sent, and no later attempt will help."""
+    """Return whether a proxy refused its tunnel with 407, which no later attempt will change."""
     return any("407 Proxy Auth" in str(error) for error in wrapped(exc))
 
 

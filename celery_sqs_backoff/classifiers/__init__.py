@@ -44,7 +44,7 @@ def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
     For tasks that make one outside call. Where calls differ in whether they are idempotent, name
     the libraries one by one.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried, and nothing is undone. Default ``False``: it is not.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.

@@ -1,4 +1,4 @@
-"""What does an HTTP answer say: its status, and when the provider wants to be asked again?
+"""What an HTTP answer says by its status, and when the provider wants to be asked again.
 
 Pure: a status, headers and the time in, a finding out.
 """
@@ -116,9 +116,9 @@ _EPOCH_MILLISECONDS = 1e12
 
 
 def answer(status: object, headers: object = None, *, now: float) -> Finding | None:
-    """What an HTTP answer means; ``None`` for one that is no error (below 400) or no status.
+    """Return the meaning of an HTTP answer; ``None`` = it is no error (below 400), or no status.
 
-    Arguments:
+    Args:
         status: the status code.
         headers: anything with ``items()``; names in any case. ``None`` = none are known.
         now: seconds since the epoch, for headers that name a point in time.
@@ -142,7 +142,7 @@ def answer(status: object, headers: object = None, *, now: float) -> Finding | N
 
 
 def asked_seconds(headers: object, *, now: float) -> float | None:
-    """Seconds, from 0 up, that the provider asked to be left alone; ``None`` = it did not.
+    """Return the seconds, from 0 up, that the provider asked to wait; ``None`` = it did not ask.
 
     ``Retry-After`` in both its forms, seconds and an HTTP date (RFC 9110, 10.2.3). Else, if a rate
     limit says that nothing is left, the time of its reset. The two names for it are ``RateLimit``
@@ -157,7 +157,7 @@ def asked_seconds(headers: object, *, now: float) -> float | None:
 
 
 def may_have_acted(response: Any) -> bool:
-    """Whether an answer that a client has followed up by itself may come of work that was done.
+    """Return whether an answer that a client followed up by itself may mean that work was done.
 
     A redirect may be an answer; 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and
     15.4.9). Any other has refused the request, such as the 401 that asks for a digest.
@@ -180,7 +180,7 @@ def _lower(headers: object) -> dict[str, str]:
 
 
 def _is_of_a_cache(fields: Mapping[str, str]) -> bool:
-    """Did Varnish, or Fastly, make this answer up? A provider's own keeps its ``Server``."""
+    """Return whether Varnish or Fastly made this answer. A provider's own keeps its ``Server``."""
     return fields.get("server", "").lower() == "varnish"
 
 
@@ -215,7 +215,7 @@ def _reset_seconds(fields: Mapping[str, str], now: float) -> float | None:
 
 
 def _exhausted(fields: Mapping[str, str]) -> list[float]:
-    """Seconds until each exhausted quota resets: ``RateLimit: "burst";r=0;t=5, "day";r=9``."""
+    """Return the seconds to the reset of each exhausted quota in ``RateLimit: "burst";r=0;t=5``."""
     resets = []
     for item in fields.get("ratelimit", "").split(","):
         parameters = dict(re.findall(r";\s*(r|t)=(\d+)", item))

@@ -70,7 +70,7 @@ def _metadata(exc: Any) -> dict[str, Any]:
 
 
 def _part(exc: Any, name: str) -> dict[str, Any]:
-    """A part of what botocore has parsed; empty if a stub or a proxy has put something else."""
+    """Return a part of the parsed response; empty if a stub or a proxy put something else there."""
     part = exc.response.get(name) if isinstance(exc.response, dict) else None
     return part if isinstance(part, dict) else {}
 
@@ -167,7 +167,7 @@ def botocore_errors(*, idempotent: bool = False) -> Classifier:
     of the last failure only. For a call that must not be made twice, switch that off:
     ``Config(retries={"total_max_attempts": 1})``.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried, and nothing is undone. Default ``False``: it is not.
 

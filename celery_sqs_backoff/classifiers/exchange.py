@@ -1,4 +1,4 @@
-"""How far did an exchange with a provider get before it failed, and may the call be made again?
+"""How far an exchange with a provider got before it failed, and whether to make the call again.
 
 A library's errors are an ordered table of rules; the first rule that fits an error gives its
 meaning. The same table is printed in the documentation.
@@ -26,7 +26,7 @@ class Meaning(Enum):
     CONFLICT = "an earlier attempt under the same key may have been processed"
 
     def outcome(self, *, trust_503: bool = False) -> Outcome:
-        """RETRYABLE, NOT_PROCESSED or UNKNOWN."""
+        """Return RETRYABLE, NOT_PROCESSED or UNKNOWN."""
         if self is Meaning.REFUSED:
             return Outcome.NOT_PROCESSED
         if self in (Meaning.IN_DOUBT, Meaning.CONFLICT):
@@ -44,10 +44,10 @@ class Finding:
     retry_after_seconds: float | None = None
 
     def verdict(self, *, idempotent: bool, trust_503: bool = False) -> Verdict:
-        """The verdict for a call that is, or is not, idempotent.
+        """Return the verdict for a call that is, or is not, idempotent.
 
-        What an idempotent call leaves in doubt stays UNKNOWN and is safe to repeat: it is retried,
-        and nothing is undone.
+        A failure in doubt of an idempotent call stays UNKNOWN and is safe to repeat, so the task is
+        retried and nothing is undone.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -64,7 +64,7 @@ Reader: TypeAlias = Callable[[Any], Finding | None]
 class Rule:
     """A row of a library's table.
 
-    Arguments:
+    Args:
         module: where the classes are found. It is looked up among the loaded modules, never
             imported: an error cannot be of a class whose module is not loaded.
         names: the classes, separated by spaces. One that the installed version does not have is
@@ -85,13 +85,13 @@ class Rule:
     asked_seconds: Callable[[Any], float | None] | None = None
 
     def fits(self, exc: BaseException) -> bool:
-        """Is the error of one of these classes, and does the condition hold?"""
+        """Return whether the error is of one of these classes, and the condition holds."""
         return isinstance(exc, tuple(self.classes())) and (
             self.applies is None or self.applies(exc)
         )
 
     def classes(self) -> Iterator[type[BaseException]]:
-        """Those of the classes that are loaded."""
+        """Yield the classes that are loaded."""
         module = sys.modules.get(self.module)
         for name in self.names.split():
             found = getattr(module, name, None)
@@ -100,7 +100,7 @@ class Rule:
 
 
 def find(rules: tuple[Rule, ...], exc: BaseException) -> Finding | None:
-    """What the first rule that fits says; ``None`` = no rule fits, or it says nothing."""
+    """Return the finding of the first rule that fits; ``None`` = no rule fits, or it has none."""
     for rule in rules:
         if rule.fits(exc):
             if isinstance(rule.means, Meaning):
@@ -117,7 +117,7 @@ def _never(exc: BaseException) -> bool:
 class LibraryErrors:
     """A classifier made of a library's rules: what ``requests_errors()`` and the others return.
 
-    Arguments:
+    Args:
         name: the library's, for ``repr`` and logs.
         rules: the table.
         idempotent: ``True`` = a second call does no harm, so what is in doubt is retried.

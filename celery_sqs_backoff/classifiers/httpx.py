@@ -59,7 +59,7 @@ def _redirected(exc: BaseException) -> bool:
 def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of httpx; a status only becomes one by ``raise_for_status()``.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried, and nothing is undone. Default ``False``: it is not.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so

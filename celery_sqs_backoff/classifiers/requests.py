@@ -23,7 +23,7 @@ def _answered(exc: BaseException) -> Finding | None:
 
 
 def _left_in_doubt(attempt: Any) -> bool:
-    """Whether an attempt that urllib3 has repeated by itself may have been processed."""
+    """Return whether an attempt that urllib3 repeated by itself may have been processed."""
     found = answer(attempt.status, now=0.0)
     if found is None:
         return was_sent(attempt.error)
@@ -97,7 +97,7 @@ def _redirected(exc: BaseException) -> bool:
 def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of requests; a status only becomes one by ``raise_for_status()``.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried, and nothing is undone. Default ``False``: it is not.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so

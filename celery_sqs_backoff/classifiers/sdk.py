@@ -98,7 +98,7 @@ def sdk_errors(
     A status counts as that of the only attempt: give the client ``max_network_retries=0``, or pass
     an idempotency key of your own and say ``idempotent=True``.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the call may be made twice without harm (an idempotency key, say), so
             a failure after the request left is retried, and nothing is undone. Default ``False``:
             it is not.

@@ -36,7 +36,7 @@ def _after_data(exc: BaseException) -> bool:
 
 
 def _meaning(code: object) -> Meaning | None:
-    """RFC 5321, 4.2.1: 4yz and 5yz, the action did not take place; 4yz, ask again."""
+    """Return the meaning of a reply: after 4yz and 5yz nothing was done (RFC 5321, 4.2.1)."""
     if isinstance(code, int) and 400 <= code <= 499:
         return Meaning.REFUSED_FOR_NOW
     if isinstance(code, int) and 500 <= code <= 599:
@@ -52,7 +52,7 @@ def _reply(exc: Any) -> Finding:
 
 
 def _refused_recipients(exc: Any) -> Finding:
-    """All were refused. One that may be accepted later is enough to try again."""
+    """Return the meaning if all were refused. One that may be accepted later is worth a retry."""
     refused: Mapping[str, tuple[int, bytes]] = exc.recipients
     for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
     return Finding(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
@@ -132,7 +132,7 @@ def smtplib_errors(*, idempotent: bool = False) -> Classifier:
 
     No error is raised if at least one recipient was accepted: ``sendmail`` returns the others.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is
             retried, and nothing is undone. Default ``False``: it is not.
 

@@ -36,7 +36,7 @@ _NO_CONNECTION = Rule(
 
 
 def nothing_was_sent(exc: BaseException) -> bool:
-    """Does a urllib3 error that made no connection, or a failed handshake, lie at the bottom?
+    """Return whether a urllib3 error without a connection, or a failed handshake, is the cause.
 
     Unless urllib3 had sent the request before, by retries of its own.
     """
@@ -46,7 +46,7 @@ def nothing_was_sent(exc: BaseException) -> bool:
 
 
 def never_to_be_sent(exc: BaseException) -> bool:
-    """Was nothing sent, and will no later attempt help? A wrong certificate, a proxy's 407."""
+    """Return whether nothing was sent and no later attempt will help (certificate, proxy's 407)."""
     return nothing_was_sent(exc) and (certificate_rejected(exc) or proxy_wants_credentials(exc))
 
 
@@ -153,7 +153,7 @@ def _redirected(exc: BaseException) -> bool:
 
 
 def _follows(module: str, function: str, local: Mapping[str, Any]) -> bool:
-    """Whether a call of urllib3's follows a redirect: its pool manager goes on for no other."""
+    """Return whether a call of urllib3 follows a redirect."""
     if (module, function) == ("urllib3.poolmanager", "urlopen"):
         return local.get("response") is not None
     is_pools = (module, function) == ("urllib3.connectionpool", "urlopen")
@@ -165,7 +165,7 @@ def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Class
 
     A status is an error in urllib.request; urllib3 and http.client leave it to the caller.
 
-    Arguments:
+    Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried, and nothing is undone. Default ``False``: it is not.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so

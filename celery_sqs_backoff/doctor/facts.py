@@ -1,6 +1,6 @@
-"""What is known of queues, tasks and settings. Plain values: a rule can be tested without SQS.
+"""Facts about queues, tasks and settings, as plain values, so that rules need no SQS.
 
-``None`` means that it is not known: a rule says nothing about what nobody could read.
+``None`` means that a fact is not known. A rule says nothing about it then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_SUCH_QUEUE = "NonExistentQueue"
 class QueueFacts:
     """One queue that the app consumes, and the dead-letter queue that its redrive policy names.
 
-    Arguments:
+    Args:
         name: as in Celery.
         url: on SQS.
         attributes: as GetQueueAttributes returned them; ``None``: they could not be read.
@@ -54,7 +54,7 @@ class QueueFacts:
 
     @property
     def region(self) -> str | None:
-        """As the URL names it, or where it was looked for; ``None``: nobody knows."""
+        """Region in the URL, or of the client that looked for it; ``None``: not known."""
         return region_of(urlsplit(self.url).hostname or "") or self.client_region
 
     @property
@@ -87,12 +87,12 @@ class QueueFacts:
 
     @cached_property
     def redrive_policy(self) -> dict[str, Any]:
-        """Empty: the queue has none, or it could not be read."""
+        """Policy as a mapping; empty: the queue has none, or could not be read."""
         return self._json("RedrivePolicy")
 
     @cached_property
     def redrive_allow_policy(self) -> dict[str, Any]:
-        """Empty: the queue has none, which allows every source."""
+        """Policy as a mapping; empty: the queue has none, which allows every source."""
         return self._json("RedriveAllowPolicy")
 
     @property
@@ -129,7 +129,7 @@ class QueueFacts:
 class TaskFacts:
     """One task of the app that is not Celery's own.
 
-    Arguments:
+    Args:
         name: as registered.
         queue: where it goes unless its caller says otherwise: by the task, by task_routes, or
             because that is the default; ``None``: not known.
@@ -164,13 +164,13 @@ class TaskFacts:
 
     @cached_property
     def on_fifo(self) -> TaskFacts:
-        """The task as it is on a FIFO queue, where its delays are shorter."""
+        """Task as it is on a FIFO queue, where its delays are shorter."""
         if self.backoff is None:
             return self
         return replace(self, backoff=under_cap(tolerant(self.backoff), self.fifo_cap))
 
     def waits_like(self, other: TaskFacts) -> bool:
-        """Whether both need as many receives."""
+        """Return whether both need the same number of receives."""
         mine = self.backoff, self.retry_for, self.max_retries
         return mine == (other.backoff, other.retry_for, other.max_retries)
 
@@ -232,10 +232,10 @@ class Facts:
         return [task for task in self.app.tasks if task.is_covered]
 
     def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
-        """The tasks that a queue is likely to have: not those that go to another one.
+        """Return the tasks that a queue is likely to have, without those that go to another one.
 
-        If each goes to another one, callers name this queue: for those that nothing routes, or,
-        if all are routed, for any.
+        If all go elsewhere, callers must name this queue. Then it has the tasks without a route,
+        or all of them if each has a route.
         """
         tasks = self.app.tasks
         found = [t for t in tasks if t.queue in (None, queue.name) or queue.name in t.also_to]
@@ -249,8 +249,8 @@ class Facts:
 
     @property
     def unread(self) -> list[QueueFacts]:
-        """Queues that there are, as far as is known, and that could not be read: no rule asks them.
+        """Queues that exist, as far as is known, and could not be read, so that no rule asks them.
 
-        Also where SQS says that it may not be: that is a finding, which can be ignored.
+        A denied permission is one reason, and also a finding, which can be ignored.
         """
         return [q for q in self.queues if q.attributes is None and not q.is_missing]

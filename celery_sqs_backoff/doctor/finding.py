@@ -20,7 +20,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Fix:
-    """Commands that a person can paste. An empty text: this way there is none.
+    """Lines that a person can paste. An empty text means that there is none.
 
     Attributes:
         aws: a line for the AWS command line.
@@ -71,13 +71,13 @@ Report = tuple[str, str, str, Fix]
 
 @dataclass(frozen=True)
 class Rule:
-    """One question, asked of all facts.
+    """One kind of fault.
 
     Attributes:
         id: ``E`` (error), ``W`` (warning) or ``I`` (info) and a number, never used again.
         title: what is wrong, in a few words.
         why: the page of ``--explain``: why it matters, with the source of each number.
-        ask: returns a report for each subject that has the fault.
+        ask: returns a report for each subject that has it.
         is_live: whether it needs facts that SQS or a store has to be asked for.
     """
 
@@ -92,7 +92,7 @@ class Rule:
         return {"E": Severity.ERROR, "W": Severity.WARNING, "I": Severity.INFO}[self.id[0]]
 
     def findings(self, facts: Facts) -> list[Finding]:
-        """Ask the rule."""
+        """Return a finding for each subject that has the fault."""
         return [Finding(self.id, self.severity, *report) for report in self.ask(facts)]
 
 
