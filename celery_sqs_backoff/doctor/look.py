@@ -73,7 +73,7 @@ def _reason(exc: BaseException) -> str:
 def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
     """Read what is known of an app.
 
-    Arguments:
+    Args:
         app: the Celery app; its tasks are loaded (:func:`load_tasks`).
         live: whether to ask SQS and the store too.
         are_named: whether somebody has named the queues to look at (``-Q``).
@@ -127,7 +127,8 @@ def facts_of_app(app: Any) -> AppFacts:
         pool=str(conf.worker_pool or "prefork"),
         runs_here=bool(conf.task_always_eager) or _scheme(conf.broker_url or "") == "memory",
         default_queue=conf.task_default_queue,
-        concurrency=_number(conf.worker_concurrency),
+        # Celery 5.7 knows "auto" too.
+        concurrency=c if isinstance(c := conf.worker_concurrency, int) else None,
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         events=bool(conf.worker_send_task_events),
     )
@@ -138,54 +139,35 @@ def facts_of_queue(
 ) -> QueueFacts:
     """Read a queue, and the dead-letter queue that its redrive policy names.
 
-    Arguments:
-        name: as in Celery.
+    Args:
+        name: in Celery.
         url: on SQS.
         calls_of: from a queue's URL to its port.
-        is_consumed: whether workers receive from it; else only what sending needs is tried.
+        is_consumed: whether workers receive from it; else only the needs of sending are tried.
     """
     calls = calls_of(url)
     answer = calls.attributes()
-    if isinstance(answer, Failure):
-        denied: list[str] = []
-        if _is_forbidden(answer):
-            # Whoever sends dead letters need not read the queue that they go to.
-            denied = ["sqs:GetQueueAttributes"] if is_consumed else []
-            denied += _denied(calls, is_consumed)
-        return QueueFacts(
-            name=name,
-            url=url,
-            attributes=None,
-            failure=answer.code,
-            denied=tuple(denied),
-            is_consumed=is_consumed,
-        )
+    failure = answer if isinstance(answer, Failure) else None
+    denied: list[str] = []
+    if failure is None or _is_forbidden(failure):
+        # Whoever sends dead letters need not read the queue that they go to.
+        if failure is not None and is_consumed:
+            denied.append("sqs:GetQueueAttributes")
+        denied += _denied(calls, is_consumed)
     queue = QueueFacts(
         name=name,
         url=url,
-        attributes=answer,
-        denied=tuple(_denied(calls, is_consumed)),
+        attributes=None if isinstance(answer, Failure) else answer,
+        failure=None if failure is None else failure.code,
+        denied=tuple(denied),
         is_consumed=is_consumed,
     )
     if not is_consumed or queue.dlq_arn is None or queue.dlq_arn == queue.arn:
         return queue
     dlq_name = queue.dlq_arn.rpartition(":")[2]
-    dlq = facts_of_queue(
-        dlq_name, f"{url.rpartition('/')[0]}/{dlq_name}", calls_of, is_consumed=False
-    )
-    return QueueFacts(
-        name=name,
-        url=url,
-        attributes=answer,
-        dlq=dlq,
-        denied=queue.denied,
-        is_consumed=is_consumed,
-    )
-
-
-def _number(concurrency: object) -> int | None:
-    """Processes of a worker, where the settings say it: Celery 5.7 knows ``"auto"`` too."""
-    return concurrency if isinstance(concurrency, int) else None
+    dlq_url = f"{url.rpartition('/')[0]}/{dlq_name}"
+    dlq = facts_of_queue(dlq_name, dlq_url, calls_of, is_consumed=False)
+    return replace(queue, dlq=dlq)
 
 
 def _not_found(channel: Any, name: str, failure: Failure) -> QueueFacts:
@@ -228,27 +210,24 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
     for name, task in sorted(app.tasks.items()):
         if name.startswith("celery."):
             continue
-        autoretries = bool(getattr(task, "autoretry_for", ()))
         queue, exchange = _destination(app, task)
-        also_to = tuple(sorted(by_beat.get(name, ())))
+        plain = TaskFacts(
+            name=name,
+            is_covered=False,
+            queue=queue,
+            also_to=tuple(sorted(by_beat.get(name, ()))),
+            exchange=exchange,
+            acks_late=bool(task.acks_late),
+            autoretries=bool(getattr(task, "autoretry_for", ())),
+        )
         if not isinstance(task, SQSBackoffTask):
-            yield TaskFacts(
-                name=name,
-                is_covered=False,
-                queue=queue,
-                also_to=also_to,
-                exchange=exchange,
-                acks_late=bool(task.acks_late),
-                autoretries=autoretries,
-            )
+            yield plain
             continue
         options = task.backoff_options
-        yield TaskFacts(
-            name=name,
+        yield replace(
+            plain,
             is_covered=True,
-            queue=queue,
-            also_to=also_to,
-            exchange=exchange,
+            acks_late=True,
             backoff=options.backoff,
             retry_for=options.retry_for,
             max_retries=options.max_retries,
@@ -256,7 +235,6 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
             retried_errors=tuple(f"{c.__module__}.{c.__qualname__}" for c in options.retry_on),
             needs_store=task.guard is not None,
             wants_dlq=options.on_give_up == "dead-letter",
-            autoretries=autoretries,
         )
 
 
