@@ -134,6 +134,13 @@ def results_in_memory() -> Iterator[None]:
     cache_backend._DUMMY_CLIENT_CACHE.clear()
 
 
+@pytest.fixture(autouse=True)
+def results_may_be_waited_for() -> Iterator[None]:
+    """Let the next test wait for a result; a worker in this process forbids it to all tasks."""
+    yield
+    _state._set_task_join_will_block(False)
+
+
 @contextmanager
 def _tasks_of_other_apps() -> Iterator[None]:
     """Forget the tasks that an app here shares with every app that is finalized after it.
