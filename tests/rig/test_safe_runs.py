@@ -17,6 +17,9 @@ from celery_sqs_backoff.safe.stores.memory import MemoryStore
 from . import Run
 from .bodies import raises, returns
 
+# Celery warns of each failure outside of a task's body: of those that are made here, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+
 DOWN, LOST_ANSWER = Retryable("down"), TimeoutError("the answer was lost")
 NOT_HANDED_ON = "the rest of its workflow could not be sent"
 
@@ -247,6 +250,23 @@ def test_given_up_without_store(rig, store, order, end, options, reason):
     message = order(**options)
     store.is_away = True
     end(rig, message)
+    assert (message.fate, message.record.reason) == ("dead letter", reason)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(raises(Reject("no")), "rejected by the task"), (returns, NOT_HANDED_ON)],
+    ids=["rejected", "chord not told"],
+)
+def test_settled_without_store(rig, store, body, reason):
+    """A message whose run has said how it ended is not repeated because the store is away."""
+    rig.task(body)
+    message = rig.send(chord=rig.app.signature("sum"))
+    run = rig.begin()
+    store.is_away = True
+    rig.fail_results()
+    run.finish()
+    rig.pass_time(1)
     assert (message.fate, message.record.reason) == ("dead letter", reason)
 
 
