@@ -246,7 +246,10 @@ class Ledger:
             self.sent += len(ids)
             self.sent_in_run += len(ids)
             twice = [id_ for id_ in ids if self.rows[id_].doubted_at is not None]
+            late = self._doubt_late(ids) if recognised_since is None else []
         self._write("sent", ids)
+        if late:
+            self.emit(InDoubt(tuple(late), resend=None))
         if twice and recognised_since is not None:
             self.emit(InDoubt(tuple(twice), resend=True))
         self.emit(Sent(tuple(ids), to))
@@ -300,19 +303,15 @@ class Ledger:
             name_late: name those that another run may have sent, too, because our hold was over.
         """
         found: dict[str, Row] = {}
-        late: list[str] = []
+        ids = list(ids)
         with self.lock:
-            now = self._clock()
+            late = self._doubt_late(ids) if name_late else []
             for id_ in ids:
                 if (row := self.rows.pop(id_, None)) is None:
                     continue  # two threads may delete the same
                 found[id_] = row
-                is_sent = row.state is State.SENT
-                if name_late and is_sent and row.doubted_at is None and row.until <= now:
-                    row.doubted_at = now
-                    late.append(id_)
                 self.deleted += 1
-                self.dropped += not is_sent
+                self.dropped += row.state is not State.SENT
                 self._doubted += row.doubted_at is not None
                 if row.left is not None:
                     self.left[row.left] -= 1
@@ -324,6 +323,16 @@ class Ledger:
             self.emit(InDoubt(tuple(late), resend=None))
         if found:
             self.emit(Deleted(tuple(found)))
+
+    def _doubt_late(self, ids: Iterable[str]) -> list[str]:
+        """Note those that were sent and that another run may have sent, too: our hold was over."""
+        now, late = self._clock(), []
+        for id_ in ids:
+            row = self.rows.get(id_)
+            if row and row.state is State.SENT and row.doubted_at is None and row.until <= now:
+                row.doubted_at = now
+                late.append(id_)
+        return late
 
     def count(self, message: DeadLetter) -> None:
         """Count a message that was sent or dropped under the name of its task."""

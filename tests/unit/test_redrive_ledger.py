@@ -83,6 +83,17 @@ def test_a_message_whose_hold_was_over_when_it_was_deleted_is_in_doubt():
     assert bench.ledger.numbers()["in_doubt"] == 1
 
 
+def test_a_message_whose_hold_was_over_when_it_was_sent_is_in_doubt():
+    """Another run may have sent it, too, whether SQS confirms our delete or not."""
+    bench = Bench("a", "b")
+    sending = bench.send("a")
+    bench.clock.now = NOW + 30
+    bench.ledger.were_sent(sending, "mail")
+    assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("a",)]
+    bench.delete("a")
+    assert bench.ledger.numbers()["in_doubt"] == 1, "named and counted once"
+
+
 def test_two_threads_that_delete_one_message_count_it_once():
     bench = Bench("a")
     bench.ledger.were_sent(bench.send("a"), "mail")
