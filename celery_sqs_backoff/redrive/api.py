@@ -13,11 +13,11 @@ from uuid import uuid4
 from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
-from .opening import Opened, opened
 from .options import Options
 from .queues import Endpoint
 from .report import RedriveReport
 from .restore import Restore
+from .route import Opened, opened
 from .run import Run
 
 if TYPE_CHECKING:

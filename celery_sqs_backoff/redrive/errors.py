@@ -7,11 +7,7 @@ RedriveError
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..sqs.errors import Failure, Kind
-
-__all__ = ["RedriveError", "RedriveRefused", "RedriveUnreachable", "unreachable"]
 
 
 class RedriveError(Exception):
@@ -28,9 +24,6 @@ class RedriveRefused(RedriveError):
     def __init__(self, message: str, *, overridable: bool = False) -> None:
         super().__init__(message)
         self.overridable = overridable
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (str(self), self.overridable))
 
 
 class RedriveUnreachable(RedriveError):
@@ -58,7 +51,3 @@ def unreachable(what: str, failure: Failure) -> RedriveUnreachable:
     return RedriveUnreachable(
         f"{what}: {failure.code}.{_WHAT_TO_DO.get(failure.kind, '')}", failure.code
     )
-
-
-def _rebuild(message: str, overridable: bool) -> RedriveRefused:
-    return RedriveRefused(message, overridable=overridable)

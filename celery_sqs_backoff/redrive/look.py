@@ -24,11 +24,10 @@ from .halt import Halt
 from .journal import NoJournal
 from .ledger import Ledger
 from .message import DeadLetter
-from .opening import opened
 from .options import Options
 from .pace import seconds_for
 from .report import Ended
-from .route import Route
+from .route import Route, opened
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 

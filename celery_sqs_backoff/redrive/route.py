@@ -8,15 +8,19 @@ must not reach other queues through it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..sqs.arns import QueueArn
 from .errors import RedriveRefused
 from .message import DeadLetter
-from .queues import Broker, Endpoint
+from .options import Options
+from .queues import Broker, Endpoint, broker_of
 
-__all__ = ["Route", "find_route"]
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 @dataclass(frozen=True)
@@ -131,3 +135,39 @@ def _refuse_unfit(source: Endpoint, to: Endpoint) -> None:
 def _dead_letter_queue(attributes: Mapping[str, str]) -> str | None:
     found = json.loads(attributes.get("RedrivePolicy") or "{}").get("deadLetterTargetArn")
     return found if isinstance(found, str) else None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A dead-letter queue, where its messages go, and the options with its names resolved."""
+
+    route: Route
+    options: Options
+
+
+@contextmanager
+def opened(app: Celery, source: str, options: Options, *, to: str | None) -> Iterator[Opened]:
+    """Connect, and find what the arguments name. They are those of a redrive.
+
+    Raises:
+        RedriveRefused: there is no such queue, or it cannot be done.
+        RedriveUnreachable: SQS does not answer.
+    """
+    with broker_of(app) as broker:
+        route = find_route(broker, source, to=to, force=options.force)
+        if options.spread and route.source.is_fifo:
+            raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
+        if (origin := options.origin) is not None:
+            options = replace(options, origin=_sqs_name(broker, origin, route.sources))
+        yield Opened(route, options)
+
+
+def _sqs_name(broker: Broker, origin: str, sources: Sequence[Endpoint]) -> str:
+    """The SQS name of a queue that is given as in Celery, or by its URL or ARN."""
+    for queue in sources:
+        is_url = "://" in origin and origin.split("/")[-2:] == queue.url.split("/")[-2:]
+        if is_url or origin == str(queue.arn):
+            return queue.name
+    listed = {queue.name for queue in sources}
+    in_sqs = broker.name_in_sqs(origin)
+    return in_sqs if in_sqs in listed else origin
