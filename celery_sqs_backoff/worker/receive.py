@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 from uuid import uuid4
 
@@ -215,6 +215,7 @@ class Receive:
             lease.handed_to_pool = partial(was_handed_to_pool, request)
             request._on_ack = lambda logger, errors: lease.done()
             request._on_reject = lambda logger, errors, requeue: self._reject(lease, requeue)
+            request.on_failure = _releasing(lease, request.on_failure)
         return lease
 
     def consumed(self) -> list[str]:
@@ -284,6 +285,23 @@ def name_among_workers(consumer: Any) -> str:
 def _may_start(request: Any) -> bool:
     """Return whether this worker still holds the request's message."""
     return may_start(request.lease)
+
+
+def _releasing(lease: Lease, on_failure: Callable[..., object]) -> Callable[..., None]:
+    """Give a message back if Celery is done with its request and has not settled it.
+
+    Celery leaves it to the broker after a cancelled run (a lost connection, with
+    ``worker_cancel_long_running_tasks_on_connection_loss``) and after a ``MemoryError``.
+    """
+
+    @wraps(on_failure)
+    def fail_and_release(*args: Any, **kwargs: Any) -> None:
+        try:
+            on_failure(*args, **kwargs)
+        finally:
+            lease.release()
+
+    return fail_and_release
 
 
 def _retry_for_of(task: Any) -> float | None:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import pytest
+from celery import Task
 
 from celery_sqs_backoff import Retryable, Schedule
 
@@ -374,3 +375,17 @@ def test_crash_frees_place(rig):
     message = rig.send()
     rig.run(Run.lose)
     assert (message.fate, rig.worker.places_taken) == ("hidden", 0)
+
+
+def test_plain_task_out_of_memory(rig):
+    """Celery does not settle a plain task whose run ends by MemoryError; its message comes back."""
+    rig.task(returns)
+    rig.task(returns, name="plain", base=Task, acks_late=True)
+    message = rig.send("plain")
+    run = rig.begin()
+    with pytest.raises(MemoryError):
+        run.fail(MemoryError())
+    rig.pass_time(1)
+    assert (message.receives, rig.worker.places_taken) == (2, 1)
+    rig.run()
+    assert message.fate == "deleted"
