@@ -21,10 +21,10 @@ from .text import safe
 _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
 
 _EPILOG = """\b
-Exit codes: 0 done, 1 some could not be sent or deleted, or are in doubt, or a
-file cannot be written, 2 refused, 3 stopped by the probe or by messages coming
-back, 4 poison was left, 5 SQS is unreachable, 6 not complete, 7 no message
-matched, 130 interrupted or answered with no.
+Exit codes: 0 done, 1 some could not be sent or deleted, or are in doubt, or
+a file cannot be written, 2 refused, 3 stopped by the probe or by messages
+coming back, 4 poison was left, 5 SQS is unreachable, 6 not complete,
+7 no message matched, 130 interrupted or answered with no.
 """
 
 

@@ -153,8 +153,9 @@ class Run:
             self._tell_end(max(0, self._messages - self.ledger.deleted))
             self.ledger.emit.finish(is_interrupted=True)
             raise
-        if self._halt.error is not None:
-            raise self._halt.error
+        # A callback that is late may have raised at the very last events.
+        if (error := self._halt.error or self.ledger.emit.error) is not None:
+            raise error
         return report
 
     def _look_through(self) -> None:

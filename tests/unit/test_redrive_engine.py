@@ -562,6 +562,18 @@ def test_a_delete_does_not_look_at_every_message_that_is_left(world, monkeypatch
 # Telling
 
 
+def test_a_callback_that_raises_late_ends_the_run_with_its_error():
+    """All was sent and deleted by then, and the run has ended."""
+
+    def on_event(event):
+        if isinstance(event, Sent):
+            time.sleep(1)
+            raise LookupError("late")
+
+    with pytest.raises(LookupError, match="late"):
+        _move_endless(10, on_event=on_event)
+
+
 def test_a_callback_that_blocks_stops_no_call():
     """Ctrl-S on the terminal: nothing was deleted and no hold renewed until Ctrl-Q."""
     blocked, let_go = threading.Event(), threading.Event()
