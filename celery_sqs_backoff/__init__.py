@@ -15,7 +15,7 @@ from .retry.policies import (
     Schedule,
 )
 from .safe import Guard
-from .task.base import SQSBackoffTask
+from .safe.task import SQSBackoffTask, WorkflowTask
 
 if TYPE_CHECKING:
     from .redrive import redrive
@@ -34,6 +34,7 @@ __all__ = [
     "SQSBackoffTask",
     "Schedule",
     "Verdict",
+    "WorkflowTask",
     "redrive",
 ]
 

@@ -10,9 +10,10 @@ import click
 from celery.bin.base import handle_preload_options
 from celery.exceptions import ImproperlyConfigured
 
+from celery_sqs_backoff.safe.document import CLOSING
 from celery_sqs_backoff.safe.errors import SafeError
-from celery_sqs_backoff.safe.inspect import Entry, free, look
-from celery_sqs_backoff.safe.scope import CLOSING
+from celery_sqs_backoff.safe.inspect import Entry, free, kept_steps, look
+from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.text import printable
 
 from .command import Command
@@ -33,9 +34,8 @@ UNREACHABLE: Final = 5
 _KINDS = ("guard", "lock", "workflow", "step")
 
 _CLOSING = (
-    "is closing: nobody knows whether its undoing tasks were sent. Its steps stay recorded as done,"
-    " so the next run skips them. Let its message run first: that sends the tasks and closes it."
-    " (Redrive it, if it is a dead letter.)"
+    "is closing: its steps are being taken back by the task celery_sqs_backoff.take_back. Let that"
+    " end first. (Redrive it, if it is a dead letter.)"
 )
 
 _EPILOG = """\b
@@ -85,10 +85,11 @@ def sqs_safe(
     if action == "free" and kind is None:
         raise click.UsageError("free: say which records, with --kind")
     try:
-        vault = open_vault(ctx.obj.app)
+        open_vault(ctx.obj.app)  # sets Django up
+        records = records_of(ctx.obj.app)
         found = [
             entry
-            for entry in look(vault, scope)
+            for entry in look(records, scope)
             if kind in (None, entry.kind) and name in (None, entry.name)
         ]
         if not found:
@@ -97,7 +98,7 @@ def sqs_safe(
         for entry in found:
             _print(entry, as_json=as_json, details=action == "show", show_results=show_results)
         if action == "free":
-            for name in (name for entry in found for name in entry.kept):
+            for name in (name for entry in found for name in kept_steps(entry)):
                 click.echo(
                     f"not taken back, for it has no undo, so it stays: {printable(name)}", err=True
                 )
@@ -106,7 +107,7 @@ def sqs_safe(
                     click.echo(f"{printable(entry.name)} {_CLOSING}", err=True)
             if not yes:
                 click.confirm(f"Free {len(found)} records?", abort=True, err=True)
-            freed = [free(vault, entry) for entry in found]
+            freed = [free(records, entry) for entry in found]
             click.echo(f"{sum(freed)} freed", err=True)
             if not all(freed):
                 click.echo("the others have changed meanwhile, or are not ours", err=True)

@@ -204,7 +204,7 @@ def _is_forbidden(failure: Failure | None) -> bool:
 
 
 def _tasks(app: Any) -> Iterable[TaskFacts]:
-    from ..task import SQSBackoffTask  # the rules can do without Celery
+    from ..task.base import BackoffTask  # the rules can do without Celery
 
     by_beat = _beat_queues(app)
     for name, task in sorted(app.tasks.items()):
@@ -220,7 +220,7 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
             acks_late=bool(task.acks_late),
             autoretries=bool(getattr(task, "autoretry_for", ())),
         )
-        if not isinstance(task, SQSBackoffTask):
+        if not isinstance(task, BackoffTask):
             yield plain
             continue
         options = task.backoff_options

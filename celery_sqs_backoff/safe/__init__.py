@@ -1,12 +1,10 @@
-"""What makes a retry safe: guard, workflow, lock and idempotency keys, over one kind of store."""
+"""What makes a retry safe: guards, steps, locks, workflows and idempotency keys, over a store."""
 
-from ..store.protocol import Store
-from ..store.urls import open_store
-from ..store.vault import Vault
 from .errors import (
     AlreadyDone,
     Busy,
     Compensated,
+    HeldByItself,
     LockLost,
     NotDispatched,
     OtherInput,
@@ -16,21 +14,17 @@ from .errors import (
     SafeError,
     StepNotRecorded,
     StoreInTransaction,
-    StoreLost,
     StoreUnavailable,
     TryLater,
 )
 from .guard import Guard
-from .lock import Lock
-from .task import SafeTask
-from .workflow import Workflow
 
 __all__ = [
     "AlreadyDone",
     "Busy",
     "Compensated",
     "Guard",
-    "Lock",
+    "HeldByItself",
     "LockLost",
     "NotDispatched",
     "OtherInput",
@@ -38,14 +32,8 @@ __all__ = [
     "RecordRejected",
     "Refused",
     "SafeError",
-    "SafeTask",
     "StepNotRecorded",
-    "Store",
     "StoreInTransaction",
-    "StoreLost",
     "StoreUnavailable",
     "TryLater",
-    "Vault",
-    "Workflow",
-    "open_store",
 ]

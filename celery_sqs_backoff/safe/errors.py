@@ -4,18 +4,18 @@
 
     SafeError
     ├── TryLater              the run was cut short: retried, and nothing is undone
-    │   ├── Busy              another run holds the lock; not counted as a retry
+    │   ├── Busy              another run holds the lock
     │   ├── StoreUnavailable
     │   └── NotDispatched     a step's task could not be sent; the next run sends it
     ├── Refused               another message passed the guard; the task ends quietly
     │   └── AlreadyDone       this message has done it; its result is on record
-    ├── OtherInput            the record under this key was made with another input
-    ├── RecordRejected        the record was not written by this project
-    ├── LockLost              the lease ended, or may have ended
-    ├── StoreLost             the store went away in the middle of a run
+    ├── OtherInput            the step under this name was begun with other arguments
+    ├── RecordRejected        this project did not write the record
+    ├── LockLost              another run may hold the lock
+    ├── HeldByItself          this run holds the lock already
     ├── StepNotRecorded       the step was done, but not recorded
-    ├── Compensated           the workflow has been taken back
-    ├── StoreInTransaction    a rollback would take the record with it, or leave it alone
+    ├── Compensated           the workflow's steps were taken back
+    ├── StoreInTransaction    a rollback would take the record with it
     └── OutsideRun            nothing says whose record this would be
 
 Each has a fixed verdict. It is asked before ``classify`` and ``retry_on``, so
@@ -34,11 +34,13 @@ from ..store.errors import (
     StoreUnavailable,
     TryLater,
 )
+from ..task.extension import Answered
 
 __all__ = [
     "AlreadyDone",
     "Busy",
     "Compensated",
+    "HeldByItself",
     "LockLost",
     "NotDispatched",
     "OtherInput",
@@ -48,7 +50,6 @@ __all__ = [
     "SafeError",
     "StepNotRecorded",
     "StoreInTransaction",
-    "StoreLost",
     "StoreUnavailable",
     "TryLater",
 ]
@@ -57,24 +58,24 @@ __all__ = [
 class Busy(TryLater):
     """Another run holds the lock.
 
-    ``lease_left`` is how many seconds the holder's lease has left; ``None`` = not known.
+    Arguments:
+        lease_left: seconds until the holder's lease ends. The message comes back no later.
     """
-
-    lease_left: float | None = None
 
     def __init__(self, message: str = "", lease_left: float | None = None) -> None:
         super().__init__(message)
-        self.lease_left = lease_left
+        self.retry_before = lease_left
 
 
 class NotDispatched(TryLater):
     """A step is recorded, but the task that confirms it, or takes it back, could not be sent."""
 
 
-class Refused(SafeError):
+class Refused(SafeError, Answered):
     """Another message has passed the guard within its window.
 
-    ``result`` is what is stored as the task's result.
+    Arguments:
+        result: is stored as the task's result.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -86,36 +87,32 @@ class Refused(SafeError):
 
 
 class AlreadyDone(Refused):
-    """A run of this very message has ended well; ``result`` is what it returned.
+    """A run of this very message has ended well.
 
-    ``has_result`` is false if that could not be kept: JSON could not hold it, or it was too large.
-    If something waits for it, the rest of a chain, a callback or a chord, the message is a dead
-    letter.
+    ``has_result`` is false if its result could not be kept: it was no JSON, or too large. If a
+    chain, a callback or a chord waits for it, the message is a dead letter.
     """
 
-    def __init__(self, passage: Any) -> None:
+    def __init__(self, result: Any, *, has_result: bool) -> None:
+        lost = {"refused": "this message is done; its result could not be kept"}
         Exception.__init__(self, "this message is done")
-        self.has_result: bool = passage.has_result
-        kept = {"refused": "this message is done; its result could not be kept"}
-        self.result = passage.result if passage.has_result else kept
+        self.result = result if has_result else lost
+        self.has_result, self.is_done = has_result, True
 
     def __str__(self) -> str:
         return "this message is done" + ("" if self.has_result else "; its result was not kept")
 
 
 class OtherInput(SafeError):
-    """The record under this key was made with another input: same key, other input."""
+    """The step under this name was begun with other arguments."""
 
 
 class LockLost(SafeError):
-    """The lock is no longer this run's, or the store could not say that it is."""
+    """The lease was over, or another run has gone on with the workflow."""
 
 
-class StoreLost(SafeError):
-    """The store answered before the run, and not in the middle of it.
-
-    What the run has done in between would be done again, so it is not retried.
-    """
+class HeldByItself(SafeError):
+    """This run holds the lock already: pass on what ``with`` has given."""
 
 
 class StepNotRecorded(SafeError):
@@ -127,4 +124,4 @@ class Compensated(SafeError):
 
 
 class OutsideRun(SafeError):
-    """No task is running and no ``scope`` is given, so nothing says whose record this would be."""
+    """No message of this task is running and no ``scope`` is given."""

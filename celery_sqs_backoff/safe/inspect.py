@@ -1,4 +1,4 @@
-"""What does the store hold for a scope, and how is it freed by hand?
+"""What the store holds for a scope, and how it is freed by hand.
 
 Keys are hashed, so nothing is searched for: each record is asked for by what it is about.
 """
@@ -6,44 +6,36 @@ Keys are hashed, so nothing is searched for: each record is asked for by what it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 
-from ..store.protocol import KEEP_SECONDS, key_of
-from ..store.vault import Vault
-from . import keys
+from ..store.protocol import key_of
+from ..store.records import Record, Records
+from .document import BEGUN, CLOSED, CLOSING, CONFIRM, DONE, OPEN
 from .errors import RecordRejected
-from .guard import read_record
-from .scope import CLOSED, OPEN, scope_key
-from .steps import step_key
 
-__all__ = ["Entry", "free", "look"]
-
-_STATES = ("in progress", "confirm", "done", "open", "closing", "closed", "ended")
+_STATES = (BEGUN, CONFIRM, DONE, OPEN, CLOSING, CLOSED)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One record.
+    """One guard, lock, workflow or step.
 
-    ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``; ``state`` is the record's, or
-    ``rejected`` if this project did not write it; ``result`` is JSON, or ``None``. ``taken_back``:
-    the steps of a workflow that is closed; ``kept``: the names of those without ``undo``.
+    ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``; ``state`` is its own, or ``rejected``
+    if this project did not write it. ``record``: that holds it, and a step's scope.
     """
 
     kind: str
     name: str
     state: str
     key: str
-    text: str | None = None
+    record: Record | None = None
     result: str | None = None
-    taken_back: tuple[tuple[str, str], ...] = ()
-    kept: tuple[str, ...] = ()
 
 
-def look(vault: Vault, scope: str) -> list[Entry]:
+def look(records: Records, scope: str) -> list[Entry]:
     """Return what there is under a scope's name.
 
     Arguments:
@@ -53,87 +45,80 @@ def look(vault: Vault, scope: str) -> list[Entry]:
     Raises:
         StoreUnavailable: nothing is known.
     """
-    return list(_entries(vault, scope))
+    found = [
+        *_one(records, "guard", "guard", scope),
+        *_one(records, "lock", "lock", scope),
+        *_one(records, "workflow", "scope", scope),
+        *_one(records, "workflow", "steps", f"scope:{scope}"),
+    ]
+    if scope.startswith("task:"):
+        found += _one(records, "workflow", "steps", scope)
+    return [each for entry in found for each in (entry, *_steps_of(entry))]
 
 
-def free(vault: Vault, entry: Entry) -> bool:
-    """Delete a record, if it is still as it was seen; whether it was. A rejected one goes as it is.
+def free(records: Records, entry: Entry) -> bool:
+    """Delete a record if it is still as it was seen; return whether it was.
 
-    A freed guard lets the next message pass. A freed lock lets a second run in beside one that is
-    still going. A freed step is done again. A freed workflow forgets which steps it has to take
-    back. One that was taken back begins anew: its steps are freed too, and the idempotency keys of
-    their names renewed, because the provider still knows what was taken back by the old ones. But
-    not those without ``undo``: what they have done stands, and would be done twice.
+    A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
+    done again. A freed workflow forgets its steps. One that was taken back begins again: its steps
+    get new idempotency keys, but those without ``undo`` are kept, because they stand.
     """
-    if entry.text is None:
-        return vault.discard(entry.key)
-    if entry.taken_back and vault.get(entry.key) != entry.text:
-        return False  # freed meanwhile: its steps may be those of a run that has begun anew
-    for scope, name in entry.taken_back:
-        keys.renew(vault, scope, name)
-        vault.discard(step_key(scope, name))
-    if entry.kept:  # still listed: who frees one of these must find it
-        anew = dumps({"state": OPEN, "steps": [*entry.kept]})
-        return vault.replace(entry.key, entry.text, anew, KEEP_SECONDS)
-    return vault.delete(entry.key, entry.text)
+    record = entry.record
+    if record is None:
+        return records.vault.discard(entry.key)
+    if entry.kind not in ("workflow", "step"):
+        return records.delete(record)
+    steps = record.fields["steps"]
+    if entry.kind == "step":  # another step of the record may have been freed a moment ago
+        now = records.reread(record)
+        if now is None or now.fields["steps"].get(entry.name) != steps[entry.name]:
+            return False
+        rest = {n: step for n, step in now.fields["steps"].items() if n != entry.name}
+        return records.replace(now, now.fields | {"steps": rest}) is not None
+    if record.fields["state"] == OPEN:
+        return records.delete(record)
+    kept = {name: step for name, step in steps.items() if step.get("undo") is None}
+    versions = dict(record.fields.get("versions", {}))
+    for name in steps.keys() - kept.keys():  # the provider knows what was taken back by the old key
+        versions[name] = versions.get(name, 1) + 1
+    return records.replace(record, {"state": OPEN, "steps": kept, "versions": versions}) is not None
 
 
-def _entries(vault: Vault, scope: str) -> Iterator[Entry]:
-    yield from _one(vault, "guard", scope, key_of("guard", scope))
-    yield from _one(vault, "lock", scope, key_of("lock", scope))
-    yield from _of_the_scope(vault, scope, f"scope:{scope}")
-    if scope.startswith("task:"):  # of a message; or the name of a scope, which may begin so too
-        yield from _of_the_scope(vault, scope, scope)
+def kept_steps(entry: Entry) -> list[str]:
+    """Return the steps that stay when a workflow that was taken back is freed."""
+    if entry.kind != "workflow" or entry.record is None or entry.state == OPEN:
+        return []
+    steps = entry.record.fields["steps"].items()
+    return [name for name, step in steps if step.get("undo") is None]
 
 
-def _of_the_scope(vault: Vault, scope: str, inner: str) -> Iterator[Entry]:
-    yield from _one(vault, "lock", f"{scope} (of the workflow)", key_of("lock", inner))
-    for workflow in _one(vault, "workflow", scope, scope_key(inner)):
-        names = loads(workflow.text)["steps"] if workflow.text else ()
-        steps = [
-            step for name in names for step in _one(vault, "step", name, step_key(inner, name))
-        ]
-        if workflow.state == CLOSED:
-            kept = tuple(step.name for step in steps if _has_no_undo(step))
-            gone = tuple((inner, name) for name in names if name not in kept)
-            workflow = replace(workflow, taken_back=gone, kept=kept)
-        yield workflow
-        yield from steps
-
-
-def _has_no_undo(step: Entry) -> bool:
-    return step.text is not None and "undo" not in loads(step.text)
-
-
-def _one(vault: Vault, kind: str, name: str, key: str) -> Iterator[Entry]:
+def _one(records: Records, shown: str, kind: str, name: str) -> Iterator[Entry]:
+    key = key_of(kind, name)
     try:
-        text = vault.get(key)
-    except RecordRejected:
-        yield Entry(kind, name, "rejected", key)
-        return
-    if text is None:
-        return
-    if kind == "lock":
-        yield Entry(kind, name, "held", key, text)
-        return
-    try:
-        record = read_record(text)
-        state = "ended" if record.get("ended") and record["state"] == "open" else record["state"]
-        result = vault.reveal(record["result"]) if "result" in record else None
-        _check(kind, state, result, record)
+        record = records.get(kind, name)
+        if record is None:
+            return
+        yield _entry(shown, name, key, record)
     # Unsigned, so anybody's; or another key's.
     except (RecordRejected, ValueError, KeyError, TypeError, AttributeError):
-        yield Entry(kind, name, "rejected", key)
-        return
-    yield Entry(kind, name, state, key, text, result)
+        yield Entry(shown, name, "rejected", key)
 
 
-def _check(kind: str, state: object, result: str | None, record: dict[str, Any]) -> None:
-    """Refuse a record that no code of ours writes: it would be printed, or looked through."""
-    if state not in _STATES:
+def _entry(kind: str, name: str, key: str, record: Record) -> Entry:
+    fields: dict[str, Any] = record.fields
+    if kind == "lock":
+        return Entry(kind, name, "held" if fields["until"] else "free", key, record)
+    result = fields.get("result")
+    loads(result or "null")
+    if fields["state"] not in _STATES:
         raise ValueError("unknown state")
-    if result is not None:
-        loads(result)
-    if kind == "workflow":
-        for name in record["steps"]:
-            step_key("", name)
+    for step in fields.get("steps", {}).values():
+        _entry("step", name, key, Record(key, "", step))
+    state = "ended" if fields.get("ended") and fields["state"] == OPEN else fields["state"]
+    return Entry(kind, name, state, key, record, result)
+
+
+def _steps_of(entry: Entry) -> Iterator[Entry]:
+    if entry.kind == "workflow" and entry.record is not None:
+        for name, step in entry.record.fields["steps"].items():
+            yield Entry("step", name, step["state"], entry.key, entry.record, step.get("result"))

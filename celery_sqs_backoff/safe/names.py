@@ -1,18 +1,18 @@
-"""What a key, a name or an input is as text: the same on every machine, never ambiguous. Pure."""
+"""Keys, names and inputs as text, and the idempotency keys made of them. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
-__all__ = ["input_of", "text_of"]
+#: Of the UUIDs that we derive. Never change it: providers know calls by them.
+NAMESPACE = UUID("52c2d7a4-55a3-5c5c-8a4e-4f4f8ab0a9a1")
 
 _SCALARS = (str, int, float, bool, type(None))
 _TEXTUAL = (Decimal, UUID, date, datetime, time, timedelta)
@@ -38,6 +38,16 @@ def text_of(what: str, value: object) -> str:
     return text
 
 
+def idempotency_key(namespace: str, scope: str, name: object, version: int) -> str:
+    """Derive a UUID, the same for the same arguments on every machine.
+
+    Raises:
+        TypeError, ValueError: ``name`` is not text, an int or a UUID, or is empty.
+    """
+    parts = [namespace, scope, text_of("name", name), version]
+    return str(uuid5(NAMESPACE, json.dumps(parts)))
+
+
 def input_of(
     fn: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
@@ -45,39 +55,10 @@ def input_of(
 
     Text, numbers, dates, decimals and UUIDs count by value, also inside lists and dicts, and a
     Django model by its class and primary key. Of any other object only the class counts.
-
-    A lambda or inner function is given what it names of the function around it, and its defaults,
-    too. Of these only such values count, and no lists, dicts or other objects: they may change
-    while the run goes on. The defaults of other functions change only with the code.
     """
     while isinstance(fn, partial):
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
-    given = [_plain(list(args)), _plain(dict(kwargs))]
-    if enclosed := {name: _plain(value) for name, value in _enclosed(fn) if _is_value(value)}:
-        given.append(enclosed)
-    return json.dumps(given, sort_keys=True)
-
-
-def _enclosed(fn: Any) -> Iterator[tuple[str, Any]]:
-    """The variables that an inner function has from the one around it, and its defaults."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return
-    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
-        with suppress(ValueError):  # it has no value yet
-            yield name, cell.cell_contents
-    if "<" not in getattr(fn, "__qualname__", "<"):
-        return
-    positional = code.co_varnames[: code.co_argcount]
-    defaults = fn.__defaults__ or ()
-    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
-    yield from (fn.__kwdefaults__ or {}).items()
-
-
-def _is_value(value: object) -> bool:
-    return isinstance(value, (*_SCALARS, *_TEXTUAL, bytes, Enum)) or (
-        getattr(value, "pk", None) is not None
-    )
+    return json.dumps([_plain(list(args)), _plain(dict(kwargs))], sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

@@ -21,10 +21,10 @@ from .connections import ask_and_close, open_connections
 from .django import DjangoStore
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
 from .protocol import Store, key_of
+from .records import Records
 from .redis import RedisStore
-from .settings import check_settings, is_signed, vault_of
+from .settings import check_settings, is_signed, records_of
 from .urls import has_store, is_shared, store_of
-from .vault import Vault
 
 logger = get_logger(__name__)
 
@@ -65,7 +65,7 @@ def check_by_asking(app: Any) -> None:
     try:
         if isinstance(store, DjangoStore):
             _named(store.check_table)
-        _try_all_four(vault_of(app).store)
+        _try_all_four(store)
         if isinstance(store, RedisStore):
             _try_every_server(store)
     except (StoreRefused, RecordRejected) as exc:
@@ -78,7 +78,7 @@ def check_by_asking(app: Any) -> None:
             f"sqs_backoff['store']: it cannot be used ({type_name(exc)}): correct the options of"
             " its address"
         ) from None
-    _try_cipher(vault_of(app))
+    _try_cipher(records_of(app))
 
 
 def _try_all_four(store: Store) -> None:
@@ -104,15 +104,16 @@ def _try_every_server(store: RedisStore) -> None:
         store.get(key_of("check", uuid4().hex))
 
 
-def _try_cipher(vault: Vault) -> None:
-    """Each step would be done, and then not recorded.
+def _try_cipher(records: Records) -> None:
+    """Check that the cipher can decrypt what it encrypts. Else steps run and are never recorded.
 
     Raises:
         ImproperlyConfigured: what was encrypted cannot be decrypted.
     """
     why = "it does not return what was encrypted"
     try:
-        if vault.reveal(vault.hide("text")) == "text":
+        text = records._open(records._seal({"text": "text"}))
+        if text == {"text": "text"}:
             return
     except Exception as exc:  # noqa: BLE001  # whatever the cipher's library raises
         why = error_site(exc.__cause__ or exc)

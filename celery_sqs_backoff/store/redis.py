@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
-from .protocol import key_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -191,10 +189,6 @@ class RedisStore:
     @_boundary
     def delete(self, key: str, old: str) -> bool:
         return bool(self._delete(keys=[_PREFIX + key], args=[old]))
-
-    def ask_to_write(self) -> None:
-        """A full server lets keys be deleted, and refuses to set one."""
-        self.add(key_of("check", uuid4().hex), "", 0.001)
 
     @_boundary
     def take_slots(

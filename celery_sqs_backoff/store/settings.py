@@ -5,7 +5,7 @@
 ``namespace``  text; default: the Celery app's name. It keeps projects apart on one store
 ``secret``     text, or a list of texts of which the first signs; in Django the default is
                ``SECRET_KEY`` with ``SECRET_KEY_FALLBACKS``
-``encrypt``    a ``Fernet`` or the like, for results; default: none
+``encrypt``    a ``Fernet`` or the like, for records; default: none
 =============  =================================================================================
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
+from .records import Records
 from .urls import has_store, is_shared, store_of
 from .vault import Vault
 
@@ -24,26 +25,33 @@ Secrets = Sequence[str | bytes]
 
 
 def vault_of(app: Any) -> Vault:
+    """Return the app's signed store.
+
+    Raises:
+        ImproperlyConfigured: a setting is missing or invalid.
+    """
+    return records_of(app).vault
+
+
+def records_of(app: Any) -> Records:
     """Return the app's records.
 
     Raises:
         ImproperlyConfigured: a setting is missing or invalid.
     """
-    named = store_of(app)
-    cached: tuple[object, Any, Secrets, Vault] | None = vars(app).get("_sqs_backoff_vault")
-    settings = app.conf.get("sqs_backoff")
-    secrets = _secrets(app)  # Django's may be configured after the first call
-    if cached is not None and cached[0] is named and cached[1] is settings and cached[2] == secrets:
-        return cached[3]
+    store, settings = store_of(app), app.conf.get("sqs_backoff")
+    cached: tuple[object, object, Records] | None = vars(app).get("_sqs_backoff_records")
+    if cached is not None and cached[0] is store and cached[1] is settings:
+        return cached[2]
     vault = Vault(
-        named,
+        store,
         namespace=namespace_of(app),
-        secrets=secrets,
-        cipher=_cipher(app),
+        secrets=_secrets(app),
         is_private=not is_shared(_setting(app, "store")),
     )
-    app._sqs_backoff_vault = (named, settings, secrets, vault)
-    return vault
+    records = Records(vault, cipher=_cipher(app))
+    app._sqs_backoff_records = (store, settings, records)
+    return records
 
 
 def check_settings(app: Any) -> None:

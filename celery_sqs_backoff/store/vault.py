@@ -10,23 +10,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Protocol
 
 from .errors import RecordRejected
 from .protocol import Store
-
-#: Before what is encrypted. No JSON begins so.
-_ENCRYPTED = "e1:"
-
-
-class Cipher(Protocol):
-    """What ``sqs_backoff["encrypt"]`` is: ``cryptography.fernet.Fernet``, or anything like it."""
-
-    def encrypt(self, data: bytes) -> bytes:
-        """Return the token for ``data``."""
-
-    def decrypt(self, token: bytes) -> bytes:
-        """Return the data of a token."""
 
 
 class Vault:
@@ -37,7 +23,6 @@ class Vault:
         namespace: what sets this project apart from all others on the same store.
         secrets: keys for HMAC-SHA256. The first signs, all of them verify, so a secret can be
             changed. None = records are not signed.
-        cipher: encrypts results; ``None`` = they are stored as plain text.
         is_private: nobody but this process can write to the store.
 
     Raises:
@@ -50,13 +35,11 @@ class Vault:
         *,
         namespace: str = "",
         secrets: Sequence[str | bytes] = (),
-        cipher: Cipher | None = None,
         is_private: bool = False,
     ) -> None:
         self.store = store
         self._namespace = namespace
         self._secrets = [s if isinstance(s, bytes) else s.encode() for s in secrets]
-        self._cipher = cipher
         #: Whether a record may say what is to be done, such as which task undoes a step.
         self.is_trusted = bool(self._secrets) or is_private
 
@@ -90,39 +73,10 @@ class Vault:
         return there is not None and self.store.delete(at, there)
 
     def digest(self, *parts: str) -> str:
-        """Return what stands for a task id or an input: who reads the store learns neither."""
-        return self.digests(*parts)[0]
-
-    def digests(self, *parts: str) -> list[str]:
-        """Return the digest, and those that records of before a change of the secret have."""
-        # A task id may be any text that JSON can hold: half a surrogate pair too.
+        """Return what stands for a task ID or an input: who reads the store learns neither."""
+        # A task ID may be any text that JSON can hold: half a surrogate pair too.
         text = _joined(self._namespace, *parts).encode(errors="surrogatepass")
-        secrets = self._secrets or [b""]
-        return [hmac.new(secret, text, sha256).hexdigest()[:32] for secret in secrets]
-
-    def hide(self, text: str) -> str:
-        """Encrypt a result, if there is a cipher. What is returned says whether it was."""
-        if self._cipher is None:
-            return text
-        return _ENCRYPTED + self._cipher.encrypt(text.encode()).decode()
-
-    def reveal(self, text: str) -> str:
-        """Return what was hidden, also from before encryption was switched on.
-
-        Raises:
-            RecordRejected: it cannot be decrypted: the key was changed, or there is none any more.
-        """
-        if not text.startswith(_ENCRYPTED):
-            return text
-        try:
-            if self._cipher is None:
-                raise ValueError("no cipher")
-            return self._cipher.decrypt(text.removeprefix(_ENCRYPTED).encode()).decode()
-        except Exception as exc:  # whatever the cipher's library raises
-            raise RecordRejected(
-                "A record in the store cannot be decrypted: sqs_backoff['encrypt'] was changed"
-                " without keeping the old key (MultiFernet keeps both)"
-            ) from exc
+        return sha256(text).hexdigest()[:32]
 
     def _at(self, key: str) -> str:
         digest = sha256(_joined(self._namespace, key).encode()).hexdigest()

@@ -1,7 +1,1 @@
 """The process that runs a task: the base class, and what it hands to the worker's main process."""
-
-from __future__ import annotations
-
-from .base import SQSBackoffTask
-
-__all__ = ["SQSBackoffTask"]

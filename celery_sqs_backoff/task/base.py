@@ -15,7 +15,6 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
-from ..contrib.django.outbox import OnCommit
 from ..provider.settings import Provider
 from ..retry.budget import GiveUpReason, exhausted
 from ..retry.options import (
@@ -28,10 +27,8 @@ from ..retry.options import (
 )
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
-from ..safe.task import SafeTask
 from ..sqs.eta import delay_seconds
 from ..sqs.visibility import longest_delay, standing, visibility_delay
-from ..store.urls import require_store
 from .binding import (
     REQUEST,
     check_definition,
@@ -41,13 +38,14 @@ from .binding import (
     overrule_settings,
     setting_name,
 )
+from .extension import Extension
 from .failed_run import Final, judge_failure, publish_copy
 from .handover import BackoffRetry, NamedRetry, delivery_of
-from .retries import drawn_delay, limit_now, made, note_cause, retries_before
+from .retries import drawn_delay, made, note_cause
 from .wrapping import wrap_task, wrap_trace
 
 
-class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery is not typed
+class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that fails well on Amazon SQS.
 
     When it raises an error classified as retryable, the message stays on the queue, hidden by
@@ -72,8 +70,6 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: runs that may end in a lost worker process or a hard time limit; with the
       last of them the message is given up. Default 3.
-    * ``guard``: a ``Guard(key=..., window=...)``: at most one message per key and window gets to
-      run. Default none. Needs a store (``app.conf.sqs_backoff["store"]``).
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
     * ``park_above``: from which share of SQS's 120,000 messages in flight on a message that would
@@ -125,6 +121,8 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
     #: False for Celery's own tasks (``celery.chord_unlock``), which behave as without this class.
     is_covered: ClassVar[bool] = True
     stores_started: ClassVar[bool] = False  # see task/starting.py
+    #: What is done around each run.
+    extension: ClassVar[Extension] = Extension()
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
     #: (celery/app/autoretry.py): being there is what keeps that mechanism off.
@@ -144,9 +142,7 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
             )
         try:
             cls.backoff_options = cls._resolve_options(app)
-            if cls.guard is not None:
-                require_store(app)
-            cls._check_guard()
+            cls._check_options(app)
             check_definition(cls, app)
         except (ImproperlyConfigured, InvalidOption) as exc:
             raise ImproperlyConfigured(f"{name_of(cls)}: {exc}") from exc
@@ -155,6 +151,14 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
         wrap_task(cls)
         app.steps["consumer"].add("celery_sqs_backoff.worker.step:LeaseStep")
         app.steps["worker"].add("celery_sqs_backoff.store.check:StoreStep")
+
+    @classmethod
+    def _check_options(cls, app: Any) -> None:
+        """Refuse options of a class that is derived from this one.
+
+        Raises:
+            ImproperlyConfigured: names the option.
+        """
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:
@@ -222,8 +226,8 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
             )
         exc = made(exc) if isinstance(exc, type) else exc
         cause = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
-        limit = limit_now(self, request, self.max_retries if max_retries is None else max_retries)
-        if limit is not None and retries_before(self, request) >= limit:
+        limit = self.max_retries if max_retries is None else max_retries
+        if limit is not None and int(request.retries) >= limit:
             _fail_finally(self, exc, GiveUpReason.MAX_RETRIES, cause)
         kind: type[BackoffRetry] = NamedRetry
         if countdown is None and eta is None:
@@ -237,10 +241,10 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
             or delay > longest_delay(delivery, now=now)
         ):
             given = (args, kwargs, exc, False, eta, countdown)
-            publish = partial(super().retry, *given, **self._options_of_copy(options))
+            publish = partial(super().retry, *given, **options)
             return publish_copy(self, publish, cause, throw=throw)
         reason = exhausted(
-            standing(delivery, retries=retries_before(self, request), now=now),
+            standing(delivery, retries=int(request.retries), now=now),
             max_retries=limit,
             retry_for=self.backoff_options.retry_for,
             delay=delay,
@@ -267,7 +271,7 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
     @classmethod
     def _resolve_options(cls, app: Any) -> Options:
         if vars(cls).get("_decorated"):
-            Options.refuse_misspelt(vars(cls).keys() - _CELERYS_OPTIONS)
+            Options.refuse_misspelt(vars(cls).keys() - {*dir(cls.__bases__[0]), *AUTORETRY_OPTIONS})
         own = {name: getattr(cls, name) for name in Options.names() if _is_set_by_user(cls, name)}
         return Options.resolve(
             app_wide=app.conf.get("sqs_backoff") or {},
@@ -275,7 +279,7 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
             setting=setting_name(app),
         )
 
-    #: What a failure of this run means; asked by the safe part too.
+    #: What a failure of this run means.
     _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
@@ -302,14 +306,12 @@ class SQSBackoffTask(SafeTask, OnCommit, Task):  # type: ignore[misc]  # Celery 
 #: Arguments of a task that cannot be changed in place.
 _UNCHANGEABLE = (str, bytes, int, float, type(None))
 
-#: What Celery itself makes of keywords of ``@app.task``. (Not ``hasattr``: reading some of the
-#: attributes of an unbound task class binds it.)
-_CELERYS_OPTIONS = {*dir(SQSBackoffTask), *AUTORETRY_OPTIONS}
+_OURS = __name__.partition(".")[0] + "."
 
 
-def _is_set_by_user(cls: type[SQSBackoffTask], name: str) -> bool:
+def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
     """Whether the task, or a base class between it and ours, sets the option."""
-    return next(c for c in cls.__mro__ if name in vars(c)) is not SQSBackoffTask
+    return not next(c for c in cls.__mro__ if name in vars(c)).__module__.startswith(_OURS)
 
 
 def _fail_finally(task: Any, failure: Any, reason: GiveUpReason, cause: Any) -> NoReturn:

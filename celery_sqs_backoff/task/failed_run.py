@@ -5,8 +5,6 @@ All of it happens in the process that ran the task, before Celery hears of the f
 
 from __future__ import annotations
 
-import math
-import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +13,11 @@ from functools import partial
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
+from celery.exceptions import Reject, Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 
 from ..retry.budget import GiveUpReason, Standing, exhausted
 from ..retry.decision import End, Ended, GiveUp, Reply, RetryIn, Word, word_for
-from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import (
     UNCLASSIFIED,
     NonRetryable,
@@ -29,30 +26,15 @@ from ..retry.outcomes import (
     judge,
     known_verdict,
 )
-from ..safe.errors import Busy, SafeError, TryLater
-from ..safe.identity import acts_of, has_copy
-from ..safe.lock import busy_delay
-from ..safe.shared import count_busy, count_doubt, is_in_doubt
 from ..sqs.visibility import standing, visibility_delay
+from ..store.errors import SafeError
 from ..text import error_site, printable, type_name
 from .handover import BackoffRetry, Report, describe, ended_by, run_of
 from .leaving import ends_the_process, is_pools_time_limit
-from .retries import (
-    cause_of,
-    drawn_delay,
-    limit_now,
-    note_cause,
-    publish_as,
-    rejected_for,
-    retries_before,
-)
+from .retries import cause_of, drawn_delay, note_cause, publish_as, rejected_for
 from .tracing import current_trace, note_end
 
 logger = get_task_logger(__name__)
-
-#: After which a message comes back whose workflow could not be taken back: the store or the broker
-#: was away.
-_NOT_COMPENSATED_SECONDS = 30.0
 
 #: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
 #: failure. There is nothing else by which ``retry_for`` could be kept there.
@@ -126,21 +108,12 @@ class FailedRun:
         """Retry, Ignore, Reject: the task says itself what is to become of it."""
         cause, reply = exc, None
         if isinstance(exc, Retry):
-            verdict, cause = judge_failure(self._task, exc), cause_of(exc) or exc
+            cause, verdict = cause_of(exc) or exc, judge_failure(self._task, exc)
             reply = _reply(cause_of(exc), verdict)
             self._undo(cause, verdict)
-            if not has_copy(self._request):
-                self.note_doubt(cause_of(exc), verdict.outcome)
         elif isinstance(exc, Reject):  # as a retry of what has been caught
             caught = rejected_for(exc)
-            means = _judge_retry(self._task, caught)
-            self.note_doubt(caught, means.outcome, comes_back=exc.requeue)
-        if isinstance(exc, Ignore):
-            self._task._leave_workflows()
-        elif isinstance(exc, Reject) and not exc.requeue and self._owes(may_repeat=False):
-            word = RetryIn(_NOT_COMPENSATED_SECONDS, Outcome.UNKNOWN)
-            self._note(Ended(End.RAISED, word), exc)
-            return BackoffRetry(exc=exc, when=word.seconds)
+            self._has_failed(caught or exc, _judge_retry(self._task, caught))
         self._note(replace(ended_by(exc), reply=reply), cause)
         return None
 
@@ -166,108 +139,60 @@ class FailedRun:
         self, exc: Exception, verdict: Verdict, *, cause: BaseException | None = None
     ) -> Retry | None:
         """Return the retry, or ``None`` if the task has failed."""
-        self._undo(exc, verdict)
         final = Final.of(self._request, exc)
+        reply = _reply(final.cause if final else exc, verdict)
+        verdict = self._undo(exc, verdict)
         if self._run is None:
             retry = None if final else self._on_another_broker(exc, verdict)
-            if retry is None and self._is_called_again(exc):
-                self._task._leave_workflows()
-            elif retry is None:
-                self._owes(may_repeat=False)
+            if retry is None:
+                self._give_up()
             return retry
         word: Word = GiveUp(final.reason, verdict.outcome) if final else self._word(exc, verdict)
-        if isinstance(word, GiveUp) and self._leaves_in_doubt(exc, verdict):
-            word = replace(word, outcome=Outcome.UNKNOWN)
-        if isinstance(word, GiveUp):
-            is_safe = verdict.wants_retry or verdict.nothing_was_processed
-            if self._owes(may_repeat=is_safe):
-                word = RetryIn(_NOT_COMPENSATED_SECONDS, verdict.outcome)
-        reply = _reply(final.cause if final else exc, verdict)
         self._note(Ended(End.RAISED, word, reply), cause or exc)
-        self.note_doubt(exc, verdict.outcome, comes_back=isinstance(word, RetryIn))
         if isinstance(word, RetryIn):
             return BackoffRetry(exc=exc, when=word.seconds)
         return None
 
-    def _owes(self, *, may_repeat: bool) -> bool:
-        """Take the workflows back; whether the message must come again for what is owed.
+    def _give_up(self) -> None:
+        """Do what is owed for a message of another broker, which no other process settles."""
+        request = self._request
+        run = getattr(request, "sqs_run_id", None)
+        self._task.extension.given_up(self._task, request.id, run=run, began=self._now)
 
-        Not if it was received for the last time: a dead letter of ours, with its reason, is better
-        than SQS's own.
-        """
-        keeps = self._task.backoff_options.on_give_up == DEAD_LETTER
-        is_last = self._run is None or (self._run.delivery.is_last_before_sqs_moves_it and keeps)
-        may_go = self._task._compensate_given_up(may_run_again=may_repeat and not is_last)
-        return not (may_go or is_last)
+    def _has_failed(self, exc: BaseException, verdict: Verdict) -> Verdict:
+        return self._task.extension.run_failed(self._task, exc, verdict)  # type: ignore[no-any-return]
 
-    def _undo(self, exc: BaseException, verdict: Verdict) -> None:
+    def _undo(self, exc: BaseException, verdict: Verdict) -> Verdict:
         """Undo if nothing can have been processed, by this run or by one before it."""
-        is_copy = getattr(self._request, "sqs_copy", None) is self._exc
-        if not verdict.nothing_was_processed or (has_copy(self._request) and not is_copy):
-            return  # what would be undone may be the work of a copy
-        if self._task.backoff_options.undo is None:
-            # No doubt is asked for: while another run may have done it, the record is not ours.
-            self._task._unset_guard()
-        elif not isinstance(exc, NonRetryable) and self._was_in_doubt is None:
-            logger.error(
-                "sqs_backoff.not_undone: task %s[%s]: the store does not say whether an earlier run"
-                " is in doubt",
-                *(printable(self._task.name), printable(self._request.id)),
-            )
-        elif not self._leaves_in_doubt(exc, verdict):
+        copy = getattr(self._request, "sqs_copy", None)
+        if copy is not None and copy is not self._exc:
+            return verdict  # what would be undone may be the work of a copy
+        verdict = self._has_failed(exc, verdict)
+        if verdict.nothing_was_processed and self._task.backoff_options.undo is not None:
             undo(self._task, exc, *self._arguments)
-
-    def note_doubt(self, exc: Any, outcome: Outcome, *, comes_back: bool = True) -> None:
-        """Let later runs know that this one, retried or redriven, may have done the work."""
-        is_asked_for = comes_back or self._task.backoff_options.undo is not None
-        # A run that was cut short leaves no call of it in doubt.
-        is_doubt = outcome is Outcome.UNKNOWN and not isinstance(exc, TryLater)
-        if is_doubt and is_asked_for and self._run:
-            count_doubt(self._task.app, self._task.name, self._request.id)
-
-    def _leaves_in_doubt(self, exc: BaseException, verdict: Verdict) -> bool:
-        """Whether an earlier run may have done the work, and this failure does not say.
-
-        A provider that is down says nothing of the call before it, nor does one that refuses
-        this one: the key may have been revoked since. The task's own ``NonRetryable`` does.
-        """
-        is_word = isinstance(exc, NonRetryable)
-        return verdict.nothing_was_processed and not is_word and bool(self._was_in_doubt)
-
-    @property
-    def _was_in_doubt(self) -> bool | None:
-        # Not a functools.cached_property: before Python 3.12 all threads' share one lock, and this
-        # one would hold it while the store hangs.
-        if "_doubt" not in vars(self):
-            self._doubt = self._look_for_doubt()
-        return self._doubt
-
-    def _look_for_doubt(self) -> bool | None:
-        """Also of a message that is new: it may be a redriven one, or a copy."""
-        if self._run is None:
-            return False
-        # A run that has waited for a lock leaves the guard's record too.
-        has_waited = self._request.retries > 0 and self._retries == 0
-        is_joined: bool | None = self._task._is_joined()  # by a run that was lost, perhaps
-        if is_joined is None or (is_joined and not has_waited):
-            return is_joined
-        return is_in_doubt(self._task.app, self._task.name, self._request.id)
+        return verdict
 
     def _word(self, exc: Exception, verdict: Verdict) -> Word:
         assert self._run is not None
-        delivery, retry_for = self._run.delivery, self._task.backoff_options.retry_for
-        stands = standing(delivery, retries=self._retries, now=self._now)
-        max_retries = limit_now(self._task, self._request, self._task.max_retries)
-        delay = (verdict.retry_after or 0) + drawn_delay(self._task, self._request)
-        if isinstance(exc, Busy):  # not counted as a retry
-            max_retries = None
-            times = max(1, count_busy(self._task.app, delivery.message_id))
-            left = math.inf if retry_for is None else retry_for - stands.elapsed
-            delay = busy_delay(times, exc.lease_left, random, time_left=left)
-        word = word_for(verdict, stands, max_retries=max_retries, retry_for=retry_for, delay=delay)
+        delivery, options = self._run.delivery, self._task.backoff_options
+        stands = standing(delivery, retries=int(self._request.retries), now=self._now)
+        delay = self._delay(exc, verdict)
+        word = word_for(
+            verdict,
+            stands,
+            max_retries=self._task.max_retries,
+            retry_for=options.retry_for,
+            delay=delay,
+        )
         if isinstance(word, RetryIn):
             return replace(word, seconds=visibility_delay(delay, delivery, now=self._now))
         return word
+
+    def _delay(self, exc: Exception, verdict: Verdict) -> float:
+        """Draw the seconds until the retry; an error may say by when it has passed."""
+        delay = (verdict.retry_after or 0) + drawn_delay(self._task, self._request)
+        before: float | None = getattr(exc, "retry_before", None)
+        return delay if before is None else min(delay, before)
 
     # Elsewhere than on SQS: Celery's own retry, with our delay.
 
@@ -275,12 +200,10 @@ class FailedRun:
         if not verdict.wants_retry:
             return None
         request, options = self._request, self._task.backoff_options
-        if isinstance(exc, Busy):
-            return self._publish_busy(exc)
         max_retries = self._task.max_retries
         if request.is_eager and max_retries is None:
             return None  # no time passes there: nothing would end it
-        delay = (verdict.retry_after or 0) + drawn_delay(self._task, self._request)
+        delay = self._delay(exc, verdict)
         headers = dict(request.headers or {})
         first_failed_at = headers.setdefault(FIRST_FAILED_AT, self._now)
         elapsed = self._now - first_failed_at
@@ -293,28 +216,9 @@ class FailedRun:
             return None
         return self._published(request.retries + 1, exc=exc, countdown=delay, headers=headers)
 
-    def _is_called_again(self, exc: Exception) -> bool:
-        """Whether an eager run has found a lock held before it did anything.
-
-        It has nothing to take back, the holder may go on, and its caller may call it again.
-        """
-        is_idle_eager = self._request.is_eager and not acts_of(self._task)
-        return is_idle_eager and isinstance(exc, Busy)
-
-    def _publish_busy(self, exc: Busy) -> Retry | None:
-        request = self._request
-        if request.is_eager:
-            return None  # it would be busy for ever
-        delay = busy_delay(1, exc.lease_left, random)
-        return self._published(request.retries, exc=exc, countdown=delay)
-
     def _published(self, retries: int, **options: Any) -> Retry:
         publish = partial(Task.retry, self._task, throw=False, **options)
         return publish_as(retries, self._request, publish)
-
-    @property
-    def _retries(self) -> int:
-        return retries_before(self._task, self._request)
 
     def _note(self, ended: Ended, exc: BaseException) -> None:
         if self._run is not None:
@@ -397,7 +301,7 @@ def _reply(exc: BaseException | None, verdict: Verdict) -> Reply | None:
 
 
 def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
-    """Call the task's ``undo`` and take its guard back. Never raises an ``Exception``."""
+    """Call the task's ``undo``. Never raises an ``Exception``."""
     try:
         task.backoff_options.undo(task, exc, args, kwargs)
     except Exception as failure:  # noqa: BLE001  # the user's code
@@ -410,7 +314,6 @@ def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:
             error_site(failure),
             extra={"task_name": task.name},
         )
-    task._unset_guard()
 
 
 def publish_copy(
@@ -426,10 +329,9 @@ def publish_copy(
         Retry: with ``throw``.
         Reject: the broker does not take the copy.
     """
-    request, outcome = task.request, _judge_retry(task, cause).outcome
-    FailedRun(task, cause or Retry(), (), {}).note_doubt(cause, outcome)
+    request = task.request
     try:
-        copy = publish_as(retries_before(task, request) + 1, request, publish)
+        copy = publish_as(int(request.retries) + 1, request, publish)
     except Reject as refused:
         note_cause(refused, cause)
         raise

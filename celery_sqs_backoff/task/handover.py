@@ -48,9 +48,7 @@ class Run:
     """A run that is under way in this process, for a message from SQS."""
 
     __slots__ = (
-        "busy_receives",
         "delivery",
-        "has_asked",
         "has_begun",
         "is_followed",
         "report",
@@ -66,10 +64,6 @@ class Run:
         self.is_followed = False
         #: What the run has said about its end; ``None`` until then.
         self.report: Report | None = None
-        #: Whether the store was asked for the next.
-        self.has_asked = False
-        #: Receives that led to a run which found a lock held; ``None``: not known.
-        self.busy_receives: int | None = None
 
 
 #: Of this thread, greenlet or coroutine.

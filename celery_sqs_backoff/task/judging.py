@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
@@ -15,11 +16,10 @@ from celery.exceptions import Ignore
 from ..retry.budget import GiveUpReason
 from ..retry.decision import End, Ended, GiveUp
 from ..retry.outcomes import Outcome
-from ..safe.errors import AlreadyDone, NotDispatched, Refused
-from ..safe.hooks import asks_the_store, enters_workflows
-from ..safe.identity import begin_again, begin_call, is_running
+from .extension import Answered
 from .failed_run import FailedRun
 from .handover import Report, Run, begun_run_of, describe
+from .refused import end_refused, is_awaited
 from .tracing import note_end
 
 RETURNED: Final = Report(Ended(End.RETURNED))
@@ -45,7 +45,7 @@ def wrap_run(cls: Any) -> None:
         judged = getattr(request, _IN_CALL, None)
         if judged is not None:
             return _run_in_call(self, judged, partial(call, *args, **kwargs))
-        if request is not None and is_running(request) and type(self).run is not wrapped:
+        if request is not None and _is_running(request) and type(self).run is not wrapped:
             return call(*args, **kwargs)  # by ``super().run()``, in a task that inherits from it
         return _judged(self, request, call, args, kwargs)
 
@@ -53,8 +53,6 @@ def wrap_run(cls: Any) -> None:
     if not takes_self:
         _sign_with_self(wrapped)
     cls.run = wrapped
-    cls.asks_in_its_body = asks_the_store(run)
-    cls.enters_workflows = enters_workflows(run)
 
 
 def wrap_call(cls: Any) -> None:
@@ -69,7 +67,7 @@ def wrap_call(cls: Any) -> None:
     @wraps(call)
     def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if request is None or request.called_directly or request.is_eager or is_running(request):
+        if request is None or request.called_directly or request.is_eager or _is_running(request):
             return call(self, *args, **kwargs)
         vars(request)[_IN_CALL] = request
         try:
@@ -84,7 +82,6 @@ def wrap_call(cls: Any) -> None:
 def _run_in_call(task: Any, request: Any, run: Callable[[], Any]) -> Any:
     """Call ``run`` with the request that is judged: what it notes there (steps) counts then."""
     del vars(request)[_IN_CALL]  # a task that calls itself is called as a function
-    begin_again(request)
     task.request_stack.push(request)
     try:
         return run()
@@ -101,9 +98,9 @@ def _judged(
     if running is not None:
         running.has_begun = True
     if request is not None:
-        if is_running(request):
+        if _is_running(request):
             return _called_by_itself(task, args, kwargs)
-        begin_call(request)
+        request.sqs_is_running = True
     try:
         if task.request.called_directly:  # no message's: nothing is guarded, ended or given up
             return call(*args, **kwargs)
@@ -118,28 +115,11 @@ def _ended(
 ) -> Any:
     """Return what the run returns, or raise what becomes of its failure."""
     try:
-        if task.guard is not None:
-            task._pass_guard(args, kwargs)
-        if task.asks_in_its_body:
-            task._ask_at_the_door()
+        task.extension.before_run(task, args, kwargs)
         result = call(*args, **kwargs)
-        task._leave_workflows()
-        if task.guard is not None:
-            task._finish_guard(result)
-    except Refused as refused:
-        if not task._take_back_refused(refused):
-            owed = NotDispatched("What an earlier run has done is to be taken back first")
-            raise FailedRun(task, owed, args, kwargs).instead() or owed from refused
-        if task._is_awaited(refused):
-            raise FailedRun(task, refused, args, kwargs).instead() or refused from None
-        if not isinstance(refused, AlreadyDone) or not refused.has_result:
-            unsent = task._end_refused(refused)
-            if unsent is not None and running is not None:
-                word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
-                error = describe(unsent, task.backoff_options)
-                running.report = Report(Ended(End.IGNORED, word), error)
-            raise Ignore(refused.result) from None
-        result = refused.result
+        task.extension.after_run(task, result)
+    except Answered as answer:
+        result = _answered(task, running, answer, args, kwargs)
     except BaseException as exc:
         instead = FailedRun(task, exc, args, kwargs).instead()
         if instead is None:
@@ -149,6 +129,29 @@ def _ended(
         running.report = RETURNED
         note_end(running, attempt=task.request.retries + 1)
     return result
+
+
+def _answered(task: Any, running: Run | None, answer: Answered, args: Any, kwargs: Any) -> Any:
+    """Return the result of an earlier run, or end the message without a result of its own."""
+    if is_awaited(task, answer):
+        raise FailedRun(task, answer, args, kwargs).instead() or answer from None
+    if answer.has_result:
+        return answer.result
+    if not answer.is_done:  # an earlier run may have done something before the guard's window ended
+        request = task.request
+        run, began = getattr(request, "sqs_run_id", None), time.time()
+        task.extension.given_up(task, request.id, run=run, began=began)
+    unsent = end_refused(task, answer)
+    if unsent is not None and running is not None:
+        word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+        error = describe(unsent, task.backoff_options)
+        running.report = Report(Ended(End.IGNORED, word), error)
+    raise Ignore(answer.result) from None
+
+
+def _is_running(request: Any) -> bool:
+    """Return whether the task's own code is running for the message of this request."""
+    return request.id is not None and getattr(request, "sqs_is_running", False)
 
 
 def _sign_with_self(wrapped: Any) -> None:

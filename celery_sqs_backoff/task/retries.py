@@ -9,32 +9,7 @@ from typing import Any
 from celery.exceptions import Reject, Retry, TaskPredicate
 
 from ..retry.budget import draw_delay
-from ..safe.shared import busy_receives
-from .handover import delivery_of, run_of
-
-
-def retries_before(task: Any, request: Any) -> int:
-    """Retries before this run, without those that found a lock held."""
-    run, retries = run_of(request), int(request.retries)
-    if run is None or not retries:
-        return retries
-    if not run.has_asked:
-        run.busy_receives = busy_receives(task.app, run.delivery.message_id)
-        run.has_asked = True
-    return max(0, retries - (run.busy_receives or 0))
-
-
-def limit_now(task: Any, request: Any, max_retries: int | None) -> int | None:
-    """Return ``max_retries``, or ``None`` while nobody knows how many retries there have been.
-
-    A message may have waited for a lock as often as it was received, and the store that counted
-    that is away.
-    """
-    run = run_of(request)
-    takes_locks = task.asks_in_its_body or task.enters_workflows
-    if run is None or not max_retries or not takes_locks or not retries_before(task, request):
-        return max_retries
-    return None if run.busy_receives is None else max_retries
+from .handover import delivery_of
 
 
 def drawn_delay(task: Any, request: Any) -> float:
@@ -43,7 +18,7 @@ def drawn_delay(task: Any, request: Any) -> float:
     return draw_delay(
         options.backoff,
         message_id=request.id if delivery is None else delivery.message_id,
-        attempt=retries_before(task, request) + 1,
+        attempt=int(request.retries) + 1,
         cap=options.fifo_cap if delivery is not None and delivery.is_fifo else None,
         rng=random,
     )

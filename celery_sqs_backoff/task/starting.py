@@ -11,11 +11,11 @@ from celery import Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.log import get_task_logger
 
-from ..safe.errors import TryLater
-from ..safe.hooks import ignores_result
+from ..store.errors import TryLater
 from ..text import error_site, printable
 from .failed_run import FailedRun
 from .handover import begun_run_of
+from .refused import ignores_result
 
 logger = get_task_logger(__name__)
 

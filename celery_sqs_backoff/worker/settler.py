@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from celery.utils.log import get_logger
 
@@ -27,18 +27,16 @@ from ..retry.decision import (
 )
 from ..retry.options import DEAD_LETTER, Options
 from ..retry.outcomes import Outcome
-from ..safe.shared import busy_receives, compensate_given_up, count_crash, count_doubt, in_time
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable
+from ..threads import call_in_time
 from .gate import Gate
 from .lease import Lease
 
 logger = get_logger(__name__)
-
-T = TypeVar("T")
 
 _SUCCESSES = frozenset({End.RETURNED, End.IGNORED})
 
@@ -52,6 +50,9 @@ _CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
 #: After which a message comes back that could not be settled as decided, for example because the
 #: store was away.
 _COMES_BACK_SECONDS = 30.0
+
+#: How long the event loop waits for the broker to take the task that takes workflows back.
+_SEND_SECONDS = 3.0
 
 
 class Settler:
@@ -128,7 +129,8 @@ class Settler:
             self._emit(RunEnded, outcome=outcome, attempt=self._retries + 1)
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
-        is_owed = _owes(ended, settle) and not self._compensate(ended.end)
+        is_given_up = _gives_up(settle) and ended.end not in _SUCCESSES
+        is_owed = (is_given_up or ended.end is End.REVOKED) and not self._give_up()
         if is_owed and not self._goes_all_the_same(ended, settle):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
@@ -159,30 +161,28 @@ class Settler:
         is_last = self._lease.delivery.is_last_before_sqs_moves_it
         return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
 
-    def _compensate(self, end: End) -> bool:
-        """Take the message's workflows back; return whether that is done."""
-        lost_run = self._lease.delivery.run_id if end in _CRASHES else ""
-        give_up = partial(compensate_given_up, lost_run=lost_run)
-        return self._ask(give_up, self._task, self._task_id, otherwise=False)
-
-    def _ask(self, ask: Callable[..., T], *args: str, otherwise: T) -> T:
-        """Ask the store that workers share. A hang of it holds up the event loop but briefly."""
-        return in_time(self._app, partial(ask, self._app, *args), otherwise=otherwise)
+    def _give_up(self) -> bool:
+        """Let the task's extension do what is owed for the message; return whether that is done."""
+        task, delivery = self._app.tasks.get(self._task), self._lease.delivery
+        if not getattr(task, "is_covered", False):
+            return True
+        give_up = partial(
+            task.extension.given_up,
+            task,
+            self._task_id,
+            run=delivery.run_id,
+            began=delivery.received_at,
+            queue=self._lease.queue.name,
+        )
+        asked = call_in_time(give_up, seconds=_SEND_SECONDS)
+        return asked is not None and asked.done() and bool(asked.result())
 
     def _facts(self, ended: Ended) -> Facts:
         options, queue = self._options, self._lease.queue
         has_dlq = queue.dlq_url is not None
         crashes = 0
         if ended.word is None and ended.end in _CRASHES:
-            message_id = self._lease.delivery.message_id
-            crashes = max(
-                self._lease.keeper.memory.count_crash(message_id),
-                self._ask(count_crash, message_id, self._task, self._task_id, otherwise=0),
-            )
-            self._leave_out_busy_receives(message_id)
-        elif ended.word is None and ended.end is End.CANCELLED:
-            # No crash, but how far the run got is as little known.
-            self._ask(count_doubt, self._task, self._task_id, otherwise=None)
+            crashes = self._lease.keeper.memory.count_crash(self._lease.delivery.message_id)
         return Facts(
             standing=self._standing(),
             max_retries=options.max_retries,
@@ -192,12 +192,6 @@ class Settler:
             delay=self._draw_delay() if needs_delay(ended) else 0.0,
             keeps_dead_letters=options.on_give_up == DEAD_LETTER and (has_dlq or not queue.is_read),
         )
-
-    def _leave_out_busy_receives(self, message_id: str) -> None:
-        """As in the process that runs the task: a run that found a lock held is no retry."""
-        if self._retries > 0:
-            busy = self._ask(busy_receives, message_id, otherwise=None)
-            self._retries = max(0, self._retries - (busy or 0))
 
     def _standing(self) -> Standing:
         return standing(self._lease.delivery, retries=self._retries, now=time.time())
@@ -301,17 +295,6 @@ def _outcome_of(ended: Ended) -> str:
     """What a failed run means; a run that left no word may have done anything."""
     outcome = ended.word.outcome if ended.word is not None else Outcome.UNKNOWN
     return outcome.value
-
-
-def _owes(ended: Ended, settle: Settle) -> bool:
-    """Whether workflows of the message may be left to take back.
-
-    A run that has said how it ended, by its word or by ``Reject``, has seen to that in its own
-    process. One that raised may have been kept from it, by a soft time limit.
-    """
-    has_said_so = ended.end is End.REJECTED or ended.word is not None
-    has_seen_to_it = has_said_so and ended.end is not End.REFUSED
-    return ended.end is End.REVOKED or (_gives_up(settle) and not has_seen_to_it)
 
 
 def _gives_up(settle: Settle) -> bool:

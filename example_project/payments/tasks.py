@@ -6,13 +6,13 @@ from typing import Any
 
 from celery import shared_task
 
-from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
 
 from . import bank
 from .models import LedgerEntry
 
 
-@shared_task(base=SQSBackoffTask, bind=True, classify=bank.what_it_means)
+@shared_task(base=WorkflowTask, bind=True, classify=bank.what_it_means)
 def fund_account(self: Any, application_id: int) -> str:
     from .workflow import fund
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
+from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.safe.errors import TryLater
 from tests.support.record import Record
 
@@ -99,11 +99,11 @@ def _app(url: str, record: Record) -> Celery:
             if name == "refused":
                 raise NonRetryable("the last word of the provider")
 
-    @app.task(base=SQSBackoffTask, bind=True, name="fund")
+    @app.task(base=WorkflowTask, bind=True, name="fund")
     def fund(self: Any, order: int) -> None:
         steps(self, "fund", order)
 
-    @app.task(base=SQSBackoffTask, bind=True, name="refused")
+    @app.task(base=WorkflowTask, bind=True, name="refused")
     def refused(self: Any, order: int) -> None:
         steps(self, "refused", order)
 

@@ -28,9 +28,9 @@ from urllib.request import urlopen
 TRACED = (
     "example_project/payments/workflow.py",
     "example_project/payments/tasks.py",
-    "celery_sqs_backoff/safe/scope.py",
-    "celery_sqs_backoff/safe/steps.py",
+    "celery_sqs_backoff/safe/document.py",
     "celery_sqs_backoff/safe/workflow.py",
+    "celery_sqs_backoff/safe/take_back.py",
 )
 
 #: With ``every-line``: of a line's executions, so many.

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
+from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.errors import Busy, LockLost, Refused
-from celery_sqs_backoff.safe.guard import Passage, Run, enter, unset
+from celery_sqs_backoff.safe.guard import Passage, enter, release
 from celery_sqs_backoff.safe.lock import Lock
-from celery_sqs_backoff.safe.steps import Steps
-from celery_sqs_backoff.safe.writes import increment
+from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.urls import open_store
 from celery_sqs_backoff.store.vault import Vault
 
@@ -146,52 +146,49 @@ def _serve(url: str, asked: IO[str], answers: IO[str]) -> None:
         function, *arguments = json.loads(line)
         if function == "ready":
             answer: Any = True
-        elif function == "increments":
-            key, count = arguments
-            answer = [increment(store, key) for _ in range(count)]
         elif function == "exclusive":
-            answer = _exclusive(store, *arguments)
+            answer = _exclusive(_records(store), *arguments)
         elif function == "renew_then_release":
             answer = _renew_then_release(*arguments)
         elif function == "enter":
-            answer = _enter(_vault(store), *arguments)
+            answer = _enter(_records(store), *arguments)
         elif function == "unset":
-            answer = unset(_vault(store), _passed[arguments[0]])
+            answer = release(_records(store), _passed[arguments[0]])
         elif function == "step":
-            answer = _step(_vault(store), *arguments)
+            answer = _step(_records(store), *arguments)
         else:
             answer = getattr(store, function)(*arguments)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def _vault(store: Any) -> Vault:
-    return Vault(store, namespace="race", secrets=["secret"])
+def _records(store: Any) -> Records:
+    return Records(Vault(store, namespace="race", secrets=["secret"]))
 
 
-def _enter(vault: Vault, key: str, message: str, run: str) -> str:
+def _enter(records: Records, key: str, message: str, run: str) -> str:
     """Pass a guard; say how."""
     try:
-        passage = _passed[key] = enter(vault, key, Run(message, run), 60)
+        passage = _passed[key] = enter(records, key, message, run, 60)
     except Refused:
         return "refused"
-    return "ours" if passage.is_ours else "joined"
+    return "ours" if passage.is_first else "joined"
 
 
-def _step(vault: Vault, scope: str, name: str) -> Any:
+def _step(records: Records, scope: str, name: str) -> Any:
     """Do a step of a scope that others are in too."""
-    return Steps(vault, scope, None, Run(name, name)).do(
-        name, lambda: name, (), {}, undo=None, confirm=None
-    )
+    document = Document(records, "steps", scope)
+    return document.step(name, lambda: name, (), {}, message=None, is_certain=lambda _: False)
 
 
-def _exclusive(store: Any, key: str, lease: float) -> int | None:
-    """Take a lock for good; return its token, ``None`` if it is busy."""
-    lock = _held[key] = Lock(store, key, lease=lease)
+def _exclusive(records: Records, key: str, lease: float) -> bool:
+    """Take a lock for good; return whether it was free."""
+    lock = _held[key] = Lock(records, key, lease=lease)
     try:
-        return lock.acquire().token
+        lock.acquire()
     except Busy:
-        return None
+        return False
+    return True
 
 
 def _renew_then_release(key: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.safe import StoreInTransaction
 from celery_sqs_backoff.store.connections import refuse_open_transaction
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -45,14 +45,13 @@ def test_a_step_is_refused_in_a_transaction(aliases: tuple[str, str]) -> None:
     @app.task(shared=False, base=SQSBackoffTask, bind=True, name="workflow")
     def workflow(task: Any) -> None: ...
 
-    workflow.push_request(id="message", called_directly=False)
     with (
         transaction.atomic(using=aliases[0]),
         pytest.raises(StoreInTransaction, match="inside the step's function"),
     ):
-        workflow.step("a", pytest.fail, confirm=note.s())
+        workflow.step("a", pytest.fail, confirm=note.s(), scope="order:7")
     assert ran == []
-    workflow.step("a", lambda: "confirmed", confirm=note.s())
+    workflow.step("a", lambda: "confirmed", confirm=note.s(), scope="order:7")
     assert ran == ["confirmed"]
 
 
@@ -100,13 +99,13 @@ def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(
             cursor.execute("SELECT 100")
         paid.append(account)
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="outside")
+    @app.task(shared=False, base=WorkflowTask, bind=True, name="outside")
     @transaction.atomic(using=aliases[0])
     def outside(self: Any, way: str) -> None:
         with getattr(self, way)("account:7"):
             withdraw("outside")
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="inside")
+    @app.task(shared=False, base=WorkflowTask, bind=True, name="inside")
     def inside(self: Any, way: str) -> None:
         with getattr(self, way)("account:7"), transaction.atomic(using=aliases[0]):
             withdraw("inside")

@@ -295,8 +295,8 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
         "-c",
         "import django, shop\ndjango.setup()\n"
         "from celery_sqs_backoff.safe.lock import Lock\n"
-        "from celery_sqs_backoff.store.settings import vault_of\n"
-        "Lock(vault_of(shop.celery_app), 'order:7').acquire()",
+        "from celery_sqs_backoff.store.settings import records_of\n"
+        "Lock(records_of(shop.celery_app), 'order:7').acquire()",
     )
     assert " ".join(run(*arguments).split()) == says
 

@@ -84,24 +84,6 @@ def test_the_same_message_passes_its_guard_again(app: Celery, sqs_worker: Worker
     assert runs == [0, 1, 2]
 
 
-def test_a_busy_lock_costs_no_retry(app: Celery, sqs_worker: WorkerFactory) -> None:
-    """Two receives find it held, and ``max_retries`` allows one retry, which is used after."""
-    tries: list[str] = []
-
-    @task(app, name="workflow", max_retries=1)
-    def workflow(self: Any) -> str:
-        tries.append("try")
-        if len(tries) <= 2:
-            raise Busy("held")
-        if len(tries) == 3:
-            raise Retryable("once")
-        return "done"
-
-    with sqs_worker():
-        assert workflow.delay().get(timeout=20) == "done"
-    assert len(tries) == 4
-
-
 def test_a_run_that_found_the_lock_held_undoes_nothing(
     app: Celery, sqs_worker: WorkerFactory
 ) -> None:
@@ -122,14 +104,6 @@ def test_a_run_that_found_the_lock_held_undoes_nothing(
     with sqs_worker():
         workflow.delay().get(timeout=15)
     assert undone == ["Retryable"]
-
-
-def test_crashes_are_counted_for_all_workers_together(app: Celery) -> None:
-    from celery_sqs_backoff.safe.shared import count_crash
-
-    message = ("m", "mail", "task-id")
-    assert [count_crash(app, *message) for _ in range(3)] == [1, 2, 3]
-    assert count_crash(Celery("no store", set_as_current=False), *message) == 0
 
 
 def test_a_guard_without_a_store_is_refused_when_the_task_is_defined() -> None:

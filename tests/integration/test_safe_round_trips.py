@@ -12,12 +12,10 @@ from celery import Celery
 
 from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import RecordRejected
-from celery_sqs_backoff.safe.guard import Run, enter, finish, unset
-from celery_sqs_backoff.safe.shared import count_crash
-from celery_sqs_backoff.safe.writes import MARK
-from celery_sqs_backoff.store.settings import vault_of
+from celery_sqs_backoff.safe.guard import enter
+from celery_sqs_backoff.store.settings import records_of
 
-from .stores import NAMES, REDIS_URL, served
+from .stores import REDIS_URL, served
 
 pytestmark = pytest.mark.redis
 
@@ -76,33 +74,12 @@ def test_a_guard_costs_two_round_trips_per_run_and_one_when_it_does_not_run(
     assert cost(3, "first") == 2, "joined again, and done"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_joining_keeps_both_runs_from_unsetting_on_every_store(name: str, tmp_path: Any) -> None:
-    with served(name, tmp_path) as there:
-        app = Celery("joined", broker="memory://", set_as_current=False)
-        app.conf.sqs_backoff = {"store": there.store, "secret": "s"}
-        vault = vault_of(app)
-        first = enter(vault, "mail:7", Run("message", "run 1", "[7]"), 60)
-        assert first.is_ours
-        again = enter(vault, "mail:7", Run("message", "run 1", "[7]"), 60)
-        assert again.is_ours, "a client library has sent the call twice"
-        second = enter(vault, "mail:7", Run("message", "run 2", "[7]"), 60)
-        third = enter(vault, "mail:7", Run("message", "run 3", "[7]"), 60)
-        assert (second.text, third.text) == (MARK + first.text, MARK + first.text)
-        assert not any(unset(vault, passage) for passage in (first, second, third))
-        finish(vault, first, "sent")
-        done = enter(vault, "mail:7", Run("message", "run 4", "[7]"), 60)
-        assert (done.is_done, done.result) == (True, "sent")
-
-
-def test_a_record_that_is_not_text_is_rejected_and_harms_no_worker(app: Celery) -> None:
+def test_a_record_that_is_not_text_is_rejected(app: Celery) -> None:
     """Whoever can write to Redis can write anything."""
-    vault = vault_of(app)
-    enter(vault, "mail:7", Run("message", "run 1", "[7]"), 60)
-    assert count_crash(app, "m", "mail", "task-id") == 1
+    records = records_of(app)
+    enter(records, "mail:7", "message", "run 1", 60)
     raw = redis.Redis.from_url(REDIS_URL)
     for key in raw.scan_iter("*"):
         raw.set(key, b"\xff\x00", keepttl=True)
     with pytest.raises(RecordRejected):
-        enter(vault, "mail:7", Run("message", "run 2", "[7]"), 60)
-    assert count_crash(app, "m", "mail", "task-id") == 0
+        enter(records, "mail:7", "message", "run 2", 60)

@@ -102,7 +102,7 @@ def test_a_workflow_that_is_ended_at_any_line_is_finished_by_its_next_run(bank_u
     """One account, each funding released once, no ledger entry left pending."""
     runs = run(bank_url, ENDED_AT)
     lines = {run["at"] for run in runs}
-    assert {line.partition(":")[0] for line in lines} >= {"workflow.py", "tasks.py", "steps.py"}
+    assert {line.partition(":")[0] for line in lines} >= {"workflow.py", "tasks.py", "document.py"}
     assert len(runs) > (60 if ENDED_AT == "every-line" else 20)
     for one in runs:
         assert one["code"] == 0, one

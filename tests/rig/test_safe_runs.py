@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 
 import pytest
+from celery.canvas import Signature
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery_sqs_backoff.safe.identity import run_id_of
+from celery_sqs_backoff.safe.scope import scope_key
+from celery_sqs_backoff.safe.shared import is_in_doubt
+from kombu.exceptions import EncodeError
 
 from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask
 from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
-from celery_sqs_backoff.safe.identity import run_id_of
-from celery_sqs_backoff.safe.scope import scope_key
-from celery_sqs_backoff.safe.settings import vault_of
-from celery_sqs_backoff.safe.stores.memory import MemoryStore
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.settings import vault_of
 
 from . import Run
 from .bodies import raises, returns
@@ -414,3 +417,26 @@ def test_run_id(rig):
         rig.run()
     assert seen[::2] == seen[1::2]
     assert len({*seen}) == 4
+
+
+@pytest.mark.parametrize("throw", [True, False])
+@pytest.mark.parametrize("cause", [TimeoutError("the answer was lost"), Retryable("down")])
+def test_copy_refused(rig, monkeypatch, cause, throw):
+    """A copy that the broker refuses leaves the message in doubt only if its retry did."""
+
+    def body(self):
+        try:
+            raise cause.with_traceback(None)
+        except type(cause) as exc:
+            raise self.retry(args=(7,), exc=exc, throw=throw) from exc
+
+    def refuse(*args, **options):
+        raise EncodeError("not JSON")
+
+    rig.app.conf.sqs_backoff = {"store": MemoryStore()}
+    rig.task(body, undo=lambda *_: None)
+    message = rig.send()
+    monkeypatch.setattr(Signature, "apply_async", refuse)
+    rig.run()
+    assert message.fate == "dead letter"
+    assert is_in_doubt(rig.app, "mail", message.task_id) is isinstance(cause, TimeoutError)

@@ -21,18 +21,17 @@ from datetime import timedelta
 from random import Random
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 from celery import Celery
 
-from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import hooks
+from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe.errors import StoreUnavailable
-from celery_sqs_backoff.safe.shared import compensate_given_up
 from celery_sqs_backoff.store.memory import MemoryStore
 
+from . import workflow
+
 #: Lines at which a process can end: ours, and those of the work in this file.
-_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/vault", "django/outbox")
+_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/records", "django/outbox")
 _WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo", "book", "send")
 
 
@@ -222,55 +221,6 @@ def stepped(world: World) -> History:
     return history
 
 
-def taken_back(world: World) -> History:
-    """A workflow that is given up takes back each step that it has done, and only once."""
-
-    @world.app.task(shared=False, base=SQSBackoffTask, name="undo")
-    def undo(done: object, name: str) -> None:
-        world.effects[f"undone {name}"] += 1
-
-    @world.app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
-    def fund(self: Any) -> None:
-        with self.workflow("order:7", lease=300) as work:
-            for name in "abc":
-                work.step(name, act, name, undo=undo.s(name))
-        world.effects["complete"] += 1
-
-    def act(name: str) -> str:
-        how = world.rng.random()
-        if how < 0.1:
-            raise NonRetryable("refused", safe_to_undo=True)
-        world.done.append(name)
-        if how < 0.2:
-            raise ValueError("the answer was lost")
-        return name
-
-    world.lines = 1_500
-
-    def history(seed: int) -> None:
-        world.begin(seed)
-        for _ in range(world.rng.randint(1, 4)):
-            ended = world.run(fund, task_id="A")
-            world.now += 400  # a killed run's lease has ended
-            if ended is not None:
-                break
-        if world.effects["complete"]:
-            return
-        # The crash budget is used up, or the run has given up: who settles it for good lives.
-        world.store_fails = 0.0
-        assert compensate_given_up(world.app, "fund", "A")
-        if world.run(fund, task_id="A", killable=False).state == "SUCCESS":
-            assert set(world.done) == {"a", "b", "c"}  # killed after its last step: it had ended
-            return
-        undone = {name for name in "abc" if world.effects[f"undone {name}"]}
-        assert set(world.done) <= undone, f"done {world.done}, taken back {undone}"
-        before = Counter(world.effects)
-        assert compensate_given_up(world.app, "fund", "A")
-        assert world.effects == before, "taken back again"
-
-    return history
-
-
 class RolledBack(Exception):
     """The caller's transaction has failed."""
 
@@ -351,10 +301,12 @@ def sent_after_commit(world: World) -> History:
     return history
 
 
+#: Those have a world of their own.
+WORKFLOW = "workflow"
+
 KINDS: dict[str, Callable[[World], History]] = {
     "guard": guarded,
     "step": stepped,
-    "workflow": taken_back,
     "outbox": sent_after_commit,
 }
 
@@ -368,16 +320,18 @@ def simulate(kind: str, *, histories: int, seed: int = 0) -> Counter[str]:
     logging.disable(logging.CRITICAL)
     happened: Counter[str] = Counter()
     try:
-        # The clock is virtual: nobody waits for the store.
-        with patch.object(hooks, "_PAUSES", (0.0, 0.0)):
+        if kind != WORKFLOW:
             world = World()
-            play = KINDS[kind](world)
-            for number in range(seed, seed + histories):
-                try:
-                    play(number)
-                except AssertionError as exc:
-                    raise AssertionError(f"{kind}, seed {number}: {exc}") from exc
-                happened.update(killed=world.effects["killed"], effects=len(world.done))
+            history = KINDS[kind](world)
+        for number in range(seed, seed + histories):
+            try:
+                if kind == WORKFLOW:
+                    happened.update(workflow.play(number))
+                    continue
+                history(number)
+            except AssertionError as exc:
+                raise AssertionError(f"{kind}, seed {number}: {exc}") from exc
+            happened.update(killed=world.effects["killed"], effects=len(world.done))
     finally:
         logging.disable(logging.NOTSET)
     return happened
@@ -387,9 +341,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--histories", type=int, default=2000, help="of each kind. Default: 2000")
     parser.add_argument("--seed", type=int, default=0, help="of the first. Default: 0")
-    parser.add_argument("--kind", choices=KINDS, action="append", help="Default: all")
+    parser.add_argument("--kind", choices=(*KINDS, WORKFLOW), action="append", help="Default: all")
     options = parser.parse_args()
-    for kind in options.kind or KINDS:
+    for kind in options.kind or (*KINDS, WORKFLOW):
         started = time.monotonic()
         happened = simulate(kind, histories=options.histories, seed=options.seed)
         seconds = time.monotonic() - started

@@ -1,189 +1,285 @@
-"""Check-and-set, unset, and the task option."""
+"""One message per key and window: the kernel, and the option ``guard`` (rows B1 to B6)."""
 
 from __future__ import annotations
 
-import inspect
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff.safe.errors import OtherInput, Refused
-from celery_sqs_backoff.safe.guard import Guard, Run, enter, finish, unset
+from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
+from celery_sqs_backoff.safe.errors import Busy, Refused
+from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.vault import Vault
 
-
-def send_mail(customer_id: int, template: str = "welcome") -> None: ...
-
-
-SIGNATURE = inspect.signature(send_mail)
+from .safe_app import Clock, make_app, store_of
 
 
 @pytest.fixture
-def now() -> list[float]:
-    return [0.0]
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def vault(now: list[float]) -> Vault:
-    return Vault(MemoryStore(clock=lambda: now[0]), namespace="shop")
+def records(clock: Clock) -> Records:
+    return Records(Vault(MemoryStore(clock=clock), secrets=["secret"]))
 
 
-def run(message: str, number: int = 1, given: str = "") -> Run:
-    return Run(message, f"{message} run {number}", given)
+def passes(records: Records, message: str, run: str) -> Any:
+    return enter(records, "mail:7", message, run, 3600)
 
 
-def test_the_same_message_passes_and_another_does_not(vault: Vault) -> None:
-    assert enter(vault, "mail:7", run("first"), 3600).is_ours
-    assert not enter(vault, "mail:7", run("first", 2), 3600).is_ours
+def test_the_same_message_passes_and_another_does_not(records: Records) -> None:
+    """Row B6. The refusal does not say which message has passed."""
+    assert passes(records, "A", "run 1").is_first
+    assert not passes(records, "A", "run 2").is_first
     with pytest.raises(Refused) as refused:
-        enter(vault, "mail:7", run("second"), 3600)
-    assert "3600 s" in str(refused.value)
-    assert enter(vault, "mail:8", run("second"), 3600).is_ours
+        passes(records, "B", "run 3")
+    assert "A" not in str(refused.value)
 
 
-def test_a_refusal_does_not_say_who_has_passed(vault: Vault) -> None:
-    """Whoever knows the id could send a message under it, and pass."""
-    enter(vault, "mail:7", run("first"), 3600)
-    with pytest.raises(Refused) as refused:
-        enter(vault, "mail:7", run("second"), 3600)
-    assert "first" not in repr(refused.value.result)
+def test_another_message_passes_after_the_window(records: Records, clock: Clock) -> None:
+    """The same message does not extend it."""
+    passes(records, "A", "run 1")
+    clock.now += 3000
+    passes(records, "A", "run 2")
+    clock.now += 700
+    assert passes(records, "B", "run 3").is_first
 
 
-def test_another_message_passes_after_the_window_which_the_same_one_does_not_extend(
-    vault: Vault, now: list[float]
-) -> None:
-    enter(vault, "mail:7", run("first"), 3600)
-    now[0] = 3599
-    finish(vault, enter(vault, "mail:7", run("first", 2), 3600), "sent")
-    now[0] = 3600
-    enter(vault, "mail:7", run("second"), 3600)
+def test_the_first_run_releases_the_guard(records: Records) -> None:
+    assert release(records, passes(records, "A", "run 1"))
+    assert passes(records, "B", "run 2").is_first
 
 
-def test_only_the_run_that_made_the_record_unsets_it(vault: Vault) -> None:
-    first = enter(vault, "mail:7", run("first"), 3600)
-    assert unset(vault, first)
-    second = enter(vault, "mail:7", run("second"), 3600)
-    assert not unset(vault, first)
-    assert unset(vault, second)
-
-
-def test_no_run_unsets_what_another_run_of_its_message_may_have_done(vault: Vault) -> None:
-    """The first was lost after it had sent the mail; or it is still going. Nobody knows."""
-    first = enter(vault, "mail:7", run("first"), 3600)
-    second = enter(vault, "mail:7", run("first", 2), 3600)
-    assert not unset(vault, second)
-    assert not unset(vault, first)
+@pytest.mark.parametrize("releasing", ["first", "second"])
+def test_a_shared_guard_is_not_released(records: Records, releasing: str) -> None:
+    """The other run may have done the work."""
+    runs = {"first": passes(records, "A", "run 1"), "second": passes(records, "A", "run 2")}
+    assert not release(records, runs[releasing])
     with pytest.raises(Refused):
-        enter(vault, "mail:7", run("second"), 3600)
+        passes(records, "B", "run 3")
 
 
-def test_a_message_that_comes_back_when_it_is_done_gets_its_result(vault: Vault) -> None:
-    finish(vault, enter(vault, "mail:7", run("first"), 3600), {"sent": [1, 2]})
-    again = enter(vault, "mail:7", run("first", 2), 3600)
-    assert (again.is_done, again.has_result, again.result) == (True, True, {"sent": [1, 2]})
-    with pytest.raises(Refused):
-        enter(vault, "mail:7", run("second"), 3600)
+def test_a_run_that_was_cut_short_leaves_the_next_one_the_first(records: Records) -> None:
+    """It found a lock held, say, and has done nothing."""
+    cut_short(records, passes(records, "A", "run 1"))
+    assert release(records, passes(records, "A", "run 2"))
 
 
-@pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["not JSON", "too large"])
-def test_a_message_whose_result_cannot_be_kept_is_done_all_the_same(
-    vault: Vault, result: object
-) -> None:
-    finish(vault, enter(vault, "mail:7", run("first"), 3600), result)
-    again = enter(vault, "mail:7", run("first", 2), 3600)
+def test_a_message_that_is_done_gets_its_result(records: Records) -> None:
+    finish(records, passes(records, "A", "run 1"), {"sent": 1})
+    again = passes(records, "A", "run 2")
+    assert (again.is_done, again.has_result, again.result) == (True, True, {"sent": 1})
+
+
+@pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["no JSON", "too large"])
+def test_a_message_whose_result_cannot_be_kept_is_done(records: Records, result: object) -> None:
+    finish(records, passes(records, "A", "run 1"), result)
+    again = passes(records, "A", "run 2")
     assert (again.is_done, again.has_result) == (True, False)
 
 
-def test_of_two_runs_of_one_message_the_one_that_ends_well_makes_it_done(vault: Vault) -> None:
-    first = enter(vault, "mail:7", run("first"), 3600)
-    enter(vault, "mail:7", run("first", 2), 3600)
-    finish(vault, first, "sent")
-    assert enter(vault, "mail:7", run("first", 3), 3600).result == "sent"
+def test_of_two_runs_the_one_that_ends_well_makes_the_message_done(records: Records) -> None:
+    first = passes(records, "A", "run 1")
+    passes(records, "A", "run 2")
+    finish(records, first, "sent")
+    assert passes(records, "A", "run 3").is_done
 
 
-def test_the_same_message_with_other_arguments_is_refused_by_name(vault: Vault) -> None:
-    enter(vault, "mail:7", run("first", given="[7]"), 3600)
-    with pytest.raises(OtherInput, match="same key, other input"):
-        enter(vault, "mail:7", run("first", 2, given="[8]"), 3600)
+# The option
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "key"),
-    [((7,), {}, "7 welcome"), ((), {"customer_id": 7, "template": "bill"}, "7 bill")],
-)
-def test_a_key_is_made_of_the_arguments(args: Any, kwargs: Any, key: str) -> None:
-    guard = Guard(key="{customer_id} {template}", window=1)
-    assert guard.key_for(SIGNATURE, args, kwargs) == key
-    called = Guard(
-        key=lambda customer_id, template="welcome": f"{customer_id} {template}", window=1
-    )
-    assert called.key_for(SIGNATURE, args, kwargs) == key
-
-
-def test_a_key_may_look_into_an_argument() -> None:
-    guard = Guard(key="{order[id]}", window=1)
-    signature = inspect.signature(lambda order: None)
-    guard.check(signature)
-    assert guard.key_for(signature, ({"id": 3},), {}) == "3"
-
-
-def test_an_argument_that_the_task_does_not_have_is_refused() -> None:
-    with pytest.raises(ImproperlyConfigured, match="customer_id, template"):
-        Guard(key="mail:{costumer_id}", window=1).check(SIGNATURE)
-
-
-@pytest.mark.parametrize("window", [0, -1, None, "1h", float("inf"), timedelta.max])
-def test_a_window_must_be_above_0_and_within_a_century(window: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match="window"):
-        Guard(key="a", window=window)
-
-
-@pytest.mark.parametrize("key", ["mail:{customer_id", "mail:{customer_id!z}"])
-def test_a_key_that_cannot_be_filled_is_refused(key: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"guard: invalid key 'mail:\{customer_id"):
-        Guard(key=key, window=1).check(SIGNATURE)
-
-
-@pytest.mark.parametrize("key", ["", None, 7])
-def test_a_key_must_be_a_string_or_a_callable(key: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match="key"):
-        Guard(key=key, window=1)
-
-
-def test_a_window_may_be_a_timedelta() -> None:
-    assert Guard(key="a", window=timedelta(hours=1)).window == 3600
+def mail(customer: Any, template: str = "welcome") -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("args", "other"),
-    [(("x:y", "z"), ("x", "y:z")), (("x%3A", "y"), ("x:", "y")), (("a ", "b"), ("a", " b"))],
+    ("key", "args", "kwargs", "made"),
+    [
+        ("mail:{customer}", (7,), {}, "mail:7"),
+        ("mail:{customer}:{template}", (7,), {"template": "bill"}, "mail:7:bill"),
+        ("{customer[id]}", ({"id": 7},), {}, "7"),
+        (lambda customer, template="": customer, (7,), {}, "7"),
+    ],
 )
-def test_the_separators_of_a_key_are_told_from_the_arguments(args: Any, other: Any) -> None:
-    signature = inspect.signature(lambda a, b: None)
-    for template in ("m:{a}:{b}", "{a} {b}"):
-        guard = Guard(key=template, window=1)
-        keys = {guard.key_for(signature, given, {}) for given in (args, other)}
-        assert len(keys) == 2
+def test_a_key_is_made_of_the_arguments(key: Any, args: Any, kwargs: Any, made: str) -> None:
+    guard = Guard(key=key, window=timedelta(hours=1))
+    guard.check(signature(mail))
+    assert guard.key_for(signature(mail), args, kwargs) == made
+    assert guard.window == 3600
 
 
-@pytest.mark.parametrize("between", ["", "x", "0"])
-def test_two_arguments_need_a_separator_between_them(between: str) -> None:
-    """``{a}0{b}`` is 1001 for 1 and 01, and for 10 and 1."""
-    with pytest.raises(ImproperlyConfigured, match="between"):
-        Guard(key=f"{{customer_id}}{between}{{template}}", window=1).check(SIGNATURE)
+@pytest.mark.parametrize("key", ["mail:{order}", "mail:{", "mail:{}", "", 7])
+def test_a_key_that_cannot_be_filled_is_refused(key: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="guard"):
+        Guard(key=key, window=60).check(signature(mail))
 
 
-@pytest.mark.parametrize(("customer", "expected"), [(None, TypeError), ("", ValueError)])
-def test_an_argument_that_names_nobody_is_no_key(customer: Any, expected: Any) -> None:
-    """Else all customers without a number would be one customer."""
-    with pytest.raises(expected, match="customer_id"):
-        Guard(key="mail:{customer_id}", window=1).key_for(SIGNATURE, (customer,), {})
-
-
-@pytest.mark.parametrize("returned", [None, "", ["a"], True])
-def test_a_callable_must_return_a_key(returned: Any) -> None:
+@pytest.mark.parametrize("customer", [None, ""])
+def test_an_argument_that_names_nobody_is_no_key(customer: Any) -> None:
+    """All such mails would share one guard."""
     with pytest.raises((TypeError, ValueError), match="guard key"):
-        Guard(key=lambda customer_id: returned, window=1).key_for(SIGNATURE, (7,), {})
+        Guard(key="mail:{customer}", window=60).key_for(signature(mail), (customer,), {})
+
+
+@pytest.fixture
+def app() -> Celery:
+    return make_app()
+
+
+def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
+    """A guarded task whose runs end so, in turn, and the IDs of the messages that have run."""
+    ran, left = list[str](), list(ends)
+
+    @app.task(
+        base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="k", window=60), **options
+    )
+    def work(self: Any) -> Any:
+        ran.append(self.request.id)
+        end = left.pop(0) if left else "done"
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    return work, ran
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_released"),
+    [
+        pytest.param(Retryable("down"), True, id="B1 retryable"),
+        pytest.param(NonRetryable("no", safe_to_undo=True), True, id="B2 not processed"),
+        pytest.param(NonRetryable("timeout"), False, id="B3 may have been processed"),
+        pytest.param(ValueError(), False, id="B4 not classified"),
+    ],
+)
+def test_a_failure_releases_the_guard_only_if_nothing_was_processed(
+    app: Celery, failure: Exception, is_released: bool
+) -> None:
+    undone: list[int] = []
+    work, ran = guarded(app, failure, max_retries=0, undo=lambda *_: undone.append(1))
+    work.apply(task_id="A")
+    work.apply(task_id="B")
+    assert ran == (["A", "B"] if is_released else ["A"])
+    assert bool(undone) is is_released
+
+
+def test_a_step_keeps_the_guard(app: Celery) -> None:
+    """What the step has done is not undone by a failure after it."""
+    ran: list[str] = []
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="k", window=60))
+    def work(self: Any) -> None:
+        ran.append(self.request.id)
+        self.step("charge", lambda: 1)
+        raise NonRetryable("no", safe_to_undo=True)
+
+    for message in "AB":
+        work.apply(task_id=message)
+    assert ran == ["A"]
+
+
+def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
+    """A task with ``undo`` keeps a record of its runs, without a guard too."""
+    undone: list[int] = []
+    ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", safe_to_undo=True)]
+
+    @app.task(base=SQSBackoffTask, shared=False, max_retries=0, undo=lambda *_: undone.append(1))
+    def work() -> None:
+        raise ends.pop(0)
+
+    with pytest.raises(KeyboardInterrupt):  # as SIGKILL would
+        work.apply(task_id="A")
+    work.apply(task_id="A")
+    assert undone == []
+    work.apply(task_id="A")
+    assert undone == [1], "the task's own word speaks for all its runs"
+
+
+def test_a_busy_lock_puts_no_run_in_doubt(app: Celery) -> None:
+    undone: list[int] = []
+    work, _ = guarded(
+        app, Busy(), Retryable("down"), max_retries=0, undo=lambda *_: undone.append(1)
+    )
+    work.apply(task_id="A")
+    work.apply(task_id="A")
+    assert undone == [1]
+
+
+def test_a_done_message_is_not_run_again(app: Celery) -> None:
+    work, ran = guarded(app, "sent")
+    assert [work.apply(task_id="A").result for _ in range(2)] == ["sent", "sent"]
+    assert ran == ["A"]
+
+
+def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
+    """The replaced message has the same ID: it passes its own guard."""
+    pages: list[int] = []
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="{day}", window=60))
+    def report(self: Any, day: str, page: int = 1) -> str:
+        pages.append(page)
+        if page < 3:
+            raise self.replace(self.s(day, page + 1))
+        return "done"
+
+    report.apply(("Monday",), task_id="A")
+    assert pages == [1, 2, 3]
+
+
+def test_a_guard_costs_two_calls(app: Celery) -> None:
+    work, _ = guarded(app)
+    work.apply(task_id="A")
+    assert store_of(app).calls.total() == 2
+
+
+def test_a_store_that_is_away_after_the_run_fails_nothing(app: Celery) -> None:
+    work, _ = guarded(app)
+    store_of(app).is_away = {"replace"}
+    assert work.apply(task_id="A").result == "done"
+
+
+def test_a_store_that_is_away_before_the_run_runs_nothing(app: Celery) -> None:
+    work, ran = guarded(app, max_retries=0)
+    store_of(app).is_away = True
+    assert work.apply(task_id="A").state == "FAILURE"
+    assert ran == []
+
+
+def test_a_guarded_block_passes_its_own_message_only(app: Celery) -> None:
+    ran: list[str] = []
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False)
+    def remind(self: Any, end: Any = None) -> None:
+        with self.guarded("reminder:7", window=60):
+            ran.append(self.request.id)
+            if end is not None:
+                raise end
+
+    remind.apply((NonRetryable("no", safe_to_undo=True),), task_id="A")
+    for message in "BBC":
+        remind.apply(task_id=message)
+    assert ran == ["A", "B", "B"]
+
+
+def test_a_direct_call_is_not_guarded(app: Celery) -> None:
+    work, _ = guarded(app)
+    assert [work(), work()] == ["done", "done"]
+
+
+@pytest.mark.parametrize("guard", ["k", Guard(key="{order}", window=60)])
+def test_a_guard_that_could_not_work_is_refused(app: Celery, guard: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="guard"):
+        app.task(base=SQSBackoffTask, shared=False, lazy=False, guard=guard)(mail)
+
+
+def test_a_guard_needs_a_store() -> None:
+    app = Celery("no store", broker="memory://", set_as_current=False)
+    options = {"base": SQSBackoffTask, "shared": False, "lazy": False}
+    with pytest.raises(ImproperlyConfigured, match="need a store"):
+        app.task(guard=Guard(key="k", window=60), **options)(mail)

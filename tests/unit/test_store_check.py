@@ -13,7 +13,7 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.solo import TaskPool as Solo
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, warnings_of
 from celery_sqs_backoff.store.errors import StoreRefused
@@ -115,7 +115,7 @@ def test_records_that_are_not_signed_on_a_shared_store_are_warned_of(app: Celery
 
 
 def test_a_workflow_on_a_shared_store_needs_signed_records(app: Celery) -> None:
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="fund")
+    @app.task(shared=False, base=WorkflowTask, bind=True, name="fund")
     def fund(self: Any) -> None:
         self.workflow("order:7")
 

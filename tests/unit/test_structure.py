@@ -27,18 +27,16 @@ MAY_IMPORT = {
     "foreign": {"retry", "sqs"},
     # A store has its table in contrib.django.
     "store": {"retry", "text", "threads", "contrib"},
-    "safe": {"retry", "sqs", "store", "signals", "classifiers", "text", "threads"},
-    "provider": {"retry", "sqs", "store", "signals", "text", "units"},
     # SQSBackoffTask has the methods of the outbox.
-    "task": {
-        *("retry", "sqs", "store", "safe", "signals", "provider", "text", "threads", "contrib"),
-    },
+    "safe": {"retry", "store", "task", "text", "contrib"},
+    "provider": {"retry", "sqs", "store", "signals", "text", "units"},
+    "task": {"retry", "sqs", "store", "signals", "provider", "text", "threads"},
     "observe": {"retry", "sqs", "store", "signals", "text", "threads", "units"},
     "worker": {
-        *("retry", "sqs", "store", "safe", "task", "signals", "provider", "foreign", "observe"),
+        *("retry", "sqs", "store", "task", "signals", "provider", "foreign", "observe"),
         *("doctor", "text", "threads"),
     },
-    "redrive": {"retry", "sqs", "safe", "signals", "text", "threads", "units"},
+    "redrive": {"retry", "sqs", "signals", "text", "threads", "units"},
     "simulate": {"retry", "sqs", "provider", "task", "text", "units"},
     "doctor": {"retry", "sqs", "store", "task", "units"},
     "commands": {

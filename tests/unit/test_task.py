@@ -22,19 +22,15 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import GiveUp, Reply, RetryIn
+from celery_sqs_backoff.retry.decision import GiveUp, Reply
 from celery_sqs_backoff.safe import Busy, StepNotRecorded
+from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.safe.inspect import look
-from celery_sqs_backoff.safe.shared import count_crash
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
 from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.store.settings import vault_of
-from celery_sqs_backoff.task import failed_run
-from celery_sqs_backoff.task import retries as task_retries
+from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
-
-from .test_safe_midway import FickleStore
 
 URL = "https://sqs.example/1/q"
 
@@ -295,7 +291,7 @@ def test_a_provider_that_is_down_or_refuses_says_nothing_of_an_earlier_run_in_do
         raise failure
 
     if earlier == "lost":
-        count_crash(app, "m", charge.name, "task-id")
+        raised_by(charge, KeyboardInterrupt(), False)  # as SIGKILL would
     else:
         raised_by(charge, failures.get(earlier, TimeoutError()), earlier.endswith("by hand"))
     undone.clear()
@@ -384,96 +380,18 @@ def test_nothing_is_undone_after_another_delivery_of_the_message_has_acted(app, 
     assert give_up.outcome is Outcome.UNKNOWN
 
 
-def test_while_the_store_does_not_say_whether_a_run_is_in_doubt_nothing_is_undone(
-    app, failing, undone, caplog
-):
+def test_while_the_store_is_away_nothing_is_undone(app, failing, undone, monkeypatch):
     """The network of this machine may be down: then neither provider nor store is reached."""
-    store = FickleStore()
+    store = MemoryStore()
     app.conf.sqs_backoff = {"store": store}
     mail = failing(max_retries=1)
-    store.is_away = True
-    _, give_up = raised_by(mail, ProviderDown("x"), retries=1)
-    assert give_up.outcome is Outcome.RETRYABLE
-    assert undone == []
-    assert "sqs_backoff.not_undone" in caplog.text
-    store.is_away = False
+
+    def away(*_):
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "delete", away)
     raised_by(mail, ProviderDown("x"), retries=1)
-    assert len(undone) == 1
-
-
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("takes_locks", [True, False])
-def test_waiting_for_a_lock_uses_up_no_retries_although_the_store_goes_away(
-    app, by_hand, takes_locks
-):
-    store = FickleStore()
-    app.conf.sqs_backoff = {"store": store}
-
-    @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False, max_retries=1)
-    def pay(self, failure):
-        if by_hand:
-            raise self.retry(exc=failure)
-        raise failure
-
-    type(pay).asks_in_its_body = takes_locks
-    for receive in range(4):
-        raised_by(pay, Busy("held"), retries=receive)
-    store.is_away = True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pay, "_ask_at_the_door", lambda: None)
-        exc, _ = raised_by(pay, Retryable("down"), retries=4)
-    assert isinstance(exc, BackoffRetry) is takes_locks
-
-
-@pytest.mark.parametrize("asked", ["busy_receives", "is_in_doubt"])
-def test_a_store_that_hangs_holds_up_no_failure_of_another_thread(failing, monkeypatch, asked):
-    """A pool of threads; a first attempt asks no store. Before Python 3.12 they had one lock."""
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(*_):
-        if threading.current_thread() is asking:
-            hangs.set()
-            assert goes_on.wait(60)
-        return False
-
-    monkeypatch.setattr(task_retries if asked == "busy_receives" else failed_run, asked, hang)
-    mail, failure = failing(), ProviderDown("x")
-    asking = threading.Thread(target=lambda: raised_by(mail, failure, retries=1))
-    other = threading.Thread(target=lambda: raised_by(mail, failure), daemon=True)
-    asking.start()
-    assert hangs.wait(60)
-    other.start()
-    other.join(10)
-    was_held_up = other.is_alive()
-    goes_on.set()
-    asking.join()
-    assert not was_held_up
-
-
-def test_a_retry_that_has_nothing_to_undo_does_not_ask_the_store(app, monkeypatch):
-    asked = []
-    monkeypatch.setattr(failed_run, "is_in_doubt", lambda *each: asked.append(each) or False)
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-    options = {"base": SQSBackoffTask, "lazy": False, "shared": False, "retry_on": ProviderDown}
-
-    @app.task(**options)
-    def plain():
-        raise ProviderDown("x")
-
-    @app.task(**options, undo=lambda *each: None)
-    def undone():
-        raise ProviderDown("x")
-
-    @app.task(**options, guard=Guard(key="mail", window=60))
-    def guarded():
-        raise ProviderDown("x")
-
-    raised_by(plain, retries=1)
-    raised_by(guarded)
-    assert asked == []
-    assert look(vault_of(app), "mail") == [], "the guard is taken back all the same"
-    raised_by(undone, retries=1)
-    assert len(asked) == 1
+    assert undone == []
 
 
 class WithCall(SQSBackoffTask):
@@ -496,7 +414,7 @@ def test_a_guard_stays_where_a_step_was_done_before_the_provider_went_down(app, 
 
     with received(pay, args=(7,)), pytest.raises(Retry):
         (pay if base is WithCall else pay.run)(7)  # as Celery does
-    assert [entry.kind for entry in look(vault_of(app), "o:7")] == ["guard"]
+    assert [entry.kind for entry in look(records_of(app), "o:7")] == ["guard"]
 
 
 @pytest.mark.parametrize("base", [SQSBackoffTask, WithCall])
@@ -507,82 +425,6 @@ def test_no_rule_retries_what_the_task_itself_retries_no_more(app, base):
 
     with received(pay), pytest.raises(ProviderDown):
         (pay if base is WithCall else pay.run)()
-
-
-def test_a_run_that_is_repeated_by_the_tasks_own_call_is_the_same_run(app):
-    """After a deadlock in the database, for example. A task that calls itself is another call."""
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-    ids, charged = [], []
-
-    class Repeats(SQSBackoffTask):
-        abstract = True
-
-        def __call__(self, *args, **kwargs):
-            super().__call__(*args, **kwargs)
-            return self.run(*args, **kwargs)
-
-    @app.task(base=Repeats, bind=True, lazy=False, shared=False)
-    def pay(self, is_inner=False):
-        ids.append((is_inner, self.idempotency_key("charge")))
-        if not is_inner:
-            pay(is_inner=True)
-            self.step("charge", charged.append, 1)
-            with self.workflow("order:7") as order:
-                order.step("release", charged.append, 2)
-
-    with received(pay):
-        pay()
-    assert charged == [1, 2]
-    outer = [key for is_inner, key in ids if not is_inner]
-    inner = [key for is_inner, key in ids if is_inner]
-    assert len(outer) == 2
-    assert len({*outer}) == 1
-    assert not {*outer} & {*inner}
-    assert inner[:2] == inner[2:], "what it calls as a function would do its steps once more"
-
-
-def test_what_a_tasks_own_call_does_before_its_run_is_another_call(app):
-    """The second one's step was taken for a repetition of the first, and skipped."""
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-    sent = []
-
-    @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False)
-    def audit(self):
-        self.step("send", sent.append, self.idempotency_key("send"))
-
-    class Audited(SQSBackoffTask):
-        abstract = True
-
-        def __call__(self):
-            self.step("begin", sent.append, 1)
-            audit()
-            super().__call__()
-            audit()
-
-    @app.task(base=Audited, bind=True, lazy=False, shared=False)
-    def pay(self):
-        with pytest.raises(ValueError, match="of that name"):
-            self.step("begin", sent.append, 1)
-
-    with received(pay):
-        pay()
-    assert len(sent) == len({*sent}) == 3
-
-
-def test_a_held_lock_is_waited_for_although_its_lease_is_longer_than_retry_for(app):
-    """300 s by default. The holder may end in a second; the message was a dead letter then."""
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-
-    @app.task(base=SQSBackoffTask, lazy=False, shared=False, retry_for=120)
-    def send_code():
-        raise Busy("held", lease_left=290.0)
-
-    for times in range(1, 7):
-        raised, _ = raised_by(send_code, retries=times - 1)
-        assert type(raised) is BackoffRetry
-        assert times < 4 or 58 <= raised.when <= 60
-    _, give_up = raised_by(send_code, retries=6)
-    assert give_up.reason is GiveUpReason.DELAY_TOO_LONG
 
 
 def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
@@ -647,23 +489,6 @@ def test_a_spent_budget_ends_the_retries_with_the_failure_itself(failing, option
     raised, give_up = raised_by(failing(**options), failure, **facts)
     assert raised is failure
     assert (give_up.reason, give_up.outcome) == (reason, Outcome.RETRYABLE)
-
-
-@pytest.mark.parametrize(
-    ("receive_count", "on_give_up", "word"),
-    [(2, "dead-letter", RetryIn), (3, "fail", RetryIn), (3, "dead-letter", GiveUp)],
-)
-def test_a_message_whose_workflow_is_owed_comes_back_while_sqs_lets_it(
-    failing, monkeypatch, receive_count, on_give_up, word
-):
-    """After its last receive SQS would make a dead letter of it, without the reason."""
-    task = failing(max_retries=0, on_give_up=on_give_up)
-    monkeypatch.setattr(type(task), "_compensate_given_up", lambda *_, **__: False)
-    facts = {"receive_count": receive_count, "max_receive_count": 3}
-    with received(task, args=(ProviderDown("x"),), **facts) as run:
-        with pytest.raises((Retry, ProviderDown)):
-            task.run(ProviderDown("x"))
-        assert isinstance(run.report.ended.word, word)
 
 
 @pytest.mark.parametrize(
@@ -848,17 +673,6 @@ def test_a_changed_retry_is_published_as_celery_does(failing, published, options
     raised, _ = retry(failing(), **options)
     assert type(raised) is Retry
     assert len(published) == 1
-
-
-def test_a_copy_does_not_count_the_receives_that_found_a_lock_held(failing, published, app):
-    """Celery counted them: no copy was published, and the work was done again from the start."""
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-    task = failing(max_retries=2)
-    for receive in range(4):
-        raised_by(task, Busy("held"), retries=receive)
-    raised, _ = retry(task, args=["b"], exc=ProviderDown("x"), facts={"retries": 4})
-    assert type(raised) is Retry
-    assert [copy.options["retries"] for copy in published] == [1]
 
 
 def test_throw_false_publishes_and_returns(failing, published):

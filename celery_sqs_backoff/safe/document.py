@@ -1,0 +1,269 @@
+"""The steps of one scope, in one record: what is done, and what would take it back.
+
+::
+
+    open --given up--> closing --all taken back--> closed      a step: begun -> confirm -> done
+
+A workflow's record is written by the holder of its lock alone, and each write compares the text
+that was read. So a run that has lost the lock fails at its next write. The message that last began
+a step answers for the workflow: when that message is given up, the steps are taken back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
+from typing import Any
+from uuid import uuid4, uuid5
+
+from celery.canvas import Signature
+from kombu.utils.json import dumps, loads
+
+from ..store.connections import refuse_open_transaction
+from ..store.protocol import KEEP_SECONDS
+from ..store.records import Record, Records
+from ..text import error_site
+from .errors import Compensated, LockLost, NotDispatched, OtherInput, SafeError, StepNotRecorded
+from .names import NAMESPACE, input_of, text_of
+
+OPEN, CLOSING, CLOSED = "open", "closing", "closed"
+BEGUN, CONFIRM, DONE = "begun", "confirm", "done"
+
+#: The record is one item, and DynamoDB's hold 400 KB.
+_MAX_STEPS, _MAX_NAME_CHARACTERS, _MAX_ENTERED = 200, 200, 50
+
+Change = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class Document:
+    """The record of a scope, as one run sees it.
+
+    Arguments:
+        kind: ``"scope"`` of a workflow, ``"steps"`` of steps without a lock.
+        name: of the scope.
+        used: names of the steps that the run has had; they are added to.
+        note_act: called once a step has been done, or is in doubt.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        kind: str,
+        name: str,
+        *,
+        used: set[str] | None = None,
+        note_act: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._records, self._kind, self._name = records, kind, name
+        self._used: set[str] = set() if used is None else used
+        self._note_act, self._clock = note_act, clock
+        self._record: Record | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The record's fields; the record is made if there is none."""
+        if self._record is None:
+            empty: dict[str, Any] = {"state": OPEN, "steps": {}}
+            self._record = self._records.add(self._kind, self._name, empty, KEEP_SECONDS)
+        return self._record.fields
+
+    def update(self, change: Change) -> dict[str, Any]:
+        """Write what ``change`` returns for the fields as they are; return the new ones.
+
+        Raises:
+            LockLost: another run has written the record of this workflow.
+        """
+        while True:
+            fields = self.fields
+            assert self._record is not None
+            new = self._records.replace(self._record, fields | dict(change(fields)))
+            if new is not None:
+                self._record = new
+                return new.fields
+            if self._kind == "scope":
+                raise LockLost("another run has gone on with this workflow")
+            self._record = None
+
+    def enter(self, message: str | None, run: str) -> None:
+        """Note that a run has entered the workflow: a run that was in it before fails now.
+
+        Raises:
+            Compensated: the steps were taken back.
+        """
+
+        def change(fields: dict[str, Any]) -> dict[str, Any]:
+            entered = fields.get("entered", {})
+            others = [(each, at) for each, at in entered.items() if each != message]
+            mine = [(str(message), [run, self._clock()])]
+            return {"entered": dict([*others[1 - _MAX_ENTERED :], *mine])}
+
+        if self.update(change)["state"] != OPEN:
+            raise Compensated("the steps of this workflow have been taken back")
+
+    def step(
+        self,
+        name: object,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        message: str | None,
+        is_certain: Callable[[BaseException], bool],
+        undo: Signature | None = None,
+        confirm: Signature | None = None,
+        before: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Do a step, unless it is recorded as done; return its result.
+
+        Arguments:
+            message: that answers for the workflow from now on; ``None``: it stays as it is.
+            is_certain: returns whether an exception says that nothing was done.
+            before: called before the step begins.
+        """
+        name = text_of("name", name)
+        self._check(name, fn, undo, confirm)
+        given = self._records.digest("input", input_of(fn, args, kwargs))
+        step = self.fields["steps"].get(name)
+        if step is not None and step["input"] != given:
+            raise OtherInput(f"the step {name!r} was begun with other arguments")
+        if step is None or step["state"] == BEGUN:
+            before()
+            step = self._begin(name, given, message, undo)
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as exc:
+                if step["runs"] == 1 and is_certain(exc):
+                    self._forget(name)
+                else:
+                    self._note_act()
+                raise
+            self._note_act()
+            step = self._note_done(name, step, result, confirm)
+        if step["state"] == CONFIRM:
+            if confirm is not None:
+                send(confirm, loads(step["result"]), f"confirm {step['id']}")
+            step = self._put(name, step | {"state": DONE})
+        self._used.add(name)
+        return loads(step["result"])
+
+    def _check(self, name: str, fn: Any, undo: object, confirm: object) -> None:
+        if len(name) > _MAX_NAME_CHARACTERS:
+            raise ValueError(f"invalid name: expected at most {_MAX_NAME_CHARACTERS} characters")
+        if name in self._used:
+            # A loop whose steps all have one name would do the first, and skip the others.
+            raise ValueError(
+                f"invalid name {name!r}: this run has had a step of that name; give each its own,"
+                " such as f'release {funding.pk}'"
+            )
+        if iscoroutinefunction(fn):
+            raise TypeError(f"the step {name!r} is an async function: nobody would await it")
+        check_signature("undo", undo)
+        check_signature("confirm", confirm)
+        refuse_open_transaction(
+            f"The step {name!r} cannot be done",
+            why="a rollback would undo the work, but not its record. Leave the atomic block first,"
+            " or open it inside the step's function",
+        )
+
+    def _begin(
+        self, name: str, given: str, message: str | None, undo: Signature | None
+    ) -> dict[str, Any]:
+        def change(fields: dict[str, Any]) -> dict[str, Any]:
+            steps, old = fields["steps"], fields["steps"].get(name, {})
+            if fields["state"] != OPEN:
+                raise Compensated("the steps of this workflow have been taken back")
+            if len(steps) >= _MAX_STEPS and not old:
+                raise ValueError(f"too many steps in one scope: at most {_MAX_STEPS}")
+            begun = {
+                "state": BEGUN,
+                "input": given,
+                "id": old.get("id") or uuid4().hex,
+                "runs": old.get("runs", 0) + 1,
+                "undo": None if undo is None else dumps(dict(undo)),
+            }
+            owner = {} if message is None else {"owner": message}
+            return {"steps": steps | {name: begun}, "ended": False} | owner
+
+        step: dict[str, Any] = self.update(change)["steps"][name]
+        return step
+
+    def _note_done(
+        self, name: str, step: dict[str, Any], result: object, confirm: Signature | None
+    ) -> dict[str, Any]:
+        try:
+            loads(text := dumps(result))  # a provider's "__type__" is read as kombu's own
+        except Exception as exc:  # whatever JSON's hooks raise
+            raise StepNotRecorded(
+                "The step was done, but its result is not JSON, so it is not recorded:"
+                " let it return text, numbers, lists and dicts"
+            ) from exc
+        done = {"state": DONE if confirm is None else CONFIRM, "result": text}
+        try:
+            return self._put(name, step | done)
+        except LockLost:
+            raise
+        except Exception as exc:  # a soft time limit too: none of the task's rules may repeat it
+            raise StepNotRecorded("The step was done, but the store did not record it") from exc
+
+    def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
+        """Write a step; if a concurrent run has recorded a result, that one counts."""
+
+        def change(fields: dict[str, Any]) -> dict[str, Any]:
+            there = fields["steps"].get(name, {})
+            is_later = there.get("state") == DONE
+            return {} if is_later else {"steps": fields["steps"] | {name: step}}
+
+        new: dict[str, Any] = self.update(change)["steps"][name]
+        return new
+
+    def _forget(self, name: str) -> None:
+        def change(fields: dict[str, Any]) -> dict[str, Any]:
+            return {"steps": {n: step for n, step in fields["steps"].items() if n != name}}
+
+        try:
+            self.update(change)
+        except SafeError:
+            self._note_act()  # it stays in doubt; the step's own error is what counts
+
+
+def check_signature(option: str, signature: object) -> None:
+    """Refuse a signature that could not be recorded, or sent with the step's result.
+
+    Raises:
+        TypeError: it is not the signature of one task, or its arguments are not JSON.
+    """
+    if signature is None:
+        return
+    if not isinstance(signature, Signature) or signature.subtask_type is not None:
+        raise TypeError(
+            f"invalid {option}, a {type(signature).__name__}: expected the signature of one task,"
+            " which may start others, or None"
+        )
+    task = None if signature.app is None else signature.app.tasks.get(signature.task)
+    if option == "undo" and task is not None and not getattr(task, "is_covered", False):
+        raise TypeError(
+            f"invalid undo: the task {signature.task} is not based on SQSBackoffTask, so the other"
+            " steps would not be taken back if it failed"
+        )
+    try:
+        dumps(signature)
+    except (TypeError, ValueError) as exc:
+        raise TypeError(
+            f"invalid {option}: expected a signature whose arguments are JSON: {exc}"
+        ) from exc
+
+
+def send(signature: Signature, result: object, what: str, **options: Any) -> None:
+    """Send a step's task, with the step's result first, under the same ID each time.
+
+    Raises:
+        NotDispatched: the broker did not take it.
+    """
+    task_id = str(uuid5(NAMESPACE, what))
+    try:
+        signature.clone(args=(result,), task_id=task_id).apply_async(**options)
+    except Exception as exc:  # whatever the broker's library raises
+        raise NotDispatched(f"{what.split()[0]} could not be sent: {error_site(exc)}") from exc

@@ -1,0 +1,118 @@
+"""The task that takes back the workflows of a message that was given up, one step at a time.
+
+Giving a message up only sends this task. It has retries and a dead letter of its own. It waits for
+the lock, decides whether there is anything to take back, and sends the undoing task of the last
+step. When that has ended well, Celery calls this task again, for the step before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.canvas import maybe_signature
+from kombu.utils.json import loads
+
+from ..store.records import Records
+from ..store.settings import records_of
+from .document import CLOSED, CLOSING, OPEN, Document, send
+from .errors import Busy, LockLost, TryLater
+from .lock import Lock
+from .workflow import scopes_of
+
+NAME = "celery_sqs_backoff.take_back"
+
+#: That the lock outlives a killed process.
+_LEASE_SECONDS = 60.0
+
+
+def register(app: Any, base: type) -> None:
+    """Give an app the task, once."""
+    if NAME not in app._tasks:
+        app._task_from_fun(_take_back, name=NAME, base=base, bind=True, ignore_result=True)
+
+
+def send_take_back(
+    app: Any, message: str, *, run: str, began: float, queue: str | None = None
+) -> None:
+    """Send the task for a message that is given up.
+
+    Arguments:
+        message: digest of the message.
+        run, began: the run that gives it up, and when that began (seconds since the epoch).
+        queue: to send to; ``None`` = as the app routes the task.
+    """
+    options = {} if queue is None else {"queue": queue}
+    app._tasks[NAME].apply_async((message, run, began, queue), **options)
+
+
+def _take_back(
+    self: Any,
+    message: str,
+    run: str,
+    began: float,
+    queue: str | None = None,
+    scope: str | None = None,
+    undone: str | None = None,
+) -> None:
+    """Do the next part, of one workflow or of all that the message has entered.
+
+    Arguments:
+        undone: name of the step in ``scope`` whose undoing task has ended well.
+    """
+    records = records_of(self.app)
+    owed: TryLater | None = None
+    for each in [scope] if scope is not None else scopes_of(records, message):
+        try:
+            step = next_step(records, each, message, run, began, undone=undone)
+            if step is None:
+                continue
+            name, fields = step
+            link = self.si(message, run, began, queue, each, name)
+            if queue is not None:
+                link.set(queue=queue)
+            undo = maybe_signature(loads(fields["undo"]), app=self.app)
+            result = loads(fields["result"]) if "result" in fields else None
+            # Not while the lock is held: an eager undoing task calls this one at once.
+            send(undo, result, f"undo {fields['id']}", link=link)
+        except LockLost as exc:
+            owed = Busy(str(exc))
+        except TryLater as exc:
+            owed = exc
+    if owed is not None:
+        raise owed
+
+
+def next_step(
+    records: Records,
+    scope: str,
+    message: str,
+    run: str,
+    began: float,
+    *,
+    undone: str | None = None,
+    **options: Any,
+) -> tuple[str, dict[str, Any]] | None:
+    """Return the next step to undo; ``None``: nothing is left, or the workflow is not ours.
+
+    Raises:
+        Busy: a run is in the workflow.
+        LockLost: the lease was over.
+    """
+    with Lock(records, scope, lease=_LEASE_SECONDS, **options):
+        document = Document(records, "scope", scope, **options)
+        fields = document.fields
+        if fields["state"] == CLOSED or fields.get("owner") != message:
+            return None
+        if fields["state"] == OPEN:
+            entered_by, entered_at = fields.get("entered", {}).get(message, (run, 0.0))
+            if fields.get("ended") or (entered_at > began and entered_by != run):
+                return None
+            fields = document.update(lambda _: {"state": CLOSING})
+        if undone in fields["steps"]:
+            done = fields["steps"][undone] | {"undone": True}
+            fields = document.update(lambda f: {"steps": f["steps"] | {undone: done}})
+        for name, step in reversed(fields["steps"].items()):
+            if step["undo"] is not None and not step.get("undone"):
+                return name, step
+        document.update(lambda _: {"state": CLOSED})
+        return None

@@ -1,0 +1,413 @@
+"""Histories of one workflow: two messages, kills at any line, stale runs, lost calls and answers.
+
+A message is delivered until its run ends well or gives it up. A run may be killed at any line of
+the kernel, or be suspended for longer than its lease while other runs and undoing tasks go on. A
+message that is given up sends the real task that takes workflows back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+from celery import Celery
+from celery.canvas import Signature
+
+from celery_sqs_backoff.safe import take_back
+from celery_sqs_backoff.safe.errors import SafeError, StoreUnavailable, TryLater
+from celery_sqs_backoff.safe.workflow import Workflow
+from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.records import Record, Records
+from celery_sqs_backoff.store.settings import records_of
+
+LEASE = 300.0
+STEPS = "abc"
+SCOPE = "order:7"
+
+_KERNEL = ("safe/document", "safe/workflow", "safe/lock", "safe/take_back", "store/records")
+_WORK = ("act", "body")
+
+
+class Killed(BaseException):
+    """The process has ended. Nothing of it runs any more."""
+
+
+class Refused(Exception):
+    """The provider certainly did nothing."""
+
+
+class Lost(Exception):
+    """The provider's answer was lost."""
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass
+class Run:
+    """One delivery of a message."""
+
+    number: int
+    message: str
+    began: float
+
+    @property
+    def id(self) -> str:
+        return f"run {self.number}"
+
+
+@dataclass
+class Message:
+    """What SQS knows of a message."""
+
+    is_gone: bool = False
+    receives: int = 0
+
+
+@dataclass
+class World:
+    """One history: a store, a clock, a queue, and what was done outside."""
+
+    seed: int
+    now: float = 1_000_000.0
+    is_dead: bool = False
+    done: list[str] = field(default_factory=list)
+    undone: list[str] = field(default_factory=list)
+    undone_ids: set[str] = field(default_factory=set)
+    recorded: set[str] = field(default_factory=set)
+    queue: list[tuple[str, tuple[Any, ...], str]] = field(default_factory=list)
+    gave_up: set[int] = field(default_factory=set)
+    entered: dict[str, int] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+    happened: Counter[str] = field(default_factory=Counter)
+    depth: int = 0
+    #: Until when a run that waits in the workflow holds its lock.
+    inside_until: float = 0.0
+    #: The message that last began a step; empty: not known.
+    answers: str = ""
+
+    def __post_init__(self) -> None:
+        self.rng = Random(self.seed)
+        self.store_fails = self.rng.choice([0.0, 0.0, 0.1])
+        self.broker_fails = self.rng.choice([0.0, 0.0, 0.2])
+        self.messages = {"A": Message(), "B": Message()}
+        self.store = Store(clock=lambda: self.now)
+        self.store.world = self
+        self.app = Celery("simulation", broker="memory://", set_as_current=False)
+        self.app.conf.sqs_backoff = {"store": self.store, "secret": "simulation"}
+
+    @property
+    def records(self) -> Records:
+        return records_of(self.app)
+
+    def clock(self) -> float:
+        """Return the time. It passes, so a run enters later than it begins."""
+        self.now += 0.001
+        return self.now
+
+    # The work
+
+    def act(self, name: str, run: Run, may_suspend: bool) -> str:
+        if self.state() in ("closing", "closed"):
+            raise Broken(f"the step {name} began after the workflow was closed")
+        if self.now < self.inside_until:
+            raise Broken("a run is in the workflow while another one is, within its lease")
+        self.answers = run.message
+        self.perhaps_suspend(may_suspend)
+        how = self.rng.random()
+        if how < 0.12:
+            raise Refused
+        self.done.append(name)
+        if how < 0.22:
+            raise Lost
+        return name
+
+    def perhaps_suspend(self, may_suspend: bool) -> None:
+        if may_suspend and self.depth < 3 and self.rng.random() < 0.25:
+            self.suspend(is_long=self.rng.random() < 0.6)
+
+    def suspend(self, *, is_long: bool) -> None:
+        """Let time pass in this process, more than the lease if it is long, while others go on."""
+        self.happened["suspended"] += 1
+        before = self.inside_until
+        self.inside_until = before if is_long else self.now + LEASE - 20
+        self.now += LEASE + 60 if is_long else 10
+        is_dead, trace = self.is_dead, sys.gettrace()
+        sys.settrace(None)
+        try:
+            for _ in range(self.rng.randint(1, 2)):
+                self.in_another_process(lambda: self.deliver(self.rng.choice("AAAB")))
+            if self.rng.random() < 0.5:
+                self.in_another_process(self.work)
+        finally:
+            self.is_dead, self.inside_until = is_dead, before
+            sys.settrace(trace)
+
+    def in_another_process(self, act: Callable[[], object]) -> None:
+        self.depth += 1
+        try:
+            act()
+        finally:
+            self.depth -= 1
+
+    def body(self, run: Run, is_stale: bool) -> None:
+        workflow = Workflow(
+            self.records,
+            SCOPE,
+            message=run.message,
+            run=run.id,
+            lease=LEASE,
+            is_certain=lambda exc: isinstance(exc, Refused),
+            clock=self.clock,
+        )
+        with workflow as order:
+            self.entered[run.message] = run.number
+            self.perhaps_suspend(is_stale)
+            for name in STEPS:
+                before, was_recorded = len(self.done), name in self.recorded
+                order.step(
+                    name,
+                    self.act,
+                    name,
+                    run,
+                    is_stale,
+                    undo=Signature("undo", args=(name,), app=self.app),
+                )
+                if was_recorded and len(self.done) > before and not is_stale:
+                    raise Broken(f"the step {name} was recorded, and done again")
+                self.recorded.add(name)
+
+    # Deliveries
+
+    def deliver(self, name: str, *, is_last: bool = False) -> None:
+        """Run a message once, and settle it."""
+        message = self.messages[name]
+        if message.is_gone:
+            return
+        message.receives += 1
+        receive = message.receives
+        number = self.happened["runs"] = self.happened["runs"] + 1
+        run = Run(number, name, self.clock())
+        how = self.attempt(run, killable=not is_last)
+        # A run that was overtaken by another delivery does not settle the message.
+        is_latest = receive == message.receives
+        is_given_up = how == "gives up" or (how == "comes back" and (is_last or receive > 6))
+        if is_given_up:
+            self.give_up(run)
+        if is_latest and (is_given_up or how == "ended"):
+            message.is_gone = True
+        elif how != "ended" and not is_given_up:
+            self.pending.add(number)
+
+    def give_up(self, run: Run) -> None:
+        self.gave_up.add(run.number)
+        self.queue.append(("take back", (run.message, run.id, run.began), ""))
+
+    def attempt(self, run: Run, *, killable: bool) -> str:
+        is_killed = killable and self.rng.random() < 0.5
+        lines = self.rng.randint(1, 500) if is_killed else 0
+        is_stale = killable and self.rng.random() < 0.5
+        self.is_dead = False
+        try:
+            with killed_after(lines, self):
+                next(alone(lambda: self.body(run, is_stale)))
+        except (Killed, TryLater) as exc:
+            self.happened["killed"] += isinstance(exc, Killed)
+            if self.answers != run.message:
+                self.answers = ""  # the run may have begun a step, and not come to it
+            return "comes back"
+        except Refused:
+            return "comes back" if self.rng.random() < 0.5 else "gives up"
+        except (Lost, SafeError):
+            return "gives up"
+        finally:
+            self.is_dead = False
+        return "ended"
+
+    # The queue of take_back and of undoing tasks
+
+    def work(self) -> None:
+        for _ in range(200):
+            if not self.queue:
+                return
+            kind, args, task_id = self.queue.pop(0)
+            if kind == "undo":
+                name, result_link = args
+                if task_id not in self.undone_ids:
+                    self.undone.append(name)
+                    self.undone_ids.add(task_id)
+                self.queue.append(("take back", result_link, ""))
+                continue
+            self.take_back(args)
+        raise Broken("taking back never ends")
+
+    def take_back(self, args: tuple[Any, ...]) -> None:
+        lines = self.rng.randint(1, 200) if self.rng.random() < 0.2 * bool(self.depth < 9) else 0
+        lines = lines if self.store_fails or self.broker_fails or self.rng.random() < 0.5 else 0
+        before = self.state()
+        self.is_dead = False
+        try:
+            with killed_after(lines, self):
+                next(alone(lambda: take_back._take_back(Bound(self), *args)))
+        except (Killed, TryLater):
+            self.queue.append(("take back", args, ""))
+            self.now += 61
+        finally:
+            self.is_dead = False
+        if before == "open" and self.state() in ("closing", "closed"):
+            if self.answers and args[0] != self.answers:
+                raise Broken(f"{args[0]} takes back what {self.answers} answers for")
+            if self.now < self.inside_until:
+                raise Broken("taken back while a run is in the workflow, within its lease")
+            latest = self.entered.get(args[0])
+            if latest is not None and latest in self.pending:
+                raise Broken("taken back from under a run that comes back")
+
+    def state(self) -> str:
+        there = self.peek()
+        return "" if there is None else str(there.fields["state"])
+
+    def peek(self) -> Record | None:
+        is_dead, self.is_dead = self.is_dead, False
+        fails, self.store_fails = self.store_fails, 0.0
+        try:
+            return self.records.get("scope", SCOPE)
+        finally:
+            self.is_dead, self.store_fails = is_dead, fails
+
+
+class Store(MemoryStore):
+    """A store over a network, of which a process that has ended writes nothing any more."""
+
+    world: World
+
+    def __getattribute__(self, name: str) -> Any:
+        method = super().__getattribute__(name)
+        if name not in ("add", "get", "replace", "delete"):
+            return method
+        world = self.world
+        if world.is_dead:
+            raise Killed
+        if world.rng.random() >= world.store_fails:
+            return method
+
+        def failing(*args: Any) -> None:
+            if world.rng.random() < 0.5:
+                method(*args)
+            raise StoreUnavailable("simulated")
+
+        return failing
+
+
+class Bound:
+    """The task, as ``take_back`` sees itself."""
+
+    def __init__(self, world: World) -> None:
+        self.app = world.app
+
+    def si(self, *args: Any) -> Signature:
+        return Signature("take back", args=args, app=self.app)
+
+
+def alone(act: Callable[[], Any]) -> Iterator[Any]:
+    """Do something in a generator, which takes along the exception being handled: see ``safe``."""
+    yield act()
+
+
+@contextmanager
+def killed_after(lines: int, world: World) -> Iterator[None]:
+    left = lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        code = frame.f_code
+        is_work = code.co_filename == __file__ and code.co_name in _WORK
+        if not is_work and not any(part in code.co_filename for part in _KERNEL):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                world.is_dead = True
+                raise Killed
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace if lines else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def play(seed: int) -> Counter[str]:
+    """Play one history; return what has happened.
+
+    Raises:
+        Broken: a promise was broken.
+    """
+    world = World(seed)
+
+    def apply_async(self: Any, link: Any = None, **options: Any) -> None:
+        if world.is_dead:
+            raise Killed
+        if world.rng.random() < world.broker_fails:
+            raise ConnectionError
+        task_id = str({**self.options, **options}["task_id"])
+        world.queue.append(("undo", (self.args[-1], tuple(link.args)), task_id))
+        if world.rng.random() < world.broker_fails / 2:
+            raise ConnectionError  # it was taken, and the answer is lost
+
+    def in_a_process(act: Callable[[], object]) -> None:
+        world.in_another_process(act)
+
+    with (
+        patch.object(Signature, "apply_async", apply_async),
+        patch.object(take_back.Lock.__init__, "__kwdefaults__", _clocked(take_back.Lock, world)),
+    ):
+        for _ in range(world.rng.randint(1, 6)):
+            in_a_process(lambda: world.deliver("A" if world.rng.random() < 0.75 else "B"))
+            if world.rng.random() < 0.5:
+                in_a_process(world.work)
+            world.now += world.rng.choice([1, LEASE + 100])
+        world.store_fails = world.broker_fails = 0.0
+        for name in world.rng.choice(["AB", "BA"]):  # the budgets are used up
+            world.now += LEASE + 100
+            in_a_process(lambda name=name: world.deliver(name, is_last=True))
+        world.now += LEASE + 100
+        in_a_process(world.work)
+        judge(world)
+    return world.happened
+
+
+def _clocked(cls: Any, world: World) -> dict[str, Any]:
+    return {**cls.__init__.__kwdefaults__, "clock": world.clock}
+
+
+def judge(world: World) -> None:
+    """Check what was promised, when every message is gone and all tasks have run."""
+    there = world.peek()
+    if there is None:
+        if world.done:
+            raise Broken(f"done {world.done}, and no record")
+        return
+    fields = there.fields
+    if fields.get("ended"):
+        if world.undone or fields["state"] != "open":
+            raise Broken(f"the workflow has ended, and {world.undone} was undone")
+        world.happened["ended"] += 1
+    elif not set(world.done) <= set(world.undone):
+        raise Broken(f"done {world.done}, undone {world.undone}, {fields['state']}")
+    else:
+        world.happened["taken back"] += 1
+    first = list(dict.fromkeys(world.undone))
+    if first != sorted(first, reverse=True):
+        raise Broken(f"undone in the order {first}")
+    world.happened["effects"] += len(world.done)

@@ -1,0 +1,97 @@
+"""The kernel of workflows with one rule removed at a time: the histories must find each."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from celery_sqs_backoff.safe import document, lock, take_back, workflow
+from celery_sqs_backoff.store import records
+
+
+def _edited(owner: Any, name: str, *edits: tuple[str, str]) -> Any:
+    """Patch a function by one whose source is edited."""
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in edits:
+        assert old in source, f"{name} has no {old!r}"
+        source = source.replace(old, new)
+    scope: dict[str, Any] = {}
+    code = compile(
+        "from __future__ import annotations\n" + source, function.__code__.co_filename, "exec"
+    )
+    exec(code, function.__globals__, scope)  # our own source
+    return patch.object(owner, name, scope[name])
+
+
+_LOCKED = "with Lock(records, scope, lease=_LEASE_SECONDS, **options):"
+
+MUTATIONS: dict[str, Callable[[], Any]] = {
+    "rule 1: a write does not compare what was read": lambda: _edited(
+        records.Records,
+        "replace",
+        (
+            "self.vault.replace(old.key, old.text, text, ttl)",
+            "self.vault.replace(old.key, self.vault.get(old.key) or old.text, text, ttl)",
+        ),
+    ),
+    "rule 1: a workflow takes no lock": lambda: _edited(
+        lock.Lock, "acquire", ("if not there.is_new:", "if False:")
+    ),
+    "rule 2: entering writes nothing": lambda: _edited(
+        document.Document,
+        "enter",
+        ('if self.update(change)["state"] != OPEN:', 'if self.fields["state"] != OPEN:'),
+    ),
+    "rule 3: entering changes the owner": lambda: _edited(
+        document.Document,
+        "enter",
+        (
+            "return {",
+            'return {"owner": message, ',
+        ),
+    ),
+    "rule 3: the first message stays the owner": lambda: _edited(
+        document.Document,
+        "_begin",
+        ('{"owner": message}', '{"owner": fields.get("owner") or message}'),
+    ),
+    "rule 4: giving up sends nothing": lambda: patch(
+        "tests.simulation.workflow.World.give_up", lambda world, run: world.gave_up.add(run.number)
+    ),
+    "rule 5: no lock is taken": lambda: _edited(take_back, "next_step", (_LOCKED, "if True:")),
+    "rule 5: the owner is not asked": lambda: _edited(
+        take_back, "next_step", ('or fields.get("owner") != message', "")
+    ),
+    "rule 5: an end is not asked for": lambda: _edited(
+        take_back, "next_step", ('fields.get("ended") or ', "")
+    ),
+    "rule 5: a later run is not asked for": lambda: _edited(
+        take_back, "next_step", ("entered_at > began and entered_by != run", "False")
+    ),
+    "rule 5: a run counts as later than itself": lambda: _edited(
+        take_back, "next_step", (" and entered_by != run", "")
+    ),
+    "rule 5: the first step is undone first": lambda: _edited(
+        take_back, "next_step", ("reversed(fields", "list(fields")
+    ),
+    "a step in doubt is forgotten": lambda: _edited(
+        document.Document, "step", ('step["runs"] == 1 and is_certain(exc)', "True")
+    ),
+    "a joined step is forgotten": lambda: _edited(
+        document.Document, "step", ('step["runs"] == 1 and ', "")
+    ),
+    "the lock is not renewed before a step": lambda: _edited(
+        workflow.Workflow, "step", ("before=self._lock.renew,", "")
+    ),
+}
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    with MUTATIONS[name]():
+        yield

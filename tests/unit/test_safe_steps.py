@@ -1,0 +1,262 @@
+"""Steps and idempotency keys of a message, or of a scope (rows W1, W5, W6, W7, R2)."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery, chain, group
+
+from celery_sqs_backoff import NonRetryable, SQSBackoffTask
+from celery_sqs_backoff.safe.errors import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
+from celery_sqs_backoff.safe.names import NAMESPACE
+
+from .safe_app import make_app, store_of
+
+
+@pytest.fixture
+def app() -> Celery:
+    return make_app()
+
+
+@pytest.fixture
+def confirmed(app: Celery) -> list[Any]:
+    """The calls of the task ``confirm``: what it got, and its ID."""
+    calls: list[Any] = []
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, name="confirm")
+    def confirm(self: Any, *args: Any) -> None:
+        calls.append((args, self.request.id))
+
+    return calls
+
+
+def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> Any:
+    """Run a message of a task with this body, of the same name each time."""
+    app.tasks.pop("work", None)
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, name="work", max_retries=0)
+    def work(self: Any) -> Any:
+        return body(self)
+
+    return work.apply(task_id=message, throw=throw).result
+
+
+def test_a_step_is_done_once_per_message(app: Celery) -> None:
+    """Row W1. A rerun gets the recorded result, and so does the first run, through JSON."""
+    done: list[str] = []
+
+    def charge(name: str) -> Any:
+        done.append(name)
+        return {"at": date(2026, 1, 2), "sum": Decimal("1.10"), "parts": (1, 2)}
+
+    results = [run(app, lambda self: self.step("charge", charge, "a")) for _ in range(2)]
+    assert results[0] == results[1]
+    assert results[0]["parts"] == [1, 2]
+    assert done == ["a"]
+    run(app, lambda self: self.step("charge", charge, "a"), message="B")
+    assert done == ["a", "a"]
+
+
+def test_messages_that_name_a_scope_share_its_steps(app: Celery) -> None:
+    done: list[int] = []
+    for message in "AB":
+        run(app, lambda self: self.step("x", done.append, 1, scope="order:7"), message=message)
+    assert done == [1]
+
+
+def test_a_step_that_failed_is_done_again(app: Celery) -> None:
+    """In the same run too."""
+    ends: list[Any] = [ConnectionError(), "done"]
+
+    def charge() -> Any:
+        end = ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def body(self: Any) -> Any:
+        with pytest.raises(ConnectionError):
+            self.step("charge", charge)
+        return self.step("charge", charge)
+
+    assert run(app, body) == "done"
+
+
+def test_a_step_with_other_arguments_is_refused(app: Celery) -> None:
+    run(app, lambda self: self.step("charge", str, 7))
+    with pytest.raises(OtherInput, match="charge"):
+        run(app, lambda self: self.step("charge", str, 8))
+
+
+@pytest.mark.parametrize("name", ["charge", 7])
+def test_two_steps_of_a_run_need_two_names(app: Celery, name: object) -> None:
+    """A loop whose steps all have one name would do the first, and skip the others."""
+
+    def body(self: Any) -> None:
+        self.step(name, str, 1)
+        self.step(str(name), str, 1)
+
+    with pytest.raises(ValueError, match="each its own"):
+        run(app, body)
+
+
+@pytest.mark.parametrize("name", [None, "", True, "x" * 300])
+def test_a_name_is_text_an_int_or_a_uuid(app: Celery, name: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="name"):
+        run(app, lambda self: self.step(name, str, 1))
+
+
+def test_a_scope_holds_200_steps(app: Celery) -> None:
+    def body(self: Any) -> None:
+        for number in range(201):
+            self.step(number, str, 1)
+
+    with pytest.raises(ValueError, match="at most 200"):
+        run(app, body)
+
+
+def test_an_async_step_is_refused(app: Celery) -> None:
+    async def charge() -> None: ...
+
+    with pytest.raises(TypeError, match="async"):
+        run(app, lambda self: self.step("charge", charge))
+
+
+def test_a_result_that_is_not_json_is_not_recorded(app: Celery) -> None:
+    """It is said, and not retried."""
+    assert isinstance(
+        run(app, lambda self: self.step("charge", object), throw=False), StepNotRecorded
+    )
+
+
+def test_a_store_that_goes_away_in_a_step_does_not_repeat_it(app: Celery) -> None:
+    def charge() -> None:
+        store_of(app).is_away = True
+
+    result = run(app, lambda self: self.step("charge", charge), throw=False)
+    assert isinstance(result, StepNotRecorded)
+
+
+def test_a_step_is_confirmed_once_it_is_recorded(app: Celery, confirmed: list[Any]) -> None:
+    """The task gets the step's result; an immutable signature stays as it is."""
+    confirm = app.tasks["confirm"]
+    for _ in range(2):
+        run(app, lambda self: self.step("a", str, 7, confirm=confirm.s("x")))
+        run(app, lambda self: self.step("b", str, 8, confirm=confirm.si("y")))
+    assert [args for args, _ in confirmed] == [("7", "x"), ("y",)]
+
+
+def test_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(
+    app: Celery, confirmed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row W6. The step is not done again; what is sent twice has one ID."""
+    confirm, done = app.tasks["confirm"], list[int]()
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionError
+
+    def body(self: Any) -> None:
+        self.step("a", done.append, 7, confirm=confirm.s())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(confirm), "apply_async", away)
+        assert isinstance(run(app, body, throw=False), NotDispatched)
+    run(app, body)
+    assert (done, len(confirmed)) == ([7], 1)
+
+
+def test_a_confirmation_that_is_sent_twice_has_one_id(app: Celery, confirmed: list[Any]) -> None:
+    confirm, store = app.tasks["confirm"], store_of(app)
+
+    def lose(*_: Any) -> None:
+        confirmed.append(())
+        store.is_away = {"replace"}
+
+    sent = app.tasks["confirm"].run
+    app.tasks["confirm"].run = lambda *args: (sent(*args), lose())
+    run(app, lambda self: self.step("a", str, 7, confirm=confirm.s()), throw=False)
+    store.is_away = False
+    run(app, lambda self: self.step("a", str, 7, confirm=confirm.s()), throw=False)
+    ids = {call[1] for call in confirmed if call}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "chain", "group", "no JSON"])
+def test_what_could_not_be_sent_is_refused_before_the_step(
+    app: Celery, confirmed: list[Any], kind: str
+) -> None:
+    confirm = app.tasks["confirm"]
+    given = {
+        "text": "confirm",
+        "chain": chain(confirm.s(), confirm.s()),
+        "group": group([confirm.s()]),
+        "no JSON": confirm.s(object()),
+    }[kind]
+    with pytest.raises(TypeError, match="invalid confirm"):
+        run(app, lambda self: self.step("a", pytest.fail, confirm=given))
+
+
+def test_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
+    """Rows W5, R2. It is another one for another message, name, task or version."""
+
+    def keys(self: Any) -> list[str]:
+        return [self.idempotency_key("a"), self.idempotency_key("b")]
+
+    first = run(app, keys)
+    assert first == run(app, keys)
+    assert len({*first, *run(app, keys, message="B")}) == 4
+    assert run(app, lambda self: self.idempotency_key("a", version=2)) not in first
+    assert UUID(first[0]).version == 5
+
+
+def test_a_key_touches_no_store(app: Celery) -> None:
+    run(app, lambda self: self.idempotency_key("a"))
+    assert store_of(app).calls.total() == 0
+
+
+def test_keys_never_change(app: Celery) -> None:
+    """Providers know calls by them: a release that derived others would repeat the calls."""
+    assert str(NAMESPACE) == "52c2d7a4-55a3-5c5c-8a4e-4f4f8ab0a9a1"
+    key = run(app, lambda self: self.idempotency_key("charge", scope="order:7"))
+    assert key == "39f0ff1d-3cf1-5ac5-b5d5-d829feb8cb32"
+
+
+def test_a_scope_shares_keys(app: Celery) -> None:
+    keys = {
+        run(app, lambda self: self.idempotency_key("a", scope="order:7"), message=m) for m in "AB"
+    }
+    assert len(keys) == 1
+
+
+def test_outside_a_run_a_record_needs_a_scope(app: Celery) -> None:
+    """Also where the task is called as a function inside another one's run."""
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False)
+    def inner(self: Any, **options: Any) -> str:
+        return str(self.idempotency_key("a", **options))
+
+    with pytest.raises(OutsideRun, match="scope="):
+        inner()
+    assert isinstance(run(app, lambda self: inner(), throw=False), OutsideRun)
+    assert inner(scope="order:7") == run(app, lambda self: inner(scope="order:7"))
+
+
+def test_a_failure_that_certainly_did_nothing_forgets_the_step(app: Celery) -> None:
+    """So its arguments may be corrected."""
+
+    def refuse(amount: int) -> None:
+        raise NonRetryable("refused", safe_to_undo=True)
+
+    run(app, lambda self: self.step("charge", refuse, 7), throw=False)
+    assert run(app, lambda self: self.step("charge", str, 8)) == "8"
+
+
+def test_the_store_shows_neither_ids_nor_arguments(app: Celery) -> None:
+    run(app, lambda self: self.step("charge", len, "secret"), message="task-id-7")
+    text = str(store_of(app)._records)
+    assert "secret" not in text
+    assert "task-id-7" not in text
