@@ -46,7 +46,7 @@ CELERY_SQS_BACKOFF = {
 # While it is down its mails wait without being tried, but for a probe now and then. The demo also
 # shows what happens without.
 MAIL_PROVIDER = (
-    Provider("mails", probe_interval=2, longest_probe_interval=8)
+    Provider("mails", probe_interval=2)
     if os.environ.get("MAILS_PROVIDER", "yes") == "yes"
     else None
 )

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from ..retry.policies import to_seconds
 from ..units import parse_rate
-from .health import Thresholds
+from .gate import Thresholds
 
 __all__ = ["Provider"]
 
@@ -25,8 +25,8 @@ class Provider:
         failures: calls that fail in a row, of two messages or more, and open the gate; from 2 up.
             Default 6.
         probe_interval: mean seconds (or timedelta) before the first probe, above 0. Default 5.
-            Each interval is drawn between 3/4 and 5/4 of its mean.
-        longest_probe_interval: the mean pause grows with the outage up to this. Default 60.
+            Later pauses grow with the outage, up to a minute. Each is drawn between 3/4 and 5/4 of
+            its mean.
         recall: whether hidden messages are brought forward after the outage. ``None`` (default) =
             yes, except under a ``Schedule``, whose delays are exact. ``False`` also leaves out the
             rate of the recovery.
@@ -55,7 +55,6 @@ class Provider:
         *,
         failures: int = 6,
         probe_interval: float | timedelta = 5,
-        longest_probe_interval: float | timedelta = 60,
         recall: bool | None = None,
         rate: str | float | None = None,
         key: str | None = None,
@@ -75,15 +74,9 @@ class Provider:
         if key is not None and not key.isidentifier():
             raise ValueError(f"invalid key {key!r}: expected an argument's name")
         first = to_seconds("probe_interval", probe_interval, may_be_zero=False)
-        longest = to_seconds("longest_probe_interval", longest_probe_interval)
-        if longest < first:
-            raise ValueError(
-                f"invalid longest_probe_interval {longest_probe_interval!r}:"
-                f" expected at least probe_interval={probe_interval!r}"
-            )
         put = object.__setattr__  # the way to fill a frozen dataclass
         put(self, "name", name)
-        put(self, "thresholds", Thresholds(failures, first, longest))
+        put(self, "thresholds", Thresholds(failures, first))
         put(self, "recall", recall)
         put(self, "rate", parse_rate(rate))
         put(self, "key", key)

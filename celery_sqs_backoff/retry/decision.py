@@ -92,6 +92,8 @@ class Reply(Enum):
 
     #: It took the call, or said that it never will (NOT_PROCESSED).
     ANSWERED = "answered"
+    #: It is there, and refuses the call for now: the failure names a Retry-After.
+    REFUSED = "refused"
     #: The call failed, and one of the task's rules knows the error: in doubt or not.
     FAILED = "failed"
 

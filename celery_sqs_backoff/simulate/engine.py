@@ -302,7 +302,9 @@ class _Simulation:
         worker, message = where
         worker.running -= 1
         is_sent = answer is Call.SENT
-        retry_after = self.scenario.retry_after if answer is Call.TURNED_AWAY else None
+        # A 429 is a refusal also if it does not say for how long.
+        is_refused = answer is Call.TURNED_AWAY
+        retry_after = (self.scenario.retry_after or 0.0) if is_refused else None
         told = worker.strategy.ended(message, self.now, failed=not is_sent, retry_after=retry_after)
         if is_sent:
             self._settle(worker, message)

@@ -5,16 +5,14 @@ This is the only module of the simulator that knows the law of the provider's re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
 
-from ..provider.control import Control
-from ..provider.health import State
-from ..provider.rate import longest_wait
-from ..provider.recall import Hidden, probe_from
+from ..provider.gate import MANY_FAILURES, MOST_HIDDEN, Hidden, ProviderGate, State
+from ..provider.gate import Message as Seen
 from ..retry import budget
-from ..retry.outcomes import Outcome
+from ..retry.decision import Reply
 from ..retry.policies import Schedule
 from ..sqs.delivery import Delivery
 from ..sqs.visibility import standing, visibility_delay
@@ -157,110 +155,98 @@ class WithProvider(PolicyAlone):
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         super().__init__(scenario, rng)
-        self.control = Control(scenario.provider.thresholds, rng)
+        recalls = scenario.provider.recall is not False
+        self.gate = ProviderGate(
+            scenario.provider.thresholds,
+            rng,
+            is_limited=recalls,
+            most_hidden=MOST_HIDDEN if recalls else 0,
+        )
         self._hidden: dict[str, SimulatedMessage] = {}
-        is_recalled = scenario.provider.recall
-        if is_recalled is None:
-            is_recalled = not isinstance(scenario.backoff, Schedule)
-        self._is_recallable = is_recalled
-        self._retry_after: float | None = None
-        self._keeps_its_delay = False
-        self._own_delay = 0.0
+        is_exact = isinstance(scenario.backoff, Schedule) and scenario.provider.recall is None
+        self._is_recallable = recalls and not is_exact
+        self._reply: Reply | None = None
+        self._floor = self._own_delay = 0.0
 
     def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         self._hidden.pop(message.id, None)
         if (reason := self._exhausted(message, now)) is not None:
-            self.control.gone(message.id)
+            self.gate.gone(message.id)
             return Told(dead=reason)
-        self._retry_after, self._keeps_its_delay = None, False
-        if self.control.is_quiet:
-            self.control.look_quietly(message.id, now)
-            return RUN
-        # At the receive after the last one the queue would move it.
-        must_stay = message.receives == self.scenario.max_receive_count
-        longest = self._longest_hold(message, now)
-        longest_here = longest_wait(is_returned=message.receives > 1, must_stay=must_stay)
-        look = self.control.look(
-            message.id,
-            now,
-            policy=self.scenario.backoff,
-            looks=message.receives,
-            longest=max(1.0, longest),
-            ahead=waiting,
-            longest_wait=longest_here if longest > 0 else 0.0,
-            recallable=self._is_recallable,
-            is_last=longest <= 0 or must_stay,
-        )
+        self._floor = 0.0
+        look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
         if look.hide_seconds is None:
             return WAIT if look.waits else RUN
-        self._own_delay = self._draw(message)
         return self._hide(message, look.hide_seconds, now)
 
     def ended(
         self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
     ) -> Told:
-        outcome = Outcome.RETRYABLE if failed else None
-        self.control.ended(message.id, outcome, now, retry_after=retry_after)
-        self._retry_after = retry_after
-        self._keeps_its_delay = failed and self.control.keeps_its_delay(message.id)
+        failure = Reply.FAILED if retry_after is None else Reply.REFUSED
+        self._reply = failure if failed else Reply.ANSWERED
+        self.gate.ended(message.id, self._reply, now, retry_after=retry_after)
+        self._floor = retry_after or 0.0
         return super().ended(message, now, failed=failed, retry_after=retry_after)
 
     def down_since(self, at: float) -> None:
-        self.control.told_open(at, 0.0)
+        self.gate.down_since(at)
 
     def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
+        seen = self._seen(message, now)
+        seen = replace(seen, longest=max(delay, seen.longest))
         self._own_delay = delay
-        may_come_soon = self._delivery(message, now).has_receives_to_spare
-        comes_soon = may_come_soon and not self._keeps_its_delay
-        return self.control.delay_after_failure(
-            message.id,
-            delay,
-            now,
-            floor=self._retry_after or 0.0 if comes_soon else delay,
-            policy=self.scenario.backoff,
-            looks=message.receives,
-            longest=max(delay, self._longest_hold(message, now)),
-            recallable=self._is_recallable,
-        )
+        hold = self.gate.delay_after_failure(seen, self._reply, delay, now, floor=self._floor)
+        if seen.is_spared and self.gate.state is State.RECOVERING:
+            self._floor = hold
+        return hold
 
     def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
         if not self._is_recallable:
             return
-        not_before = until if self._keeps_its_delay else now + (self._retry_after or 0.0)
-        self._retry_after, self._keeps_its_delay = None, False
         delivery = self._delivery(message, now)
         hidden = Hidden(
             message.id,
             handle="",
             queue="",
             until=until,
-            not_before=not_before,
+            not_before=now + self._floor,
             next_is_last=delivery.is_next_the_last,
             receives=message.receives,
-            probe_from=probe_from(delivery, now + self._own_delay),
+            probe_from=0.0 if delivery.has_receives_to_spare else now + self._own_delay,
         )
-        if self.control.hidden(hidden, now):
-            self._hidden[message.id] = message
+        self.gate.was_hidden(hidden, now)
+        self._hidden[message.id] = message
 
     def turns(self, waiting: int, now: float) -> int:
-        return self.control.turns(waiting, now)
+        return self.gate.turns(waiting, now)
 
     def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        if self.control.health.state is not State.CLOSED:
+        if self.gate.state is State.OPEN:
             return self.received(message, now, waiting)
-        self.control.look_quietly(message.id, now)
+        self.gate.started(message.id, now)
         return RUN
 
     def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
-        recalled = self.control.recalls(now, room=room, waiting=waiting)
+        recalled = self.gate.recalls(now, room=room, waiting=waiting)
         return [self._hidden.pop(hidden.message_id) for hidden in recalled]
 
     def tick_seconds(self) -> float | None:
-        return self.control.seconds_to_look
+        return self.gate.seconds_to_look
 
-    def _longest_hold(self, message: SimulatedMessage, now: float) -> float:
+    def _seen(self, message: SimulatedMessage, now: float) -> Seen:
+        self._own_delay = self._draw(message)
         retry_for = self.scenario.retry_for
-        return budget.longest_hold(self._standing(message, now), retry_for=retry_for)
+        return Seen(
+            message.id,
+            receives=message.receives,
+            longest=budget.longest_hold(self._standing(message, now), retry_for=retry_for),
+            policy_longest=self.scenario.backoff.ceiling(MANY_FAILURES),
+            own_delay=self._own_delay,
+            is_recallable=self._is_recallable,
+            is_spared=not self._delivery(message, now).has_receives_to_spare,
+            # At the receive after the last one the queue would move it.
+            must_run=message.receives == self.scenario.max_receive_count,
+        )
 
 
 STRATEGIES: dict[str, type[PolicyAlone]] = {one.name: one for one in (PolicyAlone, WithProvider)}

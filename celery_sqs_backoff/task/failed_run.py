@@ -297,7 +297,9 @@ def _reply(exc: BaseException | None, verdict: Verdict) -> Reply | None:
         return None
     if verdict.outcome is Outcome.NOT_PROCESSED:
         return Reply.ANSWERED
-    return None if isinstance(exc, NonRetryable) else Reply.FAILED
+    if isinstance(exc, NonRetryable):
+        return None
+    return Reply.FAILED if verdict.retry_after is None else Reply.REFUSED
 
 
 def undo(task: Any, exc: BaseException, args: Any, kwargs: Any) -> None:

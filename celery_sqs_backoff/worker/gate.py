@@ -5,21 +5,33 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
+from ..observe.events import (
+    ProviderClosed,
+    ProviderOpened,
+    ProviderProbing,
+    ProviderRecovered,
+    ProviderSlowed,
+    Recalled,
+)
 from ..observe.stream import Events
-from ..provider.control import Control
-from ..provider.health import State
+from ..provider.gate import (
+    MANY_FAILURES,
+    MOST_HIDDEN,
+    Hidden,
+    Message,
+    ProviderGate,
+    State,
+)
 from ..provider.rate import LATEST_SECONDS, longest_wait
-from ..provider.recall import DEFAULT_LIMIT
 from ..provider.settings import Provider
 from ..retry.budget import Standing, exhausted_before_run, longest_hold, tolerant
 from ..retry.decision import End, Ended, Reply, RetryIn
 from ..retry.options import Options
-from ..retry.outcomes import Outcome
 from ..retry.policies import Schedule
 from ..sqs.visibility import standing, visibility_delay
-from .announcer import Announcer
 from .lease import Lease, Turn
 from .pacing import Pace, Paced, Pacer, Turns
 
@@ -59,12 +71,14 @@ class Gate:
         self.tenant = tenant
         self.pace = pace
         self._owner = owner
-        self.control = Control(
+        recalls = provider.recall is not False
+        self.core = ProviderGate(
             provider.thresholds,
             owner.rng,
-            limit=0 if provider.recall is False else DEFAULT_LIMIT,
-            on_event=Announcer(provider.name, tenant, owner.events),
+            is_limited=recalls,
+            most_hidden=MOST_HIDDEN if recalls else 0,
         )
+        self._recalled = 0
         self.turns = Turns(self._take_turns, self._seconds_to_turn)
 
     def hides(self, lease: Lease, options: Options) -> bool:
@@ -75,46 +89,49 @@ class Gate:
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
-            is_its_turn = lease.slot_at is not None or lease.turn is Turn.HAS_COME
-            may_start = is_its_turn and self.control.health.state is State.CLOSED
-            if may_start or self.control.is_quiet:
-                self.control.look_quietly(delivery.message_id, now)
+            has_turn = lease.slot_at is not None or lease.turn is Turn.HAS_COME
+            if self.core.state is State.CLOSED or (has_turn and self.core.state is not State.OPEN):
+                self.core.started(delivery.message_id, now)
                 return False
             today = self._owner.today()
-            longest = _longest_hold(lease, options, today)
-            look = self.control.look(
-                delivery.message_id,
-                now,
-                policy=tolerant(options.backoff),
-                looks=delivery.receive_count,
-                longest=max(1.0, longest),
-                ahead=len(self.turns),
-                longest_wait=self._longest_wait(lease) if longest > 0 else 0.0,
-                recallable=self.is_recallable(options),
-                is_last=longest <= 0 or delivery.is_last_before_sqs_moves_it,
-            )
+            message = self._message(lease, options, today)
+            look = self.core.arrived(message, now, waiting=len(self.turns))
             lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
             if look.is_probe:
+                self._owner.events.emit(
+                    ProviderProbing(provider=self.provider.name, tenant=self.tenant)
+                )
                 lease.slot_at = math.inf  # it needs none: one call, from time to time
                 self._replace_if_not_run(lease)
             if look.hide_seconds is None:
                 return False
-            if self.is_recallable(options):
-                own = tolerant(options.backoff).delay_for(
-                    delivery.message_id, delivery.receive_count, self._owner.rng
-                )
-                self._owner.expect(lease, self, 0.0, own_delay_ends=now + own)
+            if message.is_recallable:
+                self._owner.expect(lease, self, 0.0, own_delay_ends=now + message.own_delay)
         return lease.give_back(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
+        )
+
+    def _message(self, lease: Lease, options: Options, today: float) -> Message:
+        delivery, policy = lease.delivery, tolerant(options.backoff)
+        return Message(
+            delivery.message_id,
+            receives=delivery.receive_count,
+            longest=_longest_hold(lease, options, today),
+            policy_longest=policy.ceiling(MANY_FAILURES),
+            own_delay=policy.delay_for(
+                delivery.message_id, delivery.receive_count, self._owner.rng
+            ),
+            is_recallable=self.is_recallable(options),
+            is_spared=not delivery.has_receives_to_spare,
+            must_run=delivery.is_last_before_sqs_moves_it,
         )
 
     @property
     def hides_all(self) -> bool:
         """Whether the provider is down, and no probe is due."""
         with self._owner.lock:
-            health = self.control.health
-            is_closed = health.state is State.CLOSED
-            return not is_closed and not health.needs_probe(self._owner.clock())
+            now = self._owner.clock()
+            return self.core.state is State.OPEN and not self.core.needs_probe(now)
 
     def _replace_if_not_run(self, probe: Lease) -> None:
         """Look for another probe if this one is settled, or lost, before its task has begun."""
@@ -124,7 +141,7 @@ class Gate:
             free()
             if not probe.handed_to_pool():
                 with self._owner.lock:
-                    self.control.abandoned(probe.delivery.message_id, self._owner.clock())
+                    self.core.ended(probe.delivery.message_id, None, self._owner.clock())
                     self._owner.look_again(self)
 
         probe.free = freed
@@ -149,7 +166,7 @@ class Gate:
             return False
         lease.slot_at = None
         with self._owner.lock:
-            self.control.abandoned(lease.delivery.message_id, self._owner.clock())
+            self.core.ended(lease.delivery.message_id, None, self._owner.clock())
 
         def give_slot(slot: float) -> None:
             # Where others' tasks block Celery's loop it would be too late for ever: once is enough.
@@ -187,11 +204,11 @@ class Gate:
 
     def _take_turns(self, waiting: int, now: float) -> int:
         with self._owner.lock:
-            return self.control.turns(waiting, now)
+            return self.core.turns(waiting, now)
 
     def _seconds_to_turn(self, now: float) -> float:
         with self._owner.lock:
-            return self.control.admission.seconds_to_turn(0, now)
+            return self.core.rate.seconds_to_turn(now)
 
     def _longest_wait(self, lease: Lease) -> float:
         return longest_wait(
@@ -205,40 +222,63 @@ class Gate:
         Each failure that a rule attributes to the provider counts, in doubt or not: a gateway that
         answers 502 is to be left alone, too. An error that no rule knows says nothing.
         """
-        message_id, now = lease.delivery.message_id, self._owner.clock()
+        reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
+        retry_after = ended.word.retry_after if isinstance(ended.word, RetryIn) else None
         with self._owner.lock:
-            if ended.end is End.RETURNED or ended.reply is Reply.ANSWERED:
-                self.control.ended(message_id, None, now)
-            elif ended.reply is Reply.FAILED:
-                retry_after = ended.word.retry_after if isinstance(ended.word, RetryIn) else None
-                self.control.ended(message_id, Outcome.RETRYABLE, now, retry_after=retry_after)
-            else:
-                self.control.abandoned(message_id, now)
+            was, now = self.core.state, self._owner.clock()
+            self.core.ended(lease.delivery.message_id, reply, now, retry_after=retry_after)
+            self._tell(was)
             self._owner.look_again(self)
 
     def delayed(self, seconds: float, lease: Lease, ended: Ended, options: Options) -> float:
         """Return how long to hide a message that has failed; remember it for a recall."""
         if not isinstance(ended.word, RetryIn):
             return seconds
-        message_id, now = lease.delivery.message_id, self._owner.clock()
-        longest = _longest_hold(lease, options, self._owner.today())
-        is_recallable = self.is_recallable(options)
+        now, today = self._owner.clock(), self._owner.today()
+        floor = ended.word.retry_after or 0.0
+        if ended.reply is None or ended.word.is_named:
+            floor = seconds
         with self._owner.lock:
-            is_providers = ended.reply is Reply.FAILED and not ended.word.is_named
-            keeps = not is_providers or self.control.keeps_its_delay(message_id)
-            floor = seconds if keeps else ended.word.retry_after or 0.0
-            if is_recallable:
+            message = self._message(lease, options, today)
+            message = replace(message, longest=max(seconds, message.longest))
+            hold = self.core.delay_after_failure(message, ended.reply, seconds, now, floor=floor)
+            if message.is_recallable:
+                if message.is_spared and self.core.state is State.RECOVERING:
+                    floor = hold
                 self._owner.expect(lease, self, now + floor, own_delay_ends=now + seconds)
-            return self.control.delay_after_failure(
-                message_id,
-                seconds,
-                now,
-                floor=floor if lease.delivery.has_receives_to_spare else seconds,
-                policy=tolerant(options.backoff),
-                looks=lease.delivery.receive_count,
-                longest=max(seconds, longest),
-                recallable=is_recallable,
-            )
+            return hold
+
+    def recalls(self, *, room: int) -> list[Hidden]:
+        """Take out the messages to bring forward now. Call it under the lock."""
+        was = self.core.state
+        taken = self.core.recalls(self._owner.clock(), room=room, waiting=len(self.turns))
+        self._tell(was)
+        if taken and was is State.RECOVERING:
+            self._recalled += len(taken)
+            name, tenant = self.provider.name, self.tenant
+            self._owner.events.emit(Recalled(provider=name, tenant=tenant, messages=len(taken)))
+        return taken
+
+    def _tell(self, was: State) -> None:
+        """Tell observers if the state has changed."""
+        now, name, tenant, emit = (
+            self.core.state,
+            self.provider.name,
+            self.tenant,
+            self._owner.events.emit,
+        )
+        if now is was:
+            return
+        if now is State.OPEN:
+            emit(ProviderOpened(provider=name, tenant=tenant))
+        elif was is State.OPEN:
+            self._recalled = 0
+            emit(ProviderClosed(provider=name, tenant=tenant, waiting=self.hidden))
+        elif now is State.RECOVERING:
+            self._recalled = 0
+            emit(ProviderSlowed(provider=name, tenant=tenant))
+        else:
+            emit(ProviderRecovered(provider=name, tenant=tenant, recalled=self._recalled))
 
     def is_recallable(self, options: Options) -> bool:
         """Whether a task's hidden messages may be brought forward."""
@@ -249,7 +289,7 @@ class Gate:
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing in mind that would be missed."""
-        return self.control.is_quiet and not self.in_line and not self.hidden
+        return self.core.state is State.CLOSED and not self.in_line and not self.hidden
 
     @property
     def hidden(self) -> int:
@@ -257,7 +297,7 @@ class Gate:
 
         One of them may run in another worker when it is due, which tells this one nothing.
         """
-        return self.control.memory.count(self._owner.clock())
+        return self.core.hidden(self._owner.clock())
 
     @property
     def in_line(self) -> int:

@@ -1,6 +1,6 @@
 """The providers of a worker's tasks: who may run, what is brought forward, who waits for a slot.
 
-The decisions are those of :class:`~celery_sqs_backoff.provider.control.Control`, one per provider
+The decisions are those of :class:`~celery_sqs_backoff.provider.gate.ProviderGate`, one per provider
 and tenant. This room gives it the worker's facts: messages that come due, how runs end, what SQS
 has hidden. A thread brings messages forward; it sleeps while every provider is well.
 """
@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
+from ..provider.gate import Hidden, State
 from ..provider.rate import Times
-from ..provider.recall import Hidden, probe_from
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
 from ..sqs.calls import Calls
@@ -54,7 +54,6 @@ class _Expected(NamedTuple):
     gate: Gate
     delivery: Delivery
     not_before: float
-    group: str | None
     own_delay_ends: float
 
     def hidden(self, row: Row) -> Hidden:
@@ -63,11 +62,11 @@ class _Expected(NamedTuple):
             row.handle,
             row.queue.url,
             row.due_at,
-            self.not_before,
-            self.group,
-            self.delivery.is_next_the_last,
+            not_before=self.not_before,
+            next_is_last=self.delivery.is_next_the_last,
             receives=self.delivery.receive_count,
-            probe_from=probe_from(self.delivery, self.own_delay_ends),
+            # A probe costs a receive: with few left, not before the message's own delay ends.
+            probe_from=0.0 if self.delivery.has_receives_to_spare else self.own_delay_ends,
         )
 
 
@@ -186,7 +185,7 @@ class Gates:
             return [
                 ProviderNow(
                     name=f"{name}[{gate.tenant}]" if gate.tenant else name,
-                    state=gate.control.health.state.value,
+                    state=gate.core.state.value,
                     waiting=gate.hidden,
                 )
                 for (name, _), gate in self._gates.items()
@@ -203,17 +202,12 @@ class Gates:
         return list(found.items())
 
     def expect(
-        self,
-        lease: Lease,
-        gate: Gate,
-        not_before: float,
-        own_delay_ends: float = 0.0,
+        self, lease: Lease, gate: Gate, not_before: float, own_delay_ends: float = 0.0
     ) -> None:
         """Note a message that is about to be hidden, to be remembered once SQS agrees."""
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
-        group = f"{lease.queue.url} {lease.group_id}" if lease.queue.is_fifo else None
-        expected = _Expected(gate, lease.delivery, not_before, group, own_delay_ends)
+        expected = _Expected(gate, lease.delivery, not_before, own_delay_ends)
         self._pending[lease.delivery.message_id] = expected
 
     def confirmed(self, row: Row) -> None:
@@ -222,13 +216,13 @@ class Gates:
             pending, now = self._pending.pop(row.message_id, None), self.clock()
             # If the hold may have ended before that, another worker may have the message.
             if pending is not None and not row.in_doubt and not row.may_be_visible(now):
-                pending.gate.control.hidden(pending.hidden(row), now)
+                pending.gate.core.was_hidden(pending.hidden(row), now)
 
     # The thread
 
     def look_again(self, gate: Gate) -> None:
         """Wake the thread if there is something to watch; start it if there never was."""
-        if gate.control.is_quiet or self._is_stopping:
+        if gate.core.state is State.CLOSED or self._is_stopping:
             return
         if self._thread is None:
             self._thread = start_daemon("sqs-recall", self._run)
@@ -258,7 +252,7 @@ class Gates:
         """
         with self.lock:
             now = self.clock()
-            nearer = [each for gate in self._gates.values() for each in gate.control.hand_over(now)]
+            nearer = [each for gate in self._gates.values() for each in gate.core.hand_over(now)]
         hand_over(nearer, self._calls)
 
     def _run(self) -> None:
@@ -274,7 +268,7 @@ class Gates:
                 logger.error("sqs_backoff.recall_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def _pause(self) -> float | None:
-        pauses = [gate.control.seconds_to_look for gate in self._gates.values()]
+        pauses = [gate.core.seconds_to_look for gate in self._gates.values()]
         return min((pause for pause in pauses if pause is not None), default=None)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from celery.utils.log import get_logger
 
-from ..provider.handover import Nearer
+from ..provider.gate import Hidden
 from ..sqs.calls import Calls
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..threads import start_daemon
@@ -31,20 +31,20 @@ _THREADS: Final = 8
 Batch = tuple[str, list[tuple[str, int]]]
 
 
-def batches(nearer: Iterable[Nearer]) -> Iterator[Batch]:
+def batches(nearer: Iterable[tuple[Hidden, int]]) -> Iterator[Batch]:
     """Yield calls of up to ten messages, the furthest due first."""
     by_queue: dict[str, list[tuple[str, int]]] = {}
-    for each in sorted(nearer, key=lambda each: -each.hidden.until):
-        url = each.hidden.queue
+    for hidden, seconds in sorted(nearer, key=lambda each: -each[0].until):
+        url = hidden.queue
         batch = by_queue.setdefault(url, [])
-        batch.append((each.hidden.handle, each.seconds))
+        batch.append((hidden.handle, seconds))
         if len(batch) == MAX_BATCH_ENTRIES:
             yield url, by_queue.pop(url)
     yield from by_queue.items()
 
 
 def hand_over(
-    nearer: Sequence[Nearer],
+    nearer: Sequence[tuple[Hidden, int]],
     calls: Callable[[str], Calls],
     *,
     longest_seconds: float = LONGEST_SECONDS,
@@ -60,7 +60,7 @@ def hand_over(
             " because this worker stops",
             done,
             len(nearer),
-            max(each.seconds for each in nearer),
+            max(seconds for _, seconds in nearer),
         )
     return done
 

@@ -11,7 +11,7 @@ from typing import Any
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from ..provider.control import RECOVERY_LOOK_SECONDS
+from ..provider.gate import RECOVERY_LOOK_SECONDS
 from ..sqs.clients import Clients
 from ..sqs.delivery import Delivery
 from ..sqs.eta import parse_eta

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ..observe.events import BroughtForward
 from ..observe.stream import Events
-from ..provider.recall import MARGIN_SECONDS, Hidden
+from ..provider.gate import MARGIN_SECONDS, Hidden
 from ..retry.policies import EqualJitter
 from ..sqs.calls import Calls, Results
 from ..sqs.limits import MAX_BATCH_ENTRIES
@@ -78,10 +78,10 @@ class Recaller:
         if self._is_sqs_away():
             return
         by_queue: dict[str, list[Taken]] = defaultdict(list)
-        room, now = self._room(), self._owner.clock()
+        room = self._room()
         with self._owner.lock:
             for gate in self._owner.all():
-                for hidden in gate.control.recalls(now, room=room, waiting=len(gate.turns)):
+                for hidden in gate.recalls(room=room):
                     by_queue[hidden.queue].append(Taken(gate, hidden))
         for url, taken in by_queue.items():
             while taken:
@@ -121,4 +121,4 @@ class Recaller:
     def _remember_again(self, batch: Iterable[Taken]) -> None:
         with self._owner.lock:
             for gate, hidden in batch:
-                gate.control.hidden(hidden, self._owner.clock())
+                gate.core.was_hidden(hidden, self._owner.clock())

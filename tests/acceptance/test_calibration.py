@@ -42,7 +42,7 @@ class Down(Exception):
     bind=True,
     retry_on=Down,
     backoff=FullJitter(base=1, cap=60),
-    provider=Provider("mail", probe_interval=1, longest_probe_interval=4),
+    provider=Provider("mail", probe_interval=1),
 )
 def send(self: Any, number: int, flag: str) -> None:
     is_down = Path(flag).exists()

@@ -24,7 +24,7 @@ from .stage import KILLED, Stage, app_of_this_module
 app = app_of_this_module()
 
 MAILS = 40
-PROBE: dict[str, Any] = {"probe_interval": 1, "longest_probe_interval": 2}
+PROBE: dict[str, Any] = {"probe_interval": 1}
 
 
 class Down(Exception):

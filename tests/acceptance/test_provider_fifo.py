@@ -27,7 +27,7 @@ class Down(Exception):
     bind=True,
     retry_on=Down,
     backoff=EqualJitter(base=600, cap=600),
-    provider=Provider("mail", failures=3, probe_interval=2, longest_probe_interval=2),
+    provider=Provider("mail", failures=3, probe_interval=2),
 )
 def send(self: Any, group: str, number: int, flag: str) -> None:
     is_down = Path(flag).exists()

@@ -7,7 +7,7 @@ import celery_sqs_backoff
 
 RETRY = ["retry.budget", "retry.decision", "retry.outcomes", "retry.policies"]
 PURE = [
-    "provider.control",
+    "provider.gate",
     "provider.rate",
     "provider.settings",
     *RETRY,

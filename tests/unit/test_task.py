@@ -163,6 +163,8 @@ REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) el
     [
         (ProviderDown(), {}, Reply.FAILED),
         (Retryable(), {}, Reply.FAILED),
+        (Retryable(retry_after=5), {}, Reply.REFUSED),
+        (Retryable(retry_after=0), {}, Reply.REFUSED),
         (ProviderDown(), {"classify": IN_DOUBT}, Reply.FAILED),
         (ProviderDown(), {"classify": REFUSED}, Reply.ANSWERED),
         (NonRetryable(safe_to_undo=True), {}, Reply.ANSWERED),
@@ -183,6 +185,8 @@ REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) el
     ids=[
         "retry_on",
         "Retryable",
+        "refused for a while",
+        "refused for now",
         "in doubt",
         "refused",
         "NonRetryable, safe to undo",

@@ -16,7 +16,6 @@ def test_the_defaults() -> None:
     assert provider.name == "mailgun"
     assert (provider.rate, provider.recall) == (None, None)
     assert provider.thresholds.probe_interval == 5
-    assert provider.thresholds.longest_probe_interval == 60
 
 
 def test_it_is_frozen_hashable_and_equal_by_value() -> None:
@@ -35,11 +34,7 @@ def test_rates(rate: Any, per_second: float | None) -> None:
 
 
 def test_times_may_be_timedeltas() -> None:
-    provider = Provider(
-        "a", probe_interval=timedelta(seconds=1), longest_probe_interval=timedelta(minutes=2)
-    )
-    assert provider.thresholds.probe_interval == 1
-    assert provider.thresholds.longest_probe_interval == 120
+    assert Provider("a", probe_interval=timedelta(seconds=1)).thresholds.probe_interval == 1
 
 
 @pytest.mark.parametrize(
@@ -51,7 +46,6 @@ def test_times_may_be_timedeltas() -> None:
         ("failures", 2.5, TypeError),
         ("failures", True, TypeError),
         ("probe_interval", 0, ValueError),
-        ("longest_probe_interval", 4, ValueError),
         ("rate", "0/s", ValueError),
         ("rate", "5/x", ValueError),
         ("rate", [], TypeError),

@@ -45,24 +45,26 @@ def test_every_strategy_gets_the_same_messages() -> None:
     assert len({played(scenario, name).messages for name in STRATEGIES}) == 1
 
 
-def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit() -> None:
+@pytest.mark.parametrize(("call_seconds", "processes"), [(0.2, 4), (1.0, 8)], ids=str)
+def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
+    call_seconds: float, processes: int
+) -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
-    13 seeds gave 1,245 to 1,260 wasted calls, 6.4 to 7.7 % turned away, 1.09 to 1.45 times the
-    shortest time (median 1.14), at most 12 receives of one message.
+    Three seeds gave 2,180 to 2,280 wasted calls. At 0.2 s 4 to 6 % were turned away, and it took
+    1.26 to 1.47 times the shortest time; at 1 s 10 to 13 %, and 1.15 to 1.34 times. One message had
+    12 to 15 receives. A rate that grows with each success took 12 times the shortest time at 1 s.
     """
-    ratios = []
-    for seed in range(1, 8):
-        result = played(outage(7200.0), seed=seed)
-        assert result.wasted <= 1300
-        assert result.turned_away <= 0.10 * result.messages
+    scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
+    for seed in (1, 2):
+        result = played(scenario, seed=seed)
+        assert result.wasted <= 2400
+        assert result.turned_away <= 0.15 * result.messages
         assert result.drain_ratio is not None
-        assert result.receives_p99 <= 7
-        assert result.receives_max <= 12
+        assert result.drain_ratio <= 1.7
+        assert result.receives_p99 <= 12
+        assert result.receives_max <= 17
         assert not result.dead
-        ratios.append(result.drain_ratio)
-    assert median(ratios) <= 1.2
-    assert max(ratios) <= 1.45
 
 
 def test_all_workers_get_a_share_of_the_messages() -> None:
@@ -97,7 +99,7 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
         processes=2,
         prefetch=3,
         backoff=FullJitter(base=4, cap=12),
-        provider=Provider("mail", probe_interval=2, longest_probe_interval=8),
+        provider=Provider("mail", probe_interval=2),
     )
     results = [played(scenario, seed=seed) for seed in range(1, 14)]
     assert max(result.wasted for result in results) <= 60

@@ -1,0 +1,580 @@
+"""One provider (or one tenant of it) as one worker sees it: a circuit breaker with a rate.
+
+| state | event | next state |
+|---|---|---|
+| CLOSED | `failures` calls in a row without a success, one just before | RECOVERING |
+| CLOSED | the same, and nothing has succeeded for `probe_interval` | OPEN |
+| OPEN | the probe is answered | RECOVERING |
+| OPEN | the probe fails, or is lost | OPEN, and probes later |
+| RECOVERING | `failures` in a row, and nothing has succeeded for `probe_interval` | OPEN |
+| RECOVERING | for a minute no message waited, and none is hidden | CLOSED |
+
+The failures in a row are those of two messages or more. If the provider has refused all of them,
+by a Retry-After, it is there: then "nothing has succeeded" means for a minute.
+
+While it is OPEN messages are hidden, but for one probe at a time. While it is RECOVERING each
+message takes a token of :class:`Rate`. What this worker has hidden it brings forward: one message
+to probe with while it is OPEN, and all of them while it is RECOVERING. A message that another
+worker has brought forward may serve as a probe, too: so the news travels with the messages.
+
+Pure: times are passed in, and nothing is called. Times are seconds of one clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from ..retry.decision import Reply
+from ..retry.policies import RandomSource
+
+#: Failures of one message may be the message's own.
+MESSAGES = 2
+
+#: Nothing has succeeded for so long: a provider that refuses every call is taken to be down, too.
+REFUSED_SECONDS = 60.0
+
+#: The pause between two probes is this share of the outage so far, from the shortest up to the
+#: longest: the end of an outage is noticed within a sixth of its length, or within a minute.
+PAUSE_SHARE = 1 / 6
+LONGEST_PAUSE_SECONDS = 60.0
+LONGEST_RETRY_AFTER_SECONDS = 3600.0
+
+#: Pause before a message of another worker serves as a probe: 5 seconds at first, 40 later.
+NEWS_SHARE, LONGEST_NEWS_SECONDS = 1 / 180, 40.0
+
+#: A probe whose end nobody reports (its call hangs) does not keep the gate open.
+PROBE_EXPIRES_SECONDS = 600.0
+
+#: Hidden messages wait for twice the outage so far, half an hour at most: if their worker is
+#: killed they come back by then. Drawn from the upper quarter, so that they do not come together.
+HOLD_FACTOR, LONGEST_HOLD_SECONDS, HOLD_JITTER_FROM = 2.0, 1800.0, 0.75
+
+#: Enough to ask a policy for its longest delay.
+MANY_FAILURES = 1000
+
+#: A message waits here for its turn if that is near; else it is hidden until those before it ran.
+NEAR_SECONDS = 2.0
+SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
+
+#: A refused message comes back after half a second for each of its receives. After the second
+#: failure in this worker the pause doubles, up to a minute: perhaps the provider never takes it.
+#: One with few receives left waits for a minute: each early return costs one.
+SOON_SECONDS, SOON_RECEIVES, SOON_TIMES, LATEST_SECONDS = 0.5, 4, 2, 60.0
+REFUSED_LATEST_SECONDS = 30.0
+
+#: The recovery is over when for so long nobody waited.
+CALM_SECONDS = 60.0
+
+#: Recall is faster than this worker's rate while its line is short: others run what it brings.
+PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
+
+#: Between two looks at what to bring forward.
+RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
+
+#: Our clock, SQS's clock and a call under way may differ by this much: a message is brought
+#: forward only while our hold on it is certain.
+MARGIN_SECONDS = 5.0
+
+#: Hidden messages that a worker remembers, about 1 KB each; and calls under way.
+MOST_HIDDEN, MOST_CALLS = 20_000, 10_000
+
+#: A stopping worker spreads what it has hidden: ten a second, over three minutes at most. A message
+#: that comes back less than a minute later by itself is left alone.
+RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS, LEAST_GAIN_SECONDS = 10.0, 180.0, 60.0
+
+
+class State(Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    RECOVERING = "recovering"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When a gate opens, and how soon it probes.
+
+    Attributes:
+        failures: calls in a row that open it.
+        probe_interval: mean seconds before the first probe, and the shortest before any other.
+    """
+
+    failures: int = 6
+    probe_interval: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that has come due, or has failed.
+
+    Attributes:
+        id: SQS's.
+        receives: SQS's count of them, this one included.
+        longest: most seconds that it may be hidden. It must not be hidden if there are none.
+        policy_longest: the longest delay of its policy: its first hold.
+        own_delay: drawn from its policy; it waits for that if it cannot be brought forward.
+        is_recallable: it may be brought forward.
+        is_spared: it has used up half of the receives that its queue allows.
+        must_run: at the receive after this one SQS would move it.
+    """
+
+    id: str
+    receives: int = 1
+    longest: float = math.inf
+    policy_longest: float = LONGEST_HOLD_SECONDS
+    own_delay: float = 0.0
+    is_recallable: bool = True
+    is_spared: bool = False
+    must_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What becomes of a message that has come due.
+
+    Attributes:
+        hide_seconds: hide it for this long without running it; ``None`` = run it.
+        is_probe: it runs as the one probe.
+        waits: it is kept until ``turns`` counts it, and runs then.
+    """
+
+    hide_seconds: float | None = None
+    is_probe: bool = False
+    waits: bool = False
+
+    @property
+    def runs(self) -> bool:
+        return self.hide_seconds is None and not self.waits
+
+
+_RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A message that this worker has hidden, as SQS confirmed.
+
+    Attributes:
+        message_id: SQS's id.
+        handle: the receipt handle that hid it.
+        queue: the URL of its queue.
+        until: when SQS shows it again by itself.
+        not_before: it must not run earlier.
+        next_is_last: its next receive is the last that its queue allows.
+        receives: SQS's count of them, so far.
+        probe_from: when it may be brought forward to probe with.
+    """
+
+    message_id: str
+    handle: str
+    queue: str
+    until: float
+    not_before: float = 0.0
+    next_is_last: bool = False
+    receives: int = 0
+    probe_from: float = 0.0
+
+
+class Rate:
+    """Calls a second that a recovering provider takes from this worker: a bucket of tokens.
+
+    It starts at one a second, below what 20 workers overrun a provider of 20 a second with. Each
+    success adds one until the provider refuses for the first time: so it doubles in about 0.7
+    seconds, but never outruns the answers of slow calls. Later it grows by a share for each
+    success, and by no more than a share for each second since the last cut: so neither fast nor
+    slow calls overrun the provider, and its growth does not depend on how long a call takes.
+
+    A refusal cuts it to four fifths; the first one, when it has overrun the provider, to what the
+    last second delivered. Refusals of half a second count once: many providers count the calls of
+    each second, and refuse the rest of it. A failure that names no refusal cuts it only while more
+    than half of the calls fail: a provider that fails one call in five is not overloaded.
+    """
+
+    START, LOWEST = 1.0, 0.1
+    BY_CALL, BY_SECOND = 0.025, 0.025
+    KEPT, SETTLE_SECONDS = 0.8, 0.5
+    #: An unused rate shrinks by this share a second, for it says nothing, and blocks others.
+    IDLE = 0.1
+    SAVED_SECONDS = 0.5
+    TOLERATED, CALLS = 0.5, 16
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.rate, self._tokens = self.START, 1.0
+        self._is_refused = False
+        self._oks: list[float] = []
+        self._failing = 0.0
+        self._filled_at = self._cut_at = self._grown_at = self.short_at = now
+
+    def take(self, most: int, now: float) -> int:
+        """Take tokens for up to ``most`` messages; return how many there were."""
+        self._fill(now)
+        taken = min(most, int(self._tokens))
+        self._tokens -= taken
+        if taken < most:
+            self.short_at = now
+        return taken
+
+    def seconds_to_turn(self, now: float) -> float:
+        """Return the seconds until there is a token."""
+        self._fill(now)
+        return max(0.0, (1 - self._tokens) / self.rate)
+
+    def ended(self, reply: Reply, began: float, now: float) -> None:
+        """Note how a call ended that began at ``began``."""
+        self._failing += ((reply is Reply.FAILED) - self._failing) / self.CALLS
+        if reply is Reply.ANSWERED:
+            self._grow(now)
+            return
+        if reply is Reply.FAILED:
+            if self._failing <= self.TOLERATED:
+                return
+            self._failing /= 2
+        if began > self._cut_at + (self.SETTLE_SECONDS if self._is_refused else 0):
+            self._cut(now)
+
+    def _grow(self, now: float) -> None:
+        self._oks = [at for at in self._oks if at > now - 1] + [now]
+        seconds, self._grown_at = min(now - self._grown_at, 1.0), now
+        if now > self.short_at + 1:
+            self.rate = max(self.START, self.rate * (1 - self.IDLE * seconds))
+        elif not self._is_refused:
+            self.rate += 1
+        else:
+            by_time = self.BY_SECOND * (now - self._cut_at) * seconds
+            self.rate *= 1 + min(self.BY_CALL, by_time)
+
+    def _cut(self, now: float) -> None:
+        kept = self.KEPT * self.rate
+        if not self._is_refused:
+            kept = min(kept, max(1.0, len(self._oks)))
+        self.rate, self._is_refused = max(self.LOWEST, kept), True
+        self._cut_at = self._grown_at = now
+
+    def _fill(self, now: float) -> None:
+        most = max(1.0, self.rate * self.SAVED_SECONDS)
+        self._tokens = min(most, self._tokens + max(0.0, now - self._filled_at) * self.rate)
+        self._filled_at = max(now, self._filled_at)
+
+
+class ProviderGate:
+    """The state of one provider in one worker. Not safe for threads by itself.
+
+    Arguments:
+        thresholds: when it opens.
+        rng: draws intervals and delays.
+        is_limited: whether a recovery is limited by a rate. ``False``: it is OPEN or CLOSED.
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        rng: RandomSource,
+        *,
+        is_limited: bool = True,
+        most_hidden: int = MOST_HIDDEN,
+    ) -> None:
+        self.state = State.CLOSED
+        self.rate = Rate()
+        self.opened_at = self.next_probe_at = 0.0
+        self._thresholds, self._rng = thresholds, rng
+        self._is_limited, self._most_hidden = is_limited, most_hidden
+        self._hidden: dict[str, Hidden] = {}
+        self._order: list[str] = []  # of those hidden, the furthest due last
+        self._began: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._probe: str | None = None
+        self._probed_at = self._looked_at = self._busy_at = self._owed = 0.0
+        self._pull = 1.0
+        self._seen_at = math.inf
+        self._answered_at = -math.inf
+        self._forget_row()
+
+    # A message has come due
+
+    def arrived(self, message: Message, now: float, *, waiting: int) -> Look:
+        """Decide about a message, while ``waiting`` others wait for their turn."""
+        self._hidden.pop(message.id, None)
+        has_time, is_probe = message.longest > 0, False
+        if self.state is State.OPEN:
+            is_probe = self._is_probe_due(now, is_news=message.receives > 1)
+            if not is_probe and has_time and not message.must_run:
+                return Look(self._hold(message, now))
+            if is_probe:
+                self._probe, self._probed_at = message.id, now
+        elif (
+            self.state is State.RECOVERING and has_time and (waiting or not self.rate.take(1, now))
+        ):
+            self._busy_at = self.rate.short_at = now
+            if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
+                return _WAIT
+            return Look(self._queue(message))
+        self.started(message.id, now)
+        return _PROBE if is_probe else _RUN
+
+    def started(self, message_id: str, now: float) -> None:
+        """Note that a message runs whose turn has come, or that nothing limits."""
+        self._seen_at = min(self._seen_at, now)
+        self._hidden.pop(message_id, None)
+        if len(self._began) >= MOST_CALLS:
+            del self._began[next(iter(self._began))]
+        self._began[message_id] = now
+
+    def turns(self, waiting: int, now: float) -> int:
+        """Return how many of the messages that wait may run now, those that came first.
+
+        All, once nothing limits them; the gate may have opened again: let each arrive anew.
+        """
+        if self.state is not State.RECOVERING:
+            return waiting
+        taken = self.rate.take(waiting, now)
+        if taken < waiting:
+            self._busy_at = now
+        return taken
+
+    # A run has ended
+
+    def ended(
+        self, message_id: str, reply: Reply | None, now: float, *, retry_after: float | None = None
+    ) -> None:
+        """Note what a run has shown of the provider; ``None`` = nothing, or it did not run."""
+        began, is_probe = self._began.pop(message_id, now), message_id == self._probe
+        if reply is Reply.ANSWERED:
+            self._answered_at = now
+            self._forget_row()
+            if is_probe:
+                self._recover(now)
+            elif self.state is State.OPEN:  # begun before the gate opened, and answered since
+                self.next_probe_at = min(self.next_probe_at, now)
+        elif is_probe:
+            self._probe_later(now, retry_after)
+        elif reply is not None and self.state is not State.OPEN:
+            if self.state is State.RECOVERING and reply is Reply.FAILED:
+                self._failures[message_id] = self._failures.get(message_id, 0) + 1
+            if self._have_enough_failed(message_id, reply):
+                if now >= self._may_be_up_until(reply):
+                    self.state, self.opened_at = State.OPEN, now
+                    self._probe_later(now, retry_after)
+                elif self.state is State.CLOSED and self._is_limited:
+                    self._recover(now)
+        if reply is not None and self.state is State.RECOVERING and not is_probe:
+            self.rate.ended(reply, began, now)
+
+    def delay_after_failure(
+        self, message: Message, reply: Reply | None, delay: float, now: float, *, floor: float
+    ) -> float:
+        """Return how long to hide a message that has failed, instead of ``delay``.
+
+        Ask after ``ended``. Longer while the gate is open: it would not run earlier. Shorter while
+        the provider recovers, but no less than ``floor``: the rate decides when it runs.
+        """
+        if not message.is_recallable:
+            return delay
+        if self.state is State.OPEN:
+            return max(delay, self._hold(message, now)) if self._has_room(now) else delay
+        if reply not in (Reply.REFUSED, Reply.FAILED):
+            return delay
+        soon = SOON_SECONDS * min(message.receives, SOON_RECEIVES)
+        if message.is_spared:
+            soon = LATEST_SECONDS
+        if self.state is State.CLOSED:
+            if reply is not Reply.REFUSED:
+                return delay
+            soon = self._rng.uniform(0.0, REFUSED_LATEST_SECONDS)
+        elif self.keeps_failing(message.id) and not message.is_spared:
+            doubled = 2.0 ** min(self._failures[message.id], 20)
+            soon = self._rng.uniform(0.5, 1.0) * min(doubled, LATEST_SECONDS)
+        return min(delay, max(floor, soon))
+
+    def keeps_failing(self, message_id: str) -> bool:
+        """Return whether a message has failed several times since the provider is back."""
+        return self._failures.get(message_id, 0) > SOON_TIMES
+
+    # What this worker has hidden
+
+    def was_hidden(self, hidden: Hidden, now: float) -> None:
+        """Remember a message that SQS has confirmed as hidden."""
+        if not self.keeps_failing(hidden.message_id) and self._has_room(now):
+            self._hidden[hidden.message_id] = hidden
+
+    def gone(self, message_id: str) -> None:
+        """Forget a message: settled, or its hold is in doubt."""
+        self._hidden.pop(message_id, None)
+
+    def hidden(self, now: float) -> int:
+        """Return how many messages wait here, hidden. Others have had those that came due."""
+        return sum(each.until > now for each in self._hidden.values())
+
+    def recalls(self, now: float, *, room: int, waiting: int = 0) -> list[Hidden]:
+        """Take out the messages to bring forward now; empty = none.
+
+        Arguments:
+            now: seconds.
+            room: most messages that the worker has processes for.
+            waiting: messages that wait for their turn: that line shows whether others run them.
+        """
+        seconds, self._looked_at = min(now - self._looked_at, 10.0), now
+        if self.state is State.OPEN:
+            return self._recall_probe(now)
+        if self.state is State.CLOSED:
+            return []
+        if self._hidden:
+            self._busy_at = now
+        elif now > self._busy_at + CALM_SECONDS:
+            self.state = State.CLOSED
+            self._failures.clear()
+            return []
+        rate = self.rate.rate
+        is_behind = waiting >= max(1.0, rate)
+        if is_behind:
+            self._pull = max(1.0, self._pull / 2)
+        else:
+            self._pull = min(LONGEST_PULL, self._pull * 2 ** (seconds / PULL_DOUBLES_SECONDS))
+        pace = rate * self._pull
+        self._owed = min(max(1.0, pace / 2), self._owed + seconds * pace)
+        taken = [] if is_behind else self._take(min(int(self._owed), room), now)
+        self._owed -= len(taken)
+        return taken
+
+    def hand_over(self, now: float) -> list[tuple[Hidden, int]]:
+        """Take out what comes back soon because this worker stops, each with its seconds from now.
+
+        Only this worker can bring it forward, and it will be gone. While the provider is down a
+        message stays that must run at its next receive, because that is the last. While it is well
+        each message waits for its own delay.
+        """
+        hidden, self._hidden = list(self._hidden.values()), {}
+        if self.state is State.CLOSED:
+            return []
+        is_down = self.state is State.OPEN
+        certain = (each for each in hidden if each.until > now + MARGIN_SECONDS)
+        movable = [each for each in certain if not (is_down and each.next_is_last)]
+        spread = min(len(movable) / RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS)
+        found = (
+            (each, math.ceil(max(self._rng.uniform(0.0, spread), each.not_before - now)))
+            for each in sorted(movable, key=lambda each: -each.until)
+        )
+        return [
+            (each, seconds)
+            for each, seconds in found
+            if now + seconds + LEAST_GAIN_SECONDS < each.until
+        ]
+
+    # What is asked in between
+
+    @property
+    def seconds_to_look(self) -> float | None:
+        """The pause before ``recalls`` is worth asking; ``None`` = nothing would come of it."""
+        pauses = {State.OPEN: OUTAGE_LOOK_SECONDS, State.RECOVERING: RECOVERY_LOOK_SECONDS}
+        return pauses.get(self.state)
+
+    def needs_probe(self, now: float) -> bool:
+        """Return whether the gate is open, and any message that comes due is a probe."""
+        return self.state is State.OPEN and self._is_probe_due(now, is_news=False)
+
+    def down_since(self, opened_at: float) -> None:
+        """Open the gate for an outage that began earlier. A probe is due."""
+        self.state, self.opened_at, self.next_probe_at = State.OPEN, opened_at, 0.0
+
+    # Within
+
+    def _is_probe_due(self, now: float, *, is_news: bool) -> bool:
+        if self._probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
+            return False
+        outage = now - self.opened_at
+        pause = max(self._thresholds.probe_interval, min(LONGEST_NEWS_SECONDS, outage * NEWS_SHARE))
+        return now >= self.next_probe_at or (is_news and now >= self._probed_at + pause)
+
+    def _probe_later(self, now: float, retry_after: float | None) -> None:
+        self._probe, self._probed_at = None, now
+        mean = max(self._thresholds.probe_interval, PAUSE_SHARE * (now - self.opened_at))
+        longest = max(LONGEST_PAUSE_SECONDS, self._thresholds.probe_interval)
+        pause = min(mean, longest) * self._rng.uniform(0.75, 1.25)
+        self.next_probe_at = now + max(pause, min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))
+
+    def _forget_row(self) -> None:
+        self._in_a_row, self._all_refused = 0, True
+        self._failed: set[str] = set()
+
+    def _have_enough_failed(self, message_id: str, reply: Reply) -> bool:
+        self._in_a_row += 1
+        self._all_refused = self._all_refused and reply is Reply.REFUSED
+        if len(self._failed) < MESSAGES:
+            self._failed.add(message_id)
+        return self._in_a_row >= self._thresholds.failures and len(self._failed) == MESSAGES
+
+    def _may_be_up_until(self, reply: Reply) -> float:
+        if not self._is_limited:
+            return -math.inf
+        if self._all_refused:
+            return max(self._answered_at, self._seen_at) + REFUSED_SECONDS
+        return self._answered_at + self._thresholds.probe_interval
+
+    def _recover(self, now: float) -> None:
+        self.state = State.RECOVERING if self._is_limited else State.CLOSED
+        self._probe, self.rate = None, Rate(now)
+        self._answered_at = self._busy_at = self._looked_at = now
+        self._owed = self._pull = 1.0
+        self._failures.clear()
+        self._forget_row()
+
+    def _hold(self, message: Message, now: float) -> float:
+        if not (message.is_recallable and self._has_room(now)):
+            return min(message.longest, max(0.0, self.next_probe_at - now) + message.own_delay)
+        hold = max(message.policy_longest, HOLD_FACTOR * (now - self.opened_at))
+        hold = min(hold, LONGEST_HOLD_SECONDS, message.longest)
+        return hold * self._rng.uniform(HOLD_JITTER_FROM, 1.0)
+
+    def _queue(self, message: Message) -> float:
+        if not message.is_recallable:
+            return min(message.longest, message.own_delay)
+        turn = HOLD_FACTOR * (len(self._hidden) + 1) / self.rate.rate
+        hold = min(max(SHORTEST_QUEUE_SECONDS, turn), LONGEST_QUEUE_SECONDS)
+        return min(hold, message.longest)
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._hidden) >= self._most_hidden:
+            self._hidden = {k: each for k, each in self._hidden.items() if each.until > now}
+        return len(self._hidden) < self._most_hidden
+
+    def _recall_probe(self, now: float) -> list[Hidden]:
+        """Take out the message to probe with: the one that was received least.
+
+        Whoever receives it probes. One whose next receive is its last serves if there is no other.
+        """
+        if not self.needs_probe(now):
+            return []
+        ready = self._certain(now, (e for e in self._hidden.values() if e.probe_from <= now))
+        best = min(ready, key=lambda each: (each.next_is_last, each.receives), default=None)
+        if best is None:
+            return []
+        probed_at = self._probed_at
+        self._probe_later(now, None)  # the next one, should this one serve another worker
+        self._probed_at = probed_at
+        del self._hidden[best.message_id]
+        return [best]
+
+    def _certain(self, now: float, hidden: Iterable[Hidden]) -> list[Hidden]:
+        return [e for e in hidden if e.until > now + MARGIN_SECONDS and e.not_before <= now]
+
+    def _take(self, most: int, now: float) -> list[Hidden]:
+        """Take out up to ``most`` messages; the furthest due first, the others return soon."""
+        if most <= 0:
+            return []
+        if not self._order:
+            self._order = sorted(self._hidden, key=lambda each: self._hidden[each].until)
+        taken: list[Hidden] = []
+        early: list[str] = []
+        while self._order and len(taken) < most:
+            message_id = self._order.pop()
+            hidden = self._hidden.get(message_id)
+            if hidden is None:
+                continue
+            if hidden.not_before > now and hidden.until > hidden.not_before + MARGIN_SECONDS:
+                early.append(message_id)
+                continue
+            del self._hidden[message_id]
+            taken += self._certain(now, [hidden])
+        self._order += reversed(early)
+        return taken

@@ -1,0 +1,628 @@
+"""The state machine of a provider in one worker, in virtual time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_sqs_backoff.provider import gate as gate_module
+from celery_sqs_backoff.provider.gate import (
+    CALM_SECONDS,
+    LEAST_GAIN_SECONDS,
+    LONGEST_HOLD_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    LONGEST_RETRY_AFTER_SECONDS,
+    LONGEST_SPREAD_SECONDS,
+    MARGIN_SECONDS,
+    MOST_CALLS,
+    PAUSE_SHARE,
+    PROBE_EXPIRES_SECONDS,
+    REFUSED_SECONDS,
+    Hidden,
+    Look,
+    Message,
+    ProviderGate,
+    Rate,
+    State,
+    Thresholds,
+)
+from celery_sqs_backoff.retry.decision import Reply
+
+ANSWERED, REFUSED, FAILED = Reply.ANSWERED, Reply.REFUSED, Reply.FAILED
+T = Thresholds()
+HOUR = 3600.0
+
+
+class Middle:
+    """Draws the middle, so that intervals are their mean."""
+
+    def uniform(self, a: float, b: float, /) -> float:
+        return (a + b) / 2
+
+
+class Worker:
+    """A gate, and what it is asked and told."""
+
+    def __init__(self, *, rng: Any = None, **options: Any) -> None:
+        self.gate = ProviderGate(T, rng or Middle(), **options)
+
+    def look(self, name: str, now: float, *, waiting: int = 0, **facts: Any) -> Look:
+        return self.gate.arrived(Message(name, **facts), now, waiting=waiting)
+
+    def run(self, name: str, reply: Reply | None, now: float, **facts: Any) -> None:
+        assert self.look(name, now).runs
+        self.gate.ended(name, reply, now, **facts)
+
+    def fail(self, number: int, now: float, reply: Reply = FAILED, **facts: Any) -> None:
+        for i in range(number):
+            self.gate.started(f"{reply} {now} {i}", now)
+            self.gate.ended(f"{reply} {now} {i}", reply, now, **facts)
+
+    def hide(self, name: str, now: float, seconds: float = HOUR, **facts: Any) -> None:
+        hidden = Hidden(name, f"handle of {name}", "mail", now + seconds, **facts)
+        self.gate.was_hidden(hidden, now)
+
+    def recalls(self, now: float, *, room: int = 100, waiting: int = 0) -> list[str]:
+        found = self.gate.recalls(now, room=room, waiting=waiting)
+        return [hidden.message_id for hidden in found]
+
+    def recover(self, now: float) -> None:
+        assert self.look("probe", now).is_probe
+        self.gate.ended("probe", ANSWERED, now)
+
+
+def down(now: float = 0.0, **options: Any) -> Worker:
+    worker = Worker(**options)
+    worker.fail(T.failures, now)
+    assert worker.gate.state is State.OPEN
+    return worker
+
+
+def recovering(now: float = 20.0, **options: Any) -> Worker:
+    worker = down(**options)
+    worker.recover(now)
+    return worker
+
+
+def test_the_docs_show_the_table_of_states() -> None:
+    page = Path("docs/provider.md").read_text()
+    rows = re.findall(r"^\| (?:CLOSED|OPEN|RECOVERING) \|.*$", str(gate_module.__doc__), re.M)
+    assert len(rows) == 6
+    assert "\n".join(rows) in page
+
+
+# It opens
+
+
+def test_it_opens_at_the_given_number_of_failures_in_a_row() -> None:
+    worker = Worker()
+    worker.fail(T.failures - 1, 0.0)
+    worker.run("sent", ANSWERED, 1.0)
+    worker.fail(T.failures - 1, 100.0)
+    assert worker.gate.state is State.CLOSED
+    worker.fail(1, 100.1)
+    assert worker.gate.state is State.OPEN
+    assert not worker.look("next", 100.2).runs
+
+
+def test_failures_of_one_message_never_open_it() -> None:
+    worker = Worker()
+    for i in range(1000):
+        worker.run("the same", FAILED, float(i))
+    assert worker.gate.state is State.CLOSED
+
+
+def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
+    worker = Worker()
+    for i in range(1000):
+        worker.run(f"m{i}", None, float(i))
+    worker.fail(T.failures - 1, 1000.0)
+    worker.run("shows nothing", None, 1000.0)
+    worker.fail(1, 1000.1)
+    assert worker.gate.state is State.OPEN
+
+
+def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() -> None:
+    worker = Worker()
+    worker.run("sent", ANSWERED, 96.0)
+    worker.fail(T.failures, 100.0)
+    assert worker.gate.state is State.RECOVERING
+    assert worker.look("next", 102.0).runs
+    assert worker.look("after it", 102.0).waits
+    worker.fail(T.failures, 100.0 + T.probe_interval)
+    assert worker.gate.state is State.OPEN, "nothing has succeeded since"
+
+
+def test_a_provider_that_refuses_every_call_is_slowed_down_first() -> None:
+    """A worker that has just started, beside others, calls it too fast."""
+    worker = Worker()
+    worker.fail(T.failures, 100.0, REFUSED, retry_after=60.0)
+    assert worker.gate.state is State.RECOVERING
+    worker.fail(T.failures, 99.0 + REFUSED_SECONDS, REFUSED, retry_after=60.0)
+    assert worker.gate.state is State.RECOVERING
+    worker.fail(T.failures, 100.0 + REFUSED_SECONDS, REFUSED, retry_after=600.0)
+    assert worker.gate.state is State.OPEN
+    assert worker.gate.next_probe_at >= 700.0
+
+
+def test_a_brown_out_does_not_open_it() -> None:
+    for seed in range(20):
+        worker, rng, now = Worker(), Random(seed), 0.0
+        for i in range(5000):
+            now += 0.1
+            if worker.look(f"m{i}", now).runs:
+                worker.gate.ended(f"m{i}", FAILED if rng.random() < 0.2 else ANSWERED, now)
+            assert worker.gate.state is not State.OPEN
+
+
+# It probes
+
+
+def test_one_message_probes_at_a_time() -> None:
+    worker = down()
+    assert worker.look("early", 4.9).hide_seconds
+    assert worker.look("probe", 5.0).is_probe
+    assert worker.look("other", 5.0).hide_seconds
+    worker.gate.ended("begun before", None, 5.5)
+    assert worker.look("other", 5.6).hide_seconds
+    worker.gate.ended("probe", FAILED, 6.0)
+    assert worker.look("other", 6.1).hide_seconds
+
+
+def test_the_pause_is_a_sixth_of_the_outage_between_its_bounds() -> None:
+    worker, probes = down(), []
+    for i in range(30):
+        now = worker.gate.next_probe_at
+        worker.run(f"m{i}", FAILED, now)
+        probes.append(now)
+    assert probes[:4] == [5, 10, 15, 20]
+    for began, after in pairwise(probes):
+        mean = min(LONGEST_PAUSE_SECONDS, max(T.probe_interval, PAUSE_SHARE * began))
+        assert after - began == pytest.approx(mean)
+    assert probes[-1] - probes[-2] == LONGEST_PAUSE_SECONDS
+
+
+def test_a_message_that_another_worker_has_brought_forward_probes_too() -> None:
+    """So the news that the provider is back travels with the messages."""
+    worker = down()
+    now = 0.0
+    while now < 600.0:
+        now = worker.gate.next_probe_at
+        worker.run("probe", FAILED, now)
+    assert worker.gate.next_probe_at > now + 50
+    assert worker.look("new", now + 10).hide_seconds
+    assert worker.look("brought forward", now + 10, receives=3).is_probe
+    assert worker.look("another", now + 10, receives=3).hide_seconds
+
+
+def test_a_probe_that_proves_nothing_is_repeated() -> None:
+    worker = down()
+    worker.run("probe", None, 5.0)
+    assert (worker.gate.state, worker.gate.next_probe_at) == (State.OPEN, 10.0)
+
+
+def test_a_probe_that_is_never_reported_is_replaced() -> None:
+    worker = down()
+    assert worker.look("lost", 5.0).is_probe
+    late = 5.0 + PROBE_EXPIRES_SECONDS
+    assert not worker.gate.needs_probe(late - 0.1)
+    assert worker.look("second", late).is_probe
+
+
+def test_the_next_probe_respects_retry_after_but_not_for_ever() -> None:
+    worker = down()
+    worker.run("probe", REFUSED, 5.0, retry_after=120.0)
+    assert worker.gate.next_probe_at == 125.0
+    worker.run("probe", REFUSED, 125.0, retry_after=1e9)
+    assert worker.gate.next_probe_at == 125.0 + LONGEST_RETRY_AFTER_SECONDS
+
+
+def test_a_success_of_an_earlier_call_makes_the_probe_due_at_once() -> None:
+    worker = down()
+    worker.gate.ended("begun before", ANSWERED, 1.0)
+    assert worker.gate.state is State.OPEN
+    assert worker.look("probe", 1.0).is_probe
+
+
+def test_without_messages_that_come_due_one_is_brought_forward_to_probe_with() -> None:
+    """The one that was received least; one that must not be received again only if need be."""
+    worker = down()
+    worker.hide("often", 1.0, receives=7)
+    worker.hide("last", 1.0, next_is_last=True)
+    worker.hide("once", 1.0, receives=1)
+    worker.hide("early", 1.0, not_before=900.0)
+    worker.hide("spared", 1.0, probe_from=900.0)
+    assert worker.recalls(4.9) == []
+    taken = []
+    for _ in range(4):
+        now = worker.gate.next_probe_at
+        taken += worker.recalls(now)
+        assert worker.recalls(now) == [], "one at a time"
+    assert taken == ["once", "often", "last"]
+
+
+def test_a_message_brought_forward_to_probe_with_probes_also_here() -> None:
+    worker = down()
+    worker.hide("m", 1.0)
+    now = worker.gate.next_probe_at
+    assert worker.recalls(now) == ["m"]
+    assert worker.look("m", now + 0.1, receives=2).is_probe
+
+
+def calls_during(outage: float, gap: float, seed: int) -> int:
+    """Calls during an outage, if a message comes due every ``gap`` seconds and fails at once."""
+    worker, now, calls, number = Worker(rng=Random(seed)), 0.0, 0, 0
+    while now < outage:
+        number += 1
+        if worker.look(f"m{number}", now).runs:
+            calls += 1
+            worker.gate.ended(f"m{number}", FAILED, now)
+        now += gap
+    return calls
+
+
+@given(outage=st.floats(1.0, 5e4), gap=st.floats(0.1, 60.0), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_calls_during_an_outage_are_bounded_by_threshold_and_probes(
+    outage: float, gap: float, seed: int
+) -> None:
+    outage = min(outage, 5_000 * gap)
+    shortest = T.probe_interval * 0.75
+    steps = math.log(LONGEST_PAUSE_SECONDS / T.probe_interval, 1 + PAUSE_SHARE * 0.75)
+    probes = T.probe_interval / PAUSE_SHARE / shortest + steps + 1
+    probes += outage / (LONGEST_PAUSE_SECONDS * 0.75) + 1
+    assert calls_during(outage, gap, seed) <= T.failures + probes
+
+
+# It hides
+
+
+def test_the_first_hold_is_as_long_as_the_policys_longest_delay() -> None:
+    hold = down(rng=Random(1)).look("a", 1.0, policy_longest=100.0).hide_seconds
+    assert hold is not None
+    assert 75 <= hold <= 100
+
+
+@pytest.mark.parametrize("receives", [1, 5, 20])
+@pytest.mark.parametrize(("outage", "longest"), [(300.0, 600.0), (7200.0, LONGEST_HOLD_SECONDS)])
+def test_holds_grow_with_the_outage_alone_up_to_half_an_hour(
+    outage: float, longest: float, receives: int
+) -> None:
+    """A message that had five receives before the outage was hidden for 87 minutes."""
+    worker = down(rng=Random(1))
+    worker.gate.next_probe_at = math.inf
+    worker.gate._probed_at = outage
+    hold = worker.look("a", outage, receives=receives, policy_longest=60.0).hide_seconds
+    assert hold is not None
+    assert 0.74 * longest <= hold <= longest
+    assert worker.look("b", outage, longest=50.0).hide_seconds <= 50  # type: ignore[operator]
+
+
+def test_a_message_that_must_not_be_hidden_runs() -> None:
+    worker = down()
+    assert worker.look("a", 1.0, longest=0.0).runs
+    assert worker.look("b", 1.0, must_run=True).runs
+    assert not worker.look("b", 1.0, must_run=True).is_probe
+    assert worker.look("b", 10.0, must_run=True).is_probe, "one is due"
+
+
+@pytest.mark.parametrize("options", [{"most_hidden": 0}, {}], ids=["no room", "exact delays"])
+def test_what_cannot_be_brought_forward_waits_for_the_probe_and_its_own_delay(
+    options: dict[str, Any],
+) -> None:
+    worker = down(**options)
+    look = worker.look("a", 1.0, own_delay=7.0, is_recallable=bool(options))
+    assert look.hide_seconds == 4.0 + 7.0
+
+
+def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
+    worker = Worker()
+    message = Message("a", policy_longest=100.0)
+
+    def delay(seconds: float, **facts: Any) -> float:
+        kept = Message("a", policy_longest=100.0, **facts)
+        return worker.gate.delay_after_failure(kept, FAILED, seconds, 0.0, floor=0.0)
+
+    assert delay(3.0) == 3.0
+    worker = down()
+    assert delay(3.0) == pytest.approx(87.5)
+    assert delay(300.0) == 300.0
+    assert delay(3.0, is_recallable=False) == 3.0
+    assert message.is_recallable
+
+
+# It recovers
+
+
+def test_without_a_rate_it_closes_at_once() -> None:
+    worker = down(is_limited=False, most_hidden=0)
+    worker.recover(20.0)
+    assert worker.gate.state is State.CLOSED
+    assert all(worker.look(f"m{i}", 20.0).runs for i in range(100))
+
+
+def test_all_messages_pass_through_one_rate() -> None:
+    worker = recovering()
+    assert worker.look("first", 20.0).runs, "there is a token"
+    assert worker.look("second", 20.0).waits
+    looks = [worker.look(f"m{i}", 20.0, waiting=i) for i in range(1, 5)]
+    assert [look.waits for look in looks] == [True, False, False, False], "at one call a second"
+    assert all(look.hide_seconds for look in looks[1:])
+    assert worker.look("must stay", 20.0, waiting=9, must_run=True).waits
+    assert worker.gate.turns(4, 20.5) == 0
+    assert worker.gate.turns(4, 21.1) == 1
+
+
+def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
+    worker = recovering()
+    worker.fail(T.failures, 30.0)
+    assert worker.gate.turns(3, 30.0) == 3
+    assert not worker.look("one of them", 30.0).runs
+
+
+def test_all_that_is_hidden_is_brought_forward_the_furthest_due_first() -> None:
+    worker = down()
+    names = [f"m{i}" for i in range(50)]
+    for i, name in enumerate(names):
+        worker.hide(name, 1.0, 1000.0 + i)
+    worker.recover(20.0)
+    taken = []
+    now = 20.0
+    while now < 60.0:
+        taken += worker.recalls(now)
+        now += 0.25
+    assert taken == names[::-1]
+
+
+def test_nothing_is_brought_forward_behind_a_line_or_without_a_process() -> None:
+    worker = down()
+    for i in range(50):
+        worker.hide(f"m{i}", 1.0)
+    worker.recover(20.0)
+    assert worker.recalls(22.0, waiting=5) == []
+    assert worker.recalls(24.0, room=0) == []
+    assert len(worker.recalls(26.0, room=2)) == 2
+
+
+def test_nothing_is_brought_forward_early_or_when_its_hold_may_have_ended() -> None:
+    worker = down()
+    worker.hide("returns by itself", 1.0, 24.0 + MARGIN_SECONDS)
+    worker.hide("allowed later", 1.0, not_before=100.0)
+    worker.hide("has come due", 1.0)
+    worker.recover(20.0)
+    worker.look("has come due", 20.0)
+    worker.hide("settled", 20.0)
+    worker.gate.gone("settled")
+    taken = [name for now in range(25, 100) for name in worker.recalls(float(now))]
+    assert taken == []
+    assert worker.recalls(100.0) == ["allowed later"]
+
+
+def test_a_refused_message_comes_back_soon_but_later_each_time() -> None:
+    worker, delays = recovering(), []
+    for i in range(5):
+        now = 30.0 * (i + 1)
+        worker.gate.started("a", now)
+        worker.gate.ended("a", FAILED, now)
+        message = Message("a", receives=2)
+        delays.append(worker.gate.delay_after_failure(message, FAILED, 300.0, now, floor=0.0))
+        worker.hide("a", now)
+    assert delays == [1.0, 1.0, 6.0, 12.0, 24.0]
+    assert worker.gate.hidden(200.0) == 0, "not brought forward since its third failure"
+
+
+def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
+    worker = recovering()
+    delay: Callable[..., float] = worker.gate.delay_after_failure
+    assert delay(Message("a"), REFUSED, 300.0, 21.0, floor=60.0) == 60.0
+    assert delay(Message("a"), None, 300.0, 21.0, floor=0.0) == 300.0
+    assert delay(Message("a", is_recallable=False), FAILED, 300.0, 21.0, floor=0.0) == 300.0
+
+
+def test_a_provider_that_answers_nothing_is_down_again() -> None:
+    worker = recovering(100.0)
+    worker.fail(20, 104.9)
+    assert worker.gate.state is State.RECOVERING
+    worker.fail(1, 105.0)
+    assert worker.gate.state is State.OPEN
+
+
+def test_it_closes_when_for_a_minute_nobody_waited() -> None:
+    worker = recovering()
+    worker.recalls(20.0 + CALM_SECONDS)
+    assert worker.gate.state is State.RECOVERING
+    worker.recalls(20.1 + CALM_SECONDS)
+    assert worker.gate.state is State.CLOSED
+    assert worker.gate.seconds_to_look is None
+
+
+@pytest.mark.parametrize(
+    ("until", "state"), [(4000.0, State.RECOVERING), (300.0, State.CLOSED)], ids=str
+)
+def test_the_recovery_goes_on_for_messages_whose_retry_after_is_not_over(
+    until: float, state: State
+) -> None:
+    """Else they came back by themselves, up to hours after the provider."""
+    worker = down()
+    worker.hide("m", 1.0, until - 1.0, not_before=300.0)
+    worker.recover(10.0)
+    for now in range(11, 300):
+        assert worker.recalls(float(now)) == []
+    assert worker.gate.state is state
+    assert worker.recalls(301.0) == (["m"] if state is State.RECOVERING else [])
+
+
+# The rate
+
+
+def play(
+    rate: Rate, seconds: float, *, limit: float, call_seconds: float, brown: float = 0.0
+) -> tuple[float, float]:
+    """Call as fast as allowed; return the share of the limit used, and of the calls refused."""
+    rng, now, under_way = Random(1), 0.0, list[tuple[float, float, Reply]]()
+    second, taken = -1, 0
+    calls = {ANSWERED: 0, REFUSED: 0, FAILED: 0}
+    while now < seconds:
+        now += 0.02
+        while under_way and under_way[0][0] <= now:
+            _, began, reply = under_way.pop(0)
+            rate.ended(reply, began, now)
+            calls[reply] += 1
+        for _ in range(rate.take(100, now)):
+            if int(now) != second:
+                second, taken = int(now), 0
+            taken += 1
+            reply = REFUSED if taken > limit else FAILED if rng.random() < brown else ANSWERED
+            under_way.append((now + call_seconds, now, reply))
+    total = sum(calls.values())
+    return (total - calls[REFUSED]) / (seconds * limit), calls[REFUSED] / total
+
+
+@pytest.mark.parametrize("call_seconds", [0.05, 0.5, 1.0, 3.0])
+def test_a_rate_uses_what_the_provider_takes_however_long_a_call_takes(
+    call_seconds: float,
+) -> None:
+    used, refused = play(Rate(), 300.0, limit=20.0, call_seconds=call_seconds)
+    assert used > 0.85
+    assert refused < 0.15
+
+
+def test_a_provider_that_fails_one_call_in_five_keeps_its_rate() -> None:
+    used, _ = play(Rate(), 300.0, limit=20.0, call_seconds=0.2, brown=0.2)
+    assert used > 0.8
+
+
+def test_failures_cut_the_rate_while_more_than_half_of_the_calls_fail() -> None:
+    rate = Rate()
+    for i in range(50):
+        rate.take(1, i * 1.0)
+        rate.ended(FAILED, i * 1.0, i * 1.0)
+    assert rate.rate < 0.5 * Rate.START
+
+
+def test_refusals_of_one_moment_cut_it_once() -> None:
+    """They began before anybody knew; or the provider refuses the rest of its second."""
+    rate = Rate()
+    play(rate, 20.0, limit=20.0, call_seconds=0.05)
+    rate.ended(REFUSED, 21.0, 21.2)
+    low = rate.rate
+    for began in (21.1, 21.2 + Rate.SETTLE_SECONDS):
+        rate.ended(REFUSED, began, 22.0)
+    assert rate.rate == low
+    rate.ended(REFUSED, 21.21 + Rate.SETTLE_SECONDS, 22.0)
+    assert rate.rate < low
+
+
+def test_an_unused_rate_does_not_grow() -> None:
+    rate = Rate()
+    play(rate, 20.0, limit=20.0, call_seconds=0.05)
+    high = rate.rate
+    for i in range(100):
+        rate.ended(ANSWERED, 30.0 + i, 30.0 + i)
+    assert Rate.START <= rate.rate < high
+
+
+# It stops
+
+
+def test_a_stopping_worker_lets_messages_come_back_within_seconds() -> None:
+    worker = down(rng=Random(1))
+    for i in range(50):
+        worker.hide(f"m{i}", 1.0)
+    found = worker.gate.hand_over(2.0)
+    assert len(found) == 50
+    assert max(seconds for _, seconds in found) <= 5
+    assert worker.gate.hand_over(2.0) == []
+
+
+def test_many_messages_are_spread_over_three_minutes() -> None:
+    worker = down(rng=Random(1))
+    for i in range(9000):
+        worker.hide(f"m{i}", 1.0)
+    seconds = [seconds for _, seconds in worker.gate.hand_over(2.0)]
+    assert len(seconds) == 9000
+    assert max(seconds) == LONGEST_SPREAD_SECONDS
+    assert max(map(seconds.count, set(seconds))) < 120, "about 50 in each second"
+
+
+def test_only_messages_that_gain_by_it_are_handed_over() -> None:
+    worker = down()
+    worker.hide("b", 0.0, 200.0)
+    worker.hide("a", 0.0, 300.0)
+    worker.hide("returns soon", 0.0, 20.0)
+    worker.hide("its next receive is its last", 0.0, next_is_last=True)
+    worker.hide("later", 0.0, 200.0, not_before=201.0 - LEAST_GAIN_SECONDS)
+    assert [hidden.message_id for hidden, _ in worker.gate.hand_over(1.0)] == ["a", "b"]
+    worker.hide("allowed later", 1.0, not_before=600.5)
+    assert [seconds for _, seconds in worker.gate.hand_over(1.0)] == [600]
+
+
+def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() -> None:
+    worker = Worker()
+    worker.hide("m", 0.0)
+    assert worker.gate.hand_over(1.0) == []
+
+
+# Whatever happens
+
+
+def test_the_state_is_bounded() -> None:
+    worker = down(most_hidden=10)
+    for i in range(20_000):
+        worker.look(f"m{i}", 1.0)
+        worker.hide(f"m{i}", 1.0, 100.0 + i)
+    assert worker.gate.hidden(2.0) == 10
+    worker.recover(20.0)
+    for i in range(20_000):
+        worker.gate.started(f"n{i}", 20.0)
+    assert len(worker.gate._began) <= MOST_CALLS
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_any_history_keeps_its_promises(seed: int) -> None:
+    """Only a probe ends an outage; a probe is always planned; nothing comes forward in doubt."""
+    rng = Random(seed)
+    worker, now = Worker(rng=rng, most_hidden=10), 0.0
+    gate = worker.gate
+    running: dict[str, bool] = {}
+    held: dict[str, Hidden] = {}
+    for number in range(300):
+        now += rng.choice([0.0, 0.1, 3.0, 30.0, 700.0])
+        step = rng.random()
+        if running and step < 0.4:
+            name = rng.choice(list(running))
+            is_probe, was = running.pop(name), gate.state
+            reply = rng.choice([None, ANSWERED, REFUSED, *[FAILED] * 4])
+            gate.ended(name, reply, now, retry_after=rng.choice([None, 100.0]))
+            if was is State.OPEN and gate.state is not State.OPEN:
+                assert is_probe
+                assert reply is ANSWERED
+        elif step < 0.6:
+            for hidden in gate.recalls(now, room=rng.randrange(5), waiting=rng.randrange(3)):
+                assert held.pop(hidden.message_id) is hidden
+                assert hidden.not_before <= now < hidden.until - MARGIN_SECONDS
+        else:
+            name = rng.choice([f"m{number}", *held])
+            look = worker.look(name, now, receives=rng.randrange(1, 4))
+            held.pop(name, None)
+            if look.runs:
+                running[name] = look.is_probe
+            elif look.hide_seconds is not None:
+                until = now + rng.choice([1.0, 60.0, look.hide_seconds])
+                not_before = now + rng.choice([0.0, 0.0, 90.0])
+                held[name] = Hidden(name, "h", "q", until, not_before)
+                gate.was_hidden(held[name], now)
+        assert gate.hidden(now) <= 10
+        if gate.state is State.OPEN:
+            later = now + PROBE_EXPIRES_SECONDS + LONGEST_RETRY_AFTER_SECONDS + 75.0
+            assert gate.needs_probe(later)
