@@ -129,7 +129,8 @@ def answer(status: object, headers: object = None, *, now: float) -> Finding | N
     asked = asked_seconds(fields, now=now)
     has_retry_after = _retry_after_seconds(fields.get("retry-after"), now) is not None
     if asked is None and status == 429:
-        asked = _reset_seconds(fields, now)
+        # Also without a time: a provider that names its refusals is there, and is called too fast.
+        asked = _reset_seconds(fields, now) or 0.0
     for rule in STATUSES:
         if (
             status in rule.statuses

@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = (
         Meaning.REFUSED_FOR_NOW,
         "the code of a throttled or late request",
         lambda exc: _code(exc) in THROTTLING_CODES,
-        _asked,
+        lambda exc: _asked(exc) or 0.0,
     ),
     Rule(
         _MODULE,

@@ -133,7 +133,7 @@ def test_twilio_s_error_has_no_headers_and_so_no_floor(provider: HttpFaults) -> 
     provider.behave = answer(429, b"{}", Retry_After="11")
     exc = raised(by_twilio, provider.url)
     assert isinstance(exc, TwilioRestException)
-    assert sdk_errors()(exc) == Verdict(RETRYABLE)
+    assert sdk_errors()(exc) == Verdict(RETRYABLE, 0)
 
 
 def test_stripe_wraps_a_connection_that_was_refused() -> None:

@@ -20,7 +20,7 @@ NOW = 784111777.0
     ("status", "meaning"),
     [
         *((status, Meaning.REFUSED) for status in (400, 401, 402, 403, 404, 405, 410, 422)),
-        *((status, Meaning.REFUSED_FOR_NOW) for status in (408, 421, 423, 425, 429)),
+        *((status, Meaning.REFUSED_FOR_NOW) for status in (408, 421, 423, 425)),
         *(
             (status, Meaning.IN_DOUBT)
             for status in (409, 460, 499, 500, 502, 504, 507, 520, 522, 524, 599)
@@ -32,6 +32,11 @@ NOW = 784111777.0
 )
 def test_a_status_has_a_meaning(status: int, meaning: Meaning) -> None:
     assert answer(status, now=NOW) == Finding(meaning)
+
+
+def test_a_429_is_named_as_a_refusal_also_without_a_time() -> None:
+    """It says that the provider is there, and is called too fast: its rate is cut."""
+    assert answer(429, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 0.0)
 
 
 @pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
