@@ -127,10 +127,14 @@ class Line(Generic[K]):
 
     Args:
         is_over: whether a message is settled, and needs no slot any more.
+        needs_slots: ``False`` = no rate is agreed, and a message starts when it is its turn.
     """
 
-    def __init__(self, is_over: Callable[[K], bool] = lambda key: False) -> None:
+    def __init__(
+        self, is_over: Callable[[K], bool] = lambda key: False, *, needs_slots: bool = True
+    ) -> None:
         self._is_over = is_over
+        self._needs_slots = needs_slots
         self._waiting: OrderedDict[K, float] = OrderedDict()
         self._slots: list[float] = []
         self._hide: list[tuple[K, float]] = []
@@ -148,7 +152,7 @@ class Line(Generic[K]):
         Args:
             most: slots that the line may have, with those that it has; ``None`` = no limit.
         """
-        while len(self._slots) < len(self._waiting):
+        while self._needs_slots and len(self._slots) < len(self._waiting):
             found = list(islice(self._waiting.items(), len(self._slots), most))
             over = [key for key, _ in found if self._is_over(key)]
             if not over:
@@ -170,6 +174,13 @@ class Line(Generic[K]):
         """Take all slots back; all messages are as without one."""
         self._slots.clear()
 
+    def ready(self, now: float) -> int:
+        """Return how many messages could start now; some may be settled."""
+        if not self._needs_slots:
+            return len(self._waiting)
+        due = sum(now - LATEST_SECONDS <= slot <= now for slot in self._slots)
+        return min(len(self._waiting), due)
+
     def depart(self, now: float, most: float = math.inf) -> Departure[K]:
         """Take out the messages that start now, ``most`` at the most, and those that are hidden.
 
@@ -181,16 +192,20 @@ class Line(Generic[K]):
         while self._slots and now - self._slots[0] > LATEST_SECONDS:
             heapq.heappop(self._slots)
             leaving.missed += 1
-        while self._waiting and self._slots and self._slots[0] <= now:
+        while self._waiting and self._has_slot(now):
             key = next(iter(self._waiting))
             if not self._is_over(key):
                 if len(leaving.start) >= most:
                     break
-                leaving.start.append((key, heapq.heappop(self._slots)))
+                slot = heapq.heappop(self._slots) if self._needs_slots else math.inf
+                leaving.start.append((key, slot))
             del self._waiting[key]
         if not self._waiting:
             self._slots.clear()
         return leaving
+
+    def _has_slot(self, now: float) -> bool:
+        return not self._needs_slots or bool(self._slots and self._slots[0] <= now)
 
     def next_at(self) -> float | None:
         """Return when ``depart`` is worth calling; ``None`` = not before a place is given."""

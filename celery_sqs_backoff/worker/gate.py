@@ -33,7 +33,7 @@ from ..retry.options import Options
 from ..retry.policies import Schedule
 from ..sqs.visibility import standing, visibility_delay
 from .lease import Lease, Turn
-from .pacing import Pace, Paced, Pacer, Turns
+from .pacing import Fleet, Pace, Paced, Pacer
 
 __all__ = ["Gate", "Owner"]
 
@@ -61,16 +61,22 @@ class Gate:
         provider: its settings.
         owner: the worker's gates.
         tenant: what stands for the tenant in logs; empty = there is none.
-        pace: the line for slots at its rate; ``None`` = it has no rate.
+        fleet: where the slots at its rate are shared; ``None`` = nowhere.
     """
 
     def __init__(
-        self, provider: Provider, owner: Owner, *, tenant: str = "", pace: Pace | None = None
+        self, provider: Provider, owner: Owner, *, tenant: str = "", fleet: Fleet | None = None
     ) -> None:
         self.provider = provider
         self.tenant = tenant
-        self.pace = pace
         self._owner = owner
+        self.pace = Pace(
+            provider.name,
+            provider.rate,
+            fleet,
+            turns=self._take_turns,
+            seconds_to_turn=self._seconds_to_turn,
+        )
         recalls = provider.recall is not False
         self.core = ProviderGate(
             provider.thresholds,
@@ -79,7 +85,6 @@ class Gate:
             most_hidden=MOST_HIDDEN if recalls else 0,
         )
         self._recalled = 0
-        self.turns = Turns(self._take_turns, self._seconds_to_turn)
 
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
@@ -89,13 +94,15 @@ class Gate:
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
-            has_turn = lease.slot_at is not None or lease.turn is Turn.HAS_COME
+            has_turn = lease.slot_at is not None
             if self.core.state is State.CLOSED or (has_turn and self.core.state is not State.OPEN):
                 self.core.started(delivery.message_id, now)
                 return False
             today = self._owner.today()
             message = self._message(lease, options, today)
-            look = self.core.arrived(message, now, waiting=len(self.turns))
+            # With an agreed rate it takes its token when it has its slot.
+            waiting = max(self.in_line, int(self.pace.has_rate))
+            look = self.core.arrived(message, now, waiting=waiting)
             lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
             if look.is_probe:
                 self._owner.events.emit(
@@ -147,26 +154,25 @@ class Gate:
         probe.free = freed
 
     def waits(self, lease: Lease, options: Options, start: Callable[[], object]) -> bool:
-        """Put a message that may run in line for a slot at the provider's rate.
+        """Put a message that may run in the provider's line, if it has one.
 
-        Or for its turn, while the provider recovers.
+        There it waits for a slot at the agreed rate, and for its turn while the provider recovers.
 
         Returns:
             ``False`` if it needs none, or has one: then it starts now. Else ``start`` is called
             once it has, or the message is hidden until slots are near again.
         """
-        if lease.turn is Turn.IS_AWAITED:
-            lease.slot_at = None
-            self._wait_for_turn(lease, start)
-            return True
+        awaits_turn = lease.turn is Turn.IS_AWAITED
         was_late = _is_too_late(lease, self._owner.clock())
-        if self.pace is None or (lease.slot_at is not None and not was_late):
-            return False
-        if _is_given_up(lease, options, self._owner.today()):
-            return False
-        lease.slot_at = None
-        with self._owner.lock:
-            self.core.ended(lease.delivery.message_id, None, self._owner.clock())
+        if not awaits_turn:
+            has_slot = lease.slot_at is not None and not was_late
+            if not self.pace.has_rate or has_slot:
+                return False
+            if _is_given_up(lease, options, self._owner.today()):
+                return False
+            with self._owner.lock:
+                self.core.ended(lease.delivery.message_id, None, self._owner.clock())
+        lease.slot_at, lease.turn = None, Turn.NONE
 
         def give_slot(slot: float) -> None:
             # Where others' tasks block Celery's loop it would be too late for ever: once is enough.
@@ -193,14 +199,6 @@ class Gate:
         )
         self._owner.pacer.join(self.pace, paced, longest)
         return True
-
-    def _wait_for_turn(self, lease: Lease, start: Callable[[], object]) -> None:
-        def take_turn(now: float) -> None:
-            lease.turn = Turn.HAS_COME
-            start()
-
-        paced = Paced(take_turn, hide=lambda until: None, is_over=lease.is_settled)
-        self._owner.pacer.wait_for_turn(self.turns, paced)
 
     def _take_turns(self, waiting: int, now: float) -> int:
         with self._owner.lock:
@@ -251,7 +249,7 @@ class Gate:
     def recalls(self, *, room: int) -> list[Hidden]:
         """Take out the messages to bring forward now. Call it under the lock."""
         was = self.core.state
-        taken = self.core.recalls(self._owner.clock(), room=room, waiting=len(self.turns))
+        taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
         self._tell(was)
         if taken and was is State.RECOVERING:
             self._recalled += len(taken)
@@ -302,7 +300,7 @@ class Gate:
     @property
     def in_line(self) -> int:
         """Messages that wait here for a slot at its rate, or for their turn."""
-        return len(self.turns) + (0 if self.pace is None else len(self.pace.line))
+        return len(self.pace.line)
 
 
 def _is_too_late(lease: Lease, now: float) -> bool:

@@ -7,7 +7,6 @@ has hidden. A thread brings messages forward; it sleeps while every provider is 
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
@@ -19,7 +18,6 @@ from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
 from ..provider.gate import Hidden, State
-from ..provider.rate import Times
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
 from ..sqs.calls import Calls
@@ -31,7 +29,7 @@ from .gate import Gate
 from .handover import hand_over
 from .keeper import Keeper
 from .lease import Lease
-from .pacing import Fleet, Pace, Pacer
+from .pacing import Fleet, Pacer
 from .recaller import Recaller
 
 __all__ = ["Gates"]
@@ -43,9 +41,6 @@ _MOST_PENDING: Final = 50_000
 
 #: Tenants of one provider; those beyond share one gate.
 MOST_TENANTS: Final = 1_000
-
-#: Tenants that were forgotten, and whose rate allows no call yet.
-_MOST_TIMES: Final = 100_000
 
 
 class _Expected(NamedTuple):
@@ -103,7 +98,6 @@ class Gates:
         self.recaller = Recaller(self, calls=calls, room=room)
         self._fleet = fleet
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
-        self._times: dict[tuple[str, str], Times] = {}
         self._differing: set[Provider] = set()
         self._pending: dict[str, _Expected] = {}
         self._changed = threading.Condition(self.lock)
@@ -147,11 +141,8 @@ class Gates:
         if tenant and not self._make_room(provider.name):
             return self.of(provider) or self._make(provider, "")
         name = (provider.name, tenant) if tenant else (provider.name,)
-        pace = None
-        if provider.rate is not None:
-            times = self._times.pop((provider.name, tenant), None)
-            pace = Pace(provider.name, provider.rate, self._fleet(name, provider.rate), times)
-        gate = Gate(provider, self, tenant=digest_of(tenant) if tenant else "", pace=pace)
+        fleet = None if provider.rate is None else self._fleet(name, provider.rate)
+        gate = Gate(provider, self, tenant=digest_of(tenant) if tenant else "", fleet=fleet)
         self._gates[provider.name, tenant] = gate
         return gate
 
@@ -163,17 +154,8 @@ class Gates:
         idle = next((key for key in tenants if self._gates[key].is_idle), None)
         if idle is None:
             return False
-        self._keep_times(idle, self._gates.pop(idle))
+        del self._gates[idle]
         return True
-
-    def _keep_times(self, key: tuple[str, str], gate: Gate) -> None:
-        """Keep when the next slot of a tenant is free: else a rate would begin anew."""
-        now = self.clock()
-        if gate.pace is not None and gate.pace.times.is_ahead(now):
-            self._times[key] = gate.pace.times
-        for old in list(itertools.islice(self._times, 2)):
-            if len(self._times) > _MOST_TIMES or not self._times[old].is_ahead(now):
-                del self._times[old]
 
     def all(self) -> list[Gate]:
         """Return the gates there are. Call it under the lock."""

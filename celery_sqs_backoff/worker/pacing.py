@@ -1,9 +1,10 @@
-"""Messages that wait for their slots at their providers' rates, and the threads that see to them.
+"""Messages that wait for their turns at their providers, and the threads that see to them.
 
-Celery's event loop puts a message in line and goes on; it never waits for a store. One thread lets
-messages start at their slots, or when it is their turn at a provider that recovers, or hides them.
-Another asks the store for slots, one call for all
-messages in line. A store that is away, or slow, costs a share of the rate, never a stop.
+A provider has one line in a worker. A message starts when it has a slot, if a rate is agreed, and a
+token, if the provider recovers: so fast as the slower of the two. Celery's event loop puts a
+message in line and goes on; it never waits for a store. One thread lets messages start, or hides
+them. Another asks the store for slots, one call for all messages in line. A store that is away, or
+slow, costs a share of the rate, never a stop.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -23,7 +23,7 @@ from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 
-__all__ = ["Pace", "Paced", "Pacer", "Turns"]
+__all__ = ["Pace", "Paced", "Pacer"]
 
 logger = get_logger(__name__)
 
@@ -57,10 +57,11 @@ _WORKERS_UNKNOWN: Final = 10
 
 @dataclass(frozen=True, eq=False)
 class Paced:
-    """A message that may start but for its slot.
+    """A message that may start but for its turn.
 
     Attributes:
-        start: called in the pacer's thread at its slot, which it is given; must not block.
+        start: called in the pacer's thread at its slot, which it is given (infinity: it needs
+            none); must not block.
         hide: called with the time until which it is to be hidden; must not block.
         is_over: whether somebody else has settled it meanwhile.
         has_slot: whether it was started with a slot, and its task has not begun.
@@ -87,23 +88,33 @@ class Pace:
 
     Arguments:
         name: of the provider, for the log.
-        rate: agreed slots a second.
+        rate: agreed slots a second; ``None``: no rate is agreed.
         fleet: where slots are shared; ``None``: each worker has the rate for itself.
-        times: of the slots that this worker has given before.
+        turns: from how many could start, and the time, to how many may: the others wait.
+        seconds_to_turn: from the time to the seconds until ``turns`` allows one.
     """
 
     def __init__(
-        self, name: str, rate: float, fleet: Fleet | None, times: Times | None = None
+        self,
+        name: str,
+        rate: float | None,
+        fleet: Fleet | None,
+        *,
+        turns: Callable[[int, float], int] = lambda ready, now: ready,
+        seconds_to_turn: Callable[[float], float] = lambda now: 0.0,
     ) -> None:
         self.name = name
-        self.rate = rate * HEADROOM
+        self.has_rate = rate is not None
+        self.rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
-        self.line: Line[Paced] = Line(lambda paced: paced.is_over())
+        self._turns = turns
+        self._seconds_to_turn = seconds_to_turn
+        self.line: Line[Paced] = Line(lambda paced: paced.is_over(), needs_slots=self.has_rate)
         self.workers, self.told_at = _WORKERS_UNKNOWN, -math.inf
         #: Since when a message is in line that has no place.
         self.waiting_since: float | None = None
         self.away_until: float | None = None
-        self.times = times or Times()
+        self.times = Times()
         self._outstanding: list[Paced] = []
         self._missed = 0
 
@@ -138,14 +149,24 @@ class Pace:
         return self.line.lacking(self.room if self.is_behind else None)
 
     def depart(self, now: float) -> Departure[Paced]:
-        departure = self.line.depart(now, self.room)
+        ready = self.line.ready(now)
+        if self.has_rate:
+            ready = min(ready, self.room)
+        departure = self.line.depart(now, self._turns(ready, now) if ready else 0)
+        if not self.has_rate:
+            return departure
         self._outstanding += [paced for paced, _ in departure.start]
         self._missed = self._missed + departure.missed if len(self.line) else 0
         return departure
 
     def next_at(self, now: float) -> float | None:
         """Return when messages may start or ask for slots; ``None`` = once they have slots."""
+        turn = now + min(_LONGEST_TURN_SECONDS, self._seconds_to_turn(now))
+        if not self.has_rate:
+            return turn
         at, look = self.line.next_at(), now + _PROCESS_LOOK_SECONDS
+        if at is not None and at <= now:  # it has its slot, and waits for a token
+            return max(turn, look)
         if self.room and not self.is_behind:
             return at
         return min(at, look) if self.room and at is not None else look
@@ -173,36 +194,6 @@ class Pace:
         self.times = Times()
 
 
-class Turns:
-    """Messages of a provider that recovers, in the order in which they run. As a :class:`Pace`.
-
-    Arguments:
-        take: from how many wait and the time to how many may run now.
-        seconds: until the first may run.
-    """
-
-    def __init__(
-        self, take: Callable[[int, float], int], seconds: Callable[[float], float]
-    ) -> None:
-        self._take = take
-        self._seconds = seconds
-        self._line: deque[Paced] = deque()
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    def join(self, paced: Paced) -> None:
-        self._line.append(paced)
-
-    def depart(self, now: float) -> list[Paced]:
-        """Take out those that may run now; one that is settled meanwhile takes nobody's turn."""
-        self._line = deque(paced for paced in self._line if not paced.is_over())
-        return [self._line.popleft() for _ in range(self._take(len(self._line), now))]
-
-    def next_at(self, now: float) -> float:
-        return now + min(_LONGEST_TURN_SECONDS, self._seconds(now))
-
-
 class Pacer:
     """The lines of a worker, and their two threads, which start with the first message.
 
@@ -216,7 +207,6 @@ class Pacer:
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
         self._busy: dict[Pace, None] = {}
-        self._turns: dict[Turns, None] = {}
         self._to_ask: dict[Pace, None] = {}
         self._threads: list[threading.Thread] = []
         self._answered_at = -math.inf
@@ -227,14 +217,6 @@ class Pacer:
         with self._lock:
             pace.line.join(paced, longest)
             self._busy[pace] = None
-            self._start_threads()
-            self._changed.notify()
-
-    def wait_for_turn(self, turns: Turns, paced: Paced) -> None:
-        """Let a message wait until it is its turn. Does not block."""
-        with self._lock:
-            turns.join(paced)
-            self._turns[turns] = None
             self._start_threads()
             self._changed.notify()
 
@@ -295,10 +277,6 @@ class Pacer:
                 actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
                 if not len(pace.line):
                     del self._busy[pace]
-            for turns in list(self._turns):
-                actions += [functools.partial(paced.start, now) for paced in turns.depart(now)]
-                if not len(turns):
-                    del self._turns[turns]
         return actions
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
@@ -327,7 +305,6 @@ class Pacer:
         """Seconds until a message may start, or a store's answer is overdue."""
         now = self._clock()
         times = [at for pace in self._busy if (at := pace.next_at(now)) is not None]
-        times += [turns.next_at(now) for turns in self._turns]
         times += [
             self._patience_ends(pace.waiting_since)
             for pace in self._busy

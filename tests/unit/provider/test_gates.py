@@ -690,6 +690,24 @@ def test_messages_that_run_after_their_retry_for_keep_to_the_rate() -> None:
     assert sum(map(bool, started)) == 1
 
 
+@pytest.mark.parametrize(("rate", "starts"), [("100/s", 2), ("30/m", 1)], ids=str)
+def test_a_message_starts_at_the_slower_of_what_is_agreed_and_what_the_provider_takes(
+    rate: str, starts: int
+) -> None:
+    """A provider that recovers takes one call a second at first; it may agree to less."""
+    scene = Scene(provider=Provider("mail", rate=rate))
+    scene.outage()
+    scene.recover()
+    line = [paced(scene, f"m{i}") for i in range(2)]
+    for _ in range(30):
+        step(scene)
+        scene.keeper.now += 0.05
+    for lease, started in line:
+        if started:
+            lease.slot_at = None  # its task has begun
+    assert sum(len(started) for _, started in line) == starts
+
+
 def test_a_message_that_is_settled_while_it_waits_does_not_start() -> None:
     scene = Scene(provider=Provider("mail", rate=1.0))
     lease, started = paced(scene, "a")
@@ -810,24 +828,6 @@ def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
     scene.keeper.now += 60.0
     assert scene.gates.waiting()[0] == (("mail", "hidden"), 0), "they have come back"
     assert scene.gates.of(provider, "new") is not scene.gates.of(provider, "another")
-
-
-def test_a_tenant_that_was_forgotten_keeps_to_its_rate() -> None:
-    provider = Provider("mail", key="account", rate="1/m")
-    scene = Scene(provider=provider)
-    starts = []
-    for _ in range(2):
-        for i in range(MOST_TENANTS + 10):
-            gate = scene.gates.of(provider, f"tenant {i}")
-            assert gate is not None
-            lease: Any = Lease(f"m{i}")
-            assert gate.waits(lease, scene.options, lambda i=i: starts.append(i))  # type: ignore[misc]
-            step(scene)
-    assert len(starts) == MOST_TENANTS + 10, "one call a minute each"
-    scene.keeper.now += 130.0
-    for i in range(MOST_TENANTS + 10):
-        scene.gates.of(provider, f"tenant {i}")
-    assert not scene.gates._times, "what is over is not kept"
 
 
 def test_tasks_of_one_provider_share_its_gate() -> None:
