@@ -10,27 +10,29 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
-from ..provider.gate import Hidden, State
+from ..observe.events import BroughtForward
+from ..provider.gate import MARGIN_SECONDS, Hidden, State
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
-from ..sqs.calls import Calls
+from ..retry.policies import EqualJitter
+from ..sqs.calls import Calls, Results
 from ..sqs.delivery import Delivery
+from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.settlement import Row
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 from .gate import Gate
-from .handover import hand_over
 from .keeper import Keeper
 from .lease import Lease
 from .pacing import Fleet, Pacer
-from .recaller import Recaller
+from .reports import queue_name
 
 __all__ = ["Gates"]
 
@@ -38,6 +40,12 @@ logger = get_logger(__name__)
 
 #: Messages whose hiding SQS has not confirmed yet.
 _MOST_PENDING: Final = 50_000
+
+#: Between calls to bring messages forward that fail: each may leave its messages in doubt.
+_AFTER_FAILURE: Final = EqualJitter(base=1, cap=10)
+
+#: A stopping worker makes calls for so long at the most.
+HAND_OVER_SECONDS: Final = 5.0
 
 #: Tenants of one provider; those beyond share one gate.
 MOST_TENANTS: Final = 1_000
@@ -63,6 +71,13 @@ class _Expected(NamedTuple):
             # A probe costs a receive: with few left, not before the message's own delay ends.
             probe_from=0.0 if self.delivery.has_receives_to_spare else self.own_delay_ends,
         )
+
+
+class Recalling(NamedTuple):
+    """A message that is about to be brought forward."""
+
+    gate: Gate
+    hidden: Hidden
 
 
 class Gates:
@@ -95,7 +110,9 @@ class Gates:
         self.events = keeper.events
         self.pacer = Pacer(keeper.clock)
         self._calls = calls
-        self.recaller = Recaller(self, calls=calls, room=room)
+        self._room = room
+        #: Recall calls that failed, in a row, and until when none is made.
+        self._failures, self._away_until = 0, 0.0
         self._fleet = fleet
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
         self._differing: set[Provider] = set()
@@ -157,10 +174,6 @@ class Gates:
         del self._gates[idle]
         return True
 
-    def all(self) -> list[Gate]:
-        """Return the gates there are. Call it under the lock."""
-        return list(self._gates.values())
-
     def now(self) -> list[ProviderNow]:
         """Return the state of each provider, for ``sqs-status``."""
         with self.lock:
@@ -200,8 +213,6 @@ class Gates:
             if pending is not None and not row.in_doubt and not row.may_be_visible(now):
                 pending.gate.core.was_hidden(pending.hidden(row), now)
 
-    # The thread
-
     def look_again(self, gate: Gate) -> None:
         """Wake the thread if there is something to watch; start it if there never was."""
         if gate.core.state is State.CLOSED or self._is_stopping:
@@ -227,15 +238,113 @@ class Gates:
             self._changed.notify_all()
         self.pacer.stop()
 
+    # Messages are brought forward
+
+    def recall(self) -> int:
+        """Bring forward what is due; return how many messages SQS was asked for."""
+        messages = 0
+        for url, batch in self.recalls():
+            handles = [each.hidden.handle for each in batch]
+            results = self._calls(url).change_visibility([(handle, 0) for handle in handles])
+            self.answered(batch, results)
+            messages += len(batch)
+        return messages
+
+    def recalls(self) -> Iterator[tuple[str, list[Recalling]]]:
+        """Take out what is due now; yield each batch and its queue, for a call to SQS.
+
+        While SQS fails there is one message now and then, and the others are kept. One that has
+        waited behind slow calls is left out if its hold is about to end: another worker may have
+        it when the call arrives. It comes back by itself.
+        """
+        if self._is_sqs_away():
+            return
+        by_queue: dict[str, list[Recalling]] = defaultdict(list)
+        room = self._room()
+        with self.lock:
+            for gate in self._gates.values():
+                for hidden in gate.recalls(room=room):
+                    by_queue[hidden.queue].append(Recalling(gate, hidden))
+        for url, taken in by_queue.items():
+            while taken:
+                if self._is_sqs_away():
+                    self._remember_again(taken)
+                    break
+                size = 1 if self._failures else MAX_BATCH_ENTRIES
+                batch, taken = taken[:size], taken[size:]
+                certain_until = self.clock() + MARGIN_SECONDS
+                if certain := [each for each in batch if each.hidden.until > certain_until]:
+                    # Before the call: when SQS has answered, one may have been hidden again.
+                    ids = tuple(each.hidden.message_id for each in certain)
+                    self.events.emit(BroughtForward(queue=queue_name(url), message_ids=ids))
+                    yield url, certain
+
+    def answered(self, batch: list[Recalling], results: Results) -> None:
+        """Note what SQS has answered for a batch.
+
+        What it has certainly not done is remembered again. What is in doubt comes back by itself,
+        now or when its hold ends: another worker may have it.
+        """
+        failed = [failure for failure in results if failure is not None and failure.is_transient]
+        self._failures = self._failures + 1 if failed else 0
+        if failed:
+            self._away_until = self.clock() + _AFTER_FAILURE.delay(self._failures, self.rng)
+        self._remember_again(
+            each
+            for each, failure in zip(batch, results, strict=True)
+            if failure in failed and not failure.may_have_been_done
+        )
+
+    def _is_sqs_away(self) -> bool:
+        return self.clock() < self._away_until
+
+    def _remember_again(self, batch: Iterable[Recalling]) -> None:
+        with self.lock:
+            for gate, hidden in batch:
+                gate.core.was_hidden(hidden, self.clock())
+
+    # The worker stops
+
     def hand_over(self) -> None:
         """Let what this worker remembers come back soon, to others: it stops, and hides no more.
 
-        Blocks for a few seconds at the most.
+        Blocks for a few seconds at the most. What no call has reached comes back when its hold
+        ends.
         """
+        entries = self.handed_over()
+        if not entries:
+            return
+        done: list[int] = []
+        thread = start_daemon("sqs-handover", lambda: self._carry_out(entries, done))
+        if thread is not None:
+            thread.join(HAND_OVER_SECONDS)
+        logger.info(
+            "sqs_backoff.provider_handed_over: %d of %d hidden messages come back within %d s,"
+            " because this worker stops",
+            sum(done),
+            len(entries),
+            max(seconds for _, seconds in entries),
+        )
+
+    def handed_over(self) -> list[tuple[Hidden, int]]:
+        """Take out what is to come back soon, each with its seconds; the furthest due first."""
         with self.lock:
             now = self.clock()
-            nearer = [each for gate in self._gates.values() for each in gate.core.hand_over(now)]
-        hand_over(nearer, self._calls)
+            return [each for gate in self._gates.values() for each in gate.core.hand_over(now)]
+
+    def _carry_out(self, entries: list[tuple[Hidden, int]], done: list[int]) -> None:
+        deadline, away = time.monotonic() + HAND_OVER_SECONDS, set[str]()
+        for url, batch in batches(entries):
+            if url in away:
+                continue
+            if time.monotonic() >= deadline:
+                return
+            results = self._calls(url).change_visibility(batch)
+            if any(failure is not None and failure.is_of_call for failure in results):
+                away.add(url)  # it is not called again and again
+            done.append(results.count(None))
+
+    # The thread
 
     def _run(self) -> None:
         while True:
@@ -244,7 +353,7 @@ class Gates:
                     return
                 self._changed.wait(self._pause())
             try:
-                self.recaller.recall()
+                self.recall()
             except Exception as exc:  # noqa: BLE001
                 # A bug. What was taken out comes back by itself; the thread must live.
                 logger.error("sqs_backoff.recall_failed: %s", error_site(exc, calls=BUG_CALLS))
@@ -252,6 +361,19 @@ class Gates:
     def _pause(self) -> float | None:
         pauses = [gate.core.seconds_to_look for gate in self._gates.values()]
         return min((pause for pause in pauses if pause is not None), default=None)
+
+
+def batches(
+    entries: Iterable[tuple[Hidden, int]],
+) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield calls of up to ten messages, each of one queue, in order."""
+    by_queue: dict[str, list[tuple[str, int]]] = {}
+    for hidden, seconds in entries:
+        batch = by_queue.setdefault(hidden.queue, [])
+        batch.append((hidden.handle, seconds))
+        if len(batch) == MAX_BATCH_ENTRIES:
+            yield hidden.queue, by_queue.pop(hidden.queue)
+    yield from by_queue.items()
 
 
 def _tenant(key: str, task: Any, payload: Any) -> str:

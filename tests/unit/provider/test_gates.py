@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from random import Random
@@ -30,6 +31,7 @@ from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.sqs.memory import Memory
+from celery_sqs_backoff.worker import gates as gates_module
 from celery_sqs_backoff.worker.gate import Gate
 from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
 from celery_sqs_backoff.worker.lease import Turn
@@ -154,12 +156,12 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     scene.outage()
     for i in range(30):
         assert scene.hide(f"m{i}") >= 1
-    assert scene.gates.recaller.recall() == 0
+    assert scene.gates.recall() == 0
     scene.recover()
     recalled = 0
     for _ in range(60):
         scene.keeper.now += 1.0
-        recalled += scene.gates.recaller.recall()
+        recalled += scene.gates.recall()
     assert recalled == 30
     handles = [handle for batch in scene.port.batches for handle, _ in batch]
     assert sorted(handles) == sorted(f"handle of m{i}" for i in range(30))
@@ -175,9 +177,9 @@ def test_probes_spare_a_message_that_has_used_up_half_of_its_receives(
     scene.outage()
     assert scene.hide("m", receive_count=2, max_receive_count=most) > 100.0
     scene.keeper.now += 30.0
-    assert scene.gates.recaller.recall() == recalled, "its own delay is 36 s"
+    assert scene.gates.recall() == recalled, "its own delay is 36 s"
     scene.keeper.now += 10.0
-    assert scene.gates.recaller.recall() == 1 - recalled
+    assert scene.gates.recall() == 1 - recalled
 
 
 def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
@@ -192,7 +194,7 @@ def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
     scene.recover()
     for _ in range(60):
         scene.keeper.now += 1.0
-        scene.gates.recaller.recall()
+        scene.gates.recall()
     assert waiting.count("mail") == 0
 
 
@@ -222,7 +224,7 @@ def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certai
 
     scene.port.change_visibility = hangs  # type: ignore[method-assign]
     scene.keeper.now += 1.0
-    assert scene.gates.recaller.recall() == 20  # the third batch would leave when their hold ends
+    assert scene.gates.recall() == 20  # the third batch would leave when their hold ends
     assert len(scene.port.batches) == 2
 
 
@@ -245,7 +247,7 @@ def test_an_sqs_that_fails_during_the_recall_costs_no_message_its_recall(
     scene.port.failure = Failure(kind, "Whatever", is_of_call=True)
     for _ in range(40):
         scene.keeper.now += 0.25
-        scene.gates.recaller.recall()
+        scene.gates.recall()
     failed = [handle for batch in scene.port.batches for handle, _ in batch]
     assert [len(batch) for batch in scene.port.batches[:5]] == [10, 1, 1, 1], "ten seconds"
     assert core.hidden(scene.keeper.now) == (200 if sent_again else 200 - len(failed))
@@ -253,7 +255,7 @@ def test_an_sqs_that_fails_during_the_recall_costs_no_message_its_recall(
     scene.port.batches.clear()
     for _ in range(400):
         scene.keeper.now += 0.25
-        scene.gates.recaller.recall()
+        scene.gates.recall()
     recalled = [handle for batch in scene.port.batches for handle, _ in batch]
     everything = {f"h{i}" for i in range(200)}
     assert sorted(recalled) == sorted(everything if sent_again else everything - set(failed))
@@ -267,7 +269,7 @@ def test_a_message_that_sqs_does_not_know_is_not_recalled_again() -> None:
     scene.port.failure = Failure(Kind.STALE_HANDLE, "ReceiptHandleIsInvalid")
     for _ in range(40):
         scene.keeper.now += 0.25
-        scene.gates.recaller.recall()
+        scene.gates.recall()
     assert len(scene.port.batches) == 1
 
 
@@ -278,7 +280,7 @@ def test_what_is_in_doubt_is_not_recalled(doubt: str) -> None:
     scene.hide("m", **{doubt: True})
     scene.recover()
     scene.keeper.now += 10.0
-    assert scene.gates.recaller.recall() == 0
+    assert scene.gates.recall() == 0
 
 
 def test_what_somebody_else_has_hidden_is_not_remembered() -> None:
@@ -307,6 +309,60 @@ def test_a_worker_that_stops_lets_what_it_has_hidden_come_back_soon(
     assert "provider_handed_over: 30 of 30" in caplog.text
     scene.gates.hand_over()
     assert len(scene.port.batches) == 3
+
+
+def stopping(number: int, *, queues: str = "a") -> Scene:
+    """A worker that has hidden messages for a provider that is down."""
+    scene = Scene()
+    scene.outage()
+    now = scene.keeper.now
+    for i in range(number):
+        queue = queues[i % len(queues)]
+        scene.gate.core.was_hidden(Hidden(f"m{i}", f"h{i}", queue, now + 3600.0), now)
+    return scene
+
+
+def test_a_call_of_a_stopping_worker_is_of_one_queue_and_ten_messages_at_most() -> None:
+    scene = stopping(34, queues="ab")
+    scene.gates.hand_over()
+    assert sorted(map(len, scene.port.batches)) == [7, 7, 10, 10]
+    for batch in scene.port.batches:
+        assert len({int(handle[1:]) % 2 for handle, _ in batch}) == 1
+
+
+def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gates_module, "HAND_OVER_SECONDS", 0.05)
+    scene, may_go_on = stopping(300), threading.Event()
+
+    def hang(entries: list[tuple[str, int]]) -> list[Failure | None]:
+        scene.port.batches.append(entries)
+        may_go_on.wait(60)
+        return [None] * len(entries)
+
+    scene.port.change_visibility = hang  # type: ignore[method-assign]
+    scene.gates.hand_over()
+    assert len(scene.port.batches) == 1
+    may_go_on.set()
+
+
+@pytest.mark.parametrize(("is_of_call", "calls"), [(True, 1), (False, 30)], ids=["call", "entry"])
+def test_a_queue_that_is_away_is_not_called_again_and_again(is_of_call: bool, calls: int) -> None:
+    scene = stopping(300)
+    scene.port.failure = Failure(Kind.UNREACHABLE, "x", is_of_call=is_of_call)
+    scene.gates.hand_over()
+    assert len(scene.port.batches) == calls
+
+
+def test_without_another_thread_nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    scene = stopping(1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    scene.gates.hand_over()
+    assert scene.port.batches == []
 
 
 def test_a_worker_without_hidden_messages_stops_without_a_call() -> None:
@@ -529,7 +585,7 @@ def test_a_worker_without_room_recalls_nothing() -> None:
     scene.hide("m")
     scene.recover()
     scene.keeper.now += 10.0
-    assert scene.gates.recaller.recall() == 0
+    assert scene.gates.recall() == 0
 
 
 def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
@@ -743,9 +799,9 @@ def test_what_happens_to_a_provider_is_on_the_stream() -> None:
     scene.recover()
     for _ in range(5):
         scene.keeper.now += 1.0
-        scene.gates.recaller.recall()
+        scene.gates.recall()
     scene.keeper.now += CALM_SECONDS + 1
-    scene.gates.recaller.recall()
+    scene.gates.recall()
     assert scene.seen == [
         ProviderOpened(provider="mail"),
         ProviderProbing(provider="mail"),
