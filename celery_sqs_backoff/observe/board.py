@@ -21,7 +21,7 @@ TTL_SECONDS: Final = 60.0
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
-_WORST_FIRST: Final = ("open", "probing", "recovering", "closed")
+_WORST_FIRST: Final = ("open", "recovering", "closed")
 
 #: How often to try to change the list of workers while others change it too.
 _TRIES: Final = 20
@@ -56,13 +56,15 @@ class ProviderNow:
 
     Attributes:
         name: of the provider.
-        state: ``"closed"``, ``"open"`` or ``"probing"``, as of a circuit breaker.
-        waiting: messages that it could bring forward.
+        state: ``"closed"``, ``"open"`` or ``"recovering"``, as of a circuit breaker.
+        waiting: messages that it could bring forward, or that wait here for their turn.
+        rate: calls a second that it may make while the provider recovers; else 0.
     """
 
     name: str
     state: str
     waiting: int = 0
+    rate: float = 0.0
 
     @property
     def badness(self) -> tuple[int, int]:

@@ -296,7 +296,7 @@ class OfProvider(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider refuses calls and may be up, so a rate limits them, from two a second on."""
+    """The provider refuses calls and may be up, so a rate limits them, from one a second on."""
 
     name = "provider slowed"
 
@@ -324,6 +324,20 @@ class ProviderClosed(OfProvider):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderRecovering(OfProvider):
+    """A worker limits a provider's calls for another minute.
+
+    Attributes:
+        rate: calls a second that this worker may make.
+        waiting: messages that it has hidden, or that wait for their turn.
+    """
+
+    name = "provider recovering"
+    rate: float
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovered(OfProvider):
     """Calls are not limited any more, and ``recalled`` messages were brought forward."""
 
@@ -345,5 +359,6 @@ ALL: tuple[type[Event], ...] = (
     *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, Discarded),
     *(GaveBack, LeaseLost, RenewalRefused, HeldTooLong),
     *(Settled, SettlementFailed, SettlementRefused),
-    *(ProviderSlowed, ProviderOpened, ProviderProbing, ProviderClosed, Recalled, ProviderRecovered),
+    *(ProviderSlowed, ProviderOpened, ProviderProbing, ProviderClosed),
+    *(Recalled, ProviderRecovering, ProviderRecovered),
 )

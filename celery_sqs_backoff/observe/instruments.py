@@ -123,11 +123,17 @@ GIVEN_BACK = _counter("given_back", "Messages given back before their task start
 
 PROVIDER_OPEN = _gauge(
     "provider_open",
-    "Whether this worker takes the provider to be down: 0 or 1, or with a key the tenants' number.",
+    "Whether this worker takes the provider to be down, or limits its calls after an outage: 0 or"
+    " 1, or with a key the tenants' number.",
     "provider",
 )
 PROVIDER_OPENED = _counter(
     "provider_opened", "Times that this worker took the provider to be down.", "provider"
+)
+PROVIDER_RATE = _gauge(
+    "provider_rate",
+    "Calls a second that this worker may make to a provider that recovers; over its tenants.",
+    "provider",
 )
 PROVIDER_WAITING = _gauge(
     "provider_waiting",
@@ -142,5 +148,5 @@ INSTRUMENTS: Final = (
     *(RUNNING, WAITING, OLDEST, GIVING_UP),
     *(RECEIVED, RECEIVES, RECEIVE_FAILURES, POLL_AGE),
     *(CALLS, CALL_FAILURES, BATCH, RENEWALS, LEASES_LOST, GIVEN_BACK),
-    *(PROVIDER_OPEN, PROVIDER_OPENED, PROVIDER_WAITING, RECALLED),
+    *(PROVIDER_OPEN, PROVIDER_OPENED, PROVIDER_RATE, PROVIDER_WAITING, RECALLED),
 )

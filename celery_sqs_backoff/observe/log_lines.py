@@ -26,6 +26,7 @@ from .events import (
     ProviderOpened,
     ProviderProbing,
     ProviderRecovered,
+    ProviderRecovering,
     ProviderSlowed,
     ReceiveFailed,
     ReceivingAgain,
@@ -119,13 +120,20 @@ LINES: Final = (
     Line(
         ProviderSlowed,
         WARNING,
-        "sqs_backoff.provider_slowed: %(provider)s: it refuses calls; they are limited, from two a"
-        " second on",
+        "sqs_backoff.provider_slowed: %(provider)s: it fails calls, or refuses them; they are"
+        " limited, from one a second on",
     ),
     Line(
         ProviderClosed,
         INFO,
-        "sqs_backoff.provider_up: %(provider)s: %(waiting)s messages are brought forward",
+        "sqs_backoff.provider_up: %(provider)s: %(waiting)s messages are brought forward, from one"
+        " a second on",
+    ),
+    Line(
+        ProviderRecovering,
+        INFO,
+        "sqs_backoff.provider_recovering: %(provider)s: %(rate).1f calls a second, %(waiting)s"
+        " messages wait",
     ),
     Line(
         ProviderRecovered,

@@ -23,8 +23,8 @@ from .events import (
     GaveBack,
     LeaseLost,
     Parked,
-    ProviderClosed,
     ProviderOpened,
+    ProviderRecovered,
     Recalled,
     Received,
     ReceiveFailed,
@@ -95,6 +95,7 @@ class Metrics:
         waiting: the same worker's fold of the messages that wait.
         running: how many tasks of a queue the pool is running.
         waiting_for: messages that wait for providers, by provider and state.
+        rates: calls a second to providers that recover.
         clock: seconds, monotonic.
         now: seconds since the epoch.
     """
@@ -105,6 +106,7 @@ class Metrics:
         *,
         running: Callable[[str], int] = lambda queue: 0,
         waiting_for: Callable[[], Readings] = tuple,
+        rates: Callable[[], Readings] = tuple,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -123,6 +125,7 @@ class Metrics:
             of.GIVING_UP: self._by_queue(self._giving_up),
             of.POLL_AGE: self._by_queue(lambda queue: clock() - self._last_receive[queue]),
             of.PROVIDER_OPEN: self._open_gates,
+            of.PROVIDER_RATE: rates,
             of.PROVIDER_WAITING: waiting_for,
         }
 
@@ -135,7 +138,7 @@ class Metrics:
                 self._last_receive[queue] = self._clock()
         elif isinstance(event, ProviderOpened):
             self._open[event.provider].add(event.tenant)
-        elif isinstance(event, ProviderClosed):
+        elif isinstance(event, ProviderRecovered):
             self._open[event.provider].discard(event.tenant)
         if (fold := _FOLDS.get(kind)) is not None:
             with self._lock:

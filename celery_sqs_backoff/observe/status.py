@@ -101,14 +101,16 @@ class ProviderStatus:
     Attributes:
         name: of the provider.
         state: the worst of the workers' states.
-        waiting: messages that workers could bring forward.
+        waiting: messages that workers could bring forward, or that wait there for their turn.
         workers: how many have a gate for it.
+        rate: calls a second that workers may make while the provider recovers.
     """
 
     name: str
     state: str
     waiting: int
     workers: int
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,7 @@ def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
             state=min(known, key=lambda one: one.badness).state,
             waiting=sum(one.waiting for one in known),
             workers=len(known),
+            rate=sum(one.rate for one in known),
         )
         for name, known in sorted(found.items())
     ]
@@ -286,7 +289,8 @@ def _provider_lines(providers: Iterable[ProviderStatus]) -> Iterator[str]:
     """Name the providers with the most waiting messages. With a key, each tenant is a provider."""
     bad = sorted((p for p in providers if p.state != "closed"), key=lambda p: -p.waiting)
     for one in bad[:_MOST_NAMES]:
-        state = one.state if one.state == "recovering" else f"down ({one.state})"
+        is_up = one.state == "recovering"
+        state = f"recovering at {one.rate:.1f} calls a second" if is_up else "down"
         yield f"provider {one.name} is {state}: {one.waiting} messages wait for it"
     if more := bad[_MOST_NAMES:]:
         waiting = sum(one.waiting for one in more)

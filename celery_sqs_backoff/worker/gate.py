@@ -13,6 +13,7 @@ from ..observe.events import (
     ProviderOpened,
     ProviderProbing,
     ProviderRecovered,
+    ProviderRecovering,
     ProviderSlowed,
     Recalled,
 )
@@ -36,6 +37,10 @@ from .lease import Lease, Turn
 from .pacing import Fleet, Pace, Paced, Pacer
 
 __all__ = ["Gate", "Owner"]
+
+
+#: Between two log lines on a recovery that goes on.
+_TOLD_SECONDS = 60.0
 
 
 class Owner(Protocol):
@@ -84,7 +89,7 @@ class Gate:
             is_limited=recalls,
             most_hidden=MOST_HIDDEN if recalls else 0,
         )
-        self._recalled = 0
+        self._recalled, self._told_at = 0, 0.0
 
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
@@ -251,6 +256,7 @@ class Gate:
         was = self.core.state
         taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
         self._tell(was)
+        self._tell_on()
         if taken and was is State.RECOVERING:
             self._recalled += len(taken)
             name, tenant = self.provider.name, self.tenant
@@ -259,24 +265,35 @@ class Gate:
 
     def _tell(self, was: State) -> None:
         """Tell observers if the state has changed."""
-        now, name, tenant, emit = (
-            self.core.state,
-            self.provider.name,
-            self.tenant,
-            self._owner.events.emit,
-        )
-        if now is was:
+        state, emit = self.core.state, self._owner.events.emit
+        name, tenant = self.provider.name, self.tenant
+        if state is was:
             return
-        if now is State.OPEN:
+        if state is State.OPEN:
             emit(ProviderOpened(provider=name, tenant=tenant))
-        elif was is State.OPEN:
-            self._recalled = 0
+            return
+        if was is State.OPEN:
             emit(ProviderClosed(provider=name, tenant=tenant, waiting=self.hidden))
-        elif now is State.RECOVERING:
-            self._recalled = 0
+        elif state is State.RECOVERING:
             emit(ProviderSlowed(provider=name, tenant=tenant))
+        if state is State.RECOVERING:
+            self._recalled, self._told_at = 0, self._owner.clock()
         else:
             emit(ProviderRecovered(provider=name, tenant=tenant, recalled=self._recalled))
+
+    def _tell_on(self) -> None:
+        """Tell observers each minute how the recovery goes on."""
+        now = self._owner.clock()
+        if self.core.state is State.RECOVERING and now >= self._told_at + _TOLD_SECONDS:
+            self._told_at = now
+            self._owner.events.emit(
+                ProviderRecovering(
+                    provider=self.provider.name,
+                    tenant=self.tenant,
+                    rate=self.rate,
+                    waiting=self.hidden + self.in_line,
+                )
+            )
 
     def is_recallable(self, options: Options) -> bool:
         """Whether a task's hidden messages may be brought forward."""
@@ -296,6 +313,11 @@ class Gate:
         One of them may run in another worker when it is due, which tells this one nothing.
         """
         return self.core.hidden(self._owner.clock())
+
+    @property
+    def rate(self) -> float:
+        """Calls a second that this worker may make while the provider recovers; else 0."""
+        return self.core.rate.rate if self.core.state is State.RECOVERING else 0.0
 
     @property
     def in_line(self) -> int:

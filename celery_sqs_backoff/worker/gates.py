@@ -181,7 +181,8 @@ class Gates:
                 ProviderNow(
                     name=f"{name}[{gate.tenant}]" if gate.tenant else name,
                     state=gate.core.state.value,
-                    waiting=gate.hidden,
+                    waiting=gate.hidden + gate.in_line,
+                    rate=gate.rate,
                 )
                 for (name, _), gate in self._gates.items()
             ]
@@ -195,6 +196,14 @@ class Gates:
                 found[name, "hidden"] += gate.hidden
                 found[name, "in line"] += gate.in_line
         return list(found.items())
+
+    def rates(self) -> list[tuple[tuple[str], float]]:
+        """Return the calls a second to each provider, over those tenants of it that recover."""
+        found: Counter[str] = Counter()
+        with self.lock:
+            for (name, _), gate in self._gates.items():
+                found[name] += gate.rate  # type: ignore[assignment]
+        return [((name,), rate) for name, rate in found.items()]
 
     def expect(
         self, lease: Lease, gate: Gate, not_before: float, own_delay_ends: float = 0.0

@@ -51,6 +51,7 @@ class Observation:
         held: the leases that are not settled.
         providers: what is known of providers.
         waiting_for: what waits for providers, by provider and state.
+        rates: calls a second to providers that recover.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Observation:
         held: Callable[[], Iterable[Lease]] = tuple,
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
         waiting_for: Callable[[], Readings] = tuple,
+        rates: Callable[[], Readings] = tuple,
     ) -> None:
         settings = app.conf.get("sqs_backoff")
         self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
@@ -76,7 +78,7 @@ class Observation:
         self._consumed = consumed
         self._held = held
         self._providers = providers
-        self._waiting_for = waiting_for
+        self._waiting_for, self._rates = waiting_for, rates
         self._waiting = Waiting()
         self._stops: list[Callable[[], object]] = []
 
@@ -168,7 +170,12 @@ class Observation:
         except ImportError as exc:
             logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
             return None
-        metrics = Metrics(self._waiting, running=self._running, waiting_for=self._waiting_for)
+        metrics = Metrics(
+            self._waiting,
+            running=self._running,
+            waiting_for=self._waiting_for,
+            rates=self._rates,
+        )
         self._stops.append(self._events.subscribe(metrics))
         registry = CollectorRegistry()
         registry.register(metrics)

@@ -104,6 +104,6 @@ def test_a_provider_that_is_down_is_not_cut_off_behind_many_that_are_well() -> N
     """With a key each tenant's gate is one, those that were not seen for longest first."""
     tenants = [ProviderNow(name=f"shop[{n}]", state="closed", waiting=n) for n in range(500)]
     down = ProviderNow(name="mailgun", state="open", waiting=2_480)
-    probing = ProviderNow(name="stripe", state="probing")
-    text = WorkerNow(providers=(*tenants, probing, down)).as_text()
-    assert WorkerNow.from_text(text).providers[:3] == (down, probing, tenants[-1])
+    recovering = ProviderNow(name="stripe", state="recovering", rate=2.5)
+    text = WorkerNow(providers=(*tenants, recovering, down)).as_text()
+    assert WorkerNow.from_text(text).providers[:3] == (down, recovering, tenants[-1])

@@ -21,6 +21,7 @@ from celery_sqs_backoff.observe.events import (
     Parked,
     ProviderClosed,
     ProviderOpened,
+    ProviderRecovered,
     Recalled,
     Received,
     ReceiveFailed,
@@ -197,6 +198,9 @@ def test_a_provider_that_is_down_is_counted_once_per_tenant(
     metrics(Recalled(provider="p", tenant="a", messages=40))
     for tenant in ("a", "b"):
         metrics(ProviderClosed(provider="p", tenant=tenant, waiting=7))
+    assert gauge() == 2, "it recovers: the alert must not resolve while calls are limited"
+    for tenant in ("a", "b"):
+        metrics(ProviderRecovered(provider="p", tenant=tenant, recalled=7))
     assert gauge() == 0
     labels = {"provider": "p"}
     assert registry.get_sample_value("sqs_backoff_provider_opened_total", labels) == 3

@@ -90,15 +90,17 @@ def test_many_providers_that_are_down() -> None:
     ]
     status = Status(queues=[QueueStatus(name="mails")], providers=down, workers=1, at=NOW)
     lines = [line for line in render(status).splitlines() if "provider" in line]
-    assert lines[0] == "provider shop[99] is down (open): 99 messages wait for it"
+    assert lines[0] == "provider shop[99] is down: 99 messages wait for it"
     assert lines[5:] == ["95 more providers are down: 4465 messages wait for them"]
 
 
 def test_a_provider_that_recovers() -> None:
     """A provider whose calls are limited is not down, and is shown."""
-    one = ProviderStatus(name="sms", state="recovering", waiting=7, workers=1)
+    one = ProviderStatus(name="sms", state="recovering", waiting=7, workers=1, rate=12.34)
     status = Status(queues=[], providers=[one], workers=1, at=NOW)
-    assert "provider sms is recovering: 7 messages wait for it" in render(status)
+    assert "provider sms is recovering at 12.3 calls a second: 7 messages wait for it" in render(
+        status
+    )
 
 
 def said(*queues: QueueStatus, workers: int | None) -> str:

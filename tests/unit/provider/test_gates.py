@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff import Exponential, FullJitter, Outcome, Policy, Provider, Schedule
+from celery_sqs_backoff.observe.board import ProviderNow
 from celery_sqs_backoff.observe.events import (
     BroughtForward,
     Event,
@@ -19,6 +20,7 @@ from celery_sqs_backoff.observe.events import (
     ProviderOpened,
     ProviderProbing,
     ProviderRecovered,
+    ProviderRecovering,
     Recalled,
 )
 from celery_sqs_backoff.observe.events import Hidden as HiddenEvent
@@ -320,6 +322,24 @@ def stopping(number: int, *, queues: str = "a") -> Scene:
         queue = queues[i % len(queues)]
         scene.gate.core.was_hidden(Hidden(f"m{i}", f"h{i}", queue, now + 3600.0), now)
     return scene
+
+
+def test_a_recovery_is_seen_until_it_is_over() -> None:
+    scene = Scene()
+    scene.outage()
+    for i in range(3):
+        scene.hide(f"m{i}", in_doubt=i == 2)
+    assert scene.gates.now() == [ProviderNow(name="mail", state="open", waiting=2)]
+    assert scene.gates.rates() == [(("mail",), 0.0)]
+    scene.recover()
+    assert scene.gates.now() == [ProviderNow(name="mail", state="recovering", waiting=2, rate=1.0)]
+    assert scene.gates.rates() == [(("mail",), 1.0)]
+    for _ in range(100):
+        scene.keeper.now += 1.0
+        scene.gates.recall()
+    told = [event for event in scene.seen if isinstance(event, ProviderRecovering)]
+    assert told == [ProviderRecovering(provider="mail", rate=1.0, waiting=0)]
+    assert scene.gates.now() == [ProviderNow(name="mail", state="closed")]
 
 
 def test_a_call_of_a_stopping_worker_is_of_one_queue_and_ten_messages_at_most() -> None:
