@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from celery.canvas import Signature
 from celery.exceptions import Reject, SoftTimeLimitExceeded
-from celery_sqs_backoff.safe.identity import run_id_of
-from celery_sqs_backoff.safe.scope import scope_key
-from celery_sqs_backoff.safe.shared import is_in_doubt
 from kombu.exceptions import EncodeError
 
-from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask
+from celery_sqs_backoff import NonRetryable, Retryable, Schedule, WorkflowTask
 from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.store.settings import vault_of
 
 from . import Run
 from .bodies import raises, returns
@@ -24,6 +18,7 @@ from .bodies import raises, returns
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 
 DOWN, LOST_ANSWER = Retryable("down"), TimeoutError("the answer was lost")
+TAKE_BACK = "celery_sqs_backoff.take_back"
 NOT_HANDED_ON = "the rest of its workflow could not be sent"
 
 
@@ -55,29 +50,13 @@ def requeues_in_handler(self):
         raise Reject("later", requeue=True) from None
 
 
-def stop_and_lose(run, rig):
-    rig.worker.stop()
-    run.lose()
-
-
-def stop_cold(run, rig):
-    rig.worker.stop_cold()
-
-
 def finish(run, rig):
     run.finish()
-
-
-def lose(run, rig):
-    run.lose()
 
 
 @pytest.mark.parametrize(
     ("body", "end", "is_in_doubt"),
     [
-        (returns, lose, True),
-        (returns, stop_and_lose, True),
-        (returns, stop_cold, True),
         (raises(Reject(LOST_ANSWER, requeue=True)), finish, True),
         (requeues_in_handler, finish, True),
         (raises(Reject("not its turn", requeue=True)), finish, False),
@@ -86,7 +65,7 @@ def lose(run, rig):
         (raises(DOWN), finish, False),
     ],
     ids=[
-        *("lost", "lost at a stop", "cold shutdown", "requeued for it", "requeued after it"),
+        *("requeued for it", "requeued after it"),
         *("requeued", "requeued unprocessed", "requeued for the store", "retried"),
     ],
 )
@@ -135,28 +114,6 @@ def test_soft_limit_before_run(rig, store):
     assert undone == [1]
 
 
-def test_busy_runs_are_no_attempts(rig, store):
-    """A run that found a lock held counts for no attempt, also when a later one is lost."""
-    runs = []
-
-    def body(self):
-        runs.append(1)
-        with self.exclusive("order:7"):
-            if len(runs) == 1:
-                rig.pass_time(1)
-                for _ in range(2):
-                    rig.run()
-
-    rig.task(body, backoff=Schedule([7, 60, 600]))
-    rig.start_worker(processes=2)
-    first, busy = rig.send(), rig.send()
-    rig.run()
-    assert (first.fate, busy.receives, len(runs)) == ("deleted", 2, 3)
-    rig.pass_time(120, until=lambda: bool(rig.worker.runs))
-    rig.run(Run.lose)
-    assert (busy.delay, rig.told("Retried")[-1].attempt) == (7, 1)
-
-
 # Workflows of a message that is given up
 
 
@@ -164,21 +121,20 @@ def test_busy_runs_are_no_attempts(rig, store):
 def order(rig, store):
     """Send a task whose first run did a step of a workflow, and whose message has come back."""
 
-    def send(*, then=returns, max_receive_count=100, **options):
+    def send(*, then=returns, **options):
         expires = options.pop("expires", None)
-        rig.queue(max_receive_count=max_receive_count)
         runs = []
 
         def body(self):
             runs.append(1)
             with self.workflow("order:7") as order:
                 if len(runs) == 1:
-                    order.step("pay", str, 7, undo=take_back.s())
+                    order.step("pay", str, 7, undo=refund.s())
                     raise DOWN.with_traceback(None)
                 then(self)
 
-        take_back = rig.task(lambda self, done: None, name="take_back")
-        rig.task(body, base=SQSBackoffTask, backoff=Schedule([7]), **options)
+        refund = rig.task(lambda self, done: None, name="refund")
+        rig.task(body, base=WorkflowTask, backoff=Schedule([7]), **options)
         message = rig.send(expires=expires)
         rig.run()
         assert (message.fate, rig.published) == ("hidden", ["mail"])
@@ -211,49 +167,26 @@ def report_error(rig, message):
     rig.run(lambda run: run.fail(ValueError("bad")))
 
 
-DROPPED = [revoke, expire, terminate]
-
-
 @pytest.mark.parametrize("is_away", [False, True], ids=["store answers", "store away"])
-@pytest.mark.parametrize("end", [*DROPPED, lose_process], ids=lambda end: end.__name__)
+@pytest.mark.parametrize(
+    "end", [revoke, expire, terminate, lose_process, report_error], ids=lambda end: end.__name__
+)
 def test_workflow_is_taken_back(rig, store, order, end, is_away):
-    """What an earlier run has done is taken back before a message is dropped or given up.
+    """A message that is dropped or given up has its steps undone, also while the store is away.
 
-    While the store is away the message comes back, and nobody is told that it has ended.
+    Giving up only sends the task that takes the workflow back; that task needs the store.
     """
-    failed = []
-    options = {"crash_budget": 1, "on_failure": lambda *_: failed.append(1)}
-    message = order(expires=20 if end is expire else None, **options)
+    message = order(expires=20 if end is expire else None, crash_budget=1)
     store.is_away = is_away
     end(rig, message)
-    fates = {lose_process: ("dead letter", "FAILURE")}
-    if is_away:
-        assert (message.fate, message.delay, failed) == ("hidden", 30, [])
-        assert message.result in ("RETRY", "PENDING")
-        store.is_away = False
-        rig.pass_time(40)
-        while [run for run in rig.worker.runs if run.task_id == message.task_id]:
-            rig.run()
-    assert (message.fate, message.result) == fates.get(end, ("deleted", "REVOKED"))
-    assert rig.published == ["mail", "take_back"]
-    ended = [line for line in rig.story() if line == "discarded" or line.startswith("given up")]
-    assert len(ended) == 1
-
-
-@pytest.mark.parametrize(
-    ("end", "options", "reason"),
-    [
-        (lose_process, {"crash_budget": 1, "max_receive_count": 2}, "worker lost"),
-        (report_error, {}, "not retryable"),
-    ],
-    ids=["last receive", "not judged"],
-)
-def test_given_up_without_store(rig, store, order, end, options, reason):
-    """A message that must not run again is given up although the store is away."""
-    message = order(**options)
-    store.is_away = True
-    end(rig, message)
-    assert (message.fate, message.record.reason) == ("dead letter", reason)
+    is_failed = end in (lose_process, report_error)
+    fate = ("dead letter", "FAILURE") if is_failed else ("deleted", "REVOKED")
+    assert (message.fate, message.result) == fate
+    assert rig.published == ["mail", TAKE_BACK]
+    store.is_away = False
+    rig.pass_time(120, until=lambda: any(run.task_id != message.task_id for run in rig.worker.runs))
+    rig.run()
+    assert "refund" in rig.published
 
 
 @pytest.mark.parametrize(
@@ -293,30 +226,34 @@ def test_soft_limit_while_judging(rig, order, monkeypatch):
 
     message = order(then=raises(TimeoutError()), classify=classify)
     rig.run()
-    assert (message.fate, rig.published) == ("dead letter", ["mail", "take_back"])
+    assert (message.fate, rig.published) == ("dead letter", ["mail", TAKE_BACK])
 
 
 def test_next_run_in_workflow(rig, store):
-    """A run whose message was run again meanwhile, in its workflow, leaves it to that run."""
+    """A run that lost its workflow to the next run of its message has no step undone."""
     runs = []
 
     def body(self):
         runs.append(1)
         with self.workflow("order:7", lease=5) as order:
-            order.step("pay", str, 7)
+            order.step("pay", str, 7, undo=refund.s())
             if len(runs) == 1:
                 first.freeze(60)
                 second.runs[0].finish()
             order.step("release", str, 7)
 
-    rig.task(body, backoff=Schedule([7]))
+    refund = rig.task(lambda self, done: None, name="refund")
+    rig.task(body, base=WorkflowTask, backoff=Schedule([7]))
     first, second = rig.start_worker(), rig.start_worker()
-    message = rig.send()
+    rig.send()
     rig.pass_time(1)
     first.runs[0].finish()
-    rig.pass_time(1)
-    assert message.fate == "deleted"
-    assert not [line for line in rig.story() if line.startswith("given up")]
+    rig.pass_time(60)
+    for worker in rig.workers:
+        for run in list(worker.runs):
+            run.finish()
+    rig.pass_time(60)
+    assert "refund" not in rig.published
 
 
 def test_workflow_entered_twice(rig, store):
@@ -330,7 +267,7 @@ def test_workflow_entered_twice(rig, store):
             order.step("release", str, 7)
             raise NonRetryable("no such account")
 
-    rig.task(body, base=SQSBackoffTask)
+    rig.task(body, base=WorkflowTask)
     message = rig.send()
     rig.run()
     assert message.fate == "dead letter"
@@ -358,67 +295,6 @@ def test_refused_and_not_counted(rig, store, kind):
         assert message.record.exception_type == "builtins.ConnectionError"
 
 
-@pytest.mark.parametrize("crash_budget", [5, 1])
-def test_store_hangs(rig, crash_budget, monkeypatch):
-    """A store that hangs holds up the worker's event loop only briefly."""
-    goes_on = threading.Event()
-
-    class Hanging(MemoryStore):
-        def __getattribute__(self, name):
-            if name in ("add", "get", "replace", "delete"):
-                goes_on.wait(60)
-            return super().__getattribute__(name)
-
-    monkeypatch.setattr("celery_sqs_backoff.safe.shared._WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("celery_sqs_backoff.safe.shared._HANGS_SECONDS", 0.0)
-    rig.task(returns, crash_budget=crash_budget)
-    message = rig.send()
-    run = rig.begin()
-    rig.app.conf.sqs_backoff = {"store": Hanging()}
-    run.lose()
-    assert not goes_on.is_set()
-    goes_on.set()
-    rig.pass_time(1)
-    assert message.fate == "hidden"
-
-
-def test_freed_workflow(rig, store, caplog):
-    """A workflow that an operator has freed, and in which nothing was done, calls for nobody."""
-
-    def body(self):
-        with self.workflow("order:7"):
-            vault_of(self.app).discard(scope_key("scope:order:7"))
-            raise NonRetryable("no such account")
-
-    rig.task(body)
-    message = rig.send()
-    rig.run()
-    assert message.fate == "dead letter"
-    assert "undo_by_hand" not in caplog.text
-
-
-def test_run_id(rig):
-    """Each receive of a message is a run with an ID of its own."""
-    seen = []
-
-    class Looks(SQSBackoffTask):
-        abstract = True
-
-        def before_start(self, *_):
-            seen.append(run_id_of(self.request))
-
-    def body(self):
-        seen.append(run_id_of(self.request))
-        raise DOWN.with_traceback(None)
-
-    rig.task(body, base=Looks, backoff=Schedule([7]))
-    rig.send(), rig.send()
-    for _ in range(4):
-        rig.run()
-    assert seen[::2] == seen[1::2]
-    assert len({*seen}) == 4
-
-
 @pytest.mark.parametrize("throw", [True, False])
 @pytest.mark.parametrize("cause", [TimeoutError("the answer was lost"), Retryable("down")])
 def test_copy_refused(rig, monkeypatch, cause, throw):
@@ -439,4 +315,3 @@ def test_copy_refused(rig, monkeypatch, cause, throw):
     monkeypatch.setattr(Signature, "apply_async", refuse)
     rig.run()
     assert message.fate == "dead letter"
-    assert is_in_doubt(rig.app, "mail", message.task_id) is isinstance(cause, TimeoutError)
