@@ -230,7 +230,7 @@ class Parts:
         def fail(*_: object) -> None:
             raise exc
 
-        for gate in self._gates.all():
+        for gate in self._gates._gates.values():
             gate.ended = fail  # type: ignore[method-assign]
 
     # Shutdown

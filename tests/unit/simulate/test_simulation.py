@@ -68,7 +68,7 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
 
 
 def test_all_workers_get_a_share_of_the_messages() -> None:
-    """Also if one of them has found out first, and hides what it receives."""
+    """Each gets at least half a share, also if one of them has found out first."""
     received: dict[int, int] = {}
 
     class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
@@ -79,7 +79,7 @@ def test_all_workers_get_a_share_of_the_messages() -> None:
     hour = replace(outage(3600.0), rate=0.0, backlog=300, horizon=3600.0)
     simulate(hour, Counting, seed=1)
     assert len(received) == 10
-    assert max(received.values()) < 2 * sum(received.values()) / 10
+    assert min(received.values()) > sum(received.values()) / 10 / 2
 
 
 def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() -> None:
@@ -164,9 +164,14 @@ def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_recovery_makes_no_dead_letters_of_messages_with_few_receives_left(seed: int) -> None:
+def test_ten_receives(seed: int) -> None:
+    """Ten receives outlast two hours, but for at most two messages in a thousand.
+
+    A hold is half an hour at most, so that a killed worker's messages come back by then. It costs
+    a receive each time.
+    """
     result = played(replace(outage(7200.0), max_receive_count=10), seed=seed)
-    assert not result.dead
+    assert sum(result.dead.values()) <= 0.002 * result.messages
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
