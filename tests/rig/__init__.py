@@ -17,11 +17,12 @@ How to write a test::
 - A run passes through Celery's consumer, our request class, a pickle, Celery's tracer and back, as
   with the prefork pool. ``rig.begin()`` returns it while it runs. Then ``finish``, ``lose``,
   ``fail``, ``exceed_time_limit`` or ``terminate`` it.
-- A worker is told to ``stop``, ``stop_cold``, ``kill``, ``freeze``, ``lose_connection`` or
-  ``revoke``.
+- A worker is told to ``stop``, ``stop_cold``, ``kill``, ``freeze``, ``lose_connection``,
+  ``cancel_consumer`` or ``revoke``.
 - ``rig.pass_time(60)`` lets time pass: leases are renewed, queues polled, messages come back.
 - ``rig.fault("DeleteMessageBatch")`` lets calls to SQS fail: once, often, or for some seconds.
-  ``rig.fail_results()`` does so for the result backend.
+  ``rig.fail_results()`` does so for the result backend. ``rig.during("ReceiveMessage", do)`` does
+  something before the answer of a call has arrived.
 - Facts: ``message.fate``, ``.delay``, ``.record``, ``.result``; ``rig.calls()`` to SQS;
   ``rig.story()``, ``rig.told()`` and ``rig.celery_events``, which observers get.
 - A test that needs more gets a new verb or fact here. It must not reach into the worker: only

@@ -94,6 +94,7 @@ class _Poller(poller.Poller):
 
     def __init__(self, worker: Worker, url: str, **options: Any) -> None:
         super().__init__(url, rng=worker.rig.rng, **options)
+        self._worker = worker
         self._stopped = _Stopped()
         self._stopped.set()
         self._brought = 0
@@ -110,13 +111,20 @@ class _Poller(poller.Poller):
         return self._stopped.is_set()
 
     def _is_over(self) -> bool:
-        return self._stopped.is_set() or self._capacity._cond.waits > 1
+        room = self._capacity
+        return self._stopped.is_set() or max(room._cond.waits, room._aside.waits) > 1
 
     def _start_helper(self) -> None:
         self._receive_more(self._name)
 
     def _pause(self, seconds: float) -> None:
-        """Do nothing: the rig waits until a long poll would bring something."""
+        """Note the pause after a receive. The rig lets a long poll last until it brings something.
+
+        SQS has not waited if messages are there which it does not hand out.
+        """
+        sqs = self._worker.sqs
+        at_once = sqs.next_visible_at(self.url) <= sqs.clock()
+        super()._pause(0.0 if at_once else float(self._wait_seconds))
 
     def _tell(self, received: Any, asked_for: int) -> int:
         self._brought += len(received.messages)

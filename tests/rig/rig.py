@@ -218,7 +218,7 @@ class Rig:
         processes: int = 1,
         pool: str = "prefork",
     ) -> Worker:
-        """Start a worker with a pool of "prefork", "threads" or "greenlets"."""
+        """Start a worker with a pool of "prefork", "threads", "greenlets" or "solo"."""
         if not self.sqs.queues:
             self.queue()
         name = name or f"worker{len(self.workers) + 1}@here"
@@ -301,6 +301,13 @@ class Rig:
             self.sqs.faults += [fault] * times
         else:
             self.sqs.fail_until(self.timeline.now + seconds, fault, queue)
+
+    def during(self, action: str, do: Callable[[], object], *, times: int = 1) -> None:
+        """Do something while the next calls of an action are under way.
+
+        SQS has done what it was asked to, and its answer has not arrived.
+        """
+        self.sqs.under_way += [(action, do)] * times
 
     def fail_results(self, fails: Callable[[str, int], Any] = lambda state, nth: True) -> list[str]:
         """Let the result backend raise where ``fails`` says so, given a state and a count of it.

@@ -43,6 +43,7 @@ def _recorded(action: str, made: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             self.calls.append(Call(self.clock(), action, arguments, answer))
             self.on_call(action)
+            self._be_under_way(action)
 
     return call
 
@@ -57,12 +58,20 @@ class RecordingSQS(FakeSQS):
         self.calls: list[Call] = []
         #: Told of each call after it.
         self.on_call: Callable[[str], None] = lambda action: None
+        #: What is to happen while a call of an action is under way.
+        self.under_way: list[tuple[str, Callable[[], object]]] = []
         self._lasting: list[tuple[float, Fault, str | None]] = []
         self._asked = ""
 
     def fail_until(self, at: float, fault: Fault, queue: str | None = None) -> None:
         """Let each call of the fault's action fail until a time; "*" is any but SendMessage."""
         self._lasting.append((at, fault, queue))
+
+    def _be_under_way(self, action: str) -> None:
+        due = next((each for each in self.under_way if each[0] == action), None)
+        if due is not None:
+            self.under_way.remove(due)
+            due[1]()
 
     def heal(self) -> None:
         """End all faults."""

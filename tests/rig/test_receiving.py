@@ -75,6 +75,7 @@ def test_second_delivery(rig, process):
     """A message that SQS delivers again, to a worker that still runs it, is not run twice there."""
     rig.queue(VisibilityTimeout="10")
     rig.task(returns)
+    rig.start_worker(processes=2)
     message = rig.send()
     run = rig.begin()
     rig.fault("ChangeMessageVisibilityBatch", ConnectionError(), seconds=25)
@@ -225,6 +226,57 @@ def test_wrong_arguments(rig, pool, payload):
     assert rig.worker.places_taken == 0
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [[[1], {"a": 1}, None], [[], {}, {"chord": None}], {"args": [1], "kwargs": {}}, {"args": [1]}],
+    ids=repr,
+)
+def test_arguments(rig, payload):
+    """The arguments of a task reach it, in each form that Celery sends."""
+    rig.task(returns)
+    good = json.loads(rig.send()._sent.body)
+    rig.run()
+    good["body"] = base64.b64encode(json.dumps(payload).encode()).decode()
+    raw = send_raw(rig, json.dumps(good))
+    assert rig.run().result[0] == 0
+    assert raw not in rig.sqs.queues[next(iter(rig.sqs.queues))].messages
+
+
+def test_message_in_request(rig):
+    """Celery's request knows the message of SQS and its queue, and keeps no second body."""
+    rig.task(returns)
+    message = rig.send()
+    rig.begin()
+    info = rig.worker.requests[0].message.delivery_info
+    assert info["sqs_queue"].endswith("/q")
+    assert info["sqs_message"]["MessageId"] == message.message_id
+    assert "Body" not in json.loads(json.dumps(info))["sqs_message"]
+
+
+def test_attribute_unreadable(rig):
+    """A message that cannot be taken holds up no other of its receive."""
+    rig.task(returns)
+    broken, message = rig.send(), rig.send()
+    broken._sent.receives = 0.5  # SQS says 1.5, which is no number of receives
+    rig.run()
+    assert (message.fate, broken.fate) == ("deleted", "hidden")
+
+
+def test_celery_fails(rig):
+    """A message that Celery fails to take stays on the queue, and holds up no other."""
+    rig.task(returns)
+    strategy = rig.worker.celery.strategies["mail"]
+
+    def fail(*args, **kwargs):
+        rig.worker.celery.strategies["mail"] = strategy
+        raise TypeError("a list where a dict is due")
+
+    rig.worker.celery.strategies["mail"] = fail
+    broken, message = rig.send(), rig.send()
+    rig.run()
+    assert (message.fate, broken.fate) == ("deleted", "hidden")
+
+
 # Tasks that are not due
 
 
@@ -241,6 +293,35 @@ def test_eta_later(rig, visibility_timeout):
     rig.pass_time(1090)
     rig.run()
     assert (message.fate, message.receives) == ("deleted", 2)
+
+
+def test_eta_in_a_minute(rig):
+    """A long visibility timeout, as that of kombu's queues, does not keep a task in the worker."""
+    rig.queue(VisibilityTimeout="1800")
+    rig.task(returns)
+    template = rig.send()
+    rig.run()
+    eta = due_in(rig, 60).isoformat()
+    raw = send_raw(rig, envelope(rig, template, eta=eta, id="other"))
+    rig.pass_time(1)
+    assert rig.worker.places_taken == 0
+    assert raw.visible_at - rig.timeline.now == pytest.approx(59, abs=2)
+    rig.pass_time(59)
+    rig.run()
+    assert raw.receives == 2
+
+
+def test_eta_near_end_of_retention(rig):
+    """A task whose message SQS soon deletes is held until it is due."""
+    rig.queue(MessageRetentionPeriod="1200")
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, 1100))
+    rig.pass_time(1000)
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(90)
+    assert message.fate == "held"
+    rig.run()
+    assert (message.fate, message.receives) == ("deleted", 1)
 
 
 @pytest.mark.hazard("H10")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from billiard.einfo import ExceptionInfo
-from celery.concurrency import gevent, prefork, thread
+from celery.concurrency import gevent, prefork, solo, thread
 from celery.concurrency.base import BasePool, apply_target
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.signals import worker_shutting_down
@@ -33,6 +33,7 @@ _POOLS: dict[str, type] = {
     "prefork": prefork.TaskPool,
     "threads": thread.TaskPool,
     "greenlets": gevent.TaskPool,
+    "solo": solo.TaskPool,
 }
 
 
@@ -67,6 +68,15 @@ class _EventLoop:
         self._ready.append(callback)
         self._worker.wake_at(self._worker.timeline.now)
         return callback
+
+    def refuse_once(self, exc: Exception) -> None:
+        """Raise when another thread next asks for something. Its method is replaced for that."""
+
+        def refuse(*_: Any) -> None:
+            del self.call_soon
+            raise exc
+
+        self.call_soon = refuse  # type: ignore[method-assign]
 
     def turn(self) -> bool:
         """Call what is ready; return whether there was anything."""
@@ -396,9 +406,23 @@ class Worker:
         """Let the part that counts for a task's provider fail whenever a run ends."""
         self._parts.break_provider(exc)
 
+    def fail_loop(self, exc: Exception) -> None:
+        """Let Celery's event loop refuse what it is next asked to call, as one that has ended."""
+        self._loop.refuse_once(exc)
+
+    def cancel_consumer(self, queue: str) -> None:
+        """Consume a queue no longer, as ``app.control.cancel_consumer`` does."""
+        with self.acts():
+            self.celery.cancel_task_queue(queue)
+
+    def signal_stop(self) -> None:
+        """Send SIGTERM, which Celery has noted and does not act upon until ``stop``."""
+        self._begin_to_stop("should_stop", 0)
+
     def stop(self) -> None:
         """Send SIGTERM: what runs may end, and what waits is given back."""
-        self._begin_to_stop("should_stop", 0)
+        if not self._is_stopping:
+            self.signal_stop()
         with self.acts():
             self.celery.stop()
         self.end_if_stopped()

@@ -1,0 +1,257 @@
+"""The threads of a poller: how they start, stop and hang, and whom they leave room."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff.observe.health import Pulse
+from celery_sqs_backoff.sqs.calls import Received
+from celery_sqs_backoff.worker import capacity as capacity_module
+from celery_sqs_backoff.worker import poller as module
+from celery_sqs_backoff.worker.capacity import Capacity
+from celery_sqs_backoff.worker.poller import Poller
+from tests.support.processes import eventually
+
+
+class Port:
+    """The port of one queue: its calls wait until the test responds with a number of messages."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self._responses: list[int] = []
+        self._cond = threading.Condition()
+        self._number = itertools.count()
+
+    def receive(self, *, max_messages: int, wait_seconds: int, **_: Any) -> Received:
+        with self._cond:
+            self.asked.append((max_messages, wait_seconds))
+            self._cond.notify_all()
+            assert self._cond.wait_for(lambda: self._responses, timeout=10), "nobody responds"
+            count = self._responses.pop(0)
+            return Received([{"MessageId": f"{next(self._number)}"} for _ in range(count)])
+
+    def respond(self, *counts: int) -> None:
+        with self._cond:
+            self._responses += counts
+            self._cond.notify_all()
+
+    def wait_for_calls(self, calls: int) -> list[tuple[int, int]]:
+        with self._cond:
+            assert self._cond.wait_for(lambda: len(self.asked) >= calls, timeout=10), self.asked
+            return list(self.asked)
+
+
+class Queue:
+    """A poller on a port, and the capacity that it shares with others."""
+
+    def __init__(self, capacity: Capacity, url: str, **options: Any) -> None:
+        self.port, self.capacity = Port(), capacity
+        self.held: list[str] = []
+        self.take: Callable[[list[dict[str, Any]]], object] = self._hold
+        self.poller = Poller(
+            url,
+            calls=self.port,  # type: ignore[arg-type]
+            capacity=capacity,
+            take=lambda messages, seconds_ago, hidden_seconds: self.take(messages),
+            **options,
+        )
+
+    def _hold(self, messages: list[dict[str, Any]]) -> None:
+        for message in messages:
+            self.capacity.received(message["MessageId"])
+            self.held.append(message["MessageId"])
+
+
+def room(processes: int = 2, multiplier: int = 4, **options: Any) -> Capacity:
+    return Capacity(processes=lambda: processes, multiplier=lambda: multiplier, **options)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Queue]]:
+    monkeypatch.setattr(module, "_AFTER_TOO_SOON_SECONDS", 0.0)
+    made: list[Queue] = []
+
+    def make_queue(capacity: Capacity | None = None, url: str = "q", **options: Any) -> Queue:
+        made.append(Queue(capacity or room(), url, **options))
+        return made[-1]
+
+    yield make_queue
+    for queue in made:
+        queue.poller.stop()
+        queue.port.respond(*[0] * 10)
+
+
+def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty response that did not wait is followed by a pause, one that waited by the next."""
+    now, paused = [0.0], []
+    port = SimpleNamespace(receive=lambda **_: now.__setitem__(0, now[0] + 0.3) or Received())
+    poller = Poller(
+        "q",
+        calls=port,
+        capacity=room(),
+        take=print,
+        clock=lambda: now[0],  # type: ignore[arg-type]
+    )
+    poller._stopped.clear()
+    monkeypatch.setattr(poller._stopped, "wait", paused.append)
+    poller._poll()
+    assert (now, paused) == ([0.3], [])
+    monkeypatch.setattr(port, "receive", lambda **_: Received())
+    poller._poll()
+    assert paused == [1.0]
+
+
+def test_quiet_queues(make: Callable[..., Queue]) -> None:
+    """Long polls on quiet queues take no room from a queue, of the same name in other Regions."""
+    capacity = room()
+    quiet = [make(capacity, f"https://sqs.region{n}.example/1/mail") for n in range(20)]
+    for queue in quiet:
+        queue.poller.start()
+    for queue in quiet:
+        assert queue.port.wait_for_calls(1) == [(8, 20)]
+    busy = make(capacity, "https://sqs.example/1/mail")
+    busy.poller.start()
+    busy.port.respond(8)
+    eventually(lambda: len(busy.held) == 8)
+    for tag in busy.held:
+        capacity.freed(tag)
+    assert busy.port.wait_for_calls(2) == [(8, 20)] * 2
+
+
+def test_same_name_elsewhere(make: Callable[..., Queue]) -> None:
+    """Each of two queues of one name in different Regions is missed when its poller dies."""
+    pulse = Pulse()
+    for region in ("eu-west-1", "us-east-1"):
+        make(url=f"https://sqs.{region}.amazonaws.com/1/mail", pulse=pulse).poller.start()
+    assert len(pulse._loops) == 2
+
+
+def test_behind_is_not_woken(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is behind is not woken in the place of another."""
+    monkeypatch.setattr(capacity_module, "_LOOK_AGAIN_SECONDS", 60.0)
+    behind: list[str] = []
+    capacity = room(1, 1, is_behind=lambda queue: queue in behind)
+    capacity.received("runs")
+    stuck, other = make(capacity, "stuck"), make(capacity, "other")
+    for each, waiting in ((stuck, 1), (other, 2)):
+        each.poller.start()
+        eventually(lambda waiting=waiting: capacity._waiting == waiting)
+    behind.append("stuck")
+    capacity.freed("runs")
+    other.port.wait_for_calls(1)
+    assert stuck.port.asked == []
+
+
+def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue is looked at now and then while a task of hours leaves no room."""
+    monkeypatch.setattr(module, "_WAIT_FOR_ROOM_SECONDS", 0.05)
+    monkeypatch.setattr(capacity_module, "_LOOK_AGAIN_SECONDS", 0.01)
+    looks: list[int] = []
+    queue = make(room(1, 1), before_each=lambda: looks.append(len(queue.port.asked)))
+    queue.port.respond(1)
+    queue.poller.start()
+    eventually(lambda: looks.count(1) >= 2)
+    assert len(queue.port.asked) == 1
+
+
+def test_stop(make: Callable[..., Queue]) -> None:
+    """A stopped poller asks no more, and hands over what still comes."""
+    queue = make()
+    queue.poller.start()
+    queue.port.wait_for_calls(1)
+    queue.poller.stop()
+    queue.port.respond(2)
+    eventually(lambda: len(queue.held) == 2)
+    eventually(lambda: queue.poller._main is None)
+    assert len(queue.port.asked) == 1
+
+
+def test_start_during_call(make: Callable[..., Queue]) -> None:
+    """A poller that starts again goes on with the call under way."""
+    queue = make()
+    queue.poller.start()
+    queue.port.wait_for_calls(1)
+    queue.poller.stop()
+    queue.poller.start()
+    assert len(queue.port.asked) == 1
+    queue.port.respond(0)
+    queue.port.wait_for_calls(2)
+
+
+def test_start_after_end(make: Callable[..., Queue]) -> None:
+    """A poller whose threads have ended can start again."""
+    queue = make(room(2, 32))
+    queue.poller.start()
+    queue.port.respond(*[10] * 4)
+    queue.port.wait_for_calls(5)
+    queue.poller.stop()
+    queue.port.respond(*[0] * 3)
+    eventually(lambda: queue.poller._main is None and not queue.poller._helpers)
+    calls = len(queue.port.asked)
+    queue.poller.start()
+    queue.port.wait_for_calls(calls + 1)
+
+
+@pytest.mark.parametrize("thread", ["main", "helper"])
+def test_hangs(make: Callable[..., Queue], thread: str) -> None:
+    """A poller that hangs beside its calls is noticed within 30 seconds."""
+    now = [0.0]
+    pulse = Pulse(clock=lambda: now[0])
+    queue = make(room(100), pulse=pulse)
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang(messages: object) -> None:
+        hangs.set()
+        go_on.wait(20)
+
+    if thread == "main":
+        queue.take = hang
+    queue.poller.start()
+    if thread == "helper":
+        queue.port.respond(10)
+        queue.port.wait_for_calls(3)
+        queue.take = hang
+        queue.port.respond(0)  # whose it is does not matter: the other one takes the next
+    queue.port.respond(10)
+    assert hangs.wait(10)
+    now[0] += 25
+    try:
+        assert any("the poller of q" in fault for fault in pulse.faults())
+    finally:
+        go_on.set()
+
+
+def test_long_poll_is_no_fault(make: Callable[..., Queue]) -> None:
+    """A long poll that lasts is no fault until the client's timeouts must have ended it."""
+    now = [0.0]
+    pulse = Pulse(clock=lambda: now[0])
+    queue = make(pulse=pulse)
+    queue.poller.start()
+    queue.port.wait_for_calls(1)
+    now[0] += 36
+    assert pulse.faults() == []
+    now[0] += 60
+    assert pulse.faults() == ["the poller of q has not turned for 96 s"]
+
+
+def test_no_thread_left(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backlog is received by one thread, without a pause, where no other can start."""
+    queue = make(room(100))
+    pauses: list[float] = []
+    monkeypatch.setattr(queue.poller._stopped, "wait", pauses.append)
+    queue.poller.start()
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        queue.port.respond(10, 10)
+        queue.port.wait_for_calls(3)
+    assert (len(queue.held), pauses) == (20, [])
