@@ -48,21 +48,23 @@ def observe() -> Iterator[Callable[..., Observation]]:
     ],
     ids=str,
 )
-def test_settings_that_are_wrong_do_not_stop_the_worker(
+def test_wrong_settings(
     observe: Callable[..., Observation],
     caplog: pytest.LogCaptureFixture,
     settings: dict[str, Any],
     said: str,
 ) -> None:
+    """Settings that are wrong are logged, and do not stop the worker."""
     observe(**settings)
     assert said in caplog.text
 
 
-def test_a_port_that_is_taken_is_had_when_it_is_free(
+def test_port_taken(
     observe: Callable[..., Observation],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A port that is taken is used as soon as it is free."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
     with socket.socket() as other:
@@ -77,12 +79,12 @@ def test_a_port_that_is_taken_is_had_when_it_is_free(
     assert b"sqs_backoff_runs_total" in page.read()
 
 
-def test_health_is_served_where_the_library_for_metrics_is_missing(
+def test_no_library_for_metrics(
     observe: Callable[..., Observation],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a probe that asks for it would restart the worker for ever."""
+    """Health is served without the library for metrics; else a probe restarts the worker."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -95,9 +97,8 @@ def test_health_is_served_where_the_library_for_metrics_is_missing(
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
 
 
-def test_a_worker_that_ends_first_tries_no_more(
-    observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ends_first(observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ends before its port is free tries no more."""
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
