@@ -127,6 +127,20 @@ def test_start_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == {"info": print, "task_reserved": len}
 
 
+def test_lost_before_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is lost on its way to its strategy is not handed to Celery's."""
+    ran: list[Any] = []
+    monkeypatch.setattr(
+        strategy, "celery_default", lambda *args, **options: lambda *message: ran.append(message)
+    )
+    worker = Worker()
+    worker.take("h1")
+    handle = strategy.default(None, None, SimpleNamespace(sqs_receiver=worker.receiver))
+    worker.arrived[0].lease.lose()
+    handle(SimpleNamespace(delivery_tag="h1", headers={}), None, None, None, [])
+    assert ran == []
+
+
 def test_keys_of_embed() -> None:
     """The keys of what a task is embedded in are text; pickle, unlike JSON, brings others."""
     with pytest.raises(InvalidTaskError):
