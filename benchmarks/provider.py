@@ -18,12 +18,12 @@ from celery_sqs_backoff import FullJitter, Provider
 from celery_sqs_backoff.retry.decision import End, Ended
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import read_queue
 from celery_sqs_backoff.worker.gates import Gates
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease
 from tests.support.fake_sqs import Clock, FakeSQS
-from tests.support.leases import lease_on
 
 from .observe import worker_microseconds
 
@@ -48,12 +48,14 @@ def _leases(number: int) -> tuple[Keeper, FakeSQS, list[Lease]]:
         sqs.send_message(QueueUrl=url, MessageBody=str(i))
         (message,) = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=1)["Messages"]
         leases.append(
-            lease_on(
-                message,
-                queue=queue,
+            Lease(
                 calls=calls,
+                queue=queue,
+                message=message,
+                body=message["Body"],
+                delivery=Delivery.from_sqs(message, queue_url=url, received_at=clock.now),
+                received_at=clock.now,
                 keeper=keeper,
-                now=clock.now,
                 free=lambda: None,
             )
         )

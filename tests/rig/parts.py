@@ -241,6 +241,13 @@ class Parts:
         for gate in self._gates._gates.values():
             gate.ended = fail  # type: ignore[method-assign]
 
+    def break_loss_notice(self, exc: Exception) -> None:
+        def fail() -> None:
+            raise exc
+
+        for lease in self._keeper.held():
+            lease.on_lost = fail
+
     # Shutdown
 
     def shut_down(self) -> None:

@@ -65,6 +65,15 @@ class Message:
         body["headers"].update(headers)
         self._sent.body = json.dumps(body)
 
+    def deliver_again(self) -> None:
+        """Let SQS show a message that is hidden or deleted: it delivers at least once."""
+        queue = self._rig.sqs.queues[self._url]
+        if self._sent not in queue.messages:
+            queue.messages.append(self._sent)
+        self._sent.visible_at = self._rig.timeline.now
+        self._rig._wake("SendMessage")
+        self._rig.pass_time(0)
+
     @property
     def receives(self) -> int:
         return self._sent.receives

@@ -1,0 +1,253 @@
+"""The keeper's threads, and races of its lock: what no rig in one thread can show."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_sqs_backoff import threads
+from celery_sqs_backoff.sqs.calls import Calls
+from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.queues import Queue
+from celery_sqs_backoff.sqs.settlement import Row, Want
+from celery_sqs_backoff.worker.keeper import Keeper
+from celery_sqs_backoff.worker.lease import Lease, State
+from tests.support.processes import eventually
+
+QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
+
+
+class Client:
+    """Counts the calls of each method. ``end`` may raise, or return codes of failed entries."""
+
+    def __init__(self, end: Callable[[str], str | None] = lambda name: None) -> None:
+        self.end = end
+        self.calls: list[str] = []
+        self.entries = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(Entries: list[dict[str, Any]], **_: Any) -> Any:  # noqa: N803
+            self.calls.append(name)
+            code = self.end(name)
+            self.entries += 0 if code else len(Entries)
+            listed = [{"Id": e["Id"], "MessageId": "m", "Code": code} for e in Entries]
+            return {"Failed" if code else "Successful": listed}
+
+        return call
+
+
+def raises(exc: BaseException) -> Callable[[str], str | None]:
+    def end(name: str) -> str | None:
+        raise exc
+
+    return end
+
+
+def has_no_thread_left(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+_NUMBERS = itertools.count()
+
+
+def hold(
+    keeper: Keeper, client: Client, *, queue: Queue = QUEUE, message_id: str = "", age: float = 0
+) -> Lease:
+    number = next(_NUMBERS)
+    message_id = message_id or f"m{number}"
+    lease = Lease(
+        calls=Calls(client, queue.url),  # type: ignore[arg-type]
+        queue=queue,
+        message={"ReceiptHandle": f"h{number}"},
+        body="{}",
+        delivery=Delivery(message_id, queue.url, 0.0),
+        received_at=keeper.clock() - age,
+        keeper=keeper,
+        free=lambda: None,
+    )
+    keeper.hold(lease)
+    return lease
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    made = Keeper(linger_seconds=0)
+    made.start()
+    yield made
+    made.stop(0.1)
+
+
+# Threads
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_dead_thread(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper whose thread has died is a fault."""
+
+    def die() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(keeper._relay, "_next_job", die)
+    hold(keeper, Client()).done()
+    assert eventually(keeper.pulse.faults, timeout=20) == ["the keeper has died"]
+
+
+@pytest.mark.parametrize("settle", ["renew", "hide", "delete"])
+@pytest.mark.parametrize("exc", [SystemExit(), OSError("SQS is away")], ids=repr)
+def test_call_ends_its_thread(keeper: Keeper, settle: str, exc: BaseException) -> None:
+    """A call that fails is no fault and is made again, also when a library calls sys.exit()."""
+    client = Client(raises(exc))
+    queue = Queue("https://sqs/1/q", visibility_timeout_seconds=3)
+    lease = hold(keeper, client, queue=queue)
+    if settle == "hide":
+        lease.defer(60)
+    elif settle == "delete":
+        lease.done()
+    eventually(lambda: len(client.calls) >= 2, timeout=20)
+    assert keeper.pulse.faults() == []
+
+
+def test_lock_held(keeper: Keeper) -> None:
+    """A lock that is never released does not hold up the heartbeat."""
+    with keeper._lock:
+        asker = threading.Thread(target=keeper.pulse.faults, daemon=True)
+        asker.start()
+        asker.join(10)
+        assert not asker.is_alive()
+
+
+def test_hanging_queue(keeper: Keeper) -> None:
+    """A queue that hangs holds up no other, and has one call about visibility under way."""
+    release, renewed = threading.Event(), threading.Event()
+
+    def hang(name: str) -> None:
+        release.wait(20)
+
+    def note(name: str) -> None:
+        renewed.set()
+
+    hung, well = Queue("https://sqs/1/hung"), Queue("https://sqs/1/well")
+    slow = Client(hang)
+    try:
+        for _ in range(50):
+            hold(keeper, slow, queue=hung, age=11)
+            hold(keeper, slow, queue=hung).done()
+        hold(keeper, Client(note), queue=well, age=11)
+        assert renewed.wait(5)
+        eventually(lambda: "change_message_visibility_batch" in slow.calls)
+        assert slow.calls.count("change_message_visibility_batch") == 1
+    finally:
+        release.set()
+        keeper.stop(timeout_seconds=10)
+    assert keeper.waiting == 0
+
+
+def test_no_thread_left(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without another thread stops no settlement, then or later."""
+    client = Client()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", has_no_thread_left)
+        patch.setattr(threads, "_idle", deque())
+        for count in (1, 2, 3):
+            hold(keeper, client).done()
+            eventually(lambda count=count: client.entries == count)
+    hold(keeper, client).done()
+    keeper.stop(5)
+    assert (keeper.waiting, client.entries) == (0, 4)
+
+
+def test_stopped_without_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper whose thread could not be started can be stopped."""
+    keeper = Keeper()
+    monkeypatch.setattr(threading.Thread, "start", has_no_thread_left)
+    with pytest.raises(RuntimeError):
+        keeper.start()
+    keeper.stop(0.1)
+
+
+def test_is_behind() -> None:
+    """Only a queue that takes no deletes is behind, until it has taken them."""
+    keeper, client = Keeper(), Client()
+    stuck, well = Queue("https://sqs/1/stuck"), Queue("https://sqs/1/well")
+    for _ in range(1_001):
+        hold(keeper, client, queue=stuck).done()
+    hold(keeper, client, queue=well).done()
+    assert keeper.is_behind(stuck.url)
+    assert not keeper.is_behind(well.url)
+    turn(keeper)
+    assert not keeper.is_behind(stuck.url)
+
+
+# A lost message that is received again while its run ends
+
+
+def turn(keeper: Keeper) -> None:
+    while job := keeper.next_job():
+        keeper.perform(job)
+
+
+def row(handle: str, want: Want = Want.HELD) -> Row:
+    made = Row(QUEUE, "m", handle, 1_000.0)
+    made.become(want)
+    return made
+
+
+def test_end_counts_once() -> None:
+    """The end of a lost run counts once."""
+    lost = row("h1", Want.LOST)
+    assert [lost.end_run(Want.DELETE), lost.end_run(Want.DELETE)] == [Want.LOST, None]
+
+
+def test_held_again() -> None:
+    """A message that is held again is settled by its run."""
+    lost = row("h1", Want.LOST)
+    lost.hold_again(row("h2"))
+    assert (lost.end_run(Want.DELETE), lost.want) == (Want.HELD, Want.DELETE)
+
+
+class HoldsAgain:
+    """A lock; before it is taken for the second time, the message is received again."""
+
+    def __init__(self, receive: Callable[[], object]) -> None:
+        self._receive, self._taken = receive, 0
+
+    def __enter__(self) -> None:
+        self._taken += 1
+        if self._taken == 2:
+            self._receive()
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+def test_received_while_its_run_ends() -> None:
+    """It is not held for good, for its run has ended, and nobody else would settle it."""
+    keeper, client = Keeper(), Client()
+    lease = hold(keeper, client, message_id="m")
+    lease.handed_to_pool = lambda: True
+    lease.become(Want.LOST)
+    lease.guard = HoldsAgain(lambda: hold(keeper, client, message_id="m"))
+    lease.done()
+    assert keeper.held() == []
+
+
+def test_received_while_its_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held and renewed again."""
+    now, client = [1_000.0], Client(lambda name: "ReceiptHandleIsInvalid")
+    keeper = Keeper(clock=lambda: now[0])
+    lease = hold(keeper, client, message_id="m")
+
+    def receive_again(*_: object, **__: object) -> None:
+        client.end = lambda name: None
+        hold(keeper, client, message_id="m")
+
+    monkeypatch.setattr("celery_sqs_backoff.observe.log_lines.logger.log", receive_again)
+    for _ in range(2):
+        now[0] += 11
+        turn(keeper)
+    assert (lease.state, len(client.calls), client.entries) == (State.HELD, 2, 1)
