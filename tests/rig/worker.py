@@ -418,6 +418,7 @@ class Worker:
     def signal_stop(self) -> None:
         """Send SIGTERM, which Celery has noted and does not act upon until ``stop``."""
         self._begin_to_stop("should_stop", 0)
+
     def break_loss_notice(self, exc: Exception) -> None:
         """Let the part that tells the tasks which run now of a lost message fail."""
         self._parts.break_loss_notice(exc)
