@@ -17,13 +17,6 @@ import click
 from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.store.vault import Vault
 
-__all__ = [
-    "interrupted_by_signals",
-    "journal_directory",
-    "open_vault",
-    "until_signalled",
-]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

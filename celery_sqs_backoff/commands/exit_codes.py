@@ -6,19 +6,6 @@ from typing import Final
 
 from celery_sqs_backoff.redrive import Ended, RedriveReport
 
-__all__ = [
-    "DONE",
-    "GATE",
-    "INCOMPLETE",
-    "INTERRUPTED",
-    "NOTHING_MATCHED",
-    "POISON",
-    "SOME_FAILED",
-    "UNREACHABLE",
-    "USAGE",
-    "exit_code",
-]
-
 #: SQS does not answer, or does not let us. What is left is in the source.
 UNREACHABLE: Final = 5
 

@@ -11,15 +11,6 @@ from celery.bin.base import COMMA_SEPARATED_LIST, CeleryOption
 
 from celery_sqs_backoff.redrive.options import OUTCOMES
 
-__all__ = [
-    "has_selection",
-    "ids_of",
-    "option",
-    "queues_option",
-    "select_queues",
-    "selection_options",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -22,8 +22,6 @@ from .progress import finished
 from .show import looked, no_match, plan_as_dict, print_messages, print_plan, print_whole
 from .text import safe
 
-__all__ = ["sqs_peek"]
-
 _EPILOG = """\b
 Examples:
   celery -A proj sqs-peek mail-dlq

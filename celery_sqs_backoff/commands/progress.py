@@ -23,8 +23,6 @@ from celery_sqs_backoff.units import spell_duration
 
 from .text import safe
 
-__all__ = ["JsonEvents", "bar", "finished"]
-
 _IDS_SHOWN = 10
 
 #: Below so many columns the counts are shown without a bar.

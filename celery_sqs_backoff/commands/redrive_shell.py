@@ -22,8 +22,6 @@ from .progress import JsonEvents, bar, finished
 from .show import looked, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
-__all__ = ["Shell"]
-
 
 class Shell:
     """Make one per invocation.

@@ -20,8 +20,6 @@ from .command import Command
 from .environment import open_vault
 from .options import option
 
-__all__ = ["DONE", "NOTHING", "UNREACHABLE", "USAGE", "sqs_safe"]
-
 #: Shown, or freed.
 DONE: Final = 0
 #: There is no such record, or it has changed meanwhile.

@@ -23,17 +23,6 @@ from .text import safe
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "closing",
-    "looked",
-    "no_match",
-    "plan_as_dict",
-    "print_messages",
-    "print_plan",
-    "print_report",
-    "print_whole",
-]
-
 #: Of a histogram, so many lines are shown.
 _TOP = 10
 

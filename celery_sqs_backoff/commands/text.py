@@ -6,8 +6,6 @@ import sys
 
 from celery_sqs_backoff.text import printable
 
-__all__ = ["safe"]
-
 MOST_CHARACTERS = 400
 
 

@@ -20,8 +20,6 @@ from ..store.protocol import key_of
 from ..store.vault import Vault
 from .rate import RETURN_SHARE, Place, Times, assign
 
-__all__ = ["FleetSlots", "HasSlots", "Taken", "advance"]
-
 #: A worker that took no slot for so long does not count as one of the fleet.
 PRESENT_SECONDS = 300.0
 

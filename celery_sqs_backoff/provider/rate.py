@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
 
-__all__ = ["HEADROOM", "Departure", "Line", "Place", "Times", "assign", "longest_wait"]
-
 #: Slots are handed out at this share of the agreed rate: a call that starts a few milliseconds
 #: after its slot must not make a second fuller than agreed.
 HEADROOM = 0.95

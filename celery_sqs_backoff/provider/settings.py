@@ -9,8 +9,6 @@ from ..retry.policies import to_seconds
 from ..units import parse_rate
 from .gate import Thresholds
 
-__all__ = ["Provider"]
-
 
 @dataclass(frozen=True, init=False)
 class Provider:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-__all__ = ["check_key", "digest_of", "tenant_of"]
-
 #: Longer values are told apart by this many of their characters.
 _MOST_CHARACTERS = 500
 

@@ -15,8 +15,6 @@ from .errors import RedriveRefused
 from .lines import close_lines, open_lines, open_to_read
 from .message import DeadLetter
 
-__all__ = ["Archive", "read_archive"]
-
 
 class Archive:
     """Appends messages to a file, each batch on the disk when :meth:`write` returns.

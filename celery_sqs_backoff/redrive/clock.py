@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-__all__ = ["steady_seconds"]
-
 #: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME; macOS does it the other way
 #: round for ``time.monotonic()``, whose CLOCK_MONOTONIC goes on.
 #: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME

@@ -9,23 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-__all__ = [
-    "Audit",
-    "Deleted",
-    "Event",
-    "Failed",
-    "Finished",
-    "InDoubt",
-    "NotDeleted",
-    "Poison",
-    "Progress",
-    "RateChanged",
-    "Sent",
-    "Skipped",
-    "Started",
-    "as_dict",
-]
-
 Ids: TypeAlias = tuple[str, ...]
 
 

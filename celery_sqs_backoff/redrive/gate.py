@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 from ..threads import call_in_time
 from .pace import Pace
 
-__all__ = ["Gate", "Probe", "parse_probe"]
-
 #: Healthy unless it returns ``False``, raises, or takes longer than 5 s.
 Probe: TypeAlias = Callable[[], object]
 

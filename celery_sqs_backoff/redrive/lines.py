@@ -15,8 +15,6 @@ from typing import BinaryIO
 
 from .errors import RedriveRefused
 
-__all__ = ["close_lines", "open_lines", "open_to_read"]
-
 _CHUNK_BYTES = 65_536
 
 

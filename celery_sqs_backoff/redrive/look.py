@@ -34,8 +34,6 @@ from .triage import NOT_SELECTED, Action, Disposition, triage
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["AGES", "DEFAULT_SAMPLE", "MessageFacts", "Plan", "peek", "spell_expiry"]
-
 DEFAULT_SAMPLE = 1_000
 
 #: Messages of which more than numbers is kept.

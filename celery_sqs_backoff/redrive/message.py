@@ -21,8 +21,6 @@ from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from ..sqs.replay import REPLAY_ATTRIBUTE, REPLAY_HEADER
 
-__all__ = ["DeadLetter", "entry_bytes"]
-
 #: What an expiry is extended to, at the least.
 _LEAST_LIFETIME_SECONDS = 3600
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Pace", "seconds_for"]
-
 #: A ramp starts at this share of the rate.
 RAMP_FROM = 0.1
 

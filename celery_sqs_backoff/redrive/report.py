@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Ended", "RedriveReport"]
-
 
 class Ended(str, Enum):
     """Why a redrive ended. The values are for scripts, and stay."""

@@ -36,9 +36,6 @@ from ..sqs.visibility import standing, visibility_delay
 from .lease import Lease, Turn
 from .pacing import Fleet, Pace, Paced, Pacer
 
-__all__ = ["Gate", "Owner"]
-
-
 #: Between two log lines on a recovery that goes on.
 _TOLD_SECONDS = 60.0
 

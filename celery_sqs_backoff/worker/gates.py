@@ -34,8 +34,6 @@ from .lease import Lease
 from .pacing import Fleet, Pacer
 from .reports import queue_name
 
-__all__ = ["Gates"]
-
 logger = get_logger(__name__)
 
 #: Messages whose hiding SQS has not confirmed yet.

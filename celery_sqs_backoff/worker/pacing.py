@@ -23,8 +23,6 @@ from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 
-__all__ = ["Pace", "Paced", "Pacer"]
-
 logger = get_logger(__name__)
 
 #: A store that has answered nobody for so long is taken to be away.

@@ -17,13 +17,6 @@ from ..store.vault import Vault
 from ..text import printable
 from .pacing import Fleet
 
-__all__ = [
-    "fleet_of",
-    "introduce",
-    "provider_of",
-    "shares_a_store",
-]
-
 logger = get_logger(__name__)
 
 

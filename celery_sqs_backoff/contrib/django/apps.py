@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from django.apps import AppConfig  # type: ignore[import-untyped]
 
-__all__ = ["CelerySQSBackoffConfig"]
-
 
 class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
     """The app; its label, in names of tables and migrations, is ``celery_sqs_backoff``."""

@@ -22,8 +22,6 @@ from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .project import project_app
 
-__all__ = ["SERIOUS_WITH_DEPLOY", "check_app", "check_deployment", "register"]
-
 #: The hint of what only the image or job that runs the check may lack.
 SERIOUS_WITH_DEPLOY = "Where workers run it must not be so; check --deploy makes it an error."
 

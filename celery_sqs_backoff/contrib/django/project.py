@@ -7,8 +7,6 @@ from typing import Any
 from celery import current_app
 from celery.exceptions import ImproperlyConfigured
 
-__all__ = ["project_app"]
-
 
 def project_app() -> Any:
     """Return the project's Celery app: the one that its ``__init__.py`` imports.

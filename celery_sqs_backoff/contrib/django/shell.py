@@ -18,8 +18,6 @@ from django.core.management.base import (  # type: ignore[import-untyped]
 
 from .project import project_app
 
-__all__ = ["CeleryShell"]
-
 
 class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
     """Runs a click command of ``celery``, on the project's Celery app.

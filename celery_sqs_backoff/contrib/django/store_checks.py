@@ -20,8 +20,6 @@ from celery_sqs_backoff.store.errors import StoreUnavailable
 from .checks import SERIOUS_WITH_DEPLOY
 from .project import project_app
 
-__all__ = ["check_store", "check_store_answers", "register"]
-
 
 def register() -> None:
     """Register the checks; called once, by the app config."""

@@ -17,8 +17,6 @@ from celery_sqs_backoff.store.urls import store_of
 
 from ...project import project_app
 
-__all__ = ["Command"]
-
 
 class Command(BaseCommand):  # type: ignore[misc]
     help = "Remove records of celery_sqs_backoff.safe (guards, locks, steps, keys) that have ended."

@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.doctor import sqs_doctor
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_doctor.help or ""

@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.health import sqs_health
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_health.help or ""

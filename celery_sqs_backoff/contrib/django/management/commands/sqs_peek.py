@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.peek import sqs_peek
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_peek.help or ""

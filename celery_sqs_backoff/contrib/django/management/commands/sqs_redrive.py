@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.redrive import sqs_redrive
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_redrive.help or ""

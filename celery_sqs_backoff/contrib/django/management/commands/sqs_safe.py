@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.safe import sqs_safe
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_safe.help or ""

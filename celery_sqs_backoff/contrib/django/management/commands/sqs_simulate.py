@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.simulate import sqs_simulate
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_simulate.help or ""

@@ -6,8 +6,6 @@ from celery_sqs_backoff.commands.status import sqs_status
 
 from ...shell import CeleryShell
 
-__all__ = ["Command"]
-
 
 class Command(CeleryShell):
     help = sqs_status.help or ""
