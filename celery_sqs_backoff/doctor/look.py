@@ -203,12 +203,16 @@ def _is_forbidden(failure: Failure | None) -> bool:
     )
 
 
+#: Tasks of this package, such as the one that sends the outbox. No user can change their class.
+_OWN_TASKS = "celery_sqs_backoff."
+
+
 def _tasks(app: Any) -> Iterable[TaskFacts]:
     from ..task.base import BackoffTask  # the rules can do without Celery
 
     by_beat = _beat_queues(app)
     for name, task in sorted(app.tasks.items()):
-        if name.startswith("celery."):
+        if name.startswith("celery.") or type(task).__module__.startswith(_OWN_TASKS):
             continue
         queue, exchange = _destination(app, task)
         plain = TaskFacts(

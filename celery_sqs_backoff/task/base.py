@@ -310,8 +310,9 @@ _OURS = __name__.partition(".")[0] + "."
 
 
 def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
-    """Whether the task, or a base class between it and ours, sets the option."""
-    return not next(c for c in cls.__mro__ if name in vars(c)).__module__.startswith(_OURS)
+    """Return whether the task, or a base class between it and ours, sets the option."""
+    setter = next(c for c in cls.__mro__ if name in vars(c))
+    return not (setter.__module__ or "").startswith(_OURS)  # exec() knows no module
 
 
 def _fail_finally(task: Any, failure: Any, reason: GiveUpReason, cause: Any) -> NoReturn:

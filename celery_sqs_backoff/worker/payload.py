@@ -47,7 +47,7 @@ def celery_payload(body: str) -> dict[str, Any] | None:
     properties["delivery_info"] = _dict(properties.get("delivery_info"), "its delivery_info is")
     for name in ("content-type", "content-encoding"):
         _text(found.get(name), f"its {name} is")
-    _check_headers(headers)
+    check_headers(headers)
     for name in ("exchange", "routing_key"):
         _text(properties["delivery_info"].get(name), f"its {name} is")
     raw = _raw_body(found["body"], properties.get("body_encoding"))
@@ -57,7 +57,7 @@ def celery_payload(body: str) -> dict[str, Any] | None:
     return found
 
 
-def _check_headers(headers: Mapping[str, Any]) -> None:
+def check_headers(headers: Mapping[str, Any]) -> None:
     """Check what Celery's main process takes for granted in headers.
 
     Raises:

@@ -18,6 +18,7 @@ from .gate import Gate
 from .inbox import Arrival
 from .lease import Lease
 from .messages import Receiver
+from .payload import check_headers
 from .request import SettledBeforeRun
 
 logger = get_logger(__name__)
@@ -116,9 +117,11 @@ def _check_arguments(payload: Any) -> None:
 
     Raises:
         InvalidTaskError: these are not the arguments of a task.
+        NotUnderstood: a field of protocol 1 is of the wrong type.
     """
     embed: Any = None
-    if isinstance(payload, dict):  # protocol 1
+    if isinstance(payload, dict):  # protocol 1, where the body has the fields of the headers
+        check_headers(payload)
         args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
     else:
         args, kwargs, embed = payload

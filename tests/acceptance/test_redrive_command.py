@@ -271,9 +271,9 @@ def test_messages_held_in_doubt_are_a_failure_and_those_sent_again_are_not():
 def test_the_help_lists_every_exit_code(run):
     text = run("sqs-redrive", "--help").stdout
     codes = text.split("Exit codes:")[1]
-    for name in exit_codes.__all__:
-        code = getattr(exit_codes, name)
-        assert callable(code) or f" {code} " in codes.replace("\n", " ")
+    for code in (code for name, code in vars(exit_codes).items() if name.isupper()):
+        if isinstance(code, int):
+            assert f" {code} " in codes.replace("\n", " ")
 
 
 def test_the_help_fits_on_a_screen(run):

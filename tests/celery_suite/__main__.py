@@ -24,7 +24,7 @@ from .compare import Comparison, compare, read_known, read_outcomes
 from .environment import CACHE, LINES, ROOT, Environment, environment, installed
 from .plugin import BROKER, OUTCOMES, TASK_CLASS
 
-OURS = "celery_sqs_backoff.task.base:SQSBackoffTask"
+OURS = "celery_sqs_backoff:SQSBackoffTask"
 
 #: Part: whose tests, and which of them. The integration tests have a worker process on SQS.
 PARTS = {

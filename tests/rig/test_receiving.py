@@ -208,7 +208,10 @@ def test_unregistered_task_without_dlq(rig):
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 @pytest.mark.parametrize(
     "payload",
-    [5, [[], {}], [[], {}, [1]], [5, {}, {}], [[], [], None], {"kwargs": []}],
+    [
+        *(5, [[], {}], [[], {}, [1]], [5, {}, {}], [[], [], None], {"kwargs": []}),
+        *({"args": [], "kwargs": {}, "shadow": ["a"]}, {"args": [], "id": [1]}),
+    ],
     ids=repr,
 )
 def test_wrong_arguments(rig, pool, payload):

@@ -657,6 +657,7 @@ def test_lost_before_it_runs(rig, how):
     else:
         rig.fault("*", AWAY, seconds=60)
     rig.pass_time(59)
+    assert rig.worker.places_taken == 1
     run.finish()
     rig.pass_time(30)
     while len(rig.told("RunEnded")) < 4:

@@ -170,6 +170,15 @@ def test_stopped_without_start(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper.stop(0.1)
 
 
+def test_stop(keeper: Keeper) -> None:
+    """A keeper that stops gives back what is held until then."""
+    client = Client()
+    lease = hold(keeper, client)
+    keeper.stop(10)
+    assert lease.state is State.RELEASED
+    assert client.calls == ["change_message_visibility_batch"]
+
+
 def test_is_behind() -> None:
     """Only a queue that takes no deletes is behind, until it has taken them."""
     keeper, client = Keeper(), Client()
