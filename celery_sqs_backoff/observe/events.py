@@ -64,13 +64,6 @@ class ReceivingAgain(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReceivingPaused(Event):
-    """The worker does not receive, because the only provider of the queue's tasks is down."""
-
-    name = "receiving paused"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OfMessage(Event):
     """An event of one message, by SQS's id of it."""
 
@@ -355,7 +348,7 @@ class Recalled(OfProvider):
 
 #: Every kind of event, in the order of a message's life.
 ALL: tuple[type[Event], ...] = (
-    *(Received, ReceiveFailed, ReceivingAgain, ReceivingPaused),
+    *(Received, ReceiveFailed, ReceivingAgain),
     *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, Discarded),
     *(GaveBack, LeaseLost, RenewalRefused, HeldTooLong),
     *(Settled, SettlementFailed, SettlementRefused),

@@ -107,7 +107,7 @@ RECEIVE_FAILURES = _counter(
 )
 POLL_AGE = _gauge(
     "poll_age_seconds",
-    "Time since the last answered ReceiveMessage, or since none was wanted: a provider was down.",
+    "Time since the last answered ReceiveMessage.",
     "queue",
 )
 CALLS = _counter("calls", "Batch calls to SQS, failed ones too.", "queue", "action")

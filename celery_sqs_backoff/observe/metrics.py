@@ -28,7 +28,6 @@ from .events import (
     Recalled,
     Received,
     ReceiveFailed,
-    ReceivingPaused,
     Retried,
     RunEnded,
     Settled,
@@ -133,8 +132,7 @@ class Metrics:
         """Count an event."""
         kind, queue = type(event), event.queue
         if queue:
-            # A pause in receiving ends the age too, or it would raise an alarm.
-            if kind is Received or kind is ReceivingPaused or queue not in self._last_receive:
+            if kind is Received or queue not in self._last_receive:
                 self._last_receive[queue] = self._clock()
         elif isinstance(event, ProviderOpened):
             self._open[event.provider].add(event.tenant)

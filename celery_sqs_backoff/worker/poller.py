@@ -12,7 +12,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from ..observe.events import Received as Polled
-from ..observe.events import ReceiveFailed, ReceivingAgain, ReceivingPaused
+from ..observe.events import ReceiveFailed, ReceivingAgain
 from ..observe.health import Pulse
 from ..observe.log_lines import logged_events
 from ..observe.stream import Events
@@ -36,9 +36,6 @@ _MAX_CALLS = 3
 #: the queue has reached its quota of in-flight messages.
 _TOO_SOON_SECONDS = 0.2
 _AFTER_TOO_SOON_SECONDS = 1.0
-
-#: Between two looks whether receiving goes on that is paused because a provider is down.
-_PAUSED_SECONDS = 0.5
 
 #: Longest wait for room between two runs of ``before_each``: one task may fill a worker for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
@@ -67,8 +64,6 @@ class Poller:
         take: called in the poller's thread with each response's messages, the seconds (at least)
             since SQS sent it, and the visibility timeout that was requested.
         before_each: called before each long poll, and now and then while there is no room for one.
-        most: how many messages a receive may bring at the most; 0 = none for the moment. A receive
-            from a FIFO queue brings one.
         wait_seconds: of the long poll; 0 = the user wants none.
         pause_seconds: between two receives that bring nothing, where they do not wait.
         visibility_timeout_seconds: passed to each receive; ``None`` = the queue's own.
@@ -85,7 +80,6 @@ class Poller:
         capacity: Capacity,
         take: Callable[[list[dict[str, Any]], float, int | None], object],
         before_each: Callable[[], object] = lambda: None,
-        most: Callable[[], int] = lambda: MAX_BATCH_ENTRIES,
         wait_seconds: int = 20,
         pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
         visibility_timeout_seconds: Callable[[], int | None] = lambda: None,
@@ -104,7 +98,9 @@ class Poller:
         self._capacity = capacity
         self._take = take
         self._before_each = before_each
-        self._most = most
+        # One message per receive on a FIFO queue. SQS hands out no other message of its group until
+        # that one is deleted or visible again, so the queue itself keeps the order of each group.
+        self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
         self._wait_seconds = wait_seconds
         self._pause_seconds = pause_seconds
         self._visibility_timeout_seconds = visibility_timeout_seconds
@@ -168,7 +164,7 @@ class Poller:
     def _receive_more(self, name: str) -> None:
         while (
             not self._stopped.is_set()
-            and self._most_now() >= MAX_BATCH_ENTRIES
+            and self._most >= MAX_BATCH_ENTRIES
             and (asked_for := self._capacity.take_more(self.url))
         ):
             self._receive(asked_for, wait_seconds=0, name=name)
@@ -188,22 +184,12 @@ class Poller:
         self._pulse.turned(self._name, limit_seconds=_LONGEST_CALL_SECONDS)
         self._before_each()
         self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
-        if not (most := self._most_now()):
-            self._is_over()
-            self._events.emit(ReceivingPaused(queue=self.queue))
-            self._stopped.wait(_PAUSED_SECONDS)
-            return
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
         asked_for = self._capacity.wait_for_room(
-            self.url, lambda: self._is_over() or self._clock() >= until, most=most
+            self.url, lambda: self._is_over() or self._clock() >= until, most=self._most
         )
         if asked_for:
             self._receive(asked_for, wait_seconds=self._wait_seconds, name=self._name)
-
-    def _most_now(self) -> int:
-        # One message per receive on a FIFO queue. SQS hands out no other message of its group until
-        # that one is deleted or visible again, so the queue itself keeps the order of each group.
-        return min(self._most(), 1) if self.url.endswith(".fifo") else self._most()
 
     def _is_over(self) -> bool:
         """Return whether to stop. Called every second while there is no room."""

@@ -1,4 +1,4 @@
-"""What the app says of its tasks' providers: which there are, which queue brings whose messages."""
+"""What the app says of its tasks' providers: which there are, and at which rate they are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project with 25 queues, each broken one way: each fault is found, and nothing else is."""
+"""A project with 20 queues, each broken one way: each fault is found, and nothing else is."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from celery_sqs_backoff.observe.events import (
     Recalled,
     Received,
     ReceiveFailed,
-    ReceivingPaused,
     Retried,
     RunEnded,
     Settled,
@@ -147,17 +146,6 @@ def test_the_age_of_the_last_poll_grows_until_the_next(
     metrics(Received(queue="q", messages=4, asked_for=10))
     assert value(registry, "poll_age_seconds") == 0
     assert value(registry, "received_total") == 4
-
-
-def test_a_pause_while_a_provider_is_down_is_no_age_of_a_poll(
-    metrics: Metrics, registry: CollectorRegistry, clock: Clock
-) -> None:
-    metrics(Received(queue="q", messages=0, asked_for=10))
-    clock.now += 600
-    metrics(ReceivingPaused(queue="q"))
-    assert value(registry, "poll_age_seconds") == 0
-    clock.now += 30
-    assert value(registry, "poll_age_seconds") == 30
 
 
 def test_calls_are_counted_with_their_fill_and_failures(
