@@ -121,14 +121,12 @@ def no_django_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def root_log_level() -> Iterator[None]:
-    """Celery's worker in a thread of the tests sets it for all; the next test must not notice."""
+    """Undo what a worker in a thread of the tests has set for all: level and propagation."""
     level = logging.getLogger().level
-    loggers = [logging.getLogger(name) for name in ("celery", "celery.task")]
-    propagates = [logger.propagate for logger in loggers]
+    for name in ("celery", "celery.task"):
+        logging.getLogger(name).propagate = True
     yield
     logging.getLogger().setLevel(level)
-    for logger, propagate in zip(loggers, propagates, strict=True):
-        logger.propagate = propagate
 
 
 @pytest.fixture(autouse=True)
