@@ -121,10 +121,13 @@ def no_django_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def root_log_level() -> Iterator[None]:
-    """Undo what a worker in a thread of the tests has set for all: level and propagation."""
+    """Undo what a worker in a thread of the tests, or a set-up of logging, has changed for all."""
     level = logging.getLogger().level
-    for name in ("celery", "celery.task"):
-        logging.getLogger(name).propagate = True
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.startswith("celery"):
+            logger.propagate, logger.disabled = True, False
+            logger.setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)
     yield
     logging.getLogger().setLevel(level)
 
