@@ -7,6 +7,7 @@ is removed by ``manage.py sqs_backoff_clear_expired``, to be run daily.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -94,8 +95,11 @@ class DjangoStore:
             ValueError: says which, and what to do.
         """
         from django.apps import apps  # type: ignore[import-untyped]
+        from django.conf import settings  # type: ignore[import-untyped]
         from django.db import connections  # type: ignore[import-untyped]
 
+        if not (settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
+            raise ValueError("set DJANGO_SETTINGS_MODULE: the store needs Django's settings")
         if not apps.is_installed("celery_sqs_backoff.contrib.django"):
             raise ValueError("add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS")
         if self._using not in connections.settings:

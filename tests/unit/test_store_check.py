@@ -255,3 +255,14 @@ def test_a_pool_process_leaves_the_main_processs_database_pools_alone(
         os._exit(len(pools))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pools
+
+
+def test_django_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in Django is refused in one line if nothing names the settings."""
+    from django.conf import LazySettings
+
+    monkeypatch.setattr(LazySettings, "configured", property(lambda self: False))
+    app = Celery("unset", broker="memory://", set_as_current=False)
+    app.conf.sqs_backoff = {"store": "django", "secret": "s" * 32}
+    with pytest.raises(ImproperlyConfigured, match="set DJANGO_SETTINGS_MODULE"):
+        check_offline(app)
