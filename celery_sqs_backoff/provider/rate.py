@@ -48,10 +48,6 @@ class Times:
     free_at: float = 0.0
     back_at: float = 0.0
 
-    def is_ahead(self, now: float) -> bool:
-        """Return whether either is still to come."""
-        return max(self.free_at, self.back_at) > now
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

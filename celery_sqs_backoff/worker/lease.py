@@ -43,7 +43,6 @@ class Turn(Enum):
 
     NONE = "none"
     IS_AWAITED = "is awaited"
-    HAS_COME = "has come"
 
 
 _STATES = {

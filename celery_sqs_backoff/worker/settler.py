@@ -47,8 +47,8 @@ _WITHOUT_A_RUN = frozenset(
 
 _CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
 
-#: After which a message comes back that could not be settled as decided, for example because the
-#: store was away.
+#: After which a message comes back because the broker did not take the task that takes its
+#: workflows back.
 _COMES_BACK_SECONDS = 30.0
 
 #: How long the event loop waits for the broker to take the task that takes workflows back.
@@ -61,7 +61,7 @@ class Settler:
     Arguments:
         lease: of the message.
         options: the task's.
-        app: the task's app, for the counts that workers share.
+        app: the task's app.
         task, task_id: as the message names them.
         hostname: the worker's.
         retries: runs before this one, at the most.
