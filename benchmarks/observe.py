@@ -46,7 +46,7 @@ def _tasks(number: int) -> Iterator[Event]:
             facts = {**of_task, "task_id": message_id, "message_id": message_id}
             yield Started(**facts)
             yield RunEnded(**facts, outcome="succeeded", attempt=1)
-        yield Settled(queue="mails", operation="DeleteMessageBatch", entries=_BATCH, failed=0)
+        yield Settled(queue="mails", action="DeleteMessageBatch", entries=_BATCH, failed=0)
 
 
 def _observed() -> Events:

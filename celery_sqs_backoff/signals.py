@@ -22,10 +22,10 @@ __all__ = ["lease_lost", "provider_changed"]
 #: The running task can poll :attr:`celery_sqs_backoff.SQSBackoffTask.lease_lost`.
 lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", "queue"})
 
-#: What a worker takes a provider for has changed. Sent in order, from a thread of its own, with
+#: The state of a provider has changed in this worker. Sent in order, from a thread of its own, with
 #:
 #: * ``sender``: the provider's name,
-#: * ``state``: ``"open"`` (it is down; messages wait), ``"closed"`` (it is back; messages are
-#:   brought forward) or ``"recovered"`` (its calls are not limited any more),
+#: * ``state``: ``"paused"`` (it seems to be down, and its messages wait), ``"recovering"`` (its
+#:   calls are limited, and its messages are brought forward) or ``"ok"``,
 #: * ``tenant``: a digest of what its key says, or empty.
 provider_changed = Signal(name="provider_changed", providing_args={"state", "tenant"})

@@ -15,17 +15,19 @@ from .events import (
     Event,
     LeaseLost,
     OfProvider,
-    ProviderClosed,
-    ProviderOpened,
+    ProviderPaused,
     ProviderRecovered,
+    ProviderRecovering,
+    ProviderSlowed,
 )
 
 logger = logging.getLogger(__name__)
 
 _STATES: Final[dict[type[Event], str]] = {
-    ProviderOpened: "open",
-    ProviderClosed: "closed",
-    ProviderRecovered: "recovered",
+    ProviderPaused: "paused",
+    ProviderSlowed: "recovering",
+    ProviderRecovering: "recovering",
+    ProviderRecovered: "ok",
 }
 
 #: Signals that wait because a receiver blocks. Beyond that the oldest are dropped.
@@ -46,6 +48,8 @@ class Announce:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Any, object, dict[str, str]]] = deque(maxlen=_MOST_WAITING)
         self._is_running = False
+        #: States of the providers and tenants that are not ok.
+        self._states: dict[tuple[str, str], str] = {}
 
     def __call__(self, event: Event) -> None:
         """Send the event's signal, if it has one."""
@@ -53,7 +57,11 @@ class Announce:
             ids = {"task_id": event.task_id, "message_id": event.message_id}
             self._send(lease_lost, self._task_named(event.task), **ids, queue=event.queue)
         elif isinstance(event, OfProvider) and (state := _STATES.get(type(event))) is not None:
-            self._send(provider_changed, event.provider, state=state, tenant=event.tenant)
+            key = (event.provider, event.tenant)
+            if self._states.pop(key, "ok") != state:
+                self._send(provider_changed, event.provider, state=state, tenant=event.tenant)
+            if state != "ok":
+                self._states[key] = state
 
     def _send(self, signal: Any, sender: object, **facts: str) -> None:
         with self._lock:

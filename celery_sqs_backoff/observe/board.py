@@ -17,11 +17,11 @@ from ..store.protocol import KEEP_SECONDS, Store, key_of
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0
 
-#: Providers of one worker, each tenant's gate counted; those that are down first.
+#: Providers of one worker, each tenant's gate counted; those that are paused first.
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
-_WORST_FIRST: Final = ("open", "recovering", "closed")
+_WORST_FIRST: Final = ("paused", "recovering", "ok")
 
 #: How often to try to change the list of workers while others change it too.
 _TRIES: Final = 20
@@ -52,23 +52,37 @@ class QueueNow:
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderNow:
-    """What one worker knows of one provider.
+    """What one worker knows of one provider, or of one tenant of it.
 
     Attributes:
-        name: of the provider.
-        state: ``"closed"``, ``"open"`` or ``"recovering"``, as of a circuit breaker.
-        waiting: messages that it could bring forward, or that wait here for their turn.
+        provider: its name.
+        tenant: a digest that stands for the tenant; empty = there is none.
+        state: ``"paused"``, ``"recovering"`` or ``"ok"``.
+        hidden: messages that it could bring forward.
+        in_line: messages that wait here for a slot at its rate, or for their turn.
         rate: calls a second that it may make while the provider recovers; else 0.
     """
 
-    name: str
+    provider: str
+    tenant: str = ""
     state: str
-    waiting: int = 0
+    hidden: int = 0
+    in_line: int = 0
     rate: float = 0.0
 
     @property
+    def name(self) -> str:
+        """Name of the provider, with the tenant."""
+        return f"{self.provider}[{self.tenant}]" if self.tenant else self.provider
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for it, hidden or in line."""
+        return self.hidden + self.in_line
+
+    @property
     def badness(self) -> tuple[int, int]:
-        """Key to sort by: first the providers that are down, then those with the most messages."""
+        """Key to sort by: first the providers that are paused, then those with most messages."""
         rank = _WORST_FIRST.index(self.state) if self.state in _WORST_FIRST else 0
         return rank, -self.waiting
 

@@ -18,6 +18,8 @@ class Event:
     """An event on a queue.
 
     Attributes:
+        name: of the kind. Its log line is ``sqs_backoff.<name>``. A counter of it has the name, or
+            its plural, and so has a signal.
         queue: the queue's name.
     """
 
@@ -50,7 +52,7 @@ class ReceiveFailed(Event):
         failures: failures in a row on this queue, this one included.
     """
 
-    name = "receive failed"
+    name = "receive_failed"
     code: str
     failures: int = 1
 
@@ -59,7 +61,7 @@ class ReceiveFailed(Event):
 class ReceivingAgain(Event):
     """SQS answered a ReceiveMessage again, after ``failures`` in a row."""
 
-    name = "receiving again"
+    name = "receiving_again"
     failures: int
 
 
@@ -100,7 +102,7 @@ class RunEnded(OfTask):
         attempt: runs of the message so far, this one included.
     """
 
-    name = "ended"
+    name = "run"
     outcome: str
     attempt: int
 
@@ -118,7 +120,7 @@ class Retried(OfTask):
         budget_left: seconds of ``retry_for``; ``None`` = no limit.
     """
 
-    name = "retried"
+    name = "retry"
     delay: float
     attempt: int
     outcome: str
@@ -139,19 +141,12 @@ class DeadLettered(OfTask):
         is_kept: whether a dead-letter queue gets it; else it is deleted.
     """
 
-    name = "dead-lettered"
+    name = "dead_letter"
     reason: str
     outcome: str | None
     attempt: int
     error: str | None = None
     is_kept: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parked(OfTask):
-    """A message became a dead letter because too many messages of its queue are in flight."""
-
-    name = "parked"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,29 +176,29 @@ class Hidden(OfMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BroughtForward(Event):
+class Recalled(Event):
     """The worker asks SQS to show hidden messages at once, because their provider is back.
 
     Attributes:
         message_ids: SQS's ids of them.
     """
 
-    name = "brought forward"
+    name = "recalled"
     message_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaveBack(OfMessage):
+class GivenBack(OfMessage):
     """The worker gave back a message whose task had not started."""
 
-    name = "given back"
+    name = "given_back"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseLost(OfTask):
     """A task runs, and another worker may be running the same message by now."""
 
-    name = "lease lost"
+    name = "lease_lost"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,7 +209,7 @@ class RenewalRefused(OfMessage):
         code: SQS's error code.
     """
 
-    name = "renewal refused"
+    name = "renewal_refused"
     code: str
 
 
@@ -222,7 +217,7 @@ class RenewalRefused(OfMessage):
 class HeldTooLong(OfMessage):
     """The worker holds a message for longer than the 12 hours that SQS allows."""
 
-    name = "held too long"
+    name = "held_too_long"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +229,7 @@ class SettlementFailed(OfMessage):
         code: SQS's error code; ``None``: the visibility timeout was over.
     """
 
-    name = "settlement failed"
+    name = "settlement_failed"
     action: str
     code: str | None
 
@@ -248,7 +243,7 @@ class SettlementRefused(Event):
         code: SQS's error code.
     """
 
-    name = "settlement refused"
+    name = "settlement_refused"
     action: str
     code: str
 
@@ -258,7 +253,7 @@ class Settled(Event):
     """SQS answered a batch call.
 
     Attributes:
-        operation: the SQS action.
+        action: of SQS, such as "DeleteMessageBatch".
         entries: entries of the batch, 1 to 10.
         failed: entries that SQS did not list as successful.
         code: the first error code, or ``None``.
@@ -266,7 +261,7 @@ class Settled(Event):
     """
 
     name = "settled"
-    operation: str
+    action: str
     entries: int
     failed: int
     code: str | None = None
@@ -289,43 +284,35 @@ class OfProvider(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider refuses calls and may be up, so a rate limits them, from one a second on."""
+    """The provider is up and refuses calls, so a rate limits them, without a pause before."""
 
-    name = "provider slowed"
+    name = "provider_slowed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProviderOpened(OfProvider):
+class ProviderPaused(OfProvider):
     """The provider seems to be down, so its messages are hidden without running."""
 
-    name = "provider opened"
+    name = "provider_paused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProviderProbing(OfProvider):
+class ProviderProbed(OfProvider):
     """One message runs to find out whether the provider is back."""
 
-    name = "provider probing"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProviderClosed(OfProvider):
-    """The provider is back, and ``waiting`` messages will be brought forward."""
-
-    name = "provider closed"
-    waiting: int
+    name = "provider_probed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovering(OfProvider):
-    """A worker limits a provider's calls for another minute.
+    """The provider is back, and its calls are limited. Repeated each minute while they are.
 
     Attributes:
         rate: calls a second that this worker may make.
         waiting: messages that it has hidden, or that wait for their turn.
     """
 
-    name = "provider recovering"
+    name = "provider_recovering"
     rate: float
     waiting: int
 
@@ -334,24 +321,15 @@ class ProviderRecovering(OfProvider):
 class ProviderRecovered(OfProvider):
     """Calls are not limited any more, and ``recalled`` messages were brought forward."""
 
-    name = "provider recovered"
+    name = "provider_recovered"
     recalled: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recalled(OfProvider):
-    """The worker brings ``messages`` hidden messages of the provider forward."""
-
-    name = "recalled"
-    messages: int
 
 
 #: Every kind of event, in the order of a message's life.
 ALL: tuple[type[Event], ...] = (
     *(Received, ReceiveFailed, ReceivingAgain),
-    *(Started, RunEnded, Retried, Hidden, BroughtForward, DeadLettered, Parked, Discarded),
-    *(GaveBack, LeaseLost, RenewalRefused, HeldTooLong),
+    *(Started, RunEnded, Retried, Hidden, Recalled, DeadLettered, Discarded),
+    *(GivenBack, LeaseLost, RenewalRefused, HeldTooLong),
     *(Settled, SettlementFailed, SettlementRefused),
-    *(ProviderSlowed, ProviderOpened, ProviderProbing, ProviderClosed),
-    *(Recalled, ProviderRecovering, ProviderRecovered),
+    *(ProviderSlowed, ProviderPaused, ProviderProbed, ProviderRecovering, ProviderRecovered),
 )

@@ -21,10 +21,8 @@ from .events import (
     LeaseLost,
     OfProvider,
     OfTask,
-    Parked,
-    ProviderClosed,
-    ProviderOpened,
-    ProviderProbing,
+    ProviderPaused,
+    ProviderProbed,
     ProviderRecovered,
     ProviderRecovering,
     ProviderSlowed,
@@ -45,7 +43,7 @@ class Line:
     """A row of the table.
 
     Attributes:
-        kind: of event.
+        kind: of event. The line begins with its name.
         level: of the line.
         text: the event's fields have their names, and ``facts`` are those about its task.
         applies: whether this event has the line; ``None`` = each has it.
@@ -63,82 +61,61 @@ LINES: Final = (
     Line(
         ReceiveFailed,
         WARNING,
-        "sqs_backoff.receive_failed: queue %(queue)s: %(code)s; trying again until it works",
+        "queue %(queue)s: %(code)s; trying again until it works",
         lambda event: event.failures == 1,
     ),
-    Line(
-        ReceivingAgain,
-        INFO,
-        "sqs_backoff.receiving_again: queue %(queue)s, after %(failures)s failure(s)",
-    ),
-    Line(Retried, INFO, "sqs_backoff.retry: %(facts)s"),
+    Line(ReceivingAgain, INFO, "queue %(queue)s, after %(failures)s failure(s)"),
+    Line(Retried, INFO, "%(facts)s"),
+    Line(DeadLettered, WARNING, "%(facts)s", lambda event: event.is_kept),
     Line(
         DeadLettered,
         WARNING,
-        "sqs_backoff.dead_letter: %(facts)s",
-        lambda event: event.is_kept,
-    ),
-    Line(
-        DeadLettered,
-        WARNING,
-        "sqs_backoff.deleted: %(facts)s",
+        "%(facts)s: deleted, because no dead-letter queue is to get it",
         lambda event: not event.is_kept,
     ),
-    Line(Parked, WARNING, "sqs_backoff.parked: %(facts)s"),
-    Line(LeaseLost, ERROR, "sqs_backoff.lease_lost: %(facts)s: another worker may be running it"),
+    Line(LeaseLost, ERROR, "%(facts)s: another worker may be running it"),
     Line(
         RenewalRefused,
         WARNING,
-        "sqs_backoff.renewal_refused: message %(message_id)s of %(queue)s is no longer ours"
-        " (%(code)s)",
+        "message %(message_id)s of %(queue)s is no longer ours (%(code)s)",
     ),
     Line(
         HeldTooLong,
         ERROR,
-        "sqs_backoff.twelve_hours: message %(message_id)s of %(queue)s is held for longer than SQS"
-        " allows",
+        "message %(message_id)s of %(queue)s is held for longer than SQS allows",
     ),
     Line(
         SettlementFailed,
         WARNING,
-        "sqs_backoff.lease_gone: cannot %(action)s message %(message_id)s on %(queue)s: %(code)s",
+        "cannot %(action)s message %(message_id)s on %(queue)s: %(code)s",
     ),
     Line(
         SettlementRefused,
         ERROR,
-        "sqs_backoff.action_refused: SQS refuses to %(action)s for queue %(queue)s (%(code)s); no"
-        " message is lost, and this is logged once per queue",
+        "SQS refuses to %(action)s for queue %(queue)s (%(code)s); no message is lost, and this is"
+        " logged once per queue",
         once_per=("queue", "action", "code"),
     ),
     Line(
-        ProviderOpened,
+        ProviderPaused,
         WARNING,
-        "sqs_backoff.provider_down: %(provider)s: its messages are hidden without running, but for"
-        " probes",
+        "%(provider)s: its messages are hidden without running, except for probes",
     ),
-    Line(ProviderProbing, INFO, "sqs_backoff.provider_probing: %(provider)s: one message runs"),
+    Line(ProviderProbed, INFO, "%(provider)s: one message runs"),
     Line(
         ProviderSlowed,
         WARNING,
-        "sqs_backoff.provider_slowed: %(provider)s: it fails calls, or refuses them; they are"
-        " limited, from one a second on",
-    ),
-    Line(
-        ProviderClosed,
-        INFO,
-        "sqs_backoff.provider_up: %(provider)s: %(waiting)s messages are brought forward, from one"
-        " a second on",
+        "%(provider)s: it refuses calls, which are limited, from one a second on",
     ),
     Line(
         ProviderRecovering,
         INFO,
-        "sqs_backoff.provider_recovering: %(provider)s: %(rate).1f calls a second, %(waiting)s"
-        " messages wait",
+        "%(provider)s: %(rate).1f calls a second, %(waiting)s messages wait",
     ),
     Line(
         ProviderRecovered,
         INFO,
-        "sqs_backoff.provider_recovered: %(provider)s: %(recalled)s messages were brought forward",
+        "%(provider)s: calls are not limited any more; %(recalled)s messages were brought forward",
     ),
 )
 
@@ -172,7 +149,10 @@ class LogLines:
                 return
             self._written.add(key)
         values = {field.name: getattr(event, field.name) for field in fields(event)}
-        shown = {name: printable(value) for name, value in values.items()}
+        shown: dict[str, Any] = {
+            name: value if isinstance(value, float) else printable(value)
+            for name, value in values.items()
+        }
         extra = {}
         if isinstance(event, OfTask):
             facts = _describe(values)
@@ -182,7 +162,7 @@ class LogLines:
             shown["provider"] += f"[{shown['tenant']}]"
         elif isinstance(event, SettlementFailed) and event.code is None:
             shown["code"] = "its visibility timeout is over"
-        logger.log(line.level, line.text, shown, extra=extra)
+        logger.log(line.level, f"sqs_backoff.{event.name}: {line.text}", shown, extra=extra)
 
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:

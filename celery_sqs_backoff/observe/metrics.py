@@ -10,28 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import instruments as of
-from .events import (
-    DeadLettered,
-    Discarded,
-    Event,
-    GaveBack,
-    LeaseLost,
-    Parked,
-    ProviderOpened,
-    ProviderRecovered,
-    Recalled,
-    Received,
-    ReceiveFailed,
-    Retried,
-    RunEnded,
-    Settled,
-)
+from .board import ProviderNow
+from .events import Event, Received
 from .instruments import INSTRUMENTS, Instrument, Kind
 from .waiting import Waiting
 
@@ -46,43 +33,11 @@ _Labels: TypeAlias = tuple[str, ...]
 #: Label values, and the number.
 Readings: TypeAlias = Iterable[tuple[_Labels, float]]
 
-#: What an event adds: to which instrument, how much, and with which labels.
-_Entries: TypeAlias = Iterable[tuple[Instrument, float, _Labels]]
-
-
-def _run_ended(event: RunEnded) -> _Entries:
-    yield of.RUNS, 1, (event.task, event.queue, event.outcome)
-    if event.outcome == "succeeded":
-        yield of.ATTEMPTS, event.attempt, (event.task, event.queue)
-
-
-def _settled(event: Settled) -> _Entries:
-    labels = (event.queue, event.operation)
-    yield of.CALLS, 1, labels
-    yield of.BATCH, event.entries, labels
-    if event.renewals:
-        yield of.RENEWALS, event.renewals, (event.queue,)
-    if event.failed:
-        yield of.CALL_FAILURES, event.failed, (*labels, event.code or "unknown")
-
-
-_FOLDS: Final[dict[type[Event], Callable[[Any], _Entries]]] = {
-    Received: lambda e: ((of.RECEIVES, 1, (e.queue,)), (of.RECEIVED, e.messages, (e.queue,))),
-    ReceiveFailed: lambda e: ((of.RECEIVE_FAILURES, 1, (e.queue, e.code)),),
-    RunEnded: _run_ended,
-    Retried: lambda e: (
-        (of.RETRIES, 1, (e.task, e.queue)),
-        (of.DELAY, e.delay, (e.task, e.queue)),
-    ),
-    DeadLettered: lambda e: ((of.DEAD_LETTERS, 1, (e.task, e.queue, e.reason)),),
-    Parked: lambda e: ((of.DEAD_LETTERS, 1, (e.task, e.queue, "parked")),),
-    Discarded: lambda e: ((of.DISCARDED, 1, (e.task, e.queue)),),
-    GaveBack: lambda e: ((of.GIVEN_BACK, 1, (e.queue,)),),
-    LeaseLost: lambda e: ((of.LEASES_LOST, 1, (e.task, e.queue)),),
-    Settled: _settled,
-    ProviderOpened: lambda e: ((of.PROVIDER_OPENED, 1, (e.provider,)),),
-    Recalled: lambda e: ((of.RECALLED, e.messages, (e.provider,)),),
-}
+#: Instruments by the event that they count.
+_COUNTED_BY: Final[dict[type[Event], list[Instrument]]] = defaultdict(list)
+for _one in INSTRUMENTS:
+    if _one.event is not None:
+        _COUNTED_BY[_one.event].append(_one)
 
 
 class Metrics:
@@ -93,8 +48,7 @@ class Metrics:
     Args:
         waiting: the same worker's fold of the messages that wait.
         running: how many tasks of a queue the pool is running.
-        waiting_for: messages that wait for providers, by provider and state.
-        rates: calls a second to providers that recover.
+        providers: what the worker knows of each provider and tenant.
         clock: seconds, monotonic.
         now: seconds since the epoch.
     """
@@ -104,8 +58,7 @@ class Metrics:
         waiting: Waiting,
         *,
         running: Callable[[str], int] = lambda queue: 0,
-        waiting_for: Callable[[], Readings] = tuple,
-        rates: Callable[[], Readings] = tuple,
+        providers: Callable[[], Iterable[ProviderNow]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -115,33 +68,34 @@ class Metrics:
         self._lock = threading.Lock()
         self._sums: dict[str, dict[_Labels, float]] = defaultdict(lambda: defaultdict(float))
         self._buckets: dict[str, dict[_Labels, list[int]]] = defaultdict(dict)
+        self._providers = providers
         self._last_receive: dict[str, float] = {}
-        self._open: dict[str, set[str]] = defaultdict(set)  # tenants by provider
         self._gauges: dict[Instrument, Callable[[], Readings]] = {
             of.RUNNING: self._by_queue(running),
             of.WAITING: self._by_queue(waiting.count),
             of.OLDEST: self._by_queue(self._oldest),
             of.GIVING_UP: self._by_queue(self._giving_up),
             of.POLL_AGE: self._by_queue(lambda queue: clock() - self._last_receive[queue]),
-            of.PROVIDER_OPEN: self._open_gates,
-            of.PROVIDER_RATE: rates,
-            of.PROVIDER_WAITING: waiting_for,
+            of.PROVIDER_STATE: self._by_provider(
+                {state: partial(_is_in, state) for state in ("paused", "recovering")}
+            ),
+            of.PROVIDER_RATE: self._by_provider({"": lambda one: one.rate}),
+            of.PROVIDER_WAITING: self._by_provider(
+                {"hidden": lambda one: one.hidden, "in line": lambda one: one.in_line}
+            ),
         }
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
-        kind, queue = type(event), event.queue
-        if queue:
-            if kind is Received or queue not in self._last_receive:
-                self._last_receive[queue] = self._clock()
-        elif isinstance(event, ProviderOpened):
-            self._open[event.provider].add(event.tenant)
-        elif isinstance(event, ProviderRecovered):
-            self._open[event.provider].discard(event.tenant)
-        if (fold := _FOLDS.get(kind)) is not None:
-            with self._lock:
-                for instrument, amount, labels in fold(event):
-                    self._add(instrument, amount, labels)
+        if (queue := event.queue) and (
+            isinstance(event, Received) or queue not in self._last_receive
+        ):
+            self._last_receive[queue] = self._clock()
+        for one in _COUNTED_BY.get(type(event), ()):
+            if (amount := one.amount(event)) is not None:
+                labels = tuple(getattr(event, label) or "unknown" for label in one.labels)
+                with self._lock:
+                    self._add(one, amount, labels)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, as ``prometheus_client`` asks for them."""
@@ -191,8 +145,20 @@ class Metrics:
     def _by_queue(self, read: Callable[[str], float]) -> Callable[[], Readings]:
         return lambda: [((queue,), float(read(queue))) for queue in list(self._last_receive)]
 
-    def _open_gates(self) -> Readings:
-        return [((provider,), float(len(open_))) for provider, open_ in list(self._open.items())]
+    def _by_provider(
+        self, columns: Mapping[str, Callable[[ProviderNow], float]]
+    ) -> Callable[[], Readings]:
+        """Return the sums of each column over the tenants. A column without a name has no label."""
+
+        def read() -> Readings:
+            found: Counter[_Labels] = Counter()
+            for one in self._providers():
+                for name, of_one in columns.items():
+                    labels = (one.provider, name) if name else (one.provider,)
+                    found[labels] += of_one(one)  # type: ignore[assignment]
+            return list(found.items())
+
+        return read
 
     def _oldest(self, queue: str) -> float:
         due_at = self._waiting.now(queue, at=0, horizon=0).oldest_due_at
@@ -201,3 +167,7 @@ class Metrics:
     def _giving_up(self, queue: str) -> float:
         waiting = self._waiting.now(queue, at=self._now(), horizon=GIVING_UP_SECONDS)
         return waiting.nearly_given_up
+
+
+def _is_in(state: str, one: ProviderNow) -> bool:
+    return one.state == state

@@ -27,7 +27,7 @@ _PUBLISHED: Final = (
 #: SQS's counts are approximate, so a difference of so few messages means nothing.
 _FEW: Final = 20
 
-#: Queues that a line names, and providers with a line of their own.
+#: Queues that a line names, and providers with a row of their own.
 _MOST_NAMES: Final = 5
 
 #: SQS deletes a message soon if less than this time is left.
@@ -96,21 +96,23 @@ class QueueStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderStatus:
-    """One provider, over all workers.
+    """One provider, or one tenant of it, over all workers.
 
     Attributes:
-        name: of the provider.
-        state: the worst of the workers' states.
-        waiting: messages that workers could bring forward, or that wait there for their turn.
-        workers: how many have a gate for it.
-        rate: calls a second that workers may make while the provider recovers.
+        name: of the provider, with the tenant.
+        state: the worst of the workers' states: ``"paused"``, ``"recovering"`` or ``"ok"``.
+        rate: calls a second that workers may make while the provider recovers; else 0.
+        hidden: messages that workers could bring forward.
+        in_line: messages that wait in workers for a slot at its rate, or for their turn.
+        workers: how many call it.
     """
 
     name: str
     state: str
-    waiting: int
-    workers: int
     rate: float = 0.0
+    hidden: int = 0
+    in_line: int = 0
+    workers: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +225,10 @@ def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
         ProviderStatus(
             name=name,
             state=min(known, key=lambda one: one.badness).state,
-            waiting=sum(one.waiting for one in known),
-            workers=len(known),
             rate=sum(one.rate for one in known),
+            hidden=sum(one.hidden for one in known),
+            in_line=sum(one.in_line for one in known),
+            workers=len(known),
         )
         for name, known in sorted(found.items())
     ]
@@ -236,14 +239,34 @@ _COLUMNS: Final = (
 )
 
 
+_PROVIDER_COLUMNS: Final = ("provider", "state", "calls/s", "hidden", "in line", "workers")
+
+
 def render(status: Status) -> str:
-    """Return a table of all queues, and a line for each thing that an operator should know."""
-    rows = [_COLUMNS, *map(_cells, status.queues)]
+    """Return a table of all queues, one of the providers that are not ok, and remarks."""
+    lines = _table(_COLUMNS, map(_cells, status.queues))
+    unwell = [one for one in status.providers if one.state != "ok"]
+    unwell.sort(key=lambda one: -one.hidden - one.in_line)
+    if unwell:
+        lines += ["", *_table(_PROVIDER_COLUMNS, map(_provider_cells, unwell[:_MOST_NAMES]))]
+    if more := unwell[_MOST_NAMES:]:
+        waiting = sum(one.hidden + one.in_line for one in more)
+        lines.append(f"{len(more)} more are paused or recovering: {waiting} messages wait for them")
+    return "\n".join([*lines, *_notes(status)])
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Align the first column to the left and the others to the right."""
+    rows = [heading, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
+    return [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
-    return "\n".join([*lines, *_notes(status)])
+
+
+def _provider_cells(one: ProviderStatus) -> tuple[str, ...]:
+    rate = f"{one.rate:.1f}" if one.state == "recovering" else "-"
+    return (one.name, one.state, rate, *map(str, (one.hidden, one.in_line, one.workers)))
 
 
 def _cells(queue: QueueStatus) -> tuple[str, ...]:
@@ -264,7 +287,6 @@ def _number(value: int | None) -> str:
 
 
 def _notes(status: Status) -> Iterator[str]:
-    yield from _provider_lines(status.providers)
     faults: dict[str, list[str]] = {}
     for queue in status.queues:
         if queue.failure:
@@ -283,18 +305,6 @@ def _notes(status: Status) -> Iterator[str]:
         yield f"? is not known: no worker{of} has written within the last minute"
     for queue in status.queues:
         yield from (f"{queue.name}: {line}" for line in _outlook(queue, status.at))
-
-
-def _provider_lines(providers: Iterable[ProviderStatus]) -> Iterator[str]:
-    """Name the providers with the most waiting messages. With a key, each tenant is a provider."""
-    bad = sorted((p for p in providers if p.state != "closed"), key=lambda p: -p.waiting)
-    for one in bad[:_MOST_NAMES]:
-        is_up = one.state == "recovering"
-        state = f"recovering at {one.rate:.1f} calls a second" if is_up else "down"
-        yield f"provider {one.name} is {state}: {one.waiting} messages wait for it"
-    if more := bad[_MOST_NAMES:]:
-        waiting = sum(one.waiting for one in more)
-        yield f"{len(more)} more providers are down: {waiting} messages wait for them"
 
 
 def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from .events import BroughtForward, DeadLettered, Event, Hidden, Parked, Received, SettlementFailed
+from .events import DeadLettered, Event, Hidden, Recalled, Received, SettlementFailed
 
 #: Of one queue: SQS allows no more in flight.
 _MOST: Final = 120_000
@@ -84,12 +84,12 @@ class Waiting:
         """Enter an event: a listener of :class:`.stream.Events`."""
         if isinstance(event, Hidden):
             self._hidden(event)
-        elif isinstance(event, Received | BroughtForward):
+        elif isinstance(event, Received | Recalled):
             if entries := self._entries.get(event.queue):
                 with self._lock:
                     for message_id in event.message_ids:
                         entries.pop(message_id, None)
-        elif isinstance(event, Parked | DeadLettered | SettlementFailed):
+        elif isinstance(event, DeadLettered | SettlementFailed):
             with self._lock:
                 self._entries[event.queue].pop(event.message_id, None)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from celery.utils.log import get_logger
 
 from ..observe.board import Board, ProviderNow, QueueNow, WorkerNow
-from ..observe.events import DeadLettered, Event, Parked
+from ..observe.events import DeadLettered, Event
 from ..observe.metrics import GIVING_UP_SECONDS
 from ..observe.waiting import Waiting
 from ..store.settings import vault_of
@@ -74,8 +74,6 @@ class Bulletin:
         """Count what is given up."""
         if isinstance(event, DeadLettered):
             self._dead_letters[event.queue][event.reason] += 1
-        elif isinstance(event, Parked):
-            self._dead_letters[event.queue]["parked"] += 1
 
     def start(self) -> None:
         """Write from now on, in a thread."""

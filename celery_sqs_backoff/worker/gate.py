@@ -9,13 +9,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..observe.events import (
-    ProviderClosed,
-    ProviderOpened,
-    ProviderProbing,
+    ProviderPaused,
+    ProviderProbed,
     ProviderRecovered,
     ProviderRecovering,
     ProviderSlowed,
-    Recalled,
 )
 from ..observe.stream import Events
 from ..provider.gate import (
@@ -108,7 +106,7 @@ class Gate:
             lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
             if look.is_probe:
                 self._owner.events.emit(
-                    ProviderProbing(provider=self.provider.name, tenant=self.tenant)
+                    ProviderProbed(provider=self.provider.name, tenant=self.tenant)
                 )
                 lease.slot_at = math.inf  # it needs none: one call, from time to time
                 self._replace_if_not_run(lease)
@@ -256,8 +254,6 @@ class Gate:
         self._tell_on()
         if taken and was is State.RECOVERING:
             self._recalled += len(taken)
-            name, tenant = self.provider.name, self.tenant
-            self._owner.events.emit(Recalled(provider=name, tenant=tenant, messages=len(taken)))
         return taken
 
     def _tell(self, was: State) -> None:
@@ -267,30 +263,32 @@ class Gate:
         if state is was:
             return
         if state is State.OPEN:
-            emit(ProviderOpened(provider=name, tenant=tenant))
-            return
-        if was is State.OPEN:
-            emit(ProviderClosed(provider=name, tenant=tenant, waiting=self.hidden))
-        elif state is State.RECOVERING:
-            emit(ProviderSlowed(provider=name, tenant=tenant))
-        if state is State.RECOVERING:
-            self._recalled, self._told_at = 0, self._owner.clock()
-        else:
+            emit(ProviderPaused(provider=name, tenant=tenant))
+        elif state is State.CLOSED:
             emit(ProviderRecovered(provider=name, tenant=tenant, recalled=self._recalled))
+        else:
+            self._recalled, self._told_at = 0, self._owner.clock()
+            if was is State.CLOSED:
+                emit(ProviderSlowed(provider=name, tenant=tenant))
+            else:
+                self._tell_of_recovery()
 
     def _tell_on(self) -> None:
         """Tell observers each minute how the recovery goes on."""
-        now = self._owner.clock()
-        if self.core.state is State.RECOVERING and now >= self._told_at + _TOLD_SECONDS:
-            self._told_at = now
-            self._owner.events.emit(
-                ProviderRecovering(
-                    provider=self.provider.name,
-                    tenant=self.tenant,
-                    rate=self.rate,
-                    waiting=self.hidden + self.in_line,
-                )
+        is_time = self._owner.clock() >= self._told_at + _TOLD_SECONDS
+        if is_time and self.core.state is State.RECOVERING:
+            self._tell_of_recovery()
+
+    def _tell_of_recovery(self) -> None:
+        self._told_at = self._owner.clock()
+        self._owner.events.emit(
+            ProviderRecovering(
+                provider=self.provider.name,
+                tenant=self.tenant,
+                rate=self.rate,
+                waiting=self.hidden + self.in_line,
             )
+        )
 
     def is_recallable(self, options: Options) -> bool:
         """Whether a task's hidden messages may be brought forward."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
-from ..observe.events import BroughtForward
+from ..observe.events import Recalled
 from ..provider.gate import MARGIN_SECONDS, Hidden, State
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
@@ -44,6 +44,9 @@ _AFTER_FAILURE: Final = EqualJitter(base=1, cap=10)
 
 #: A stopping worker makes calls for so long at the most.
 HAND_OVER_SECONDS: Final = 5.0
+
+#: Names of a gate's states for those who watch it.
+_STATES: Final = {State.CLOSED: "ok", State.OPEN: "paused", State.RECOVERING: "recovering"}
 
 #: Tenants of one provider; those beyond share one gate.
 MOST_TENANTS: Final = 1_000
@@ -173,35 +176,19 @@ class Gates:
         return True
 
     def now(self) -> list[ProviderNow]:
-        """Return the state of each provider, for ``sqs-status``."""
+        """Return the state of each provider and tenant, for ``sqs-status`` and metrics."""
         with self.lock:
             return [
                 ProviderNow(
-                    name=f"{name}[{gate.tenant}]" if gate.tenant else name,
-                    state=gate.core.state.value,
-                    waiting=gate.hidden + gate.in_line,
+                    provider=name,
+                    tenant=gate.tenant,
+                    state=_STATES[gate.core.state],
+                    hidden=gate.hidden,
+                    in_line=gate.in_line,
                     rate=gate.rate,
                 )
                 for (name, _), gate in self._gates.items()
             ]
-
-    def waiting(self) -> list[tuple[tuple[str, str], int]]:
-        """Return what waits for each provider, over its tenants: name, ``hidden`` or ``in line``,
-        and how many; for metrics."""
-        found: Counter[tuple[str, str]] = Counter()
-        with self.lock:
-            for (name, _), gate in self._gates.items():
-                found[name, "hidden"] += gate.hidden
-                found[name, "in line"] += gate.in_line
-        return list(found.items())
-
-    def rates(self) -> list[tuple[tuple[str], float]]:
-        """Return the calls a second to each provider, over those tenants of it that recover."""
-        found: Counter[str] = Counter()
-        with self.lock:
-            for (name, _), gate in self._gates.items():
-                found[name] += gate.rate  # type: ignore[assignment]
-        return [((name,), rate) for name, rate in found.items()]
 
     def expect(
         self, lease: Lease, gate: Gate, not_before: float, own_delay_ends: float = 0.0
@@ -283,7 +270,7 @@ class Gates:
                 if certain := [each for each in batch if each.hidden.until > certain_until]:
                     # Before the call: when SQS has answered, one may have been hidden again.
                     ids = tuple(each.hidden.message_id for each in certain)
-                    self.events.emit(BroughtForward(queue=queue_name(url), message_ids=ids))
+                    self.events.emit(Recalled(queue=queue_name(url), message_ids=ids))
                     yield url, certain
 
     def answered(self, batch: list[Recalling], results: Results) -> None:

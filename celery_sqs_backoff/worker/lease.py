@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..observe.events import GaveBack, Hidden
+from ..observe.events import GivenBack, Hidden
 from ..observe.stream import Events
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
@@ -197,7 +197,7 @@ class Lease(Row):
             return self._settle(Want.HIDE, due_at=until)
         is_given_back = self.release()
         if is_given_back:
-            self.keeper.events.emit(GaveBack(queue=self.queue.name, message_id=message_id))
+            self.keeper.events.emit(GivenBack(queue=self.queue.name, message_id=message_id))
         return is_given_back
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:

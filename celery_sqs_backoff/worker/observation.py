@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from ..observe.announce import Announce
 from ..observe.board import ProviderNow
 from ..observe.health import Heartbeat, Pulse
-from ..observe.metrics import Metrics, Readings
+from ..observe.metrics import Metrics
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
 from ..store.urls import is_shared
@@ -50,8 +50,6 @@ class Observation:
         consumed: names of the queues that this worker has received from.
         held: the leases that are not settled.
         providers: what is known of providers.
-        waiting_for: what waits for providers, by provider and state.
-        rates: calls a second to providers that recover.
     """
 
     def __init__(
@@ -65,8 +63,6 @@ class Observation:
         consumed: Callable[[], Iterable[str]] = tuple,
         held: Callable[[], Iterable[Lease]] = tuple,
         providers: Callable[[], Iterable[ProviderNow]] = tuple,
-        waiting_for: Callable[[], Readings] = tuple,
-        rates: Callable[[], Readings] = tuple,
     ) -> None:
         settings = app.conf.get("sqs_backoff")
         self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
@@ -78,7 +74,6 @@ class Observation:
         self._consumed = consumed
         self._held = held
         self._providers = providers
-        self._waiting_for, self._rates = waiting_for, rates
         self._waiting = Waiting()
         self._stops: list[Callable[[], object]] = []
 
@@ -170,12 +165,7 @@ class Observation:
         except ImportError as exc:
             logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
             return None
-        metrics = Metrics(
-            self._waiting,
-            running=self._running,
-            waiting_for=self._waiting_for,
-            rates=self._rates,
-        )
+        metrics = Metrics(self._waiting, running=self._running, providers=self._providers)
         self._stops.append(self._events.subscribe(metrics))
         registry = CollectorRegistry()
         registry.register(metrics)

@@ -42,7 +42,7 @@ def settled(call: Call, results: Sequence[Failure | None]) -> Settled:
     failures = [failure for failure in results if failure is not None]
     return Settled(
         queue=queue_name(call.url),
-        operation=call.operation.value,
+        action=call.operation.value,
         entries=len(results),
         failed=len(failures),
         code=failures[0].code if failures else None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from ..observe.events import DeadLettered, Discarded, OfTask, Parked, Retried, RunEnded
+from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
 from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted_before_run
 from ..retry.decision import (
     DeadLetter,
@@ -215,7 +215,7 @@ class Settler:
             record = self._record(GiveUpReason.PARKED, hide.outcome, error)
             if self._lease.dead_letter(replace(record, due_at=time.time() + seconds)):
                 self._emit_retry(seconds, hide.outcome, ended, error, facts)
-                self._emit(Parked)
+                self._emit_given_up(DeadLetter(GiveUpReason.PARKED, hide.outcome), error)
         elif self._lease.defer(seconds):
             self._emit_retry(seconds, hide.outcome, ended, error, facts)
         return replace(hide, seconds=seconds)

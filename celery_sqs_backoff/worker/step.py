@@ -62,8 +62,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             consumed=self._receive.consumed,
             held=self._keeper.held,
             providers=lambda: c.sqs_receiver.gates.now(),
-            waiting_for=lambda: c.sqs_receiver.gates.waiting(),
-            rates=lambda: c.sqs_receiver.gates.rates(),
         )
         if is_pool_of(c.pool, "prefork"):
             guard_forks()

@@ -90,7 +90,7 @@ def test_demo(family: Family, tmp_path: Path, mails: int) -> None:
             continue
         assert (run["lost"], run["duplicates"], run["dead"]) == (0, 0, 0)
         log = (tmp_path / f"worker-{run['policy']}.log").read_text()
-        lines = [line for line in log.splitlines() if "provider_down" not in line]
+        lines = [line for line in log.splitlines() if "provider_paused" not in line]
         assert "WARNING" not in "".join(lines), "an example must not need a warning"
         assert "_failed" not in log
     assert summary["picture"] in output.replace("\n", "")

@@ -92,7 +92,7 @@ class Outage:
             eventually(lambda: len(self.sent("tenant")) >= MAILS // 2, timeout=60)
             self.sent_while_down = self.sent("mail") + self.sent("limited")
             self.down = {
-                name: worker.log().count(f"provider_down: {name}") for name in ("mail", "parcels")
+                name: worker.log().count(f"provider_paused: {name}") for name in ("mail", "parcels")
             }
             self.probed = {name: self.probes(worker, name) for name in self.down}
             self.failed = {

@@ -52,7 +52,7 @@ def test_groups_come_forward_in_order(make_stage: Callable[..., Stage], tmp_path
             properties = {"MessageGroupId": group, "MessageDeduplicationId": one}
             stage.send("fifo.mail", group, number, str(flag), **properties)
     with stage.worker() as worker:
-        eventually(lambda: "provider_down" in worker.log(), timeout=20)
+        eventually(lambda: "provider_paused" in worker.log(), timeout=20)
         eventually(lambda: sum(d > 200 for d in stage.delays_asked()) >= GROUPS, timeout=20)
         flag.unlink()
         stage.wait_until_settled(timeout=60)

@@ -154,7 +154,7 @@ def test_provider(rig):
     rig.start_worker(processes=4)
     for _ in range(60):
         rig.send()
-    while not rig.told("ProviderOpened") or rig.worker.runs:
+    while not rig.told("ProviderPaused") or rig.worker.runs:
         rig.run()
     not_begun = 60 - len(rig.told("RunEnded"))
     assert not_begun > 20

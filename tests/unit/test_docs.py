@@ -410,7 +410,7 @@ def test_every_app_wide_setting_that_is_named_is_accepted():
 def log_events() -> set[tuple[str, str, str]]:
     """Event, logger and level of each event in the package's source."""
     found = {
-        (line.text.partition(":")[0], "observe.log_lines", logging.getLevelName(line.level))
+        (f"sqs_backoff.{line.kind.name}", "observe.log_lines", logging.getLevelName(line.level))
         for line in LINES
     }
     for path in PACKAGE.rglob("*.py"):

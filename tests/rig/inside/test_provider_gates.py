@@ -14,11 +14,9 @@ import pytest
 from celery_sqs_backoff import Exponential, FullJitter, Outcome, Policy, Provider, Schedule
 from celery_sqs_backoff.observe.board import ProviderNow
 from celery_sqs_backoff.observe.events import (
-    BroughtForward,
     Event,
-    ProviderClosed,
-    ProviderOpened,
-    ProviderProbing,
+    ProviderPaused,
+    ProviderProbed,
     ProviderRecovered,
     ProviderRecovering,
     Recalled,
@@ -329,17 +327,17 @@ def test_a_recovery_is_seen_until_it_is_over() -> None:
     scene.outage()
     for i in range(3):
         scene.hide(f"m{i}", in_doubt=i == 2)
-    assert scene.gates.now() == [ProviderNow(name="mail", state="open", waiting=2)]
-    assert scene.gates.rates() == [(("mail",), 0.0)]
+    assert scene.gates.now() == [ProviderNow(provider="mail", state="paused", hidden=2)]
     scene.recover()
-    assert scene.gates.now() == [ProviderNow(name="mail", state="recovering", waiting=2, rate=1.0)]
-    assert scene.gates.rates() == [(("mail",), 1.0)]
+    assert scene.gates.now() == [
+        ProviderNow(provider="mail", state="recovering", hidden=2, rate=1.0)
+    ]
     for _ in range(100):
         scene.keeper.now += 1.0
         scene.gates.recall()
     told = [event for event in scene.seen if isinstance(event, ProviderRecovering)]
-    assert told == [ProviderRecovering(provider="mail", rate=1.0, waiting=0)]
-    assert scene.gates.now() == [ProviderNow(name="mail", state="closed")]
+    assert [event.waiting for event in told] == [2, 0]
+    assert scene.gates.now() == [ProviderNow(provider="mail", state="ok")]
 
 
 def test_a_call_of_a_stopping_worker_is_of_one_queue_and_ten_messages_at_most() -> None:
@@ -475,7 +473,7 @@ def test_a_message_on_its_last_receive_is_the_probe_if_one_is_due() -> None:
     assert scene.gate.core.state is State.OPEN, "one is the probe"
     scene.gate.ended(last[0], Ended(End.RETURNED))
     assert scene.gate.core.state is State.RECOVERING
-    assert any(isinstance(event, ProviderProbing) for event in scene.seen)
+    assert any(isinstance(event, ProviderProbed) for event in scene.seen)
 
 
 def test_a_message_on_its_last_receive_waits_for_its_turn_while_the_provider_recovers() -> None:
@@ -704,11 +702,11 @@ def test_what_waits_for_a_provider_is_counted() -> None:
     scene = Scene(provider=Provider("mail", rate="60/m"))
     for number in range(3):
         paced(scene, f"m{number}")
-    assert dict(scene.gates.waiting()) == {("mail", "hidden"): 0, ("mail", "in line"): 3}
+    assert scene.gates.now() == [ProviderNow(provider="mail", state="ok", in_line=3)]
     scene = Scene()
     scene.outage()
     scene.hide("m")
-    assert dict(scene.gates.waiting()) == {("mail", "hidden"): 1, ("mail", "in line"): 0}
+    assert scene.gates.now() == [ProviderNow(provider="mail", state="paused", hidden=1)]
 
 
 def test_a_message_whose_slot_is_far_is_hidden_and_that_is_no_attempt() -> None:
@@ -823,11 +821,10 @@ def test_what_happens_to_a_provider_is_on_the_stream() -> None:
     scene.keeper.now += CALM_SECONDS + 1
     scene.gates.recall()
     assert scene.seen == [
-        ProviderOpened(provider="mail"),
-        ProviderProbing(provider="mail"),
-        ProviderClosed(provider="mail", waiting=1),
-        Recalled(provider="mail", messages=1),
-        BroughtForward(queue="mail", message_ids=("m",)),
+        ProviderPaused(provider="mail"),
+        ProviderProbed(provider="mail"),
+        ProviderRecovering(provider="mail", rate=1.0, waiting=1),
+        Recalled(queue="mail", message_ids=("m",)),
         ProviderRecovered(provider="mail", recalled=1),
     ]
 
@@ -861,7 +858,7 @@ def test_no_event_tells_who_a_tenant_is() -> None:
         lease: Any = Lease(f"m{i}")
         gate.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
     (opened,) = scene.seen
-    assert isinstance(opened, ProviderOpened)
+    assert isinstance(opened, ProviderPaused)
     assert opened.tenant
     assert "secret" not in repr(opened)
 
@@ -900,9 +897,9 @@ def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
         gate.ended(lease, failed)  # type: ignore[arg-type]
         gate.delayed(3.0, lease, failed, scene.options)  # type: ignore[arg-type]
         scene.gates.confirmed(Row(f"m{i}", scene.keeper.now + 60.0))  # type: ignore[arg-type]
-    assert scene.gates.waiting()[0] == (("mail", "hidden"), MOST_TENANTS)
+    assert sum(one.hidden for one in scene.gates.now()) == MOST_TENANTS
     scene.keeper.now += 60.0
-    assert scene.gates.waiting()[0] == (("mail", "hidden"), 0), "they have come back"
+    assert not any(one.hidden for one in scene.gates.now()), "they have come back"
     assert scene.gates.of(provider, "new") is not scene.gates.of(provider, "another")
 
 

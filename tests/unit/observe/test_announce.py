@@ -10,12 +10,12 @@ import pytest
 
 from celery_sqs_backoff.observe.announce import Announce
 from celery_sqs_backoff.observe.events import (
-    GaveBack,
+    GivenBack,
     LeaseLost,
-    ProviderClosed,
-    ProviderOpened,
-    ProviderProbing,
+    ProviderPaused,
+    ProviderProbed,
     ProviderRecovered,
+    ProviderRecovering,
 )
 from celery_sqs_backoff.signals import lease_lost, provider_changed
 from tests.support.processes import eventually
@@ -43,20 +43,20 @@ def test_a_lost_lease_is_sent_by_its_task(sent: list[tuple[Any, ...]]) -> None:
     eventually(lambda: sent == [("the task", "i", "m", "q")])
 
 
-def test_a_provider_that_changes_is_sent_by_its_name(sent: list[tuple[Any, ...]]) -> None:
+def test_provider_changed(sent: list[tuple[Any, ...]]) -> None:
+    """Each change of a provider's state is sent once, however often a recovery is told."""
     announce = Announce(lambda name: None)
-    announce(ProviderProbing(provider="p"))
-    announce(GaveBack(queue="q", message_id="m"))
-    for number, event in enumerate(
-        (
-            ProviderOpened(provider="p", tenant="x"),
-            ProviderClosed(provider="p", waiting=7),
-            ProviderRecovered(provider="p", recalled=7),
-        )
+    recovering = ProviderRecovering(provider="p", rate=1.0, waiting=7)
+    for event in (
+        ProviderProbed(provider="p"),
+        GivenBack(queue="q", message_id="m"),
+        ProviderPaused(provider="p", tenant="x"),
+        *[ProviderPaused(provider="p"), recovering, recovering],
+        ProviderRecovered(provider="p", recalled=7),
     ):
         announce(event)
-        eventually(lambda: len(sent) == number + 1)  # noqa: B023  # used at once
-    assert sent == [("p", "open", "x"), ("p", "closed", ""), ("p", "recovered", "")]
+    states = [("p", "paused", "x"), ("p", "paused", ""), ("p", "recovering", ""), ("p", "ok", "")]
+    eventually(lambda: sent == states, message=lambda: str(sent))
 
 
 def test_a_receiver_that_blocks_holds_up_nobody() -> None:
@@ -67,7 +67,7 @@ def test_a_receiver_that_blocks_holds_up_nobody() -> None:
 
     provider_changed.connect(block)
     try:
-        Announce(lambda name: None)(ProviderClosed(provider="p", waiting=0))
+        Announce(lambda name: None)(ProviderRecovering(provider="p", rate=1.0, waiting=0))
     finally:
         provider_changed.disconnect(block)
         over.set()
@@ -88,15 +88,15 @@ def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread() -> None
     provider_changed.connect(listen)
     try:
         for tenant in map(str, range(50)):
-            announce(ProviderOpened(provider="slow", tenant=tenant))
-            announce(ProviderClosed(provider="slow", tenant=tenant, waiting=0))
+            announce(ProviderPaused(provider="slow", tenant=tenant))
+            announce(ProviderRecovered(provider="slow", tenant=tenant, recalled=0))
         assert threading.active_count() <= before + 1
         may_go.set()
         eventually(lambda: len(heard) == 100)
     finally:
         may_go.set()
         provider_changed.disconnect(listen)
-    assert heard == [(str(n), state) for n in range(50) for state in ("open", "closed")]
+    assert heard == [(str(n), state) for n in range(50) for state in ("paused", "ok")]
 
 
 def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(
@@ -108,11 +108,11 @@ def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(
     announce = Announce(lambda name: None)
     provider_changed.connect(leave)
     try:
-        announce(ProviderOpened(provider="p"))
-        announce(ProviderClosed(provider="p", waiting=0))
+        announce(ProviderPaused(provider="p"))
+        announce(ProviderRecovering(provider="p", rate=1.0, waiting=0))
         announce(LeaseLost(queue="q", task="t", task_id="i", message_id="m"))
         eventually(lambda: (None, "i", "m", "q") in sent)
-        eventually(lambda: ("p", "closed", "") in sent)
+        eventually(lambda: ("p", "recovering", "") in sent)
     finally:
         provider_changed.disconnect(leave)
 

@@ -10,7 +10,7 @@ from tests.support.fake_sqs import Clock
 
 ONE = WorkerNow(
     queues={"mails": QueueNow(running=2, waiting=40, dead_letters={"parked": 3})},
-    providers=(ProviderNow(name="mailgun", state="open", waiting=40),),
+    providers=(ProviderNow(provider="mailgun", state="paused", hidden=40),),
 )
 OTHER = WorkerNow(queues={"mails": QueueNow(running=1, oldest_sent_at=7.5)})
 
@@ -90,7 +90,9 @@ def test_a_record_of_another_version_is_no_error(store: MemoryStore) -> None:
 
 def test_a_record_is_small_whatever_a_worker_calls() -> None:
     """With a key, each tenant is a provider."""
-    many = WorkerNow(providers=tuple(ProviderNow(name=f"p{n}", state="open") for n in range(9_000)))
+    many = WorkerNow(
+        providers=tuple(ProviderNow(provider=f"p{n}", state="paused") for n in range(9_000))
+    )
     assert len(many.as_text()) < 10_000
 
 
@@ -102,8 +104,10 @@ def test_each_of_200_queues_is_in_the_record() -> None:
 
 def test_a_provider_that_is_down_is_not_cut_off_behind_many_that_are_well() -> None:
     """With a key each tenant's gate is one, those that were not seen for longest first."""
-    tenants = [ProviderNow(name=f"shop[{n}]", state="closed", waiting=n) for n in range(500)]
-    down = ProviderNow(name="mailgun", state="open", waiting=2_480)
-    recovering = ProviderNow(name="stripe", state="recovering", rate=2.5)
-    text = WorkerNow(providers=(*tenants, recovering, down)).as_text()
-    assert WorkerNow.from_text(text).providers[:3] == (down, recovering, tenants[-1])
+    tenants = [
+        ProviderNow(provider="shop", tenant=str(n), state="ok", in_line=n) for n in range(500)
+    ]
+    paused = ProviderNow(provider="mailgun", state="paused", hidden=2_480)
+    recovering = ProviderNow(provider="stripe", state="recovering", rate=2.5)
+    text = WorkerNow(providers=(*tenants, recovering, paused)).as_text()
+    assert WorkerNow.from_text(text).providers[:3] == (paused, recovering, tenants[-1])

@@ -13,7 +13,7 @@ from celery_sqs_backoff.observe.events import (
     Event,
     HeldTooLong,
     LeaseLost,
-    Parked,
+    ProviderRecovering,
     ReceiveFailed,
     ReceivingAgain,
     RenewalRefused,
@@ -56,9 +56,9 @@ RETRIED: dict[str, Any] = {
         (
             DeadLettered(**OF_TASK, reason="revoked", outcome=None, attempt=1, is_kept=False),
             "WARNING",
-            "sqs_backoff.deleted: task=shop.mail id=5f queue=q attempt=1 reason=revoked",
+            "sqs_backoff.dead_letter: task=shop.mail id=5f queue=q attempt=1 reason=revoked:"
+            " deleted, because no dead-letter queue is to get it",
         ),
-        (Parked(**OF_TASK), "WARNING", "sqs_backoff.parked: task=shop.mail id=5f queue=q"),
         (
             LeaseLost(**OF_TASK),
             "ERROR",
@@ -74,12 +74,13 @@ RETRIED: dict[str, Any] = {
         (
             HeldTooLong(queue="q", message_id="m"),
             "ERROR",
-            "sqs_backoff.twelve_hours: message m of q is held for longer than SQS allows",
+            "sqs_backoff.held_too_long: message m of q is held for longer than SQS allows",
         ),
         (
             SettlementFailed(queue="q", message_id="m", action="delete", code=None),
             "WARNING",
-            "sqs_backoff.lease_gone: cannot delete message m on q: its visibility timeout is over",
+            "sqs_backoff.settlement_failed: cannot delete message m on q: its visibility timeout is"
+            " over",
         ),
         (
             ReceiveFailed(queue="q", code="ServiceUnavailable", failures=1),
@@ -90,6 +91,11 @@ RETRIED: dict[str, Any] = {
             ReceivingAgain(queue="q", failures=6),
             "INFO",
             "sqs_backoff.receiving_again: queue q, after 6 failure(s)",
+        ),
+        (
+            ProviderRecovering(provider="mailgun", tenant="5f", rate=2.04, waiting=31),
+            "INFO",
+            "sqs_backoff.provider_recovering: mailgun[5f]: 2.0 calls a second, 31 messages wait",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Event) else "",
@@ -109,7 +115,7 @@ def test_the_facts_of_a_line_are_in_the_record_too(caplog: pytest.LogCaptureFixt
 
 
 def test_what_a_sender_has_named_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    LogLines()(Parked(**OF_TASK | {"task": "a\nsqs_backoff.started: forged"}))
+    LogLines()(LeaseLost(**OF_TASK | {"task": "a\nsqs_backoff.started: forged"}))
     assert "\n" not in caplog.records[0].getMessage()
 
 

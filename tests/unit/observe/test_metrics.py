@@ -12,16 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from celery_sqs_backoff.observe.board import ProviderNow
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
     Discarded,
-    GaveBack,
+    GivenBack,
     Hidden,
     LeaseLost,
-    Parked,
-    ProviderClosed,
-    ProviderOpened,
-    ProviderRecovered,
+    ProviderPaused,
     Recalled,
     Received,
     ReceiveFailed,
@@ -60,8 +58,21 @@ def waiting(clock: Clock) -> Waiting:
 
 
 @pytest.fixture
-def metrics(registry: CollectorRegistry, waiting: Waiting, clock: Clock) -> Metrics:
-    made = Metrics(waiting, running=lambda queue: len(queue) + 6, clock=clock, now=clock)
+def providers() -> list[ProviderNow]:
+    return []
+
+
+@pytest.fixture
+def metrics(
+    registry: CollectorRegistry, waiting: Waiting, clock: Clock, providers: list[ProviderNow]
+) -> Metrics:
+    made = Metrics(
+        waiting,
+        running=lambda queue: len(queue) + 6,
+        providers=lambda: providers,
+        clock=clock,
+        now=clock,
+    )
     registry.register(made)
     return made
 
@@ -123,7 +134,7 @@ def test_retries_are_counted_with_their_delays(
 
 def test_dead_letters_are_counted_by_reason(metrics: Metrics, registry: CollectorRegistry) -> None:
     metrics(DeadLettered(**OF_TASK, reason="not retryable", outcome="unknown", attempt=1))
-    metrics(Parked(**OF_TASK))
+    metrics(DeadLettered(**OF_TASK, reason="parked", outcome="retryable", attempt=1))
     assert value(registry, "dead_letters_total", task="t", reason="not retryable") == 1
     assert value(registry, "dead_letters_total", task="t", reason="parked") == 1
 
@@ -151,14 +162,12 @@ def test_the_age_of_the_last_poll_grows_until_the_next(
 def test_calls_are_counted_with_their_fill_and_failures(
     metrics: Metrics, registry: CollectorRegistry
 ) -> None:
-    metrics(Settled(queue="q", operation="DeleteMessageBatch", entries=10, failed=0))
+    metrics(Settled(queue="q", action="DeleteMessageBatch", entries=10, failed=0))
     metrics(
-        Settled(queue="q", operation="DeleteMessageBatch", entries=5, failed=2, code="AccessDenied")
+        Settled(queue="q", action="DeleteMessageBatch", entries=5, failed=2, code="AccessDenied")
     )
     metrics(
-        Settled(
-            queue="q", operation="ChangeMessageVisibilityBatch", entries=4, failed=0, renewals=3
-        )
+        Settled(queue="q", action="ChangeMessageVisibilityBatch", entries=4, failed=0, renewals=3)
     )
     assert value(registry, "lease_renewals_total") == 3
     action = {"action": "DeleteMessageBatch"}
@@ -169,30 +178,39 @@ def test_calls_are_counted_with_their_fill_and_failures(
 
 def test_leases_lost_and_messages_given_back(metrics: Metrics, registry: CollectorRegistry) -> None:
     metrics(LeaseLost(**OF_TASK))
-    metrics(GaveBack(queue="q", message_id="m"))
+    metrics(GivenBack(queue="q", message_id="m"))
     assert value(registry, "leases_lost_total", task="t") == 1
     assert value(registry, "given_back_total") == 1
 
 
-def test_a_provider_that_is_down_is_counted_once_per_tenant(
-    metrics: Metrics, registry: CollectorRegistry
+def test_providers(
+    metrics: Metrics, registry: CollectorRegistry, providers: list[ProviderNow]
 ) -> None:
-    def gauge() -> float | None:
-        return registry.get_sample_value("sqs_backoff_provider_open", {"provider": "p"})
+    """The gauges of a provider are sums over its tenants, and are 0 while it is ok."""
 
-    for tenant in ("a", "b", "a"):
-        metrics(ProviderOpened(provider="p", tenant=tenant))
-    assert gauge() == 2
-    metrics(Recalled(provider="p", tenant="a", messages=40))
-    for tenant in ("a", "b"):
-        metrics(ProviderClosed(provider="p", tenant=tenant, waiting=7))
-    assert gauge() == 2, "it recovers: the alert must not resolve while calls are limited"
-    for tenant in ("a", "b"):
-        metrics(ProviderRecovered(provider="p", tenant=tenant, recalled=7))
-    assert gauge() == 0
+    def values(name: str, label: str) -> dict[str, float]:
+        samples = [s for f in registry.collect() for s in f.samples if s.name.endswith(name)]
+        return {s.labels.get(label, ""): s.value for s in samples if s.labels["provider"] == "p"}
+
+    providers += [
+        ProviderNow(provider="p", tenant="a", state="paused", hidden=40),
+        ProviderNow(provider="p", tenant="b", state="paused", hidden=2),
+        ProviderNow(provider="p", tenant="c", state="recovering", rate=2.5, hidden=1, in_line=7),
+        ProviderNow(provider="other", state="recovering", rate=9.0),
+    ]
+    assert values("provider_state", "state") == {"paused": 2, "recovering": 1}
+    assert values("provider_rate", "") == {"": 2.5}
+    assert values("provider_waiting", "place") == {"hidden": 43, "in line": 7}
+    providers[:] = [ProviderNow(provider="p", state="ok")]
+    assert values("provider_state", "state") == {"paused": 0, "recovering": 0}
+
+
+def test_pauses_and_recalls(metrics: Metrics, registry: CollectorRegistry) -> None:
+    metrics(ProviderPaused(provider="p"))
+    metrics(Recalled(queue="q", message_ids=("a", "b")))
     labels = {"provider": "p"}
-    assert registry.get_sample_value("sqs_backoff_provider_opened_total", labels) == 3
-    assert registry.get_sample_value("sqs_backoff_recalled_total", labels) == 40
+    assert registry.get_sample_value("sqs_backoff_provider_paused_total", labels) == 1
+    assert value(registry, "recalled_total") == 2
 
 
 def test_each_instrument_is_in_the_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
@@ -203,7 +221,7 @@ def test_each_instrument_is_in_the_scrape(metrics: Metrics, registry: CollectorR
 
 def test_a_queue_without_a_name_is_none(metrics: Metrics, registry: CollectorRegistry) -> None:
     """What happens to a provider happens to no queue."""
-    metrics(GaveBack(queue="", message_id="m"))
+    metrics(GivenBack(queue="", message_id="m"))
     assert registry.get_sample_value("sqs_backoff_messages_waiting", {"queue": ""}) is None
 
 

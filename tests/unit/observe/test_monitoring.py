@@ -79,7 +79,7 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
     "SqsBackoffNoReceive": (
         {
             f"sqs_backoff_poll_age_seconds{{{Q}}}": "0+60x20",
-            'sqs_backoff_provider_open{provider="sms"}': "1x20",  # of another queue
+            'sqs_backoff_provider_state{provider="sms",state="paused"}': "1x20",  # of another queue
         },
         10,
         {"queue": "mails"},
@@ -128,8 +128,11 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
         30,
         {"queue": "mails", "task": "shop.mail"},
     ),
-    "SqsBackoffProviderDown": (
-        {'sqs_backoff_provider_open{provider="mailgun"}': "0x3 1x40"},
+    "SqsBackoffProviderPaused": (  # it is back after ten minutes, and its recovery is throttled
+        {
+            'sqs_backoff_provider_state{provider="mailgun",state="paused"}': "0x3 1x9 0x40",
+            'sqs_backoff_provider_state{provider="mailgun",state="recovering"}': "0x13 1x39",
+        },
         30,
         {"provider": "mailgun"},
     ),
@@ -256,9 +259,10 @@ WELL = {
     # A deploy: the workers change, and for two minutes there are none.
     'sqs_backoff_poll_age_seconds{queue="bulk",instance="old"}': "7x14 _x46",
     'sqs_backoff_poll_age_seconds{queue="bulk",instance="new"}': "_x17 7x43",
-    # A queue of a provider that is down for ten minutes is not received from: that is no age.
+    # A queue of a provider that is paused for ten minutes is not received from: that is no age.
     'sqs_backoff_poll_age_seconds{queue="sms"}': "7x15 0x10 7x35",
-    'sqs_backoff_provider_open{provider="sms"}': "0x15 1x10 0x35",
+    'sqs_backoff_provider_state{provider="sms",state="paused"}': "0x15 1x7 0x38",
+    'sqs_backoff_provider_state{provider="sms",state="recovering"}': "0x23 1x2 0x35",
 }
 
 

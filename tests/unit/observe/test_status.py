@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
+from celery_sqs_backoff.observe.board import ProviderNow, QueueNow, WorkerNow
 from celery_sqs_backoff.observe.status import (
     ProviderStatus,
     QueueStatus,
     Status,
+    provider_status,
     render,
     with_workers,
 )
@@ -83,24 +84,39 @@ def test_faults_of_many_queues() -> None:
     assert lines[-1] == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
 
 
-def test_many_providers_that_are_down() -> None:
-    """With a key, an outage of one provider shuts the gate of each tenant."""
-    down = [
-        ProviderStatus(name=f"shop[{n}]", state="open", waiting=n, workers=1) for n in range(100)
+def test_providers() -> None:
+    """A second table has the providers that are not ok, of all workers and with most messages."""
+    of_workers = [
+        WorkerNow(
+            providers=(
+                ProviderNow(provider="mailgun", state="paused", hidden=2_480),
+                ProviderNow(provider="sms", state="ok"),
+                ProviderNow(provider="push", state="ok", in_line=3),
+            )
+        ),
+        WorkerNow(
+            providers=(
+                ProviderNow(provider="mailgun", state="recovering", rate=2.0, in_line=20),
+                ProviderNow(provider="sms", tenant="5f", state="recovering", rate=2.5, in_line=7),
+            )
+        ),
     ]
-    status = Status(queues=[QueueStatus(name="mails")], providers=down, workers=1, at=NOW)
-    lines = [line for line in render(status).splitlines() if "provider" in line]
-    assert lines[0] == "provider shop[99] is down: 99 messages wait for it"
-    assert lines[5:] == ["95 more providers are down: 4465 messages wait for them"]
+    status = Status(queues=[], providers=provider_status(of_workers), workers=2, at=NOW)
+    _, _, *table = render(status).splitlines()
+    assert [line.split("  ")[0] for line in table] == ["provider", "mailgun", "sms[5f]"]
+    assert [line.split()[1:] for line in table[1:]] == [
+        ["paused", "-", "2480", "20", "2"],
+        ["recovering", "2.5", "0", "7", "1"],
+    ]
 
 
-def test_a_provider_that_recovers() -> None:
-    """A provider whose calls are limited is not down, and is shown."""
-    one = ProviderStatus(name="sms", state="recovering", waiting=7, workers=1, rate=12.34)
-    status = Status(queues=[], providers=[one], workers=1, at=NOW)
-    assert "provider sms is recovering at 12.3 calls a second: 7 messages wait for it" in render(
-        status
-    )
+def test_many_providers() -> None:
+    """With a key, an outage of one provider pauses each tenant."""
+    paused = [ProviderStatus(name=f"shop[{n}]", state="paused", hidden=n) for n in range(100)]
+    status = Status(queues=[], providers=paused, workers=1, at=NOW)
+    _, _, _, *rows, more = render(status).splitlines()
+    assert [row.split()[0] for row in rows] == [f"shop[{n}]" for n in range(99, 94, -1)]
+    assert more == "95 more are paused or recovering: 4465 messages wait for them"
 
 
 def said(*queues: QueueStatus, workers: int | None) -> str:

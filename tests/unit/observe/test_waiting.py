@@ -8,10 +8,9 @@ import pytest
 
 from celery_sqs_backoff.observe import waiting as module
 from celery_sqs_backoff.observe.events import (
-    BroughtForward,
     DeadLettered,
     Hidden,
-    Parked,
+    Recalled,
     Received,
     SettlementFailed,
 )
@@ -44,14 +43,13 @@ OF_TASK = {"queue": "q", "task": "t", "task_id": "i", "message_id": "m"}
     "end",
     [
         lambda waiting, clock: waiting(received("m")),
-        lambda waiting, clock: waiting(BroughtForward(queue="q", message_ids=("m",))),
-        lambda waiting, clock: waiting(Parked(**OF_TASK)),
+        lambda waiting, clock: waiting(Recalled(queue="q", message_ids=("m",))),
         lambda waiting, clock: waiting(
             DeadLettered(**OF_TASK, reason="revoked", outcome=None, attempt=1)
         ),
         lambda waiting, clock: setattr(clock, "now", clock.now + 60),
     ],
-    ids=["received", "brought forward", "parked", "given up", "due"],
+    ids=["received", "recalled", "given up", "due"],
 )
 def test_a_message_stops_waiting(
     waiting: Waiting, clock: Clock, end: Callable[[Waiting, Clock], object]
