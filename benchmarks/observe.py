@@ -24,7 +24,6 @@ from celery_sqs_backoff.observe.log_lines import LogLines
 from celery_sqs_backoff.observe.metrics import Metrics
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.observe.waiting import Waiting
-from celery_sqs_backoff.worker.bulletin import Bulletin
 
 from .measure import Setup, bench, cpu_seconds
 
@@ -46,7 +45,7 @@ def _tasks(number: int) -> Iterator[Event]:
             facts = {**of_task, "task_id": message_id, "message_id": message_id}
             yield Started(**facts)
             yield RunEnded(**facts, outcome="succeeded", attempt=1)
-        yield Settled(queue="mails", action="DeleteMessageBatch", entries=_BATCH, failed=0)
+        yield Settled(queue="mails", action="DeleteMessageBatch", failed=0)
 
 
 def _observed() -> Events:
@@ -55,10 +54,6 @@ def _observed() -> Events:
     events.subscribe(Announce(lambda name: None))
     events.subscribe(waiting)
     events.subscribe(Metrics(waiting))
-    bulletin = Bulletin(
-        None, "worker", waiting=waiting, running=lambda queue: 0, consumed=tuple, held=list
-    )
-    events.subscribe(bulletin)
     return events
 
 

@@ -15,9 +15,9 @@ from celery_sqs_backoff.observe.board import Board, WorkerNow
 from celery_sqs_backoff.observe.status import (
     QueueStatus,
     Status,
-    provider_status,
     read_status,
     render,
+    sum_providers,
     with_workers,
 )
 from celery_sqs_backoff.sqs.errors import Failure
@@ -82,7 +82,7 @@ def _look(app: Any, *, are_named: bool) -> Status:
     theirs = {name for worker in workers for name in worker.queues}
     return Status(
         queues=queues,
-        providers=provider_status(workers),
+        providers=sum_providers(workers),
         at=now,
         workers=len(workers),
         others=() if are_named else sorted(theirs - {queue.sqs_name for queue in queues}),

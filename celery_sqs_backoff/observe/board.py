@@ -1,4 +1,4 @@
-"""The store in which workers publish what only they know, for ``sqs-status``.
+"""The records in the store in which workers publish what only they know, for ``sqs-status``.
 
 Each worker has one small record. It ends by itself after a minute, so a worker that is gone is not
 counted for long. It holds names of queues and numbers, and nothing of messages.
@@ -17,7 +17,7 @@ from ..store.protocol import KEEP_SECONDS, Store, key_of
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0
 
-#: Providers of one worker, each tenant's gate counted; those that are paused first.
+#: Providers of one worker, each tenant counted; those that are paused first.
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
@@ -29,15 +29,17 @@ _TRIES: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class QueueNow:
-    """What one worker knows of one queue.
+    """What one worker knows of one queue. Times are seconds since the epoch.
 
     Attributes:
         running: tasks that its pool is running, those without the base class too.
         held: messages that it has received and not started.
         waiting: messages that it has hidden and that are not due yet.
-        oldest_sent_at: when the oldest of all these was sent, in seconds since the epoch.
-        giving_up: waiting messages whose ``retry_for`` is over within two hours.
-        next_gives_up_at: when the first of them gives up.
+        oldest_sent_at: when the oldest of all these was sent.
+        oldest_due_at: the same of the waiting messages, but one with an ETA counts from its ETA.
+        giving_up: waiting messages whose ``retry_for`` is over within two hours, and three quarters
+            of it are used up.
+        next_gives_up_at: when the first of these gives up.
         dead_letters: messages given up since the worker started, by reason.
     """
 
@@ -45,6 +47,7 @@ class QueueNow:
     held: int = 0
     waiting: int = 0
     oldest_sent_at: float | None = None
+    oldest_due_at: float | None = None
     giving_up: int = 0
     next_gives_up_at: float | None = None
     dead_letters: Mapping[str, int] = field(default_factory=dict)
@@ -76,15 +79,10 @@ class ProviderNow:
         return f"{self.provider}[{self.tenant}]" if self.tenant else self.provider
 
     @property
-    def waiting(self) -> int:
-        """Messages that wait for it, hidden or in line."""
-        return self.hidden + self.in_line
-
-    @property
     def badness(self) -> tuple[int, int]:
         """Key to sort by: first the providers that are paused, then those with most messages."""
         rank = _WORST_FIRST.index(self.state) if self.state in _WORST_FIRST else 0
-        return rank, -self.waiting
+        return rank, -self.hidden - self.in_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +106,16 @@ class WorkerNow:
         """
         try:
             found = json.loads(text)
+            queues = {name: _read(QueueNow, one) for name, one in found["queues"].items()}
             return cls(
-                queues={
-                    str(name): QueueNow(**_known(QueueNow, queue))
-                    for name, queue in found["queues"].items()
-                },
-                providers=tuple(ProviderNow(**_known(ProviderNow, p)) for p in found["providers"]),
+                queues=queues, providers=tuple(_read(ProviderNow, p) for p in found["providers"])
             )
         except (AttributeError, KeyError, TypeError) as exc:
             raise ValueError("not a worker's record") from exc
 
 
-def _known(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name in kind.__dataclass_fields__}
+def _read(kind: Any, found: Mapping[str, Any]) -> Any:
+    return kind(**{name: v for name, v in found.items() if name in kind.__dataclass_fields__})
 
 
 _WORKERS: Final = key_of("status", "workers")

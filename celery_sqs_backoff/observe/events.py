@@ -254,18 +254,14 @@ class Settled(Event):
 
     Attributes:
         action: of SQS, such as "DeleteMessageBatch".
-        entries: entries of the batch, 1 to 10.
         failed: entries that SQS did not list as successful.
         code: the first error code, or ``None``.
-        renewals: entries that only keep a running message hidden.
     """
 
     name = "settled"
     action: str
-    entries: int
     failed: int
     code: str | None = None
-    renewals: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,155 +59,118 @@ class Instrument:
         return f"sqs_backoff_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
 
 
-_TASK: Final = ("task", "queue")
-_CALL: Final = ("queue", "action")
-
-
-def _count(
+def _counter(
     name: str,
-    text: str,
+    labels: str,
     event: type[Event],
-    *labels: str,
+    text: str,
     amount: Callable[[Any], float | None] = lambda event: 1,
 ) -> Instrument:
-    return Instrument(name, Kind.COUNTER, text, labels, event, amount)
+    return Instrument(name, Kind.COUNTER, text, tuple(labels.split()), event, amount)
 
 
-def _histogram(
-    name: str,
-    text: str,
-    event: type[Event],
-    *labels: str,
-    amount: Callable[[Any], float | None],
-    buckets: tuple[float, ...],
-) -> Instrument:
-    return Instrument(name, Kind.HISTOGRAM, text, labels, event, amount, buckets)
-
-
-def _gauge(name: str, text: str, *labels: str) -> Instrument:
-    return Instrument(name, Kind.GAUGE, text, labels)
+def _gauge(name: str, labels: str, text: str) -> Instrument:
+    return Instrument(name, Kind.GAUGE, text, tuple(labels.split()))
 
 
 RUNNING = _gauge(
     "messages_running",
-    "Messages whose task is running now, with the base class or without; not those that wait for a"
-    " free process.",
     "queue",
+    "Messages whose task is running now, with the base class or without.",
 )
 WAITING = _gauge(
-    "messages_waiting", "Messages that this worker has hidden and that are not due yet.", "queue"
+    "messages_waiting", "queue", "Messages that this worker has hidden and that are not due yet."
 )
 OLDEST = _gauge(
     "oldest_waiting_seconds",
-    "Age of the oldest message that waits, since it was sent, or since its ETA; 0 if none does.",
     "queue",
+    "Age of the oldest message that waits, since it was sent, or since its ETA; 0 if none does.",
 )
 GIVING_UP = _gauge(
     "messages_giving_up",
-    "Waiting messages whose retry_for is over within two hours, and three quarters of it are used"
-    " up.",
     "queue",
+    "Waiting messages whose retry_for is over within two hours, with at most a quarter of it left.",
 )
-POLL_AGE = _gauge("poll_age_seconds", "Time since the last answered ReceiveMessage.", "queue")
+POLL_AGE = _gauge("poll_age_seconds", "queue", "Time since the last answered ReceiveMessage.")
 PROVIDER_STATE = _gauge(
     "provider_state",
-    "Whether the provider is paused, or recovering: 0 or 1, or with a key the tenants' number.",
-    *("provider", "state"),
+    "provider state",
+    "Whether the provider is paused, or recovering: 0 or 1, or with a key the number of tenants.",
 )
 PROVIDER_RATE = _gauge(
     "provider_rate",
-    "Calls a second that this worker may make to a provider that recovers; over its tenants.",
     "provider",
+    "Calls a second that this worker may make to a provider that recovers.",
 )
 PROVIDER_WAITING = _gauge(
     "provider_waiting",
-    "Messages of the provider's that this worker could bring forward (hidden), or holds until"
-    " their slot at its rate, or their turn while it recovers (in line).",
-    *("provider", "place"),
+    "provider place",
+    "Messages for the provider that this worker has hidden, or holds in line for their turn.",
 )
+OF_PROVIDERS: Final = (PROVIDER_STATE, PROVIDER_RATE, PROVIDER_WAITING)
 
 INSTRUMENTS: Final = (
-    _count(
+    _counter(
         "runs",
-        "Runs of tasks with the base class that have ended, but for those that a stopping worker"
-        " cuts short.",
+        "task queue outcome",
         RunEnded,
-        *(*_TASK, "outcome"),
+        "Runs of tasks with the base class that ended, without those that a stopping worker cut"
+        " short.",
     ),
-    _count(
-        "retries",
-        "Runs that are to be repeated. If the message is parked, it is a dead letter as well.",
-        Retried,
-        *_TASK,
-    ),
-    _histogram(
+    _counter("retries", "task queue", Retried, "Runs that are to be repeated."),
+    Instrument(
         "retry_delay_seconds",
+        Kind.HISTOGRAM,
         "Delays asked of SQS for retries.",
+        ("task", "queue"),
         Retried,
-        *_TASK,
-        amount=lambda retry: retry.delay,
-        buckets=(1, 4, 16, 60, 300, 900, 3600, 4 * 3600, 12 * 3600),
+        lambda retry: retry.delay,
+        (1, 4, 16, 60, 300, 900, 3600, 4 * 3600, 12 * 3600),
     ),
-    _histogram(
+    Instrument(
         "attempts",
+        Kind.HISTOGRAM,
         "Runs that a message needed to succeed.",
+        ("task", "queue"),
         RunEnded,
-        *_TASK,
-        amount=lambda run: run.attempt if run.outcome == "succeeded" else None,
-        buckets=(1, 2, 3, 5, 8, 13, 21, 34, 55, 89),
+        lambda run: run.attempt if run.outcome == "succeeded" else None,
+        (1, 2, 3, 5, 8, 13, 21, 34, 55, 89),
     ),
-    _count(
+    _counter(
         "dead_letters",
+        "task queue reason",
+        DeadLettered,
         "Messages given up. Without a dead-letter queue, or with on_give_up='fail', they are"
         " deleted.",
-        DeadLettered,
-        *(*_TASK, "reason"),
     ),
-    _count(
+    _counter(
         "discarded",
-        "Messages of tasks with the base class, deleted because they had expired or were revoked.",
+        "task queue",
         Discarded,
-        *_TASK,
+        "Messages of tasks with the base class, deleted because they had expired or were revoked.",
     ),
     *(RUNNING, WAITING, OLDEST, GIVING_UP),
-    _count("received", "Messages received.", Received, "queue", amount=lambda e: e.messages),
-    _count("receives", "ReceiveMessage calls that SQS has answered.", Received, "queue"),
-    _count("receive_failures", "ReceiveMessage calls that failed.", ReceiveFailed, "queue", "code"),
+    _counter("received", "queue", Received, "Messages received.", lambda e: e.messages),
+    _counter("receives", "queue", Received, "ReceiveMessage calls that SQS answered."),
+    _counter("receive_failures", "queue code", ReceiveFailed, "ReceiveMessage calls that failed."),
     POLL_AGE,
-    _count("calls", "Batch calls to SQS, failed ones too.", Settled, *_CALL),
-    _count(
+    _counter("calls", "queue action", Settled, "Batch calls to SQS, with those that failed."),
+    _counter(
         "call_failures",
+        "queue action code",
+        Settled,
         "Entries of batch calls that SQS did not accept.",
-        Settled,
-        *(*_CALL, "code"),
-        amount=lambda call: call.failed or None,
+        lambda call: call.failed or None,
     ),
-    _histogram(
-        "batch_entries",
-        "Entries of a batch call.",
-        Settled,
-        *_CALL,
-        amount=lambda call: call.entries,
-        buckets=tuple(range(1, 11)),
-    ),
-    _count(
-        "lease_renewals",
-        "Entries to keep a running message hidden.",
-        Settled,
-        "queue",
-        amount=lambda call: call.renewals or None,
-    ),
-    _count("leases_lost", "Running messages that another worker may have.", LeaseLost, *_TASK),
-    _count("given_back", "Messages given back before their task started.", GivenBack, "queue"),
-    *(PROVIDER_STATE, PROVIDER_RATE, PROVIDER_WAITING),
-    _count(
-        "provider_paused", "Times that this worker paused the provider.", ProviderPaused, "provider"
-    ),
-    _count(
+    _counter("leases_lost", "task queue", LeaseLost, "Running messages that others may have."),
+    _counter("given_back", "queue", GivenBack, "Messages given back before their task started."),
+    *OF_PROVIDERS,
+    _counter("provider_paused", "provider", ProviderPaused, "Pauses of the provider."),
+    _counter(
         "recalled",
-        "Hidden messages that were brought forward.",
-        Recalled,
         "queue",
-        amount=lambda recalled: len(recalled.message_ids),
+        Recalled,
+        "Hidden messages that were brought forward.",
+        lambda recalled: len(recalled.message_ids),
     ),
 )

@@ -11,8 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -24,9 +23,6 @@ from .waiting import Waiting
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-#: How far ahead "gives up soon" looks.
-GIVING_UP_SECONDS: Final = 2 * 3600.0
 
 _Labels: TypeAlias = tuple[str, ...]
 
@@ -63,27 +59,14 @@ class Metrics:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._waiting = waiting
+        self._running = running
+        self._providers = providers
         self._clock = clock
         self._now = now
         self._lock = threading.Lock()
         self._sums: dict[str, dict[_Labels, float]] = defaultdict(lambda: defaultdict(float))
         self._buckets: dict[str, dict[_Labels, list[int]]] = defaultdict(dict)
-        self._providers = providers
         self._last_receive: dict[str, float] = {}
-        self._gauges: dict[Instrument, Callable[[], Readings]] = {
-            of.RUNNING: self._by_queue(running),
-            of.WAITING: self._by_queue(waiting.count),
-            of.OLDEST: self._by_queue(self._oldest),
-            of.GIVING_UP: self._by_queue(self._giving_up),
-            of.POLL_AGE: self._by_queue(lambda queue: clock() - self._last_receive[queue]),
-            of.PROVIDER_STATE: self._by_provider(
-                {state: partial(_is_in, state) for state in ("paused", "recovering")}
-            ),
-            of.PROVIDER_RATE: self._by_provider({"": lambda one: one.rate}),
-            of.PROVIDER_WAITING: self._by_provider(
-                {"hidden": lambda one: one.hidden, "in line": lambda one: one.in_line}
-            ),
-        }
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
@@ -101,6 +84,7 @@ class Metrics:
         """Yield the metrics, as ``prometheus_client`` asks for them."""
         from prometheus_client import core
 
+        gauges = self._read_gauges()
         for one in INSTRUMENTS:
             name, text = one.prometheus_name, one.text
             if one.kind is Kind.HISTOGRAM:
@@ -109,9 +93,32 @@ class Metrics:
             is_gauge = one.kind is Kind.GAUGE
             make: Any = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
             family: Any = make(name, text, labels=one.labels)
-            for labels, value in self._gauges[one]() if is_gauge else self._read(one):
+            for labels, value in gauges[one] if is_gauge else self._read(one):
                 family.add_metric(labels, value)
             yield family
+
+    def _read_gauges(self) -> dict[Instrument, Readings]:
+        at, clock = self._now(), self._clock()
+        received = dict(self._last_receive)
+        known = [((queue,), self._waiting.now(queue, at=at)) for queue in received]
+        of_providers: dict[Instrument, Counter[_Labels]] = defaultdict(Counter)
+        for one in self._providers():
+            name = one.provider
+            for state in ("paused", "recovering"):
+                of_providers[of.PROVIDER_STATE][name, state] += one.state == state
+            of_providers[of.PROVIDER_RATE][name,] += one.rate  # type: ignore[assignment]
+            of_providers[of.PROVIDER_WAITING][name, "hidden"] += one.hidden
+            of_providers[of.PROVIDER_WAITING][name, "in line"] += one.in_line
+        return {
+            of.RUNNING: [((queue,), self._running(queue)) for queue in received],
+            of.WAITING: [(labels, now.waiting) for labels, now in known],
+            of.OLDEST: [
+                (labels, max(0.0, at - (now.oldest_due_at or at))) for labels, now in known
+            ],
+            of.GIVING_UP: [(labels, now.giving_up) for labels, now in known],
+            of.POLL_AGE: [((queue,), clock - last) for queue, last in received.items()],
+            **{gauge: of_providers[gauge].items() for gauge in of.OF_PROVIDERS},
+        }
 
     def _add(self, instrument: Instrument, amount: float, labels: _Labels) -> None:
         self._sums[instrument.name][labels] += amount
@@ -141,33 +148,3 @@ class Metrics:
         for labels, counts, total in found:
             family.add_metric(labels, list(zip(bounds, map(float, counts), strict=True)), total)
         return family
-
-    def _by_queue(self, read: Callable[[str], float]) -> Callable[[], Readings]:
-        return lambda: [((queue,), float(read(queue))) for queue in list(self._last_receive)]
-
-    def _by_provider(
-        self, columns: Mapping[str, Callable[[ProviderNow], float]]
-    ) -> Callable[[], Readings]:
-        """Return the sums of each column over the tenants. A column without a name has no label."""
-
-        def read() -> Readings:
-            found: Counter[_Labels] = Counter()
-            for one in self._providers():
-                for name, of_one in columns.items():
-                    labels = (one.provider, name) if name else (one.provider,)
-                    found[labels] += of_one(one)  # type: ignore[assignment]
-            return list(found.items())
-
-        return read
-
-    def _oldest(self, queue: str) -> float:
-        due_at = self._waiting.now(queue, at=0, horizon=0).oldest_due_at
-        return 0.0 if due_at is None else max(0.0, self._now() - due_at)
-
-    def _giving_up(self, queue: str) -> float:
-        waiting = self._waiting.now(queue, at=self._now(), horizon=GIVING_UP_SECONDS)
-        return waiting.nearly_given_up
-
-
-def _is_in(state: str, one: ProviderNow) -> bool:
-    return one.state == state

@@ -95,27 +95,6 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProviderStatus:
-    """One provider, or one tenant of it, over all workers.
-
-    Attributes:
-        name: of the provider, with the tenant.
-        state: the worst of the workers' states: ``"paused"``, ``"recovering"`` or ``"ok"``.
-        rate: calls a second that workers may make while the provider recovers; else 0.
-        hidden: messages that workers could bring forward.
-        in_line: messages that wait in workers for a slot at its rate, or for their turn.
-        workers: how many call it.
-    """
-
-    name: str
-    state: str
-    rate: float = 0.0
-    hidden: int = 0
-    in_line: int = 0
-    workers: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
 class Status:
     """One look.
 
@@ -129,7 +108,7 @@ class Status:
     """
 
     queues: Sequence[QueueStatus]
-    providers: Sequence[ProviderStatus] = ()
+    providers: Sequence[ProviderNow] = ()
     at: float = 0.0
     workers: int | None = None
     why: str = ""
@@ -215,31 +194,25 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
     )
 
 
-def provider_status(workers: Iterable[WorkerNow]) -> list[ProviderStatus]:
-    """Add up what the workers know of providers."""
-    found: dict[str, list[ProviderNow]] = {}
-    for worker in workers:
-        for provider in worker.providers:
-            found.setdefault(provider.name, []).append(provider)
-    return [
-        ProviderStatus(
-            name=name,
-            state=min(known, key=lambda one: one.badness).state,
-            rate=sum(one.rate for one in known),
-            hidden=sum(one.hidden for one in known),
-            in_line=sum(one.in_line for one in known),
-            workers=len(known),
+def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
+    """Add up what the workers know of each provider and tenant. The worst state counts."""
+    found: dict[str, ProviderNow] = {}
+    for one in (provider for worker in workers for provider in worker.providers):
+        known = found.setdefault(one.name, replace(one, rate=0.0, hidden=0, in_line=0))
+        found[one.name] = replace(
+            known,
+            state=min(known, one, key=lambda one: one.badness).state,
+            rate=known.rate + one.rate,
+            hidden=known.hidden + one.hidden,
+            in_line=known.in_line + one.in_line,
         )
-        for name, known in sorted(found.items())
-    ]
+    return [found[name] for name in sorted(found)]
 
 
 _COLUMNS: Final = (
     *("queue", "ready", "waiting", "running", "in flight", "quota", "delayed", "dead", "oldest"),
 )
-
-
-_PROVIDER_COLUMNS: Final = ("provider", "state", "calls/s", "hidden", "in line", "workers")
+_PROVIDER_COLUMNS: Final = ("provider", "state", "calls/s", "hidden", "in line")
 
 
 def render(status: Status) -> str:
@@ -264,9 +237,9 @@ def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def _provider_cells(one: ProviderStatus) -> tuple[str, ...]:
+def _provider_cells(one: ProviderNow) -> tuple[str, ...]:
     rate = f"{one.rate:.1f}" if one.state == "recovering" else "-"
-    return (one.name, one.state, rate, *map(str, (one.hidden, one.in_line, one.workers)))
+    return one.name, one.state, rate, str(one.hidden), str(one.in_line)
 
 
 def _cells(queue: QueueStatus) -> tuple[str, ...]:

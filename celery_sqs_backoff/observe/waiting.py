@@ -1,74 +1,43 @@
-"""The messages that this worker has hidden and that are not due yet, as a fold over events.
+"""The messages that this worker has hidden or given up, as a fold over its events.
 
-SQS counts them and the running messages as one number, "in flight".
+SQS counts hidden and running messages as one number, "in flight".
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
+from .board import QueueNow
 from .events import DeadLettered, Event, Hidden, Recalled, Received, SettlementFailed
 
-#: Of one queue: SQS allows no more in flight.
-_MOST: Final = 120_000
+#: How far ahead "gives up soon" looks.
+_SOON_SECONDS: Final = 2 * 3600.0
 
-#: Of ``retry_for``: what is left of it from where on it is nearly over.
+#: A message gives up soon only if no more than this share of its ``retry_for`` is left.
 _LAST_SHARE: Final = 0.25
 
+#: Messages of one queue, because SQS allows no more in flight.
+_MOST: Final = 120_000
 
-@dataclass(frozen=True, kw_only=True)
-class WaitingNow:
-    """The messages that wait on one queue at one moment.
-
-    Attributes:
-        messages: how many.
-        oldest_sent_at: when the oldest of them was sent, in seconds since the epoch.
-        oldest_due_at: the same, but a message with an ETA counts from its ETA.
-        giving_up: how many have no time left for another attempt within ``horizon`` seconds.
-        nearly_given_up: those of them with at most a quarter of their ``retry_for`` left.
-        next_gives_up_at: when the first waiting message gives up.
-    """
-
-    messages: int = 0
-    oldest_sent_at: float | None = None
-    oldest_due_at: float | None = None
-    giving_up: int = 0
-    nearly_given_up: int = 0
-    next_gives_up_at: float | None = None
+#: Messages from which on those that are due are looked for.
+_FIRST_PRUNE: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     due: float
     hidden: Hidden
-
-    @property
-    def due_at(self) -> float | None:
-        """First time at which the task was due, in seconds since the epoch."""
-        sent_at, eta = self.hidden.sent_at, self.hidden.eta
-        return sent_at if sent_at is None or eta is None else max(sent_at, eta)
-
-    def gives_up_by(self, at: float) -> bool:
-        return self.hidden.gives_up_at is not None and self.hidden.gives_up_at <= at
-
-    def is_nearly_over(self, at: float) -> bool:
-        last = (self.hidden.retry_for or math.inf) * _LAST_SHARE
-        return self.gives_up_by(at + last)
 
 
 class Waiting:
     """Folds events into the messages that wait, by queue. Safe in any thread.
 
-    A message stops waiting when it is due, when it is brought forward or this worker receives it,
-    when it is given up, or when SQS has not hidden it in time.
-    Memory: about 400 bytes per waiting message, of which SQS allows 120,000 per queue.
+    A message stops waiting when it is due, when it is recalled or this worker receives it, when it
+    is given up, or when SQS has not hidden it in time.
+    Memory: about 300 bytes per waiting message, of which SQS allows 120,000 per queue.
 
     Args:
         clock: seconds, monotonic.
@@ -78,12 +47,14 @@ class Waiting:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, _Entry]] = defaultdict(dict)
-        self._due: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        self._prune_at: dict[str, int] = defaultdict(lambda: _FIRST_PRUNE)
+        self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
     def __call__(self, event: Event) -> None:
         """Enter an event: a listener of :class:`.stream.Events`."""
         if isinstance(event, Hidden):
-            self._hidden(event)
+            with self._lock:
+                self._hide(event)
         elif isinstance(event, Received | Recalled):
             if entries := self._entries.get(event.queue):
                 with self._lock:
@@ -92,61 +63,56 @@ class Waiting:
         elif isinstance(event, DeadLettered | SettlementFailed):
             with self._lock:
                 self._entries[event.queue].pop(event.message_id, None)
+                if isinstance(event, DeadLettered):
+                    self._dead_letters[event.queue][event.reason] += 1
 
-    def _hidden(self, event: Hidden) -> None:
-        due = self._clock() + event.seconds
+    def _hide(self, event: Hidden) -> None:
+        entries = self._entries[event.queue]
+        if len(entries) >= min(_MOST, self._prune_at[event.queue]):
+            # The next look is at twice as many, so the cost per message is constant.
+            self._prune_at[event.queue] = max(_FIRST_PRUNE, 2 * self._prune(event.queue))
+        if len(entries) < _MOST:
+            entries[event.message_id] = _Entry(self._clock() + event.seconds, event)
+
+    def _prune(self, queue: str) -> int:
+        """Drop the messages that are due; return how many are left."""
+        entries, now = self._entries[queue], self._clock()
+        for message_id in [name for name, entry in entries.items() if entry.due <= now]:
+            del entries[message_id]
+        return len(entries)
+
+    def queues(self) -> set[str]:
+        """Return the names of the queues of which something was hidden or given up."""
         with self._lock:
-            entries = self._entries[event.queue]
-            if len(entries) >= _MOST:
-                self._forget(event.queue)
-            if len(entries) < _MOST:
-                entries[event.message_id] = _Entry(due, event)
-                heapq.heappush(self._due[event.queue], (due, event.message_id))
-            self._forget(event.queue)
+            return {*self._entries, *self._dead_letters}
 
-    def count(self, queue: str) -> int:
-        """Return how many messages of a queue are not due yet."""
-        with self._lock:
-            self._forget(queue)
-            return len(self._entries[queue])
-
-    def queues(self) -> list[str]:
-        """Return the names of the queues on which something has waited."""
-        return list(self._entries)
-
-    def now(self, queue: str, *, at: float, horizon: float) -> WaitingNow:
-        """Return the messages that wait on a queue, in numbers.
+    def now(self, queue: str, *, at: float) -> QueueNow:
+        """Return the messages of a queue that wait or were given up, in numbers.
 
         Args:
             queue: its name.
             at: the time, in seconds since the epoch.
-            horizon: seconds from then on, for ``giving_up``.
         """
         with self._lock:
-            self._forget(queue)
-            entries = list(self._entries[queue].values())
-        soon = [entry for entry in entries if entry.gives_up_by(at + horizon)]
-        return WaitingNow(
-            messages=len(entries),
-            oldest_sent_at=_first(entry.hidden.sent_at for entry in entries),
-            oldest_due_at=_first(entry.due_at for entry in entries),
-            giving_up=len(soon),
-            nearly_given_up=sum(entry.is_nearly_over(at) for entry in soon),
-            next_gives_up_at=_first(entry.hidden.gives_up_at for entry in entries),
+            self._prune(queue)
+            hidden = [entry.hidden for entry in self._entries[queue].values()]
+            dead_letters = dict(self._dead_letters[queue])
+        ends = [
+            one.gives_up_at
+            for one in hidden
+            if one.gives_up_at is not None and _is_soon(one.gives_up_at - at, one.retry_for)
+        ]
+        sent = [(one.sent_at, one.eta) for one in hidden if one.sent_at is not None]
+        return QueueNow(
+            waiting=len(hidden),
+            oldest_sent_at=min((sent_at for sent_at, _ in sent), default=None),
+            oldest_due_at=min((max(sent_at, eta or 0.0) for sent_at, eta in sent), default=None),
+            giving_up=len(ends),
+            next_gives_up_at=min(ends, default=None),
+            dead_letters=dead_letters,
         )
 
-    def _forget(self, queue: str) -> None:
-        """Drop the messages that are due. Times of replaced entries are still in the heap."""
-        due, entries, now = self._due[queue], self._entries[queue], self._clock()
-        while due and due[0][0] <= now:
-            at, message_id = heapq.heappop(due)
-            entry = entries.get(message_id)
-            if entry is not None and entry.due <= at:
-                del entries[message_id]
-        if len(due) > 2 * len(entries) + 1_000:  # mostly times of messages that were received
-            due[:] = [(entry.due, message_id) for message_id, entry in entries.items()]
-            heapq.heapify(due)
 
-
-def _first(times: Iterable[float | None]) -> float | None:
-    return min((at for at in times if at is not None), default=None)
+def _is_soon(seconds: float, retry_for: float | None) -> bool:
+    is_last = retry_for is None or seconds <= _LAST_SHARE * retry_for
+    return is_last and seconds <= _SOON_SECONDS

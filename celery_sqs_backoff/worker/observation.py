@@ -10,14 +10,14 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from ..observe.announce import Announce
-from ..observe.board import ProviderNow
+from ..observe.board import ProviderNow, WorkerNow
 from ..observe.health import Heartbeat, Pulse
 from ..observe.metrics import Metrics
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
 from ..store.urls import is_shared
 from ..text import type_name
-from .bulletin import Bulletin
+from .bulletin import Bulletin, know_of
 from .lease import Lease
 
 logger = get_logger(__name__)
@@ -106,17 +106,18 @@ class Observation:
     def _publish(self) -> None:
         if not is_shared(self._settings.get("store")) or not self._settings.get("status", True):
             return
-        bulletin = Bulletin(
-            self._app,
-            self._worker,
-            waiting=self._waiting,
-            running=self._running,
-            consumed=self._consumed,
-            held=self._held,
-            providers=self._providers,
-        )
+        bulletin = Bulletin(self._app, self._worker, self._know)
         bulletin.start()
-        self._stops += [bulletin.stop, self._events.subscribe(bulletin)]
+        self._stops.append(bulletin.stop)
+
+    def _know(self) -> WorkerNow:
+        return know_of(
+            self._waiting,
+            running=self._running,
+            consumed=self._consumed(),
+            held=self._held(),
+            providers=self._providers(),
+        )
 
     def _serve(self) -> None:
         """Serve the page, and if the port is taken try again in a thread.

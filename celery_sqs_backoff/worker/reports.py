@@ -43,10 +43,8 @@ def settled(call: Call, results: Sequence[Failure | None]) -> Settled:
     return Settled(
         queue=queue_name(call.url),
         action=call.operation.value,
-        entries=len(results),
         failed=len(failures),
         code=failures[0].code if failures else None,
-        renewals=sum(entry.purpose is Purpose.RENEW for entry in call.entries),
     )
 
 

@@ -190,12 +190,12 @@ def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
     for i in range(30):
         seconds = scene.hide(f"m{i}")
         scene.keeper.events.emit(HiddenEvent(queue="mail", message_id=f"m{i}", seconds=seconds))
-    assert waiting.count("mail") == 30
+    assert waiting.now("mail", at=0).waiting == 30
     scene.recover()
     for _ in range(60):
         scene.keeper.now += 1.0
         scene.gates.recall()
-    assert waiting.count("mail") == 0
+    assert waiting.now("mail", at=0).waiting == 0
 
 
 def test_a_policy_that_fails_does_not_keep_messages_from_being_hidden() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from celery_sqs_backoff.observe.board import ProviderNow, QueueNow, WorkerNow
 from celery_sqs_backoff.observe.status import (
-    ProviderStatus,
     QueueStatus,
     Status,
-    provider_status,
     render,
+    sum_providers,
     with_workers,
 )
 
@@ -101,18 +100,20 @@ def test_providers() -> None:
             )
         ),
     ]
-    status = Status(queues=[], providers=provider_status(of_workers), workers=2, at=NOW)
+    status = Status(queues=[], providers=sum_providers(of_workers), workers=2, at=NOW)
     _, _, *table = render(status).splitlines()
     assert [line.split("  ")[0] for line in table] == ["provider", "mailgun", "sms[5f]"]
     assert [line.split()[1:] for line in table[1:]] == [
-        ["paused", "-", "2480", "20", "2"],
-        ["recovering", "2.5", "0", "7", "1"],
+        ["paused", "-", "2480", "20"],
+        ["recovering", "2.5", "0", "7"],
     ]
 
 
 def test_many_providers() -> None:
     """With a key, an outage of one provider pauses each tenant."""
-    paused = [ProviderStatus(name=f"shop[{n}]", state="paused", hidden=n) for n in range(100)]
+    paused = [
+        ProviderNow(provider="shop", tenant=str(n), state="paused", hidden=n) for n in range(100)
+    ]
     status = Status(queues=[], providers=paused, workers=1, at=NOW)
     _, _, _, *rows, more = render(status).splitlines()
     assert [row.split()[0] for row in rows] == [f"shop[{n}]" for n in range(99, 94, -1)]

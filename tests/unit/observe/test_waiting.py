@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_sqs_backoff.observe import waiting as module
+from celery_sqs_backoff.observe.board import QueueNow
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
     Hidden,
@@ -14,7 +16,7 @@ from celery_sqs_backoff.observe.events import (
     Received,
     SettlementFailed,
 )
-from celery_sqs_backoff.observe.waiting import Waiting, WaitingNow
+from celery_sqs_backoff.observe.waiting import Waiting
 from tests.support.fake_sqs import Clock
 
 
@@ -28,7 +30,7 @@ def waiting(clock: Clock) -> Waiting:
     return Waiting(clock)
 
 
-def hidden(message_id: str, seconds: float = 60, **facts: float) -> Hidden:
+def hidden(message_id: str, seconds: float = 60, **facts: Any) -> Hidden:
     return Hidden(queue="q", message_id=message_id, seconds=seconds, **facts)
 
 
@@ -36,7 +38,7 @@ def received(*ids: str) -> Received:
     return Received(queue="q", messages=len(ids), asked_for=10, message_ids=ids)
 
 
-OF_TASK = {"queue": "q", "task": "t", "task_id": "i", "message_id": "m"}
+OF_TASK: dict[str, Any] = {"queue": "q", "task": "t", "task_id": "i", "message_id": "m"}
 
 
 @pytest.mark.parametrize(
@@ -47,101 +49,75 @@ OF_TASK = {"queue": "q", "task": "t", "task_id": "i", "message_id": "m"}
         lambda waiting, clock: waiting(
             DeadLettered(**OF_TASK, reason="revoked", outcome=None, attempt=1)
         ),
+        lambda waiting, clock: waiting(
+            SettlementFailed(queue="q", message_id="m", action="hide", code="InvalidHandle")
+        ),
         lambda waiting, clock: setattr(clock, "now", clock.now + 60),
     ],
-    ids=["received", "recalled", "given up", "due"],
+    ids=["received", "recalled", "given up", "not hidden in time", "due"],
 )
 def test_a_message_stops_waiting(
     waiting: Waiting, clock: Clock, end: Callable[[Waiting, Clock], object]
 ) -> None:
     waiting(hidden("m"))
     waiting(hidden("other", 600))
-    assert waiting.count("q") == 2
+    assert waiting.now("q", at=0).waiting == 2
     end(waiting, clock)
-    assert waiting.count("q") == 1
-    assert waiting.count("another queue") == 0
+    assert waiting.now("q", at=0).waiting == 1
+    assert waiting.now("another queue", at=0) == QueueNow()
 
 
-def test_a_message_that_is_hidden_again_waits_once_and_until_then(
-    waiting: Waiting, clock: Clock
-) -> None:
+def test_hidden_again(waiting: Waiting, clock: Clock) -> None:
+    """A message that is hidden again waits once, and until its last hold is over."""
     waiting(hidden("m", 10))
     waiting(received("m"))
     waiting(hidden("m", 100))
-    assert waiting.count("q") == 1
-    clock.now += 50
-    assert waiting.count("q") == 1, "its first delay is over, its second is not"
-    clock.now += 50
-    assert waiting.count("q") == 0
+    for waits in (1, 0):
+        clock.now += 50
+        assert waiting.now("q", at=0).waiting == waits
 
 
-def test_the_oldest_and_those_that_give_up_soon(waiting: Waiting) -> None:
-    waiting(hidden("a", sent_at=500.0, gives_up_at=9_000.0))
-    waiting(hidden("b", sent_at=400.0, gives_up_at=50_000.0))
+def test_oldest(waiting: Waiting) -> None:
+    """The oldest message is told by when it was sent, and by when it was due by its ETA."""
+    waiting(hidden("a", sent_at=1_000.0, eta=40_000.0))
+    waiting(hidden("b", sent_at=30_000.0, eta=20_000.0))
     waiting(hidden("c"))
-    assert waiting.now("q", at=2_000, horizon=7_200) == WaitingNow(
-        messages=3,
-        oldest_sent_at=400.0,
-        oldest_due_at=400.0,
-        giving_up=1,
-        nearly_given_up=1,
-        next_gives_up_at=9_000.0,
-    )
-    assert waiting.now("empty", at=0, horizon=1) == WaitingNow()
+    found = waiting.now("q", at=40_000)
+    assert (found.oldest_sent_at, found.oldest_due_at) == (1_000.0, 30_000.0)
 
 
-def test_nobody_is_alarmed_by_a_retry_for_that_is_short_and_has_just_begun(
-    waiting: Waiting,
-) -> None:
-    """With an hour of ``retry_for``, each message that waits at all gives up within two hours."""
-    waiting(hidden("m", 3_000, sent_at=1_000.0, gives_up_at=4_600.0, retry_for=3_600.0))
-
-    def nearly_given_up(at: float) -> int:
-        found = waiting.now("q", at=at, horizon=7_200)
-        assert found.giving_up == 1
-        return found.nearly_given_up
-
-    assert nearly_given_up(1_100) == 0
-    assert nearly_given_up(3_600) == 0
-    assert nearly_given_up(3_700) == 1, "a quarter of it is left"
-
-
-def test_the_last_two_hours_of_a_long_retry_for_are_alarming(waiting: Waiting) -> None:
-    waiting(hidden("m", gives_up_at=129_600.0, retry_for=129_600.0))
-    assert waiting.now("q", at=120_000, horizon=7_200).nearly_given_up == 0
-    assert waiting.now("q", at=123_000, horizon=7_200).nearly_given_up == 1
+@pytest.mark.parametrize(
+    ("retry_for", "begins"),
+    [
+        pytest.param(3_600.0, 900, id="a quarter of a short retry_for"),
+        pytest.param(129_600.0, 7_200, id="two hours of a long one"),
+        pytest.param(None, 7_200, id="retention alone"),
+    ],
+)
+def test_giving_up_soon(waiting: Waiting, retry_for: float | None, begins: int) -> None:
+    """A message gives up soon if it has two hours left, and at most a quarter of its time."""
+    waiting(hidden("m", gives_up_at=200_000.0, retry_for=retry_for))
+    waiting(hidden("never"))
+    before = waiting.now("q", at=199_999 - begins)
+    assert (before.giving_up, before.next_gives_up_at) == (0, None)
+    after = waiting.now("q", at=200_000 - begins)
+    assert (after.giving_up, after.next_gives_up_at) == (1, 200_000)
 
 
-def test_a_message_is_late_from_its_eta_on(waiting: Waiting) -> None:
-    waiting(hidden("m", 3_600, sent_at=1_000.0, eta=40_000.0))
-    found = waiting.now("q", at=20_000, horizon=7_200)
-    assert (found.oldest_sent_at, found.oldest_due_at) == (1_000.0, 40_000.0)
-    waiting(hidden("n", 3_600, sent_at=30_000.0, eta=20_000.0))
-    assert waiting.now("q", at=30_000, horizon=7_200).oldest_due_at == 30_000.0
+def test_dead_letters(waiting: Waiting) -> None:
+    """What was given up is counted by its reason."""
+    for reason in ("revoked", "parked", "parked"):
+        waiting(DeadLettered(**OF_TASK, reason=reason, outcome=None, attempt=1))
+    assert waiting.now("q", at=0).dead_letters == {"revoked": 1, "parked": 2}
+    assert waiting.queues() == {"q"}
 
 
-def test_what_is_over_takes_no_memory(waiting: Waiting, clock: Clock) -> None:
-    for number in range(5_000):
-        waiting(hidden(str(number), 3_600))
-        waiting(received(str(number)))
-        clock.now += 0.01
-    assert waiting.count("q") == 0
-    assert len(waiting._due["q"]) <= 1_001
-
-
-def test_it_remembers_no_more_than_sqs_hides(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory(waiting: Waiting, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more messages are remembered than SQS hides, and those that are due make room."""
     monkeypatch.setattr(module, "_MOST", 10)
     for number in range(20):
         waiting(hidden(str(number)))
-    assert waiting.count("q") == 10
-
-
-def test_what_sqs_has_not_hidden_in_time_does_not_wait(waiting: Waiting) -> None:
-    """It has come back, and another worker may be done with it hours before it would be due."""
-    waiting(hidden("m", 3_600))
-    waiting(
-        SettlementFailed(queue="q", message_id="m", action="hide", code="ReceiptHandleIsInvalid")
-    )
-    assert waiting.count("q") == 0
+    assert waiting.now("q", at=0).waiting == 10
+    clock.now += 60
+    waiting(hidden("new"))
+    assert waiting.now("q", at=0).waiting == 1
