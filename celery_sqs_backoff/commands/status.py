@@ -77,13 +77,12 @@ def _look(app: Any, *, are_named: bool) -> Status:
     queues, now = _read(app), time.time()
     workers, why = _workers(app)
     if workers is None:
-        return Status(queues=queues, at=now, why=why)
+        return Status(queues=queues, why=why)
     queues = [with_workers(queue, workers, now=now) for queue in queues]
     theirs = {name for worker in workers for name in worker.queues}
     return Status(
         queues=queues,
         providers=sum_providers(workers),
-        at=now,
         workers=len(workers),
         others=() if are_named else sorted(theirs - {queue.sqs_name for queue in queues}),
     )

@@ -39,7 +39,7 @@ class QueueNow:
         oldest_due_at: the same of the waiting messages, but one with an ETA counts from its ETA.
         giving_up: waiting messages whose ``retry_for`` is over within two hours, and three quarters
             of it are used up.
-        next_gives_up_at: when the first of these gives up.
+        next_gives_up_at: when the first waiting message gives up.
         dead_letters: messages given up since the worker started, by reason.
     """
 

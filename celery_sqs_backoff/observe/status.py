@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..units import in_words
-from .board import ProviderNow, WorkerNow
+from .board import ProviderNow, QueueNow, WorkerNow
 
 #: Fields of a queue that ``sqs-status --json`` prints.
 _PUBLISHED: Final = (
@@ -44,42 +44,27 @@ class QueueStatus:
         name: in Celery.
         sqs_name: on SQS, as in metrics and log lines.
         ready: messages that a worker could receive now.
-        waiting: hidden messages that wait for their next attempt or their ETA.
-        running: tasks that workers are running.
         in_flight: ``waiting``, ``running`` and the messages that workers hold.
-        in_flight_share: share, 0 to 1, of SQS's quota of messages in flight.
         delayed: new messages that SQS delays (``DelaySeconds``).
         has_dlq: whether it has a dead-letter queue, as far as is known.
         dead_letters: messages in the dead-letter queue; ``None`` also if there is none.
         retention_seconds: how long the queue keeps a message.
         failure: SQS's error code, if the queue could not be read.
-        workers: how many workers have published what they know of it.
-        unaccounted: messages in flight that no worker knows, if they are the most; then ``waiting``
-            is not known.
-        oldest_seconds: age of the oldest message that is not done.
-        giving_up: waiting messages whose ``retry_for`` is over within two hours.
-        next_gives_up_at: when the first of them gives up, in seconds since the epoch.
-        given_up: messages that the running workers have given up, by reason.
+        known: sums of what the workers know of it; ``None``: no worker has published anything.
+        at: when the workers' records were read, in seconds since the epoch.
     """
 
     name: str
     sqs_name: str = ""
     ready: int | None = None
-    waiting: int | None = None
-    running: int | None = None
     in_flight: int | None = None
-    in_flight_share: float | None = None
     delayed: int | None = None
     has_dlq: bool = True
     dead_letters: int | None = None
     retention_seconds: int | None = None
     failure: str | None = None
-    workers: int = 0
-    unaccounted: int = 0
-    oldest_seconds: float | None = None
-    giving_up: int = 0
-    next_gives_up_at: float | None = None
-    given_up: Mapping[str, int] = field(default_factory=dict)
+    known: QueueNow | None = None
+    at: float = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -87,11 +72,48 @@ class QueueStatus:
         return self.ready == self.in_flight == self.delayed == 0
 
     @property
+    def unaccounted(self) -> int:
+        """Messages in flight that no worker knows, if they are the most; else 0.
+
+        A worker that has ended may have hidden them.
+        """
+        known = self.known or QueueNow()
+        accounted = known.waiting + known.running + known.held
+        others = (self.in_flight or 0) - accounted
+        return others if self.known and others > max(_FEW, accounted) else 0
+
+    @property
+    def running(self) -> int | None:
+        """Tasks that workers are running."""
+        if self.known is not None:
+            return self.known.running
+        return 0 if self.in_flight == 0 else None
+
+    @property
+    def waiting(self) -> int | None:
+        """Hidden messages that wait for their next attempt or their ETA."""
+        if self.known is not None:
+            return None if self.unaccounted else self.known.waiting
+        return 0 if self.in_flight == 0 else None
+
+    @property
+    def in_flight_share(self) -> float | None:
+        """Share, 0 to 1, of SQS's quota of messages in flight."""
+        return None if self.in_flight is None else self.in_flight / MAX_IN_FLIGHT_MESSAGES
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        """Age of the oldest message that is not done."""
+        if self.known is None or self.known.oldest_sent_at is None or self.unaccounted:
+            return None
+        return max(0.0, self.at - self.known.oldest_sent_at)
+
+    @property
     def deleted_in_seconds(self) -> float | None:
         """Seconds until SQS deletes the oldest message, because its retention period is over."""
         if self.oldest_seconds is None or self.retention_seconds is None:
             return None
-        return self.retention_seconds - self.oldest_seconds
+        return max(0.0, self.retention_seconds - self.oldest_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +123,6 @@ class Status:
     Attributes:
         queues: that are shown.
         providers: of all workers.
-        at: when, in seconds since the epoch.
         workers: how many have published; ``None``: that could not be read.
         why: the reason why it could not be read.
         others: queues that workers receive from and that are not shown, by their names on SQS.
@@ -109,7 +130,6 @@ class Status:
 
     queues: Sequence[QueueStatus]
     providers: Sequence[ProviderNow] = ()
-    at: float = 0.0
     workers: int | None = None
     why: str = ""
     others: Sequence[str] = ()
@@ -140,17 +160,12 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
     found = calls_of(url).attributes()
     if isinstance(found, Failure):
         return QueueStatus(name=name, sqs_name=sqs_name, failure=found.code)
-    in_flight = _integer(found, _STEM + "NotVisible")
-    known = 0 if in_flight == 0 else None  # with nothing in flight, SQS tells both numbers
     dlq_url = _dlq_url(url, found)
     return QueueStatus(
         name=name,
         sqs_name=sqs_name,
         ready=_integer(found, _STEM),
-        waiting=known,
-        running=known,
-        in_flight=in_flight,
-        in_flight_share=None if in_flight is None else in_flight / MAX_IN_FLIGHT_MESSAGES,
+        in_flight=_integer(found, _STEM + "NotVisible"),
         delayed=_integer(found, _STEM + "Delayed"),
         has_dlq=dlq_url is not None,
         dead_letters=None if dlq_url is None else _messages(calls_of(dlq_url)),
@@ -161,37 +176,25 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
 def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: float) -> QueueStatus:
     """Add what the workers know of a queue; without any worker nothing is added.
 
-    Messages that a worker hid before it ended are in flight and in none of the workers' numbers.
-    While they are the most, how many messages wait, and how old they are, is not known.
-
     Args:
         status: what SQS has told.
         workers: their records of the last minute.
         now: seconds since the epoch.
     """
-    known = [
-        worker.queues[status.sqs_name] for worker in workers if status.sqs_name in worker.queues
-    ]
-    if status.failure is not None or not known:
+    name = status.sqs_name
+    found = [worker.queues[name] for worker in workers if name in worker.queues]
+    if status.failure is not None or not found:
         return status
-    accounted = sum(queue.waiting + queue.running + queue.held for queue in known)
-    unaccounted = max(0, (status.in_flight or 0) - accounted)
-    is_mostly_unknown = unaccounted > max(_FEW, accounted)
-    oldest = None if is_mostly_unknown else _first(queue.oldest_sent_at for queue in known)
-    given_up: Counter[str] = Counter()
-    for queue in known:
-        given_up.update(queue.dead_letters)
-    return replace(
-        status,
-        waiting=None if is_mostly_unknown else sum(queue.waiting for queue in known),
-        running=sum(queue.running for queue in known),
-        unaccounted=unaccounted if is_mostly_unknown else 0,
-        workers=len(known),
-        oldest_seconds=None if oldest is None else max(0.0, now - oldest),
-        giving_up=sum(queue.giving_up for queue in known),
-        next_gives_up_at=_first(queue.next_gives_up_at for queue in known),
-        given_up=dict(given_up),
+    known = QueueNow(
+        running=sum(one.running for one in found),
+        held=sum(one.held for one in found),
+        waiting=sum(one.waiting for one in found),
+        oldest_sent_at=_first(one.oldest_sent_at for one in found),
+        giving_up=sum(one.giving_up for one in found),
+        next_gives_up_at=_first(one.next_gives_up_at for one in found),
+        dead_letters=sum((Counter(one.dead_letters) for one in found), Counter()),
     )
+    return replace(status, known=known, at=now)
 
 
 def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
@@ -272,28 +275,30 @@ def _notes(status: Status) -> Iterator[str]:
     if status.workers is None:
         yield f"? is not known: {status.why}"
         return
-    unknown = [q.name for q in status.queues if not (q.workers or q.is_empty or q.failure)]
+    unknown = [q.name for q in status.queues if not (q.known or q.is_empty or q.failure)]
     if unknown:
         of = f" of {_name(unknown)}" if status.workers else ""
         yield f"? is not known: no worker{of} has written within the last minute"
     for queue in status.queues:
-        yield from (f"{queue.name}: {line}" for line in _outlook(queue, status.at))
+        yield from (f"{queue.name}: {line}" for line in _outlook(queue))
 
 
-def _outlook(queue: QueueStatus, now: float) -> Iterator[str]:
+def _outlook(queue: QueueStatus) -> Iterator[str]:
     if queue.unaccounted:
         yield (
             f"{queue.unaccounted} messages in flight are known to no worker that runs: hidden"
             " before a deploy or a crash"
         )
-    if queue.giving_up and queue.next_gives_up_at is not None:
-        first = in_words(max(0.0, queue.next_gives_up_at - now))
-        messages = f"{queue.giving_up} message{'' if queue.giving_up == 1 else 's'}"
-        yield f"next: {messages} give up within 2 hours, the first in {first}"
-    if queue.deleted_in_seconds is not None and queue.deleted_in_seconds < _SOON_SECONDS:
-        yield f"SQS deletes the oldest message in {in_words(max(0.0, queue.deleted_in_seconds))}"
-    if queue.given_up:
-        reasons = sorted(queue.given_up.items(), key=lambda pair: -pair[1])
+    if (deleted_in := queue.deleted_in_seconds) is not None and deleted_in < _SOON_SECONDS:
+        yield f"SQS deletes the oldest message in {in_words(deleted_in)}"
+    if queue.known is None:
+        return
+    if (first_at := queue.known.next_gives_up_at) is not None:
+        soon = f"; {number} give up within 2 hours" if (number := queue.known.giving_up) else ""
+        first = in_words(max(0.0, first_at - queue.at))
+        yield f"the first waiting message gives up in {first}{soon}"
+    if queue.known.dead_letters:
+        reasons = sorted(queue.known.dead_letters.items(), key=lambda pair: -pair[1])
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
         yield f"given up by the workers since they started: {listed}"
 

@@ -97,18 +97,14 @@ class Waiting:
             self._prune(queue)
             hidden = [entry.hidden for entry in self._entries[queue].values()]
             dead_letters = dict(self._dead_letters[queue])
-        ends = [
-            one.gives_up_at
-            for one in hidden
-            if one.gives_up_at is not None and _is_soon(one.gives_up_at - at, one.retry_for)
-        ]
+        ends = [(one.gives_up_at, one.retry_for) for one in hidden if one.gives_up_at is not None]
         sent = [(one.sent_at, one.eta) for one in hidden if one.sent_at is not None]
         return QueueNow(
             waiting=len(hidden),
             oldest_sent_at=min((sent_at for sent_at, _ in sent), default=None),
             oldest_due_at=min((max(sent_at, eta or 0.0) for sent_at, eta in sent), default=None),
-            giving_up=len(ends),
-            next_gives_up_at=min(ends, default=None),
+            giving_up=sum(_is_soon(end - at, retry_for) for end, retry_for in ends),
+            next_gives_up_at=min((end for end, _ in ends), default=None),
             dead_letters=dead_letters,
         )
 

@@ -57,29 +57,40 @@ def test_rows_and_notes() -> None:
     mails = QueueStatus(
         name="mails-of-the-shop",
         ready=12,
-        waiting=24_801,
-        running=8,
         delayed=0,
         dead_letters=31,
-        oldest_seconds=11_520.0,
         in_flight=24_809,
-        in_flight_share=0.2067,
-        unaccounted=77,
+        retention_seconds=86_400,
+        at=NOW,
+        known=QueueNow(
+            running=8,
+            waiting=24_801,
+            oldest_sent_at=NOW - 11_520,
+            giving_up=40,
+            next_gives_up_at=NOW + 2_880,
+            dead_letters={"revoked": 1, "not retryable": 30},
+        ),
     )
-    bulk = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=0, has_dlq=False, workers=1)
-    heading, *rows, note = render(Status(queues=[mails, bulk], workers=1, at=NOW)).splitlines()
+    bulk = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=0, has_dlq=False)
+    heading, *rows, deleted, first, given_up = render(
+        Status(queues=[mails, bulk], workers=1)
+    ).splitlines()
     assert heading.split("  ")[0] == "queue"
     cells = [" ".join(row.split()) for row in rows]
     assert cells[0] == "mails-of-the-shop 12 24801 8 24809 20.7% 0 31 3.2 hours"
-    assert cells[1] == "bulk 0 ? ? 0 ? 0 - -"
+    assert cells[1] == "bulk 0 0 0 0 0.0% 0 - -"
     assert len(heading) == len(rows[0]) == len(rows[1])
-    assert note.startswith("mails-of-the-shop: 77 messages in flight are known to no worker")
+    assert deleted == "mails-of-the-shop: SQS deletes the oldest message in 20.8 hours"
+    assert first.endswith(
+        "the first waiting message gives up in 48 minutes; 40 give up within 2 hours"
+    )
+    assert given_up.endswith("since they started: 30 not retryable, 1 revoked")
 
 
 def test_faults_of_many_queues() -> None:
     """Queues that fail in the same way share a line."""
     queues = [QueueStatus(name=f"queue-{number}", failure="Denied") for number in range(60)]
-    lines = render(Status(queues=queues, workers=1, at=NOW)).splitlines()
+    lines = render(Status(queues=queues, workers=1)).splitlines()
     assert lines[-1] == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
 
 
@@ -100,7 +111,7 @@ def test_providers() -> None:
             )
         ),
     ]
-    status = Status(queues=[], providers=sum_providers(of_workers), workers=2, at=NOW)
+    status = Status(queues=[], providers=sum_providers(of_workers), workers=2)
     _, _, *table = render(status).splitlines()
     assert [line.split("  ")[0] for line in table] == ["provider", "mailgun", "sms[5f]"]
     assert [line.split()[1:] for line in table[1:]] == [
@@ -114,7 +125,7 @@ def test_many_providers() -> None:
     paused = [
         ProviderNow(provider="shop", tenant=str(n), state="paused", hidden=n) for n in range(100)
     ]
-    status = Status(queues=[], providers=paused, workers=1, at=NOW)
+    status = Status(queues=[], providers=paused, workers=1)
     _, _, _, *rows, more = render(status).splitlines()
     assert [row.split()[0] for row in rows] == [f"shop[{n}]" for n in range(99, 94, -1)]
     assert more == "95 more are paused or recovering: 4465 messages wait for them"
@@ -122,11 +133,11 @@ def test_many_providers() -> None:
 
 def said(*queues: QueueStatus, workers: int | None) -> str:
     why = "" if workers is not None else "no store"
-    return render(Status(queues=queues, at=NOW, workers=workers, why=why))
+    return render(Status(queues=queues, workers=workers, why=why))
 
 
 def test_what_is_not_known_is_explained() -> None:
-    known = QueueStatus(name="mails", ready=0, delayed=0, in_flight=3, workers=1)
+    known = QueueStatus(name="mails", ready=0, delayed=0, in_flight=3, known=QueueNow(running=3))
     other = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=3)
     assert "? is not known: no worker of bulk has written" in said(known, other, workers=1)
     assert "? is not known: no worker has written" in said(other, workers=0)
@@ -135,14 +146,10 @@ def test_what_is_not_known_is_explained() -> None:
 
 
 def test_of_an_empty_queue_nothing_is_unknown() -> None:
-    empty = QueueStatus(
-        name="mails", ready=0, waiting=0, running=0, delayed=0, in_flight=0, dead_letters=0
-    )
-    text = said(replace(empty, in_flight_share=0.0), workers=0)
+    empty = QueueStatus(name="mails", ready=0, delayed=0, in_flight=0, dead_letters=0)
+    text = said(empty, workers=0)
     assert "?" not in text
     assert text.splitlines()[1].endswith("-")
-    assert "?" not in said(
-        replace(empty, in_flight_share=0.0, dead_letters=None, has_dlq=False), workers=0
-    )
-    denied = replace(empty, in_flight_share=0.0, dead_letters=None)
+    assert "?" not in said(replace(empty, dead_letters=None, has_dlq=False), workers=0)
+    denied = replace(empty, dead_letters=None)
     assert "mails: dead-letter queue cannot be read" in said(denied, workers=0)
