@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..retry.budget import receives_needed, tolerant, under_cap
-from ..retry.policies import Policy
+from ..retry.policies import FullJitter, Policy
 from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
@@ -66,24 +66,12 @@ class QueueFacts:
         return self.url.endswith(".fifo")
 
     @property
-    def visibility_timeout_seconds(self) -> int | None:
-        return self._number("VisibilityTimeout")
-
-    @property
     def retention_seconds(self) -> int | None:
-        return self._number("MessageRetentionPeriod")
-
-    @property
-    def delay_seconds(self) -> int | None:
-        return self._number("DelaySeconds")
-
-    @property
-    def max_message_bytes(self) -> int | None:
-        return self._number("MaximumMessageSize")
+        return self.number("MessageRetentionPeriod")
 
     @property
     def visible(self) -> int | None:
-        return self._number("ApproximateNumberOfMessages")
+        return self.number("ApproximateNumberOfMessages")
 
     @cached_property
     def redrive_policy(self) -> dict[str, Any]:
@@ -111,7 +99,8 @@ class QueueFacts:
         value = (self.attributes or {}).get(name)
         return value or None
 
-    def _number(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
+        """Return an attribute as a number; ``None``: it is not known."""
         try:
             return int((self.attributes or {})[name])
         except (KeyError, TypeError, ValueError):
@@ -169,29 +158,22 @@ class TaskFacts:
             return self
         return replace(self, backoff=under_cap(tolerant(self.backoff), self.fifo_cap))
 
-    def waits_like(self, other: TaskFacts) -> bool:
-        """Return whether both need the same number of receives."""
-        mine = self.backoff, self.retry_for, self.max_retries
-        return mine == (other.backoff, other.retry_for, other.max_retries)
-
     @cached_property
     def about_receives_needed(self) -> int:
-        """Receives that one of its messages makes do with; 0 without the base class."""
-        if self.backoff is None:
-            return 0
+        """Receives that one of its messages makes do with."""
         return receives_needed(
-            self.backoff,
+            tolerant(self.backoff or FullJitter()),
             retry_for=self.retry_for,
             max_retries=self.max_retries,
             at_most=MAX_MAX_RECEIVE_COUNT + 1,
         )
 
     @cached_property
-    def receives_needed(self) -> int | None:
-        """Receives that 99 of 100 of its messages make do with; ``None`` without the base class."""
-        if self.backoff is None:
-            return None
-        return receives_within(self.backoff, retry_for=self.retry_for, max_retries=self.max_retries)
+    def receives_needed(self) -> int:
+        """Receives that 99 of 100 of its messages make do with."""
+        return receives_within(
+            self.backoff or FullJitter(), retry_for=self.retry_for, max_retries=self.max_retries
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +183,14 @@ class AppFacts:
     tasks: tuple[TaskFacts, ...] = ()
     #: Scheme of the store's URL, or ``None``: the app has none. Never the URL, with its password.
     store: str | None = None
-    #: Why the store cannot be used; ``None``: it can be, or nobody has tried.
+    #: Why no worker can start with the store's settings; ``None``: it can.
+    store_fault: str | None = None
+    #: What the store needs and this machine lacks: a library, or the Region.
+    store_lack: str | None = None
+    #: Why the store cannot be used; ``None``: it can be, or was not asked.
     store_failure: str | None = None
+    #: What lets others write into the store; ``None``: nothing, or it was not looked at.
+    store_forgeable: str | None = None
     #: Why the store may drop records before their end; ``None``: nothing says that it does.
     store_eviction: str | None = None
     pool: str = "prefork"

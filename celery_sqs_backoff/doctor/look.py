@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
 
+from botocore.exceptions import NoRegionError
 from celery.exceptions import ImproperlyConfigured
 
 from ..sqs.calls import Calls
@@ -81,10 +82,9 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
     Raises:
         kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
     """
-    facts = facts_of_app(app)
+    facts = facts_of_app(app, live=live)
     if not live:
         return Facts(app=facts)
-    facts = replace(facts, **_facts_of_store(app))
     with connection_to_look(app) as connection:
         if (broker := connection.transport.driver_type) != "sqs":
             return Facts(app=facts, other_broker=broker)
@@ -114,8 +114,8 @@ def ignored_by(app: Any) -> tuple[str, ...]:
     return tuple(str(what) for what, reason in ignored.items() if str(reason or "").strip())
 
 
-def facts_of_app(app: Any) -> AppFacts:
-    """Read the settings and the tasks of an app; asks nobody."""
+def facts_of_app(app: Any, *, live: bool = False) -> AppFacts:
+    """Read the settings and the tasks of an app, and with ``live`` ask its store."""
     conf = app.conf
     if not isinstance(conf.broker_transport_options or {}, Mapping):
         raise ImproperlyConfigured("invalid broker_transport_options: expected a mapping")
@@ -131,6 +131,7 @@ def facts_of_app(app: Any) -> AppFacts:
         concurrency=c if isinstance(c := conf.worker_concurrency, int) else None,
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         events=bool(conf.worker_send_task_events),
+        **_facts_of_store(app, live=live),
     )
 
 
@@ -311,20 +312,32 @@ def _scheme(store: object) -> str:
     return store.partition(":")[0] if isinstance(store, str) else type(store).__name__
 
 
-def _facts_of_store(app: Any) -> dict[str, Any]:
-    """Open the store and ask for a key that does not exist, and whether it keeps its records."""
-    from ..store.check import eviction_of
-    from ..store.urls import has_store, store_of
+def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
+    """Check the store's settings, and with ``live`` the store itself, which needs each right."""
+    from ..store.check import check_by_asking, check_offline, eviction_of, warnings_of
+    from ..store.errors import StoreUnavailable
 
-    if not has_store(app):
-        return {}
     try:
-        store_of(app).get("sqs-backoff-doctor")
-    except Exception as exc:  # noqa: BLE001  # whatever it is, it is the finding
-        # Not the text: a client's error may quote the URL, with its password.
-        cause = exc.__cause__ or exc
-        return {"store_failure": type(cause).__name__}
-    return {"store_eviction": eviction_of(app)}
+        check_offline(app)
+    except ImproperlyConfigured as exc:
+        if not isinstance(exc.__cause__, ImportError | NoRegionError):
+            return {"store_fault": _of_store(exc)}
+        return {"store_failure" if live else "store_lack": _of_store(exc)}
+    if not live:
+        return {}
+    found: dict[str, Any] = {"store_forgeable": next(warnings_of(app), None)}
+    try:
+        check_by_asking(app)
+        found["store_eviction"] = eviction_of(app)
+    except ImproperlyConfigured as exc:
+        found["store_failure"] = _of_store(exc)
+    except StoreUnavailable as exc:
+        found["store_failure"] = f"it does not answer, or takes no changes ({exc})"
+    return found
+
+
+def _of_store(exc: ImproperlyConfigured) -> str:
+    return str(exc).removeprefix("sqs_backoff['store']: ")
 
 
 def _other_queues(channel: Any, consumed: set[str]) -> dict[str, int]:

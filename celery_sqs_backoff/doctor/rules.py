@@ -5,6 +5,7 @@ An id is never used again, also when its rule is gone.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -14,7 +15,6 @@ from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import (
     MAX_MAX_RECEIVE_COUNT,
     MAX_MESSAGE_BYTES,
-    MAX_VISIBILITY_TIMEOUT_SECONDS,
 )
 from ..units import in_words
 from .facts import Facts, QueueFacts, TaskFacts
@@ -30,9 +30,6 @@ _FOURTEEN_DAYS_SECONDS: Final = 1_209_600
 
 #: An attribute of each dead-letter queue that a line creates.
 _KEPT: Final = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
-
-#: Tasks whose delays are drawn 200 times: those that needed the most receives when drawn once.
-_LOOKED_AT_CLOSELY: Final = 3
 
 #: Queues that a RedriveAllowPolicy may name.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
@@ -64,11 +61,6 @@ _BROAD: Final = frozenset(
     }
 )
 
-_DLQ_PAGE: Final = (
-    "https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/"
-    "sqs-dead-letter-queues.html"
-)
-
 _rules: list[Rule] = []
 
 _Ask: TypeAlias = Callable[[Facts], Iterable[Report]]
@@ -78,17 +70,21 @@ _QueueReport: TypeAlias = tuple[str, str, Fix] | None
 _AskQueue: TypeAlias = Callable[[QueueFacts, Facts], _QueueReport]
 
 
-def _rule(id_: str, title: str, why: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
-    """Make a rule of a function that reports every subject that has the fault."""
+def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
+    """Make a rule of a function that reports every subject that has the fault.
+
+    The first line of its docstring is the rule's title, and the rest says why it matters.
+    """
 
     def add(ask: _Ask) -> _Ask:
-        _rules.append(Rule(id_, title, why, ask, is_live))
+        title, _, why = inspect.cleandoc(ask.__doc__ or "").partition("\n\n")
+        _rules.append(Rule(id_, title.rstrip("."), why, ask, is_live))
         return ask
 
     return add
 
 
-def _queue_rule(id_: str, title: str, why: str) -> Callable[[_AskQueue], _AskQueue]:
+def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
     """Make a rule of a function that is asked about each queue that could be read."""
 
     def add(ask: _AskQueue) -> _AskQueue:
@@ -97,98 +93,92 @@ def _queue_rule(id_: str, title: str, why: str) -> Callable[[_AskQueue], _AskQue
                 if (report := ask(queue, facts)) is not None:
                     yield (queue.name, *report)
 
-        _rules.append(Rule(id_, title, why, ask_all))
+        ask_all.__doc__ = ask.__doc__
+        _rule(id_)(ask_all)
         return ask
 
     return add
 
 
-@_queue_rule(
-    "E011",
-    "The queue's visibility timeout is 0",
-    "A received message must stay hidden until its worker has renewed its hold for the first"
-    " time. With 0 SQS shows it again at once.",
-)
+@_queue_rule("E011")
 def _visibility_timeout_zero(queue: QueueFacts, facts: Facts) -> _QueueReport:
-    if queue.visibility_timeout_seconds == 0:
-        return (
-            "VisibilityTimeout is 0; expected at least 30 seconds",
-            "Workers ask for 30 seconds at each receive; whoever does not, such as a worker"
-            " without this package, runs every task while others run it too.",
-            set_attribute(queue, "VisibilityTimeout", 30),
-        )
-    return None
+    """The queue's visibility timeout is 0.
+
+    A received message must stay hidden until its worker has renewed its hold for the first
+    time. With 0 SQS shows it again at once.
+    """
+    if queue.number("VisibilityTimeout") != 0:
+        return None
+    return (
+        "VisibilityTimeout is 0; expected at least 30 seconds",
+        "Workers ask for 30 seconds at each receive. A worker without this package, which does not"
+        " ask, runs every task while others run it too.",
+        set_attribute(queue, "VisibilityTimeout", 30),
+    )
 
 
-@_queue_rule(
-    "W012",
-    "The queue's visibility timeout is long",
-    "It need not be longer than a task, because workers renew their hold on each message. It is how"
-    " long the messages of a killed worker stay hidden. SQS's"
-    " maximum is 12 hours from the receive:"
-    " https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html",
-)
+@_queue_rule("W012")
 def _visibility_timeout_long(queue: QueueFacts, facts: Facts) -> _QueueReport:
-    seconds = queue.visibility_timeout_seconds
-    if seconds is not None and seconds >= _LONG_SECONDS:
-        at_most = (
-            " SQS allows no renewal beyond 12 hours, so a task cannot hold its message for longer."
-            if seconds >= MAX_VISIBILITY_TIMEOUT_SECONDS
-            else ""
-        )
-        return (
-            f"VisibilityTimeout is {seconds} ({in_words(seconds)}); expected less than"
-            f" {_LONG_SECONDS}: workers renew it for tasks that run longer",
-            f"The messages of a killed worker stay hidden for {in_words(seconds)}.{at_most}",
-            set_attribute(queue, "VisibilityTimeout", 30),
-        )
-    return None
+    """The queue's visibility timeout is long.
+
+    It need not be longer than a task, because workers renew their hold on each message, for up
+    to 12 hours. It is how long the messages of a killed worker stay hidden.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
+    """
+    seconds = queue.number("VisibilityTimeout") or 0
+    if seconds < _LONG_SECONDS:
+        return None
+    return (
+        f"VisibilityTimeout is {seconds}; expected less than {_LONG_SECONDS}, because workers renew"
+        " it for tasks that run longer",
+        f"The messages of a killed worker stay hidden for {in_words(seconds)}.",
+        set_attribute(queue, "VisibilityTimeout", 30),
+    )
 
 
-@_rule(
-    "I014",
-    "The queue refuses messages that SQS would take",
-    "Queues made before August 2025 keep their limit of 256 KiB:"
-    " https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html",
-)
+@_rule("I014")
 def _small_messages(facts: Facts) -> Iterator[Report]:
+    """The queue refuses messages that SQS would take.
+
+    Queues made before August 2025 keep their limit of 256 KiB.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
+    """
     for queue in facts.consumed:
         for one in (queue, *([queue.dlq] if queue.dlq else [])):
-            size = one.max_message_bytes
+            size = one.number("MaximumMessageSize")
             if size is not None and size < MAX_MESSAGE_BYTES:
                 yield (
                     one.name,
-                    f"MaximumMessageSize is {size} bytes; SQS allows {MAX_MESSAGE_BYTES} since"
-                    " August 2025",
+                    f"MaximumMessageSize is {size}; SQS allows {MAX_MESSAGE_BYTES}",
                     "A larger message is refused when it is sent; a dead letter whose record does"
                     " not fit loses its traceback.",
                     set_attribute(one, "MaximumMessageSize", MAX_MESSAGE_BYTES),
                 )
 
 
-@_queue_rule(
-    "W015",
-    "The queue delays every message",
-    "A queue's DelaySeconds applies to each message that brings none of its own. Celery's"
-    " countdown and retries need none.",
-)
+@_queue_rule("W015")
 def _delay(queue: QueueFacts, facts: Facts) -> _QueueReport:
-    if queue.delay_seconds:
-        return (
-            f"DelaySeconds is {queue.delay_seconds}; expected 0",
-            f"Each task without a countdown starts {in_words(queue.delay_seconds)} late.",
-            set_attribute(queue, "DelaySeconds", 0),
-        )
-    return None
+    """The queue delays every message.
+
+    A queue's DelaySeconds applies to each message that brings none of its own. Celery's
+    countdown and retries need none.
+    """
+    if not (seconds := queue.number("DelaySeconds")):
+        return None
+    return (
+        f"DelaySeconds is {seconds}; expected 0",
+        f"Each task without a countdown starts {in_words(seconds)} late.",
+        set_attribute(queue, "DelaySeconds", 0),
+    )
 
 
-@_queue_rule(
-    "W002",
-    "The queue has no dead-letter queue",
-    "What cannot be retried is for a person to look at, and to replay once the cause is gone."
-    " Without a dead-letter queue it is deleted.",
-)
+@_queue_rule("W002")
 def _missing(queue: QueueFacts, facts: Facts) -> _QueueReport:
+    """The queue has no dead-letter queue.
+
+    What cannot be retried is for a person to look at, and to replay once the cause is gone.
+    Without a dead-letter queue it is deleted.
+    """
     if facts.covered and not any(task.wants_dlq for task in facts.covered):
         return None
     if not queue.redrive_policy:
@@ -218,31 +208,29 @@ def _set_redrive_policy(queue: QueueFacts, dlq_arn: str | None) -> Fix:
     return set_attribute(queue, "RedrivePolicy", policy)
 
 
-@_queue_rule(
-    "E004",
-    "The dead-letter queue does not exist",
-    _DLQ_PAGE,
-)
+@_queue_rule("E004")
 def _gone(queue: QueueFacts, facts: Facts) -> _QueueReport:
-    dlq = queue.dlq
-    if dlq is None:
+    """The dead-letter queue does not exist.
+
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+    """
+    if (dlq := queue.dlq) is None or not dlq.is_missing:
         return None
-    if dlq.is_missing:
-        return (
-            f"the dead-letter queue {dlq.name} does not exist",
-            "What is given up can go nowhere: it stays hidden in the queue and is tried again"
-            " until retention deletes it.",
-            Fix(aws=create_queue(queue, dlq.name, _KEPT)),
-        )
-    return None
+    return (
+        f"the dead-letter queue {dlq.name} does not exist",
+        "A message that is given up stays hidden in the queue and is tried again until retention"
+        " deletes it.",
+        Fix(aws=create_queue(queue, dlq.name, _KEPT)),
+    )
 
 
-@_queue_rule(
-    "E006",
-    "The dead-letter queue does not take this queue's messages",
-    f"RedriveAllowPolicy names the queues that may use it, at most {_MOST_SOURCES}. {_DLQ_PAGE}",
-)
+@_queue_rule("E006")
 def _not_allowed(queue: QueueFacts, facts: Facts) -> _QueueReport:
+    """The dead-letter queue does not take this queue's messages.
+
+    RedriveAllowPolicy names the queues that may use it, at most 10.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+    """
     dlq = queue.dlq
     if dlq is None:
         return None
@@ -268,34 +256,33 @@ def _allow(dlq: QueueFacts, sources: list[object]) -> Fix:
     return set_attribute(dlq, "RedriveAllowPolicy", policy)
 
 
-@_queue_rule(
-    "W007",
-    "The dead-letter queue has a redrive policy of its own",
-    f"Each look at a dead letter counts as a receive. {_DLQ_PAGE}",
-)
+@_queue_rule("W007")
 def _dlq_of_dlq(queue: QueueFacts, facts: Facts) -> _QueueReport:
-    dlq = queue.dlq
-    if dlq is None:
+    """The dead-letter queue has a redrive policy of its own.
+
+    Each look at a dead letter counts as a receive.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+    """
+    if (dlq := queue.dlq) is None or not dlq.redrive_policy:
         return None
-    if dlq.redrive_policy:
-        return (
-            f"the dead-letter queue {dlq.name} has a RedrivePolicy itself"
-            f" (maxReceiveCount {dlq.max_receive_count})",
-            "Looking at its messages, in the console or with sqs-peek, counts as a receive: SQS"
-            " moves them on, away from who looks for them.",
-            set_attribute(dlq, "RedrivePolicy", ""),
-        )
-    return None
+    return (
+        f"the dead-letter queue {dlq.name} has a RedrivePolicy itself"
+        f" (maxReceiveCount {dlq.max_receive_count})",
+        "Looking at its messages, in the console or with sqs-peek, counts as a receive, so SQS"
+        " moves them on, away from those who look for them.",
+        set_attribute(dlq, "RedrivePolicy", ""),
+    )
 
 
-@_queue_rule(
-    "W008",
-    "Dead letters are deleted early",
-    "On standard queues the enqueue timestamp of a message that SQS moves is unchanged, so its"
-    " time in the queue counts. On FIFO queues it is reset; there the rule expects SQS's own"
-    f" default, four days. {_DLQ_PAGE}",
-)
+@_queue_rule("W008")
 def _short_lived(queue: QueueFacts, facts: Facts) -> _QueueReport:
+    """Dead letters are deleted early.
+
+    On standard queues the enqueue timestamp of a message that SQS moves is unchanged, so its
+    time in the queue counts. On FIFO queues it is reset; there the rule expects SQS's own
+    default, four days.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+    """
     dlq = queue.dlq
     if dlq is None:
         return None
@@ -321,12 +308,12 @@ def _short_lived(queue: QueueFacts, facts: Facts) -> _QueueReport:
     return None
 
 
-@_queue_rule(
-    "I033",
-    "The dead-letter queue cannot be read",
-    "A worker need not read it, and the policy in docs/iam.md does not let it: it sends there.",
-)
+@_queue_rule("I033")
 def _dlq_unreadable(queue: QueueFacts, facts: Facts) -> _QueueReport:
+    """The dead-letter queue cannot be read.
+
+    A worker sends there and need not read it, so its policy in the docs does not let it.
+    """
     dlq = queue.dlq
     if dlq is not None and dlq.attributes is None and not dlq.is_missing:
         return (
@@ -337,13 +324,13 @@ def _dlq_unreadable(queue: QueueFacts, facts: Facts) -> _QueueReport:
     return None
 
 
-@_queue_rule(
-    "W009",
-    "Retention ends before the retries do",
-    "SQS deletes a message when its retention period is over, hidden or not. Workers give it"
-    " up shortly before.",
-)
+@_queue_rule("W009")
 def _retention(queue: QueueFacts, facts: Facts) -> _QueueReport:
+    """Retention ends before the retries do.
+
+    SQS deletes a message when its retention period is over, hidden or not. Workers give it up
+    shortly before.
+    """
     tasks = _covered(facts, queue)
     horizons = [(task.retry_for, task) for task in tasks if task.retry_for is not None]
     kept = queue.retention_seconds
@@ -378,49 +365,25 @@ def _covered(facts: Facts, queue: QueueFacts) -> list[TaskFacts]:
     return [task for task in facts.sent_to(queue) if task.is_covered]
 
 
-@_rule(
-    "W010",
-    "maxReceiveCount is too small for the delays",
-    "SQS moves a message, without a reason on it, at the receive after maxReceiveCount; workers"
-    " give it up on the last one. On a FIFO queue fifo_cap makes delays shorter, so it takes"
-    f" more receives. SQS allows up to {MAX_MAX_RECEIVE_COUNT}. {_DLQ_PAGE}",
-)
-def _few_receives(facts: Facts) -> Iterator[Report]:
-    seen: list[TaskFacts] = []  # one of each that wait alike: most tasks share their options
-    for queue in facts.consumed:
-        tasks = _covered(facts, queue)
-        first: dict[int, TaskFacts] = {}
-        for task in tasks:
-            first.setdefault(_place(task.on_fifo if queue.is_fifo else task, seen), task)
-        # To look at all of them closely would take seconds of CPU, also of a worker that starts.
-        likely = sorted(first, key=lambda at: seen[at].about_receives_needed, reverse=True)
-        needy = [
-            (needed, at)
-            for at in likely[:_LOOKED_AT_CLOSELY]
-            if (needed := seen[at].receives_needed) is not None
-        ]
-        if needy:
-            needed, at = max(needy)
-            task = first[at].on_fifo if queue.is_fifo else first[at]
-            yield from _fewer_than_needed(queue, task, needed)
+@_queue_rule("W010")
+def _few_receives(queue: QueueFacts, facts: Facts) -> _QueueReport:
+    """maxReceiveCount is too small for the delays.
 
-
-def _place(task: TaskFacts, seen: list[TaskFacts]) -> int:
-    """Return the index of the first task that waits alike, and append the task if there is none."""
-    for at, other in enumerate(seen):
-        if task.waits_like(other):
-            return at
-    seen.append(task)
-    return len(seen) - 1
-
-
-def _fewer_than_needed(queue: QueueFacts, task: TaskFacts, needed: int) -> Iterator[Report]:
+    SQS moves a message, without a reason on it, at the receive after maxReceiveCount; workers
+    give it up on the last one. On a FIFO queue fifo_cap makes delays shorter, so it takes more
+    receives. SQS allows up to 1000.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+    """
+    tasks = [task.on_fifo if queue.is_fifo else task for task in _covered(facts, queue)]
     allowed = queue.max_receive_count
-    if allowed is None or allowed >= needed:
-        return
+    if allowed is None or not tasks:
+        return None
+    # Only the neediest is looked at closely: 200 draws of each would take seconds of CPU.
+    task = max(tasks, key=lambda task: task.about_receives_needed)
+    if allowed >= (needed := task.receives_needed):
+        return None
     cap = f" under its fifo_cap of {task.fifo_cap:g} s" if queue.is_fifo else ""
-    yield (
-        queue.name,
+    return (
         f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
         f" {_in_receives(needed)} receives until its budgets end (drawn 200 times from its"
         f" delays{cap})",
@@ -468,12 +431,12 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
     )
 
 
-@_rule(
-    "E001",
-    "A queue that workers consume does not exist",
-    "predefined_queues or task_queues name it.",
-)
+@_rule("E001")
 def _unreadable(facts: Facts) -> Iterator[Report]:
+    """A queue that workers consume does not exist.
+
+    predefined_queues or task_queues name it.
+    """
     for queue in facts.queues:
         if not queue.is_consumed or queue.attributes is not None or not queue.is_missing:
             continue
@@ -513,13 +476,13 @@ def _elsewhere(queue: QueueFacts) -> str:
     )
 
 
-@_rule(
-    "W036",
-    "A queue that tasks go to was not looked at",
-    "Without task_queues an app knows its default queue alone. A task's queue, task_routes or"
-    " beat_schedule name others, and workers receive from those that their -Q names.",
-)
+@_rule("W036")
 def _not_looked_at(facts: Facts) -> Iterator[Report]:
+    """A queue that tasks go to was not looked at.
+
+    Without task_queues an app knows its default queue alone. A task's queue, task_routes or
+    beat_schedule name others, and workers receive from those that their -Q names.
+    """
     if not facts.are_all:
         return
     looked_at = {queue.name for queue in facts.queues}
@@ -538,14 +501,14 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
         )
 
 
-@_rule(
-    "E027",
-    "An action is denied",
-    "Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that"
-    " does not exist, SendMessage to the dead-letter queue without a message. SQS checks"
-    " permissions first.",
-)
+@_rule("E027")
 def _denied(facts: Facts) -> Iterator[Report]:
+    """An action is denied.
+
+    Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that does
+    not exist, SendMessage to the dead-letter queue without a message. SQS checks permissions
+    first.
+    """
     for queue in facts.queues:
         for one, arn in ((queue, queue.arn), (queue.dlq, queue.dlq_arn)):
             if one is not None and one.denied:
@@ -584,14 +547,13 @@ def _statement(queue: QueueFacts, arn: str | None) -> str:
     )
 
 
-@_rule(
-    "W019",
-    "A task is not covered",
-    "Tasks without the base class keep Celery's behaviour on SQS: retries are copies with a new"
-    " message id, and the dead-letter queue is never used.",
-    is_live=False,
-)
+@_rule("W019", is_live=False)
 def _without_base_class(facts: Facts) -> Iterator[Report]:
+    """A task is not covered.
+
+    Tasks without the base class keep Celery's behaviour on SQS: retries are copies with a new
+    message id, and the dead-letter queue is never used.
+    """
     if not facts.covered:
         return  # an app that does not use the package yet
     for task in facts.app.tasks:
@@ -610,14 +572,13 @@ def _without_base_class(facts: Facts) -> Iterator[Report]:
         )
 
 
-@_rule(
-    "W020",
-    "A task retries errors that may mean that it was processed",
-    "Retryable is an allow list. A base class such as Exception or RequestException covers"
-    " invalid addresses, refusals for good, and timeouts after the request left.",
-    is_live=False,
-)
+@_rule("W020", is_live=False)
 def _broad(facts: Facts) -> Iterator[Report]:
+    """A task retries errors that may mean that it was processed.
+
+    Retryable is an allow list. A base class such as Exception or RequestException covers
+    invalid addresses, refusals for good, and timeouts after the request left.
+    """
     for task in facts.covered:
         broad = sorted(_BROAD.intersection(task.retried_errors))
         if broad:
@@ -630,14 +591,14 @@ def _broad(facts: Facts) -> Iterator[Report]:
             )
 
 
-@_rule(
-    "E037",
-    "A task is routed to an exchange",
-    "SQS has queues alone. kombu keeps bindings in the memory of each connection, declares that"
-    " of the task's queue before it sends, and drops what no binding matches. The patterns of"
-    " topic exchanges are not looked at.",
-)
+@_rule("E037")
 def _exchanges(facts: Facts) -> Iterator[Report]:
+    """A task is routed to an exchange.
+
+    SQS has queues alone. kombu keeps bindings in the memory of each connection, declares that
+    of the task's queue before it sends, and drops what no binding matches. The patterns of
+    topic exchanges are not looked at.
+    """
     if facts.other_broker is not None:
         return
     for task in facts.app.tasks:
@@ -651,14 +612,13 @@ def _exchanges(facts: Facts) -> Iterator[Report]:
             )
 
 
-@_rule(
-    "W022",
-    "A worker prefetches too much",
-    "Messages that a worker holds without running them wait there, while other workers may be"
-    " idle.",
-    is_live=False,
-)
+@_rule("W022", is_live=False)
 def _prefetch(facts: Facts) -> Iterator[Report]:
+    """A worker prefetches too much.
+
+    Messages that a worker holds without running them wait there, while other workers may be
+    idle.
+    """
     app = facts.app
     if not facts.covered:
         return
@@ -680,14 +640,14 @@ def _prefetch(facts: Facts) -> Iterator[Report]:
         )
 
 
-@_rule(
-    "W029",
-    "Events or replies are sent, and nobody can read them",
-    "Celery's events and remote control need fanout, which SQS does not have:"
-    " https://github.com/celery/celery/issues/8348, https://github.com/celery/celery/issues/3280",
-    is_live=False,
-)
+@_rule("W029", is_live=False)
 def _unread_messages(facts: Facts) -> Iterator[Report]:
+    """Events or replies are sent, and nobody can read them.
+
+    Celery's events and remote control need fanout, which SQS does not have:
+    https://github.com/celery/celery/issues/8348
+    https://github.com/celery/celery/issues/3280
+    """
     if facts.app.events:
         yield (
             "worker_send_task_events",
@@ -713,30 +673,45 @@ def _unread_messages(facts: Facts) -> Iterator[Report]:
             )
 
 
-@_rule(
-    "E024",
-    "The store is not shared by the pool's processes",
-    "memory:// is for tests and for pools in one process.",
-    is_live=False,
-)
-def _memory_store(facts: Facts) -> Iterator[Report]:
-    app = facts.app
-    if app.store == "memory" and app.pool == "prefork" and not app.runs_here:
+_STORE: Final = "sqs_backoff['store']"
+
+
+@_rule("E040", is_live=False)
+def _wrong_store(facts: Facts) -> Iterator[Report]:
+    """No worker can start with the store's settings.
+
+    A worker checks them at its start, and ends. memory:// is for tests and for pools in one
+    process.
+    """
+    app, consequence = facts.app, "Workers do not start."
+    if app.store_fault is not None:
+        yield _STORE, app.store_fault, consequence, Fix(text="Correct the setting.")
+    elif app.store == "memory" and app.pool == "prefork" and not app.runs_here:
+        evidence = "the store is memory://, which the processes of a prefork pool do not share"
+        yield _STORE, evidence, consequence, Fix(text="Use redis://, django or dynamodb://.")
+
+
+@_rule("W043", is_live=False)
+def _store_lacks(facts: Facts) -> Iterator[Report]:
+    """What the store needs is missing here.
+
+    An image or a job that runs only migrations may lack a library that workers have.
+    """
+    if facts.app.store_lack is not None:
         yield (
-            "sqs_backoff['store']",
-            "the store is memory:// and the pool is prefork",
-            "Each process has guards, steps and locks of its own: two runs hold the same lock.",
-            Fix(text="Use redis://, django or dynamodb://."),
+            _STORE,
+            facts.app.store_lack,
+            "A worker does not start where it is missing.",
+            Fix(text="Install or set it where workers run; there the live check is an error."),
         )
 
 
-@_rule(
-    "E025",
-    "A guard has no store",
-    "A guard remembers which message has passed, for all workers.",
-    is_live=False,
-)
+@_rule("E025", is_live=False)
 def _no_store(facts: Facts) -> Iterator[Report]:
+    """A guard has no store.
+
+    A guard remembers which message has passed, for all workers.
+    """
     if facts.app.store is None:
         for task in facts.covered:
             if task.needs_store:
@@ -748,32 +723,47 @@ def _no_store(facts: Facts) -> Iterator[Report]:
                 )
 
 
-@_rule(
-    "E023",
-    "The store cannot be used",
-    "It was opened and asked for a key that does not exist.",
-)
+@_rule("E023")
 def _store_fails(facts: Facts) -> Iterator[Report]:
+    """The store cannot be used.
+
+    It was opened, and a record was added, read, changed and deleted. A worker does not start
+    with a store that lacks a table or a right, and waits for one that does not answer.
+    """
     if facts.app.store_failure is not None:
         yield (
-            "sqs_backoff['store']",
-            f"the store ({facts.app.store}) cannot be used: {facts.app.store_failure}",
-            "Tasks with a guard, a step or a lock cannot run; they back off until the store is"
-            " back.",
-            Fix(text="Check the store's address; with Django, run manage.py migrate."),
+            _STORE,
+            facts.app.store_failure,
+            "Tasks with a guard, a step or a lock back off until the store can be used.",
+            Fix(text="Check its address, its table and the rights of its user."),
         )
 
 
-@_rule(
-    "W034",
-    "The store drops records when it is full",
-    "Each record has an end, so volatile-* policies drop them too."
-    " https://redis.io/docs/latest/develop/reference/eviction/",
-)
+@_rule("W042")
+def _store_forgeable(facts: Facts) -> Iterator[Report]:
+    """Records on the store are not signed.
+
+    Without a secret, others that can write to the store decide what a worker takes for done.
+    """
+    if facts.app.store_forgeable is not None:
+        yield (
+            _STORE,
+            facts.app.store_forgeable,
+            "A forged record skips a task, or gives it a result that it never had.",
+            Fix(text="Set sqs_backoff['secret']; in Django, SECRET_KEY does as well."),
+        )
+
+
+@_rule("W034")
 def _store_evicts(facts: Facts) -> Iterator[Report]:
+    """The store drops records when it is full.
+
+    Each record has an end, so volatile-* policies drop them too.
+    https://redis.io/docs/latest/develop/reference/eviction/
+    """
     if facts.app.store_eviction is not None:
         yield (
-            "sqs_backoff['store']",
+            _STORE,
             facts.app.store_eviction,
             "When it is full it drops guards, locks and steps of messages under way: work is done"
             " twice.",

@@ -20,9 +20,9 @@ from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
 from ..threads import start_daemon
 
-#: memory:// under prefork. Such a worker does not come this far; the settings alone, without the
-#: command line's ``-P``, would say it of a worker with another pool.
-_REFUSES_TO_START: Final = "E024"
+#: A worker with such a store does not come this far. The settings alone, without the command line's
+#: ``-P``, would say it of a worker with another pool.
+_REFUSES_TO_START: Final = "E040"
 
 logger = get_logger(__name__)
 

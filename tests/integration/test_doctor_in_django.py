@@ -139,7 +139,7 @@ def test_a_store_in_memory_is_no_fault_where_tests_run(
     for name, more in (("worker", ""), ("test", how)):
         text = f"from example_project.settings import *\n{store}\n{more}\n"
         (tmp_path / f"{name}_settings.py").write_text(text)
-    assert "(celery_sqs_backoff.E024)" in manage("check", settings="worker_settings").stderr
+    assert "(celery_sqs_backoff.E040)" in manage("check", settings="worker_settings").stderr
     done = manage("check", settings="test_settings")
     assert done.returncode == 0, done.stderr
 

@@ -27,7 +27,7 @@ from .django_app import project
 
 project.set_up()
 
-from celery_sqs_backoff.contrib.django import store_checks  # noqa: E402
+from celery_sqs_backoff.contrib.django import checks  # noqa: E402
 
 
 @pytest.fixture
@@ -49,8 +49,13 @@ def app() -> Iterator[Celery]:
     app.close()
 
 
-def found(check: Any) -> list[str]:
-    return [message.id.partition(".")[2] for message in check(None)]
+def of_store(check: Any) -> list[Any]:
+    """Return the messages of a check about the store."""
+    return [message for message in check(None) if message.obj == "sqs_backoff['store']"]
+
+
+def ids(check: Any) -> list[str]:
+    return [message.id.partition(".")[2] for message in of_store(check)]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +73,11 @@ def test_a_store_that_cannot_work_is_an_error_by_name(
     app: Celery, settings: dict[str, Any], why: str
 ) -> None:
     app.conf.sqs_backoff = settings
-    [error] = store_checks.check_store(None)
+    [error] = of_store(checks.check_app)
     assert error.id == "celery_sqs_backoff.E040"
     assert why in error.msg
     assert "hunter2" not in error.msg
-    assert store_checks.check_store_answers(None) == [], "it is said once"
+    assert of_store(checks.check_deployment) == [], "it is said once"
 
 
 def test_a_store_whose_library_is_missing_here_stops_no_migration(
@@ -81,11 +86,11 @@ def test_a_store_whose_library_is_missing_here_stops_no_migration(
     """``migrate`` runs the checks, in an image that has not all that workers have."""
     monkeypatch.setitem(sys.modules, "redis", None)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
-    [warning] = store_checks.check_store(None)
+    [warning] = of_store(checks.check_app)
     assert (warning.id, warning.is_serious()) == ("celery_sqs_backoff.W043", False)
     assert "redis is not installed" in warning.msg
-    [error] = store_checks.check_store_answers(None)
-    assert error.id == "celery_sqs_backoff.E041"
+    [error] = of_store(checks.check_deployment)
+    assert error.id == "celery_sqs_backoff.E023"
 
 
 def test_an_app_that_is_not_installed_is_an_error(
@@ -95,7 +100,7 @@ def test_an_app_that_is_not_installed_is_an_error(
 
     monkeypatch.setattr(apps, "is_installed", lambda name: False)
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
-    [error] = store_checks.check_store(None)
+    [error] = of_store(checks.check_app)
     assert "INSTALLED_APPS" in error.msg
 
 
@@ -124,15 +129,15 @@ def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(
     app: Celery, alias: str
 ) -> None:
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
-    assert found(store_checks.check_store) == []
-    [error] = store_checks.check_store_answers(None)
-    assert error.id == "celery_sqs_backoff.E041"
+    assert ids(checks.check_app) == []
+    [error] = of_store(checks.check_deployment)
+    assert error.id == "celery_sqs_backoff.E023"
     assert "manage.py migrate" in error.msg
     project.migrate(alias)
-    assert found(store_checks.check_store_answers) == []
+    assert ids(checks.check_deployment) == []
     app.conf.sqs_backoff = {"store": f"redis://:hunter2@127.0.0.1:{free_port()}/0"}
-    [error] = store_checks.check_store_answers(None)
-    assert error.id == "celery_sqs_backoff.E041"
+    [error] = of_store(checks.check_deployment)
+    assert error.id == "celery_sqs_backoff.E023"
     assert "hunter2" not in error.msg
 
 
@@ -153,8 +158,8 @@ def test_the_way_to_a_missing_table_leads_past_a_router_that_refuses_it(
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
 
     def advice() -> list[str]:
-        [error] = store_checks.check_store_answers(None)
-        return str(error.msg).rpartition("is missing: ")[2].split(", then ")
+        [error] = of_store(checks.check_deployment)
+        return str(error.msg).rpartition("is missing: ")[2].partition(". ")[0].split(", then ")
 
     with monkeypatch.context() as patch:
         patch.setitem(vars(router), "routers", [RefusesTheStore()])  # read once, from the settings
@@ -163,7 +168,7 @@ def test_the_way_to_a_missing_table_leads_past_a_router_that_refuses_it(
         assert ["allow_migrate" in step for step in advice()] == [True, False, False]
     for step in advice():
         call_command(*step.removeprefix("manage.py ").split(), verbosity=0)
-    assert found(store_checks.check_store_answers) == []
+    assert ids(checks.check_deployment) == []
 
 
 def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
@@ -175,10 +180,10 @@ def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
     project.migrate(alias)
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     with override_settings(SECRET_KEY=""):
-        assert found(store_checks.check_store) == []
-        assert found(store_checks.check_store_answers) == ["W042"]
+        assert ids(checks.check_app) == []
+        assert ids(checks.check_deployment) == ["W042"]
         app.conf.sqs_backoff = {"store": f"django://{alias}", "secret": "ours"}
-        assert found(store_checks.check_store_answers) == []
+        assert ids(checks.check_deployment) == []
 
 
 def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias: str) -> None:
@@ -188,7 +193,7 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias
     project.migrate(alias)
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     with override_settings(SECRET_KEY=b"\xff"):
-        assert found(store_checks.check_store_answers) == []
+        assert ids(checks.check_deployment) == []
         vault_of(app).add("guard:1", "signed", 60)
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[b"\xff", ""]):
         assert vault_of(app).get("guard:1") == "signed"
@@ -204,9 +209,9 @@ def test_the_checks_are_registered() -> None:
 
     offline = registry.registry.get_checks(include_deployment_checks=False)
     deployment = registry.registry.get_checks(include_deployment_checks=True)
-    assert store_checks.check_store in offline
-    assert store_checks.check_store_answers not in offline
-    assert store_checks.check_store_answers in deployment
+    assert checks.check_app in offline
+    assert checks.check_deployment not in offline
+    assert checks.check_deployment in deployment
 
 
 def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:

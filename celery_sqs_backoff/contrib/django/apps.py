@@ -15,7 +15,6 @@ class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
 
     def ready(self) -> None:
         """Register the system checks."""
-        from . import checks, store_checks
+        from . import checks
 
         checks.register()
-        store_checks.register()

@@ -10,9 +10,10 @@ from typing import Any
 from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
-from celery_sqs_backoff.doctor import Finding, Severity, examine
+from celery_sqs_backoff.doctor import Facts, Finding, Severity, examine
 from celery_sqs_backoff.doctor.look import (
     NotImported,
+    facts_of_app,
     ignored_by,
     load_tasks,
     look,
@@ -83,14 +84,16 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
         return [_not_loaded(exc)]
     except Exception:  # noqa: BLE001  # check_app says what it is
         return []
+    could_not = []
     try:
         facts = look(app)
-    except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
-        return [_could_not_look(why_not(exc))]
+    except Exception as exc:  # noqa: BLE001  # whatever it is, only the store can be looked at
+        facts, could_not = Facts(app=facts_of_app(app, live=True)), [why_not(exc)]
     if facts.other_broker is not None:
-        return [_could_not_look(f"the broker is {facts.other_broker}")]
+        could_not.append(f"the broker is {facts.other_broker}")
+    could_not += [f"queue {queue.name}: {queue.failure}" for queue in facts.unread]
     return [
-        *(_could_not_look(f"queue {queue.name}: {queue.failure}") for queue in facts.unread),
+        *map(_could_not_look, could_not),
         *(
             _message(f)
             for f in examine(facts, ignore=ignored_by(app))

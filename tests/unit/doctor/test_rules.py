@@ -196,7 +196,13 @@ BROKEN = {
     "W022 much prefetch": (with_app(prefetch_multiplier=128, concurrency=16), "W022"),
     "E023 store fails": (with_app(store_failure="OperationalError"), "E023"),
     "W034 store evicts": (with_app(store_eviction="maxmemory-policy allkeys-lru"), "W034"),
-    "E024 memory under prefork": (with_app(store="memory"), "E024"),
+    "E040 settings": (
+        with_app(store_fault="sqs_backoff['store']: port: expected a number"),
+        "E040",
+    ),
+    "E040 memory under prefork": (with_app(store="memory"), "E040"),
+    "W042 not signed": (with_app(store_forgeable="sqs_backoff['secret'] is missing"), "W042"),
+    "W043 library": (with_app(store_lack="redis is not installed"), "W043"),
     "E025 guard without a store": (
         with_app(store=None, tasks=(replace(TASK, needs_store=True),)),
         "E025",
