@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..store.errors import StoreUnavailable
 from ..store.protocol import key_of
@@ -25,6 +25,9 @@ PRESENT_SECONDS = 300.0
 
 #: The record outlives the last place by this.
 KEEP_SECONDS = 600.0
+
+#: Lua cannot read infinity.
+_LONGEST_SECONDS = 1e9
 
 #: Writes that other workers were faster than, before the store counts as away.
 _MOST_TRIES = 20
@@ -43,21 +46,40 @@ class Taken:
     workers: int
 
 
-@runtime_checkable
-class HasSlots(Protocol):
-    """A store that assigns slots in one call, by a clock of its own."""
-
-    def take_slots(
-        self,
-        key: str,
-        worker: str,
-        longest: Sequence[float],
-        *,
-        apart: tuple[float, float],
-        present: float,
-        keep: float,
-    ) -> tuple[list[tuple[float, bool]], int]:
-        """Do as :func:`advance`; ``apart``: seconds between slots, and between returns."""
+#: :func:`advance`, by the clock of the Redis server. Times are milliseconds.
+_ADVANCE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local worker, present = 'worker:' .. ARGV[1], tonumber(ARGV[2])
+local slot_apart, back_apart = tonumber(ARGV[4]), tonumber(ARGV[5])
+local free, back, workers = 0, 0, 1
+local fields = redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+  local value = tonumber(fields[i + 1])
+  if fields[i] == 'free' then free = value
+  elseif fields[i] == 'back' then back = value
+  elseif fields[i] ~= worker then
+    if value > now - present then workers = workers + 1
+    else redis.call('HDEL', KEYS[1], fields[i]) end
+  end
+end
+local places = {}
+for i = 6, #ARGV do
+  local slot = math.max(free, now)
+  if slot - now <= tonumber(ARGV[i]) then
+    places[i - 5] = string.format('1 %.3f', slot - now)
+    free = slot + slot_apart
+  else
+    back = math.max(back, slot)
+    places[i - 5] = string.format('0 %.3f', back - now)
+    back = back + back_apart
+  end
+end
+redis.call('HSET', KEYS[1], 'free', string.format('%.3f', free),
+           'back', string.format('%.3f', back), worker, string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(free, back, now) - now + ARGV[3]))
+return {workers, unpack(places)}
+"""
 
 
 class FleetSlots:
@@ -95,18 +117,23 @@ class FleetSlots:
             StoreUnavailable: the store did not answer. Slots may be taken nevertheless: then they
                 are lost.
         """
-        store = self._vault.store
-        if isinstance(store, HasSlots):
-            places, workers = store.take_slots(
-                self._vault.key_in_store(self._key),
-                self._worker,
-                longest,
-                apart=(1 / self._rate, 1 / (self._rate * RETURN_SHARE)),
-                present=PRESENT_SECONDS,
-                keep=KEEP_SECONDS,
-            )
-            return Taken([Place(*place) for place in places], workers)
-        return self._take_by_writes(longest)
+        run_script = getattr(self._vault.store, "run_script", None)  # Redis has it
+        if run_script is None:
+            return self._take_by_writes(longest)
+        apart = 1000 / self._rate, 1000 / (self._rate * RETURN_SHARE)
+        waits = [min(seconds, _LONGEST_SECONDS) * 1000 for seconds in longest]
+        workers, *found = run_script(
+            _ADVANCE,
+            self._vault.key_in_store(self._key),
+            self._worker,
+            PRESENT_SECONDS * 1000,
+            KEEP_SECONDS * 1000,
+            *apart,
+            *waits,
+        )
+        split = [each.split() for each in found]
+        places = [Place(float(wait) / 1000, is_slot == "1") for is_slot, wait in split]
+        return Taken(places, int(workers))
 
     def _take_by_writes(self, longest: Sequence[float]) -> Taken:
         for _ in range(_MOST_TRIES):

@@ -9,22 +9,17 @@ A replica that takes over may miss the last records too: Redis replicates asynch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Names of ours among whatever else the database holds.
 _PREFIX = "celery-sqs-backoff:"
 
 _TIMEOUT_SECONDS = 5.0
 
-#: Lua cannot read infinity.
-_NO_LIMIT_SECONDS = 1e9
-
+_GET = "return redis.call('GET', KEYS[1])"
 _ADD = """
 local value = redis.call('GET', KEYS[1])
 if value then return value end
@@ -43,72 +38,6 @@ _DELETE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
-#: ``provider.rate.assign``, by the server's clock. Times are milliseconds.
-_TAKE_SLOTS = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + time[2] / 1000
-local worker, present = 'worker:' .. ARGV[1], tonumber(ARGV[2])
-local slot_apart, back_apart = tonumber(ARGV[4]), tonumber(ARGV[5])
-local free, back, workers = 0, 0, 1
-local fields = redis.call('HGETALL', KEYS[1])
-for i = 1, #fields, 2 do
-  local value = tonumber(fields[i + 1])
-  if fields[i] == 'free' then free = value
-  elseif fields[i] == 'back' then back = value
-  elseif fields[i] ~= worker then
-    if value > now - present then workers = workers + 1
-    else redis.call('HDEL', KEYS[1], fields[i]) end
-  end
-end
-local places = {}
-for i = 6, #ARGV do
-  local slot = math.max(free, now)
-  if slot - now <= tonumber(ARGV[i]) then
-    places[i - 5] = string.format('1 %.3f', slot - now)
-    free = slot + slot_apart
-  else
-    back = math.max(back, slot)
-    places[i - 5] = string.format('0 %.3f', back - now)
-    back = back + back_apart
-  end
-end
-redis.call('HSET', KEYS[1], 'free', string.format('%.3f', free),
-           'back', string.format('%.3f', back), worker, string.format('%.0f', now))
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(free, back, now) - now + ARGV[3]))
-return {workers, unpack(places)}
-"""
-
-
-def _boundary(method: F) -> F:
-    """Turn what redis-py raises into ours, after a second attempt if a new connection may help.
-
-    Made again, a call may have taken effect before: see ``Store``.
-    """
-
-    @wraps(method)
-    def wrapped(self: RedisStore, *args: Any, **kwargs: Any) -> Any:
-        from redis import exceptions
-
-        gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
-        try:
-            try:
-                return method(self, *args, **kwargs)
-            except exceptions.RedisError as exc:
-                # Before Redis 7, of a script only the text says so.
-                if not isinstance(exc, gone) and "READONLY" not in str(exc):
-                    raise
-                # The connection was idle for too long. Or the server has become a replica: the
-                # address may lead to the one that took over, which only a new connection finds out.
-                self._redis.connection_pool.disconnect(inuse_connections=False)
-                return method(self, *args, **kwargs)
-        except exceptions.RedisError as exc:
-            raise _kind_of(exc)(f"Redis: {type(exc).__name__}") from exc
-        except UnicodeDecodeError:
-            raise RecordRejected("A record in the store is not text: it is not ours") from None
-
-    return wrapped  # type: ignore[return-value]
-
-
 def _kind_of(exc: Exception) -> type[StoreUnavailable]:
     """Tell a server that refuses from one that is away, full or a replica for now."""
     from redis import exceptions
@@ -149,10 +78,6 @@ class RedisStore:
             pool.connection_class(**pool.connection_kwargs)  # not connected: checks the options
         except RedisError:
             raise ValueError("an option of the URL is invalid") from None
-        self._add = self._redis.register_script(_ADD)
-        self._replace = self._redis.register_script(_REPLACE)
-        self._delete = self._redis.register_script(_DELETE)
-        self._take_slots = self._redis.register_script(_TAKE_SLOTS)
 
     def evicts(self) -> str | None:
         """Say by which setting the server drops records before their end; ``None``: by none.
@@ -171,41 +96,45 @@ class RedisStore:
             return None
         return f"Redis has maxmemory {limit} bytes, and maxmemory-policy {policy}"
 
-    @_boundary
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        there: str | None = self._add(keys=[_PREFIX + key], args=[value, _milliseconds(ttl)])
+        there: str | None = self.run_script(_ADD, key, value, _milliseconds(ttl))
         return there
 
-    @_boundary
     def get(self, key: str) -> str | None:
-        value: str | None = self._redis.get(_PREFIX + key)
+        value: str | None = self.run_script(_GET, key)
         return value
 
-    @_boundary
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         end = "" if ttl is None else _milliseconds(ttl)
-        return bool(self._replace(keys=[_PREFIX + key], args=[old, new, end]))
+        return bool(self.run_script(_REPLACE, key, old, new, end))
 
-    @_boundary
     def delete(self, key: str, old: str) -> bool:
-        return bool(self._delete(keys=[_PREFIX + key], args=[old]))
+        return bool(self.run_script(_DELETE, key, old))
 
-    @_boundary
-    def take_slots(
-        self,
-        key: str,
-        worker: str,
-        longest: Sequence[float],
-        apart: tuple[float, float],
-        present: float,
-        keep: float,
-    ) -> tuple[list[tuple[float, bool]], int]:
-        """Assign places at a rate: see ``provider.fleet``."""
-        waits = [min(seconds, _NO_LIMIT_SECONDS) * 1000 for seconds in longest]
-        times = [_milliseconds(present), _milliseconds(keep), *(each * 1000 for each in apart)]
-        workers, *places = self._take_slots(keys=[_PREFIX + key], args=[worker, *times, *waits])
-        split = [place.split() for place in places]
-        return [(float(wait) / 1000, is_slot == "1") for is_slot, wait in split], int(workers)
+    def run_script(self, script: str, key: str, *arguments: object) -> Any:
+        """Run a script on one key, and once more if a new connection may help.
+
+        The second run may find that the first one took effect: see ``Store``.
+        """
+        from redis import exceptions
+
+        gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
+        run = partial(self._redis.register_script(script), keys=[_PREFIX + key], args=arguments)
+        try:
+            try:
+                return run()
+            except exceptions.RedisError as exc:
+                # Before Redis 7, only the text of a script's error says so.
+                if not isinstance(exc, gone) and "READONLY" not in str(exc):
+                    raise
+                # The connection was idle for too long. Or the server has become a replica: the
+                # address may lead to the one that took over, which only a new connection finds out.
+                self._redis.connection_pool.disconnect(inuse_connections=False)
+                return run()
+        except exceptions.RedisError as exc:
+            raise _kind_of(exc)(f"Redis: {type(exc).__name__}") from exc
+        except UnicodeDecodeError:
+            raise RecordRejected("A record in the store is not text: it is not ours") from None
 
 
 def _milliseconds(seconds: float) -> int:

@@ -50,14 +50,17 @@ def test_a_server_before_redis_7_that_has_become_a_replica_is_left_too(
     told = "Error running script (call to f_1): @user_script:4: -READONLY You can't write against"
     with _redis_server(tmp_path / "new") as new:
         store: Any = open_store(f"unix://{new}")
-        add, left = store._add, [redis.ResponseError(told)]
+        register, left = store._redis.register_script, [redis.ResponseError(told)]
 
-        def refuse_once(**options: Any) -> Any:
-            if left:
-                raise left.pop()
-            return add(**options)
+        def refuse_once(script: str) -> Any:
+            def run(**options: Any) -> Any:
+                if left:
+                    raise left.pop()
+                return register(script)(**options)
 
-        monkeypatch.setattr(store, "_add", refuse_once)
+            return run
+
+        monkeypatch.setattr(store._redis, "register_script", refuse_once)
         assert store.add("key", "value", 60) is None
 
 
