@@ -17,10 +17,10 @@ from celery.utils.log import get_logger
 
 from ..text import error_site, type_name
 from ..threads import start_daemon
-from .connections import ask_and_close, open_connections
+from .connections import ask_and_close, close, open_connections
 from .django import DjangoStore
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
-from .protocol import Store, key_of
+from .protocol import key_of
 from .records import Records
 from .redis import RedisStore
 from .settings import check_settings, is_signed, records_of
@@ -34,9 +34,6 @@ _CHECK_SECONDS = 60.0
 #: Between two looks at a store that is away when a worker starts.
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5.0, 300.0
 
-#: So many keys are hardly ever all on one server of a cluster.
-_CHECK_KEYS = 20
-
 
 def check_offline(app: Any) -> None:
     """Refuse settings that cannot work, without asking the store.
@@ -45,10 +42,8 @@ def check_offline(app: Any) -> None:
         ImproperlyConfigured: names the setting and what to do.
     """
     check_settings(app)
-    if has_store(app):
-        store = store_of(app)
-        if isinstance(store, DjangoStore):
-            _named(store.check_settings)
+    if has_store(app) and isinstance(store := store_of(app), DjangoStore):
+        store.check_settings()
 
 
 def check_by_asking(app: Any) -> None:
@@ -64,10 +59,12 @@ def check_by_asking(app: Any) -> None:
     store = store_of(app)
     try:
         if isinstance(store, DjangoStore):
-            _named(store.check_table)
-        _try_all_four(store)
-        if isinstance(store, RedisStore):
-            _try_every_server(store)
+            store.check_table()
+        key = key_of("check", uuid4().hex)
+        store.add(key, "new", _CHECK_SECONDS)  # Each of the four may need a right of its own.
+        store.get(key)
+        store.replace(key, "new", "old", None)
+        store.delete(key, "old")
     except (StoreRefused, RecordRejected) as exc:
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: it refuses what runs ask of it ({exc}): correct its address, or"
@@ -79,29 +76,6 @@ def check_by_asking(app: Any) -> None:
             " its address"
         ) from None
     _try_cipher(records_of(app))
-
-
-def _try_all_four(store: Store) -> None:
-    """Each may need a right of its own, such as UPDATE on the table. Leaves nothing.
-
-    Raises:
-        StoreUnavailable: one of them is refused.
-    """
-    key = key_of("check", uuid4().hex)
-    store.add(key, "new", _CHECK_SECONDS)
-    store.get(key)
-    store.replace(key, "new", "old", None)
-    store.delete(key, "old")
-
-
-def _try_every_server(store: RedisStore) -> None:
-    """One of a Redis Cluster refuses the keys that the others hold.
-
-    Raises:
-        StoreUnavailable: it does.
-    """
-    for _ in range(_CHECK_KEYS):
-        store.get(key_of("check", uuid4().hex))
 
 
 def _try_cipher(records: Records) -> None:
@@ -227,9 +201,7 @@ def _check_and_close(app: Any) -> None:
     finally:
         for connection in open_connections():
             if connection not in before:
-                connection.close()
-                if hasattr(connection, "close_pool"):  # it goes back there, with OPTIONS["pool"]
-                    connection.close_pool()
+                close(connection)
 
 
 def _forget_pools() -> None:
@@ -244,10 +216,3 @@ def _forget_pools() -> None:
     if pools:
         _FORGOTTEN.extend(pools.values())
         pools.clear()
-
-
-def _named(check: Any) -> None:
-    try:
-        check()
-    except ValueError as exc:
-        raise ImproperlyConfigured(f"sqs_backoff['store']: {exc}") from exc

@@ -35,6 +35,13 @@ def is_in_transaction(connection: Any) -> bool:
     return not connection.get_autocommit()
 
 
+def close(connection: Any) -> None:
+    """Close a connection, and the pool that it would go back to (``OPTIONS["pool"]``)."""
+    connection.close()
+    if hasattr(connection, "close_pool"):
+        connection.close_pool()
+
+
 def ask_and_close(ask: Callable[[], T]) -> T:
     """Return what ``ask`` returns, in a thread whose next call may be to another service.
 

@@ -1,8 +1,8 @@
 """Records in a table of a Django project. The database's clock decides when one ends.
 
 (SQLite has none of its own: there it is the machine's, on which all its users are.) Each change is
-one statement in autocommit, so it is committed when it returns; see ``statements``. What has ended
-is removed by ``manage.py sqs_backoff_clear_expired``, to be run daily.
+one statement in autocommit, so it is committed when it returns. What has ended is removed by
+``manage.py sqs_backoff_clear_expired``, to be run daily.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from . import statements
-from .errors import StoreRefused, StoreUnavailable
+from celery.exceptions import ImproperlyConfigured
 
-#: add() finds a record that is gone when it looks at it: it tries again, so often.
-_TRIES = 100
+from .connections import close, is_in_transaction
+from .errors import StoreInTransaction, StoreRefused, StoreUnavailable
+
+#: How often add() tries, when the record that was in its way is gone when it looks at it.
+_ADDS = 100
+
+#: How often a statement is made. Each but the first is made on a new connection.
+_TRIES = 5
 
 #: Refusals of a connection: numbers of MySQL's, texts of PostgreSQL's.
 _REFUSALS = {1044, 1045, 1049, 1142}
@@ -49,7 +54,7 @@ class DjangoStore:
         self._using = using
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        for _ in range(_TRIES):
+        for _ in range(_ADDS):
             if self._ask(partial(self._add, _key(key), _value(value), timedelta(seconds=ttl))):
                 return None
             if (there := self.get(key)) is not None:
@@ -92,56 +97,39 @@ class DjangoStore:
         """Refuse an app or an alias that is missing from the settings. Asks nobody.
 
         Raises:
-            ValueError: says which, and what to do.
+            ImproperlyConfigured: says which, and what to do.
         """
         from django.apps import apps  # type: ignore[import-untyped]
         from django.conf import settings  # type: ignore[import-untyped]
         from django.db import connections  # type: ignore[import-untyped]
 
         if not (settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
-            raise ValueError("set DJANGO_SETTINGS_MODULE: the store needs Django's settings")
+            _refuse("set DJANGO_SETTINGS_MODULE: the store needs Django's settings")
         if not apps.is_installed("celery_sqs_backoff.contrib.django"):
-            raise ValueError("add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS")
+            _refuse("add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS")
         if self._using not in connections.settings:
             known = ", ".join(sorted(connections.settings)) or "none"
-            raise ValueError(f"unknown database alias {self._using!r}: DATABASES has {known}")
+            _refuse(f"unknown database alias {self._using!r}: DATABASES has {known}")
 
     def check_table(self) -> None:
         """Refuse a database without the table.
 
         Raises:
-            ValueError: what to do.
+            ImproperlyConfigured: what to do.
             StoreUnavailable: the database did not answer.
         """
-        from django.db import DatabaseError, InterfaceError, connections
+        from django.db import connections
 
         from ..contrib.django.models import Record
 
-        try:
-            tables = connections[self._using].introspection.table_names()
-        except (DatabaseError, InterfaceError) as exc:
-            raise _kind_of(exc)(f"Django: {type(exc).__name__}") from exc
-        if Record._meta.db_table not in tables:
-            raise ValueError(
-                f"the table {Record._meta.db_table!r} is missing: {self._how_to_make(Record)}"
+        tables = self._ask(lambda *_: connections[self._using].introspection.table_names())
+        if (table := Record._meta.db_table) not in tables:
+            migrate = f"manage.py migrate {Record._meta.app_label}"
+            _refuse(
+                f"the table {table!r} is missing: {migrate} --database {self._using}. (If a router"
+                f" of DATABASE_ROUTERS has kept it away, change that, and begin with {migrate} zero"
+                f" --fake --database {self._using})"
             )
-
-    def _how_to_make(self, record: Any) -> str:
-        """What ``migrate`` needs to make the table: it notes as done what a router has refused."""
-        from django.db import connections, router
-        from django.db.migrations.recorder import (  # type: ignore[import-untyped]
-            MigrationRecorder,
-        )
-
-        label = record._meta.app_label
-        steps = [f"manage.py migrate {label} --database {self._using}"]
-        noted = MigrationRecorder(connections[self._using]).applied_migrations()
-        if any(app == label for app, _ in noted):
-            steps.insert(0, f"manage.py migrate {label} zero --fake --database {self._using}")
-        if not router.allow_migrate_model(self._using, record):
-            refused = f"let allow_migrate() of DATABASE_ROUTERS return True for {label!r} on"
-            steps.insert(0, f"{refused} {self._using!r}")
-        return ", then ".join(steps)
 
     def _add(self, at: str, new: dict[str, str], ttl: timedelta, records: Any, now: Any) -> bool:
         from django.db import IntegrityError, connections, transaction
@@ -159,25 +147,39 @@ class DjangoStore:
         return True
 
     def _ask(self, statement: Callable[[Any, Any], T]) -> T:
-        """Make a statement, given the table and what the database is to take for now.
+        """Make a statement, given the table and the database's clock.
 
-        Made again, it may have taken effect before: see ``Store``.
+        It is made again where the database has taken it back because of another, and where its
+        connection is of no use: that was idle for too long, the server was restarted, or only reads
+        since a failover. Made again, it may have taken effect before: see ``Store``.
         """
-        from django.db import DatabaseError, InterfaceError
+        from django.db import DatabaseError, InterfaceError, connections
 
         from ..contrib.django.models import Record, UTCNow
 
-        refusal = (
-            f"The store's database alias {self._using!r} is inside a transaction, whose rollback"
-            " would take back what has been recorded: leave the atomic block first, or give the"
-            " store a connection of its own: a copy of the alias in DATABASES, say 'records', and"
-            " the store 'django://records'"
-        )
-        ask = partial(statement, Record.objects.using(self._using), UTCNow())
+        connection = connections[self._using]
         try:
-            return statements.make(self._using, ask, refusal=refusal)
+            for tries_left in reversed(range(_TRIES)):
+                if is_in_transaction(connection):  # Connects: a server that is away is asked once.
+                    raise StoreInTransaction(
+                        f"The store's database alias {self._using!r} is inside a transaction, whose"
+                        " rollback would take back what has been recorded: leave the atomic block"
+                        " first, or give the store a connection of its own: a copy of the alias in"
+                        " DATABASES, say 'records', and the store 'django://records'"
+                    )
+                try:
+                    return statement(Record.objects.using(self._using), UTCNow())
+                except (DatabaseError, InterfaceError) as exc:
+                    if (
+                        not tries_left
+                        or connection.in_atomic_block
+                        or _kind_of(exc) is StoreRefused
+                    ):
+                        raise
+                    close(connection)
         except (DatabaseError, InterfaceError) as exc:
             raise _kind_of(exc)(f"Django: {type(exc).__name__}") from exc
+        raise AssertionError("unreachable")
 
 
 def _kind_of(exc: Exception) -> type[StoreUnavailable]:
@@ -200,3 +202,7 @@ def _digest(text: str) -> str:
 
 def _value(value: str) -> dict[str, str]:
     return {"value": value, "digest": _digest(value)}
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ImproperlyConfigured(f"sqs_backoff['store']: {why}")

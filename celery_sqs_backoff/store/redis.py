@@ -38,6 +38,8 @@ _DELETE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
+
+
 def _kind_of(exc: Exception) -> type[StoreUnavailable]:
     """Tell a server that refuses from one that is away, full or a replica for now."""
     from redis import exceptions
@@ -76,6 +78,7 @@ class RedisStore:
         pool = self._redis.connection_pool
         try:
             pool.connection_class(**pool.connection_kwargs)  # not connected: checks the options
+            "text".encode(pool.connection_kwargs.get("encoding", "utf-8"))
         except RedisError:
             raise ValueError("an option of the URL is invalid") from None
 

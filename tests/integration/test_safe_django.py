@@ -141,36 +141,6 @@ def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(
     assert "hunter2" not in error.msg
 
 
-class RefusesTheStore:
-    """As many a router: all but the default database have no tables of other apps."""
-
-    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool:
-        return db == "default"
-
-
-def test_the_way_to_a_missing_table_leads_past_a_router_that_refuses_it(
-    app: Celery, alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``migrate`` then makes nothing, and notes it as done."""
-    from django.core.management import call_command
-    from django.db import router
-
-    app.conf.sqs_backoff = {"store": f"django://{alias}"}
-
-    def advice() -> list[str]:
-        [error] = of_store(checks.check_deployment)
-        return str(error.msg).rpartition("is missing: ")[2].partition(". ")[0].split(", then ")
-
-    with monkeypatch.context() as patch:
-        patch.setitem(vars(router), "routers", [RefusesTheStore()])  # read once, from the settings
-        assert ["allow_migrate" in step for step in advice()] == [True, False]
-        project.migrate(alias)
-        assert ["allow_migrate" in step for step in advice()] == [True, False, False]
-    for step in advice():
-        call_command(*step.removeprefix("manage.py ").split(), verbosity=0)
-    assert ids(checks.check_deployment) == []
-
-
 def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
     app: Celery, alias: str
 ) -> None:

@@ -136,24 +136,6 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
         assert slots.take([0]).workers == 1
 
 
-def test_a_server_of_a_cluster_which_holds_some_keys_alone_is_refused_at_the_start(
-    tmp_path: Path,
-) -> None:
-    """Each run whose key another server holds would fail."""
-    port = str(free_port())
-    options = ("--port", port, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    options = (*options, "--cluster-require-full-coverage", "no")
-    with _redis_server(tmp_path / "redis", *options) as socket:
-        server = redis.Redis(unix_socket_path=str(socket))
-        server.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8191)
-        eventually(lambda: server.cluster("info")["cluster_state"] == "ok")
-        for number in range(10):
-            app = Celery(f"shard {number}", broker="memory://", set_as_current=False)
-            app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
-            with pytest.raises(ImproperlyConfigured, match="Redis: "):
-                check_by_asking(app)
-
-
 def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> None:
     with _redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
         store = open_store(f"unix://{socket}")
