@@ -14,8 +14,7 @@ from ..retry.outcomes import NonRetryable, Outcome, Verdict
 from ..store.errors import TryLater
 from ..store.protocol import KEEP_SECONDS
 from ..store.records import Records
-from ..store.settings import records_of
-from ..store.urls import has_store
+from ..store.settings import has_store, records_of
 from ..task.extension import Extension
 from ..text import error_site
 from .errors import AlreadyDone

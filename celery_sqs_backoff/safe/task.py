@@ -14,8 +14,7 @@ from celery.exceptions import ImproperlyConfigured
 from ..contrib.django.outbox import OnCommit
 from ..store.protocol import seconds_kept
 from ..store.records import Records
-from ..store.settings import namespace_of, records_of
-from ..store.urls import require_store
+from ..store.settings import namespace_of, records_of, require_store
 from ..task.base import BackoffTask
 from . import names
 from .document import Document

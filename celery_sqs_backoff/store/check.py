@@ -23,8 +23,14 @@ from .errors import RecordRejected, StoreRefused, StoreUnavailable
 from .protocol import key_of
 from .records import Records
 from .redis import RedisStore
-from .settings import check_settings, is_signed, records_of
-from .urls import has_store, is_shared, store_of
+from .settings import (
+    check_settings,
+    has_store,
+    is_signed,
+    is_store_shared,
+    records_of,
+    store_of,
+)
 
 logger = get_logger(__name__)
 
@@ -99,8 +105,7 @@ def _try_cipher(records: Records) -> None:
 
 def warnings_of(app: Any) -> Iterator[str]:
     """What works, and should not stay so in production."""
-    settings = app.conf.get("sqs_backoff") or {}
-    if has_store(app) and is_shared(settings.get("store")) and not is_signed(app):
+    if is_store_shared(app) and not is_signed(app):
         yield (
             "sqs_backoff['secret'] is missing: whoever can write to the store can make a step or"
             " a guard's result up"
@@ -165,12 +170,8 @@ def _wait_for_store(app: Any, why: Exception) -> None:
 
 
 def _refuse_memory(app: Any, pool: Any) -> None:
-    named = (app.conf.get("sqs_backoff") or {}).get("store")
-    if (
-        has_store(app)
-        and not is_shared(named)
-        and "prefork" in getattr(pool, "__module__", str(pool))
-    ):
+    is_prefork = "prefork" in getattr(pool, "__module__", str(pool))
+    if has_store(app) and not is_store_shared(app) and is_prefork:
         raise ImproperlyConfigured(
             "sqs_backoff['store'] is in memory: the processes of a prefork worker do not share it,"
             " so guards and locks would let all of them through. Use redis://, django or"

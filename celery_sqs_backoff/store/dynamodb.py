@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from .errors import StoreRefused, StoreUnavailable
@@ -59,27 +58,21 @@ class DynamoDBStore:
         self._client = client or _client(region, endpoint_url)
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        there: dict[str, Any] | None = {}
-        with self._boundary():
-            there = self._unless_refused(
-                self._client.put_item,
-                Item={_KEY: {"S": key}, _VALUE: {"S": value}, _EXPIRES_AT: self._end(ttl)},
-                ConditionExpression="attribute_not_exists(#value) OR #expires_at <= :now",
-                ExpressionAttributeNames=_NAMES,
-                ExpressionAttributeValues={":now": self._now()},
-                ReturnValuesOnConditionCheckFailure="ALL_OLD",
-            )
-        return None if there is None else str(there[_VALUE]["S"])
+        is_done, there = self._ask(
+            "put_item",
+            Item={_KEY: {"S": key}, _VALUE: {"S": value}, _EXPIRES_AT: self._end(ttl)},
+            ConditionExpression="attribute_not_exists(#value) OR #expires_at <= :now",
+            ExpressionAttributeNames=_NAMES,
+            ExpressionAttributeValues={":now": self._now()},
+            ReturnValuesOnConditionCheckFailure="ALL_OLD",
+        )
+        return None if is_done else str(there[_VALUE]["S"])
 
     def get(self, key: str) -> str | None:
-        item: dict[str, Any] | None = None
-        with self._boundary():
-            item = self._client.get_item(
-                TableName=self._table, Key={_KEY: {"S": key}}, ConsistentRead=True
-            ).get("Item")
-        if item is None or int(item[_EXPIRES_AT]["N"]) <= int(self._now()["N"]):
+        _, there = self._ask("get_item", Key={_KEY: {"S": key}}, ConsistentRead=True)
+        if not there or int(there[_EXPIRES_AT]["N"]) <= int(self._now()["N"]):
             return None
-        return str(item[_VALUE]["S"])
+        return str(there[_VALUE]["S"])
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         values = {":old": {"S": old}, ":new": {"S": new}, ":now": self._now()}
@@ -87,55 +80,41 @@ class DynamoDBStore:
         if ttl is not None:
             update += ", #expires_at = :end"
             values[":end"] = self._end(ttl)
-        with self._boundary():
-            return None is self._unless_refused(
-                self._client.update_item,
-                Key={_KEY: {"S": key}},
-                UpdateExpression=update,
-                ConditionExpression="#value = :old AND #expires_at > :now",
-                ExpressionAttributeNames=_NAMES,
-                ExpressionAttributeValues=values,
-            )
-        raise AssertionError("unreachable")
+        is_done, _ = self._ask(
+            "update_item",
+            Key={_KEY: {"S": key}},
+            UpdateExpression=update,
+            ConditionExpression="#value = :old AND #expires_at > :now",
+            ExpressionAttributeNames=_NAMES,
+            ExpressionAttributeValues=values,
+        )
+        return is_done
 
     def delete(self, key: str, old: str) -> bool:
-        with self._boundary():
-            return None is self._unless_refused(
-                self._client.delete_item,
-                Key={_KEY: {"S": key}},
-                ConditionExpression="#value = :old AND #expires_at > :now",
-                ExpressionAttributeNames=_NAMES,
-                ExpressionAttributeValues={":old": {"S": old}, ":now": self._now()},
-            )
-        raise AssertionError("unreachable")
+        is_done, _ = self._ask(
+            "delete_item",
+            Key={_KEY: {"S": key}},
+            ConditionExpression="#value = :old AND #expires_at > :now",
+            ExpressionAttributeNames=_NAMES,
+            ExpressionAttributeValues={":old": {"S": old}, ":now": self._now()},
+        )
+        return is_done
 
-    def _unless_refused(
-        self, call: Callable[..., object], **arguments: Any
-    ) -> dict[str, Any] | None:
-        """Make a conditional call: ``None`` if it took effect, else the item as far as told."""
-        from botocore.exceptions import ClientError
-
-        try:
-            call(TableName=self._table, **arguments)
-        except ClientError as exc:
-            if exc.response["Error"]["Code"] != "ConditionalCheckFailedException":
-                raise
-            item: dict[str, Any] = exc.response.get("Item", {})  # type: ignore[assignment]
-            return item
-        return None
-
-    @contextmanager
-    def _boundary(self) -> Iterator[None]:
+    def _ask(self, operation: str, **arguments: Any) -> tuple[bool, dict[str, Any]]:
+        """Return whether the call's condition held, and the item as far as the answer has it."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            yield
+            answer = getattr(self._client, operation)(TableName=self._table, **arguments)
         except ClientError as exc:
             code = exc.response["Error"]["Code"]
+            if code == "ConditionalCheckFailedException":
+                return False, dict(exc.response.get("Item", {}))  # type: ignore[call-overload]
             kind = StoreRefused if code in _REFUSALS else StoreUnavailable
             raise kind(f"DynamoDB: {code}") from exc
         except (BotoCoreError, RuntimeError) as exc:  # botocore's for credentials that stay expired
             raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
+        return True, answer.get("Item", {})
 
     # TTL wants whole seconds. Rounded so that no record ends before its time.
 

@@ -17,11 +17,45 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
+from .protocol import Store
 from .records import Records
-from .urls import has_store, is_shared, store_of
+from .urls import FORMS, is_shared, open_store
 from .vault import Vault
 
 Secrets = Sequence[str | bytes]
+
+
+def has_store(app: Any) -> bool:
+    """Return whether the app names a store."""
+    return _setting(app, "store") is not None
+
+
+def require_store(app: Any) -> None:
+    """Refuse an app that names no store.
+
+    Raises:
+        ImproperlyConfigured: it names none.
+    """
+    if not has_store(app):
+        raise ImproperlyConfigured(
+            "Guards, steps, locks and renewed keys need a store: set"
+            f" app.conf.sqs_backoff['store'] to {FORMS}"
+        )
+
+
+def store_of(app: Any) -> Store:
+    """Return the store that a Celery app names, whose records are not signed.
+
+    Raises:
+        ImproperlyConfigured: it names none, or one that is not known.
+    """
+    require_store(app)
+    return open_store(_setting(app, "store"))
+
+
+def is_store_shared(app: Any) -> bool:
+    """Return whether the app names a store that other processes can use."""
+    return is_shared(_setting(app, "store"))
 
 
 def vault_of(app: Any) -> Vault:
@@ -47,7 +81,7 @@ def records_of(app: Any) -> Records:
         store,
         namespace=namespace_of(app),
         secrets=_secrets(app),
-        is_private=not is_shared(_setting(app, "store")),
+        is_private=not is_store_shared(app),
     )
     records = Records(vault, cipher=_cipher(app))
     app._sqs_backoff_records = (store, settings, records)
@@ -62,7 +96,7 @@ def check_settings(app: Any) -> None:
     """
     _secrets(app)
     _cipher(app)
-    if has_store(app) and is_shared(_setting(app, "store")):
+    if is_store_shared(app):
         namespace_of(app)
 
 
@@ -79,7 +113,7 @@ def namespace_of(app: Any) -> str:
             " 'shop-staging'"
         )
     name = namespace or app.main
-    if name in (None, "__main__", "default") and is_shared(_setting(app, "store")):
+    if name in (None, "__main__", "default") and is_store_shared(app):
         raise ImproperlyConfigured(
             "sqs_backoff['namespace'] is missing, and the Celery app has no name of its own: two"
             " environments on one store would share guards, steps and locks. Set it, for example"
@@ -89,7 +123,7 @@ def namespace_of(app: Any) -> str:
 
 
 def is_signed(app: Any) -> bool:
-    """Whether the app's records are signed."""
+    """Return whether the app's records are signed."""
     return bool(_secrets(app))
 
 

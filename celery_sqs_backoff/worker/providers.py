@@ -11,8 +11,7 @@ from celery.utils.log import get_logger
 from ..provider.fleet import FleetSlots
 from ..provider.rate import HEADROOM
 from ..provider.settings import Provider
-from ..store.settings import vault_of
-from ..store.urls import has_store, is_shared
+from ..store.settings import is_store_shared, vault_of
 from ..store.vault import Vault
 from ..text import printable
 from .pacing import Fleet
@@ -28,7 +27,7 @@ def provider_of(task: Any) -> Provider | None:
 
 def shares_a_store(app: Any) -> bool:
     """Return whether the app names a store that other workers can reach."""
-    return has_store(app) and is_shared((app.conf.get("sqs_backoff") or {}).get("store"))
+    return is_store_shared(app)
 
 
 def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], Fleet | None]:

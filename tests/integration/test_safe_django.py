@@ -64,7 +64,7 @@ def ids(check: Any) -> list[str]:
         ({"store": "django://recrods"}, "recrods"),
         ({"store": "redis://:hunter2/x@host:6379/0"}, "percent-encoded"),
         ({"store": "redis://host:port/0"}, "port"),
-        ({"store": "dynamodb://"}, "no table"),
+        ({"store": "dynamodb://"}, "dynamodb URL"),
         ({"store": "memory://", "secret": []}, "secret"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -13,7 +13,7 @@ from django.core.management.base import (  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.store.django import DjangoStore
-from celery_sqs_backoff.store.urls import store_of
+from celery_sqs_backoff.store.settings import store_of
 
 from ...project import project_app
 
