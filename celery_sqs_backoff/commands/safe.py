@@ -11,8 +11,8 @@ from celery.bin.base import handle_preload_options
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff.safe.document import CLOSING
-from celery_sqs_backoff.safe.errors import SafeError
 from celery_sqs_backoff.safe.inspect import Entry, free, kept_steps, look
+from celery_sqs_backoff.store.errors import SafeError
 from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.text import printable
 

@@ -1,5 +1,12 @@
 """What makes a retry safe: guards, steps, locks, workflows and idempotency keys, over a store."""
 
+from ..store.errors import (
+    RecordRejected,
+    SafeError,
+    StoreInTransaction,
+    StoreUnavailable,
+    TryLater,
+)
 from .errors import (
     AlreadyDone,
     Busy,
@@ -9,13 +16,8 @@ from .errors import (
     NotDispatched,
     OtherInput,
     OutsideRun,
-    RecordRejected,
     Refused,
-    SafeError,
     StepNotRecorded,
-    StoreInTransaction,
-    StoreUnavailable,
-    TryLater,
 )
 from .guard import Guard
 

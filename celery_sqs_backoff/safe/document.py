@@ -21,11 +21,13 @@ from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
 from ..store.connections import refuse_open_transaction
+from ..store.errors import SafeError
 from ..store.protocol import KEEP_SECONDS
 from ..store.records import Record, Records
 from ..text import error_site
-from .errors import Compensated, LockLost, NotDispatched, OtherInput, SafeError, StepNotRecorded
+from .errors import Compensated, LockLost, NotDispatched, OtherInput, StepNotRecorded
 from .names import NAMESPACE, input_of, text_of
+from .run import RunState
 
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 BEGUN, CONFIRM, DONE = "begun", "confirm", "done"
@@ -42,8 +44,7 @@ class Document:
     Arguments:
         kind: ``"scope"`` of a workflow, ``"steps"`` of steps without a lock.
         name: of the scope.
-        used: names of the steps that the run has had; they are added to.
-        note_act: called once a step has been done, or is in doubt.
+        state: of the run. It notes the steps that the run has had, and those with an effect.
         clock: seconds since the epoch.
     """
 
@@ -52,14 +53,13 @@ class Document:
         records: Records,
         kind: str,
         name: str,
+        state: RunState | None = None,
         *,
-        used: set[str] | None = None,
-        note_act: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._records, self._kind, self._name = records, kind, name
-        self._used: set[str] = set() if used is None else used
-        self._note_act, self._clock = note_act, clock
+        self._state, self._clock = state or RunState(), clock
+        self._used = self._state.used[f"{kind} {name}"]
         self._record: Record | None = None
 
     @property
@@ -138,9 +138,9 @@ class Document:
                 if step["runs"] == 1 and is_certain(exc):
                     self._forget(name)
                 else:
-                    self._note_act()
+                    self._state.note_act()
                 raise
-            self._note_act()
+            self._state.note_act()
             step = self._note_done(name, step, result, confirm)
         if step["state"] == CONFIRM:
             if confirm is not None:
@@ -226,7 +226,7 @@ class Document:
         try:
             self.update(change)
         except SafeError:
-            self._note_act()  # it stays in doubt; the step's own error is what counts
+            self._state.note_act()  # it stays in doubt; the step's own error is what counts
 
 
 def check_signature(option: str, signature: object) -> None:

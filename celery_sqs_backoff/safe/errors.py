@@ -27,32 +27,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..store.errors import (
-    RecordRejected,
-    SafeError,
-    StoreInTransaction,
-    StoreUnavailable,
-    TryLater,
-)
+from ..store.errors import SafeError, TryLater
 from ..task.extension import Answered
-
-__all__ = [
-    "AlreadyDone",
-    "Busy",
-    "Compensated",
-    "HeldByItself",
-    "LockLost",
-    "NotDispatched",
-    "OtherInput",
-    "OutsideRun",
-    "RecordRejected",
-    "Refused",
-    "SafeError",
-    "StepNotRecorded",
-    "StoreInTransaction",
-    "StoreUnavailable",
-    "TryLater",
-]
 
 
 class Busy(TryLater):

@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 from celery.exceptions import ImproperlyConfigured
 from kombu.utils.json import dumps, loads
 
+from ..store.errors import StoreUnavailable
 from ..store.protocol import seconds_kept
 from ..store.records import Record, Records
-from .errors import Refused, StoreUnavailable
+from .errors import Refused
 from .names import text_of
 
 #: Largest result that is kept with a guard, in characters of JSON.

@@ -11,10 +11,10 @@ from typing import Any
 
 from kombu.utils.json import loads
 
+from ..store.errors import RecordRejected
 from ..store.protocol import key_of
 from ..store.records import Record, Records
 from .document import BEGUN, CLOSED, CLOSING, CONFIRM, DONE, OPEN
-from .errors import RecordRejected
 
 _STATES = (BEGUN, CONFIRM, DONE, OPEN, CLOSING, CLOSED)
 

@@ -15,11 +15,11 @@ from .guard import Passage
 
 @dataclass
 class RunState:
-    """What the safe parts know of one run of one message."""
+    """What the safe parts know of one run of a message, or of a call outside any message."""
 
-    task: Any
-    request: Any
-    run: str
+    task: Any = None
+    request: Any = None
+    run: str = field(default_factory=lambda: uuid4().hex)
     began: float = field(default_factory=time.time)
     #: How the run has passed the task's guard, and the record of runs of a task with ``undo``.
     guard: Passage | None = None

@@ -12,10 +12,11 @@ from typing import Any
 from celery.canvas import maybe_signature
 from kombu.utils.json import loads
 
+from ..store.errors import TryLater
 from ..store.records import Records
 from ..store.settings import records_of
 from .document import CLOSED, CLOSING, OPEN, Document, send
-from .errors import Busy, LockLost, TryLater
+from .errors import Busy, LockLost
 from .lock import Lock
 from .workflow import scopes_of
 

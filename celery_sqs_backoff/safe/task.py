@@ -22,7 +22,7 @@ from .guard import Guard, enter
 from .hooks import SafeExtension, message_digest, signature_of, unset
 from .lock import DEFAULT_LEASE_SECONDS, Lock
 from .names import text_of
-from .run import current, message_of
+from .run import RunState, current, message_of
 from .take_back import register
 from .workflow import Workflow
 
@@ -90,14 +90,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             StoreInTransaction: a Django transaction is open; nothing has been done.
             StoreUnavailable: nothing has been done. The task is retried.
         """
-        state, where = current(), self._scope(scope)
-        document = Document(
-            self._records,
-            "steps",
-            where,
-            used=None if state is None else state.used[f"steps {where}"],
-            note_act=(lambda: None) if state is None else state.note_act,
-        )
+        document = Document(self._records, "steps", self._scope(scope), current())
         certain = self._is_certainly_not_processed
         return document.step(
             name, fn, args, kwargs, message=None, is_certain=certain, confirm=confirm
@@ -227,12 +220,9 @@ class WorkflowTask(SQSBackoffTask):
         return Workflow(
             records,
             scope,
+            state or RunState(),
             message=None if state is None else message_digest(self.app, *state.message),
-            run=uuid4().hex if state is None else state.run,
             namespace=namespace_of(self.app),
             lease=lease,
             is_certain=self._is_certainly_not_processed,
-            note_act=(lambda: None) if state is None else state.note_act,
-            used=None if state is None else state.used[f"scope {scope}"],
-            held=None if state is None else state.held,
         )

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from celery.canvas import Signature
 from celery.exceptions import Ignore
 
+from ..store.errors import StoreUnavailable
 from ..store.protocol import KEEP_SECONDS
 from ..store.records import Records
 from .document import Document
-from .errors import StoreUnavailable
 from .lock import DEFAULT_LEASE_SECONDS, Lock
 from .names import idempotency_key, text_of
+from .run import RunState
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,37 +31,31 @@ class Workflow:
 
     Arguments:
         scope: name of the business object.
+        state: of the run that enters.
         message: that has entered, ``None`` = a call outside any message.
-        run: ID of the run that has entered.
         namespace: of the idempotency keys.
         lease: seconds or timedelta; longer than any one step takes.
         is_certain: returns whether a step's exception says that nothing was done.
-        note_act, used: see ``Document``.
-        held, clock: see ``Lock``.
+        clock: seconds since the epoch.
     """
 
     def __init__(
         self,
         records: Records,
         scope: object,
+        state: RunState,
         *,
         message: str | None,
-        run: str,
         namespace: str = "",
         lease: float | timedelta = DEFAULT_LEASE_SECONDS,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
-        note_act: Callable[[], None] = lambda: None,
-        used: set[str] | None = None,
-        held: set[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._scope = text_of("scope", scope)
-        self._records, self._message, self._run = records, message, run
+        self._records, self._message, self._run = records, message, state.run
         self._namespace, self._is_certain = namespace, is_certain
-        self._lock = Lock(records, self._scope, lease=lease, held=held, clock=clock)
-        self._document = Document(
-            records, "scope", self._scope, used=used, note_act=note_act, clock=clock
-        )
+        self._lock = Lock(records, self._scope, lease=lease, held=state.held, clock=clock)
+        self._document = Document(records, "scope", self._scope, state, clock=clock)
         self._is_inside = False
 
     def step(

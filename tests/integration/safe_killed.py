@@ -21,7 +21,7 @@ from typing import Any
 from celery import Celery
 
 from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe.errors import TryLater
+from celery_sqs_backoff.safe import TryLater
 from tests.support.record import Record
 
 from .django_app import project

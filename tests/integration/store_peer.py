@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
+from celery_sqs_backoff.safe import Busy, LockLost, Refused
 from celery_sqs_backoff.safe.document import Document
-from celery_sqs_backoff.safe.errors import Busy, LockLost, Refused
 from celery_sqs_backoff.safe.guard import Passage, enter, release
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.records import Records

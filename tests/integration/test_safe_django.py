@@ -16,7 +16,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_sqs_backoff import Guard, SQSBackoffTask
-from celery_sqs_backoff.safe.errors import RecordRejected
+from celery_sqs_backoff.safe import RecordRejected
 from celery_sqs_backoff.store.check import StoreStep
 from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.store.urls import open_store

@@ -22,7 +22,7 @@ from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.doctor import examine
 from celery_sqs_backoff.doctor.look import look
 from celery_sqs_backoff.provider.fleet import FleetSlots
-from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking
 from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.store.urls import open_store

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from celery_sqs_backoff.safe import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.document import Document
-from celery_sqs_backoff.safe.errors import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.store.protocol import Store, key_of
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.urls import open_store

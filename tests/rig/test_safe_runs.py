@@ -8,7 +8,7 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
 from celery_sqs_backoff import NonRetryable, Retryable, Schedule, WorkflowTask
-from celery_sqs_backoff.safe.errors import Refused, StoreUnavailable
+from celery_sqs_backoff.safe import Refused, StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
 
 from . import Run

@@ -25,7 +25,7 @@ from typing import Any
 from celery import Celery
 
 from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
 
 from . import workflow

@@ -20,8 +20,8 @@ from unittest.mock import patch
 from celery import Celery
 from celery.canvas import Signature
 
-from celery_sqs_backoff.safe import take_back
-from celery_sqs_backoff.safe.errors import SafeError, StoreUnavailable, TryLater
+from celery_sqs_backoff.safe import SafeError, StoreUnavailable, TryLater, take_back
+from celery_sqs_backoff.safe.run import RunState
 from celery_sqs_backoff.safe.workflow import Workflow
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Record, Records
@@ -162,8 +162,8 @@ class World:
         workflow = Workflow(
             self.records,
             SCOPE,
+            RunState(run=run.id),
             message=run.message,
-            run=run.id,
             lease=LEASE,
             is_certain=lambda exc: isinstance(exc, Refused),
             clock=self.clock,

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe.errors import Busy, Refused
+from celery_sqs_backoff.safe import Busy, Refused
 from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Records

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe.errors import Busy, HeldByItself, LockLost
+from celery_sqs_backoff.safe import Busy, HeldByItself, LockLost
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.vault import Vault

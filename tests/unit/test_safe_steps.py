@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, chain, group
 
 from celery_sqs_backoff import NonRetryable, SQSBackoffTask
-from celery_sqs_backoff.safe.errors import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
+from celery_sqs_backoff.safe import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
 from celery_sqs_backoff.safe.names import NAMESPACE
 
 from .safe_app import make_app, store_of

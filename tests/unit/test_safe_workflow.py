@@ -10,8 +10,7 @@ from celery import Celery
 from celery.exceptions import Ignore, ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe import take_back
-from celery_sqs_backoff.safe.errors import Busy, Compensated, LockLost, NotDispatched
+from celery_sqs_backoff.safe import Busy, Compensated, LockLost, NotDispatched, take_back
 from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.settings import records_of

@@ -23,8 +23,7 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import GiveUp, Reply
-from celery_sqs_backoff.safe import Busy, StepNotRecorded
-from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe import Busy, StepNotRecorded, StoreUnavailable
 from celery_sqs_backoff.safe.inspect import look
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText

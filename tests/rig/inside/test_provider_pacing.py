@@ -14,7 +14,7 @@ import pytest
 
 from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, Taken
 from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
-from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
 from tests.support.processes import eventually

@@ -14,7 +14,7 @@ import pytest
 
 from celery_sqs_backoff.provider.fleet import Taken
 from celery_sqs_backoff.provider.rate import HEADROOM, RETURN_SHARE, Place, Times, assign
-from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
 
 #: From a message that is started to its task, and from a call of the store to its answer.

@@ -14,7 +14,7 @@ import redis
 
 from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, FleetSlots, Taken, advance
 from celery_sqs_backoff.provider.rate import Times, assign
-from celery_sqs_backoff.safe.errors import StoreUnavailable
+from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.redis import RedisStore
 from celery_sqs_backoff.store.vault import Vault

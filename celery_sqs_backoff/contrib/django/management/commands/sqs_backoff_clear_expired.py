@@ -11,8 +11,8 @@ from django.core.management.base import (  # type: ignore[import-untyped]
     CommandError,
 )
 
-from celery_sqs_backoff.safe.errors import StoreUnavailable
 from celery_sqs_backoff.store.django import DjangoStore
+from celery_sqs_backoff.store.errors import StoreUnavailable
 from celery_sqs_backoff.store.settings import store_of
 
 from ...project import project_app
