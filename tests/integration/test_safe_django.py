@@ -174,16 +174,6 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias
             vault_of(app).get("guard:2")
 
 
-def test_the_checks_are_registered() -> None:
-    from django.core.checks import registry
-
-    offline = registry.registry.get_checks(include_deployment_checks=False)
-    deployment = registry.registry.get_checks(include_deployment_checks=True)
-    assert checks.check_app in offline
-    assert checks.check_deployment not in offline
-    assert checks.check_deployment in deployment
-
-
 def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
     from django.core.management import call_command
     from django.core.management.base import CommandError
@@ -213,15 +203,15 @@ def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "configured",
-    ['config_from_object("django.conf:settings", namespace="CELERY")', "conf.sqs_backoff = STORE"],
-    ids=["in the settings", "in code"],
-)
-@pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("configured", "arguments", "says"),
     [
-        (("-m", "celery", "-A", "shop", "sqs-safe", "list", "order:7"), "lock held order:7"),
         (
+            'config_from_object("django.conf:settings", namespace="CELERY")',
+            ("-m", "celery", "-A", "shop", "sqs-safe", "list", "order:7"),
+            "lock held order:7",
+        ),
+        (
+            "conf.sqs_backoff = STORE",
             (
                 "-c",
                 "import shop\nfrom celery_sqs_backoff.commands.status import _workers\n"

@@ -142,13 +142,6 @@ def test_a_call_that_was_left_is_sent_once(mail: Any, broker: Broker) -> None:
     assert left() == 0
 
 
-def test_its_writer_has_a_minute_to_send_it(mail: Any, broker: Broker) -> None:
-    broker.is_down = True
-    mail.delay_on_commit(7, durable=True)
-    broker.is_down = False
-    assert (send_left_calls(mail.app), left()) == ((0, 0), 1)
-
-
 def test_a_call_that_was_not_deleted_is_sent_under_the_same_id(
     mail: Any, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,14 +203,6 @@ def test_a_call_that_cannot_be_sent_holds_up_no_other(
     assert send_left_calls(mail.app)[0] == 1
     assert [args for _, args, _ in broker.sent] == [(7,)]
     type(mail).apply_async = send
-
-
-def test_a_chosen_task_id_may_be_used_twice(mail: Any, broker: Broker) -> None:
-    """As in Celery."""
-    chosen = "order 7: " + "x" * 200
-    for order in (1, 2):
-        mail.apply_async_on_commit((order,), task_id=chosen, durable=True)
-    assert [(task_id, args) for task_id, args, _ in broker.sent] == [(chosen, (1,)), (chosen, (2,))]
 
 
 @pytest.mark.parametrize(
@@ -307,8 +292,10 @@ def test_with_autocommit_off_nothing_is_written(mail: Any, broker: Broker) -> No
 
 
 def test_the_command_sends_what_is_left(mail: Any, broker: Broker) -> None:
-    """It exits with an error if a call could not be sent."""
+    """It exits with an error if a call could not be sent. Beat can send the rest as well."""
     from django.core.management import CommandError, call_command
+
+    from celery_sqs_backoff.contrib.django.tasks import send_outbox
 
     mail.app.set_current()
     write(mail, broker, 7)
@@ -320,6 +307,10 @@ def test_the_command_sends_what_is_left(mail: Any, broker: Broker) -> None:
     let_claims_end()
     call_command("sqs_backoff_outbox", stdout=out)
     assert (out.getvalue(), left()) == ("0 sent\n1 sent\n", 0)
+    write(mail, broker, 8)
+    assert send_outbox.name == "sqs_backoff_outbox"
+    send_outbox()
+    assert (len(broker.sent), left()) == (2, 0)
 
 
 def test_the_command_says_in_a_line_that_the_database_is_away(mail: Any) -> None:
@@ -336,17 +327,6 @@ def test_the_command_says_in_a_line_that_the_database_is_away(mail: Any) -> None
     ):
         call_command("sqs_backoff_outbox", stdout=StringIO())
     assert "payments" not in str(caught.value)
-
-
-def test_beat_can_send_what_is_left(mail: Any, broker: Broker) -> None:
-    """Celery's autodiscovery finds the task in the Django app."""
-    from celery_sqs_backoff.contrib.django.tasks import send_outbox
-
-    mail.app.set_current()
-    write(mail, broker, 7)
-    assert send_outbox.name == "sqs_backoff_outbox"
-    send_outbox()
-    assert (len(broker.sent), left()) == (1, 0)
 
 
 def test_kills_lose_no_committed_call(tmp_path: Path, mail: Any) -> None:

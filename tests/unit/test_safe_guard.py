@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -169,21 +170,6 @@ def test_a_failure_releases_the_guard_only_if_nothing_was_processed(
     assert bool(undone) is is_released
 
 
-def test_a_step_keeps_the_guard(app: Celery) -> None:
-    """What the step has done is not undone by a failure after it."""
-    ran: list[str] = []
-
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="k", window=60))
-    def work(self: Any) -> None:
-        ran.append(self.request.id)
-        self.step("charge", lambda: 1)
-        raise NonRetryable("no", safe_to_undo=True)
-
-    for message in "AB":
-        work.apply(task_id=message)
-    assert ran == ["A"]
-
-
 def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
     """A task with ``undo`` keeps a record of its runs, without a guard too."""
     undone: list[int] = []
@@ -232,10 +218,23 @@ def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
     assert pages == [1, 2, 3]
 
 
-def test_a_guard_costs_two_calls(app: Celery) -> None:
-    work, _ = guarded(app)
-    work.apply(task_id="A")
-    assert store_of(app).calls.total() == 2
+@pytest.mark.parametrize(
+    ("ends", "calls"),
+    [
+        pytest.param([], 2, id="sent"),
+        pytest.param([Retryable("down")], 2, id="failed"),
+        pytest.param([KeyboardInterrupt()], 1, id="killed"),
+        pytest.param([KeyboardInterrupt(), "sent"], 1 + 3, id="killed, then sent"),
+        pytest.param(["sent", "done"], 2 + 1, id="done"),
+    ],
+)
+def test_what_a_guard_costs(app: Celery, ends: list[Any], calls: int) -> None:
+    """Calls of the store; on Redis each is one round trip."""
+    work, _ = guarded(app, *ends, max_retries=0)
+    for _ in ends or ["sent"]:
+        with suppress(KeyboardInterrupt):  # as SIGKILL would
+            work.apply(task_id="A")
+    assert store_of(app).calls.total() == calls
 
 
 def test_a_store_that_is_away_after_the_run_fails_nothing(app: Celery) -> None:
@@ -265,11 +264,6 @@ def test_a_guarded_block_passes_its_own_message_only(app: Celery) -> None:
     for message in "BBC":
         remind.apply(task_id=message)
     assert ran == ["A", "B", "B"]
-
-
-def test_a_direct_call_is_not_guarded(app: Celery) -> None:
-    work, _ = guarded(app)
-    assert [work(), work()] == ["done", "done"]
 
 
 @pytest.mark.parametrize("guard", ["k", Guard(key="{order}", window=60)])

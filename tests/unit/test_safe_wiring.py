@@ -12,7 +12,7 @@ import celery.app.task as celery_task
 import pytest
 from celery import Celery, chain, chord
 from celery.contrib.testing.worker import start_worker
-from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
+from celery.exceptions import MaxRetriesExceededError, Retry
 from kombu.transport.memory import Transport
 
 from celery_sqs_backoff import (
@@ -20,9 +20,7 @@ from celery_sqs_backoff import (
     NonRetryable,
     Outcome,
     Retryable,
-    Schedule,
     SQSBackoffTask,
-    Verdict,
 )
 from celery_sqs_backoff.safe import (
     AlreadyDone,
@@ -179,20 +177,6 @@ def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_fo
         mail.run(7)
 
 
-def test_a_message_that_comes_back_when_it_is_done_is_not_run_again(app: Celery) -> None:
-    """The worker was lost after the run had ended well, before SQS had deleted the message."""
-    results: list[object] = [object(), {"sent": 7}]
-
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
-    def mail(customer: int) -> object:
-        return results.pop()
-
-    assert [mail.apply((7,), task_id="a").get() for _ in range(2)] == [{"sent": 7}] * 2
-    mail.apply((8,), task_id="b")
-    assert mail.apply((8,), task_id="b").state == "IGNORED", "its result is not JSON"
-    assert results == []
-
-
 def test_a_call_of_the_task_by_itself_does_not_end_the_message(app: Celery) -> None:
     """A loop over an account's parts, say, whose process is lost, or whose provider is down."""
     sent: list[int] = []
@@ -213,43 +197,6 @@ def test_a_call_of_the_task_by_itself_does_not_end_the_message(app: Celery) -> N
     assert mail.apply((7,), task_id="a").state == "FAILURE"
     assert mail.apply((7,), task_id="a").get() == "all"
     assert sent == [7, 8] * 3
-
-
-@pytest.mark.parametrize("how", ["the guard's own run was lost", "it was idempotent and timed out"])
-def test_the_guard_lets_nobody_else_through_while_in_doubt(app: Celery, how: str) -> None:
-    sent: list[str] = []
-    ends: list[BaseException | None]
-    if how == "the guard's own run was lost":
-        ends = [KeyboardInterrupt(), Retryable("connection refused"), None]  # as SIGKILL would
-    else:
-        ends = [TimeoutError(), None]
-
-    def classify(exc: BaseException) -> Verdict | None:
-        in_doubt = Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
-        return in_doubt if isinstance(exc, TimeoutError) else None
-
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        bind=True,
-        name="mail",
-        guard=GUARD,
-        classify=classify,
-        backoff=Schedule([0]),
-    )
-    def mail(self: Any, customer: int) -> str:
-        end = ends.pop(0)
-        if not isinstance(end, Retryable):
-            sent.append(str(self.request.id))  # the provider has it
-        if end is not None:
-            raise end
-        return "sent"
-
-    for _ in ends[:-1]:
-        with contextlib.suppress(KeyboardInterrupt):
-            mail.apply((7,), task_id="first")
-    assert mail.apply((7,), task_id="second").state == "IGNORED"
-    assert set(sent) == {"first"}
 
 
 def test_arguments_that_the_run_changes_do_not_change_its_guard(app: Celery) -> None:
@@ -315,31 +262,6 @@ def test_a_nested_refusal_does_not_take_the_outer_guard_back(app: Celery) -> Non
     for customer in (1, 2, 2):
         remind.apply((customer,))
     assert sent == ["sms 1", "mail 1", "sms 2"]
-
-
-def test_what_self_retry_is_given_decides_about_undo_and_guard(app: Celery) -> None:
-    undone: list[object] = []
-
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        bind=True,
-        name="mail",
-        max_retries=3,
-        guard=GUARD,
-        undo=lambda *_: undone.append(1),
-    )
-    def mail(self: Any, customer: int) -> None:
-        raise self.retry(exc=errors[customer])
-
-    errors = {1: TimeoutError(), 2: Retryable("connection refused"), 3: None}
-    undone_after = {1: 0, 2: 1, 3: 1}
-    for customer, times in undone_after.items():
-        undone.clear()
-        with pytest.raises(Retry):
-            _delivered(mail, id=f"{customer}", args=(customer,), kwargs={}).run(customer)
-        mail.pop_request()
-        assert len(undone) == times, customer
 
 
 def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
@@ -597,35 +519,6 @@ def test_a_run_that_has_published_itself_again_is_not_done(app: Celery) -> None:
     assert runs == [0, 1]
 
 
-def test_a_store_that_is_away_at_the_end_does_not_fail_a_run_that_was_done(app: Celery) -> None:
-    store = app.conf.sqs_backoff["store"]
-
-    def away(*_: object) -> bool:
-        raise StoreUnavailable("away")
-
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
-    def mail(customer: int) -> str:
-        store.replace = away
-        return "sent"
-
-    assert mail.apply((7,)).get() == "sent"
-
-
-@pytest.mark.parametrize(
-    ("failure", "passes"), [(Retryable("down"), True), (ValueError("what?"), False)]
-)
-def test_a_guard_is_unset_with_undo(app: Celery, failure: Exception, passes: bool) -> None:
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
-    def mail(customer: int) -> str:
-        if failures:
-            raise failures.pop()
-        return "sent"
-
-    failures = [failure]
-    assert mail.apply((7,), task_id="first").state == "FAILURE"
-    assert (mail.apply((7,), task_id="second").state == "SUCCESS") is passes
-
-
 def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Celery) -> None:
     """Neither a key that fails now, nor a transaction that the task has left open."""
     keys = ["mail:7"]
@@ -650,24 +543,6 @@ def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Cel
     store.delete = inside
     with pytest.raises(Retry):
         _delivered(mail, args=(7,), kwargs={}).run(7)
-
-
-def test_a_guard_without_a_store_is_refused_when_the_task_is_defined(app: Celery) -> None:
-    app.conf.sqs_backoff = {}
-    with pytest.raises(ImproperlyConfigured, match=r"\['store'\]"):
-
-        @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
-        def mail(customer: int) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("options", "why"), [({"guard": "mail"}, "guard"), ({"guard": Guard(key="{x}", window=1)}, "x")]
-)
-def test_a_guard_that_is_none_is_refused(app: Celery, options: Any, why: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match=why):
-
-        @app.task(shared=False, base=SQSBackoffTask, name="mail", **options)
-        def mail(customer: int) -> None: ...
 
 
 def _delivered(task: Any, **request: Any) -> Any:
@@ -698,39 +573,3 @@ def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app: Cele
     with pytest.raises(StoreUnavailable):
         _delivered(steps, retries=1).run()
     assert undone == []
-
-
-def test_a_busy_lock_fails_an_eager_task(app: Celery) -> None:
-    """No time passes there: it would be busy for ever."""
-
-    @app.task(shared=False, base=SQSBackoffTask, name="exclusive", bind=True)
-    def exclusive(self: Any) -> None:
-        with self.exclusive("account:7"), self.exclusive("account:7"):
-            pytest.fail("not reentrant")
-
-    assert exclusive.apply().state == "FAILURE"
-
-
-def test_a_guard_costs_two_calls_of_the_store_per_run(app: Celery) -> None:
-    """One before the run and one after it; on Redis each is one round trip."""
-    calls: list[str] = []
-
-    class Counting(MemoryStore):
-        def __getattribute__(self, name: str) -> Any:
-            if name in ("add", "get", "replace", "delete"):
-                calls.append(name)
-            return super().__getattribute__(name)
-
-    app.conf.sqs_backoff = {"store": Counting()}
-
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
-    def mail(customer: int) -> str:
-        if customer == 8:
-            raise Retryable("down")
-        return "sent"
-
-    ends = {7: ["add", "replace"], 8: ["add", "delete"]}
-    for customer, expected in ends.items():
-        calls.clear()
-        mail.apply((customer,))
-        assert calls == expected
