@@ -102,7 +102,6 @@ simulate-faults: $(STAMP)
 
 simulate-safe: $(STAMP)
 	$(BIN)/python -m tests.simulation.safe --seed $(SEED) --histories 2000
-	WORKFLOW_ENDED_AT=every-line $(BIN)/python -m pytest tests/integration/test_safe_workflow.py
 
 simulate-redrive: $(STAMP)
 	$(BIN)/python -m tests.simulation.redrive_history --seed $(SEED) --histories 2000

@@ -16,10 +16,10 @@ class Funding(models.Model):
 
 
 class LedgerEntry(models.Model):
-    """Pending before the bank is asked, posted when it has released, cancelled if taken back."""
+    """Posted when the bank has released the funding, cancelled when it has taken it back."""
 
-    PENDING, POSTED, CANCELLED = "pending", "posted", "cancelled"
+    POSTED, CANCELLED = "posted", "cancelled"
 
     funding = models.OneToOneField(Funding, models.CASCADE, related_name="entry")
-    state = models.CharField(max_length=10, default=PENDING)
+    state = models.CharField(max_length=10, default=POSTED)
     reference = models.CharField(max_length=64, blank=True)  # the bank's

@@ -1,4 +1,9 @@
-"""The workflow, and the tasks that confirm and take back its steps, with retries of their own."""
+"""Open an account, then release its fundings one by one, wherever a process ends.
+
+The next run takes the lock (when the lease of the one that was killed is over), skips what is
+recorded, and goes on. If the message is given up, what was released is taken back, the last funding
+first. Two messages for one application are one workflow: they share its lock, steps and keys.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +14,44 @@ from celery import shared_task
 from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
 
 from . import bank
-from .models import LedgerEntry
+from .models import Application, LedgerEntry
 
 
 @shared_task(base=WorkflowTask, bind=True, classify=bank.what_it_means)
 def fund_account(self: Any, application_id: int) -> str:
-    from .workflow import fund
-
-    return fund(self, application_id)
+    """Return the number of the account."""
+    with self.workflow(f"application:{application_id}") as work:
+        application = Application.objects.get(pk=application_id)
+        key = work.key("account")
+        account: str = work.step("account", bank.open_account, application.customer, key)
+        Application.objects.filter(pk=application_id).update(account=account)
+        for funding in application.fundings.order_by("pk"):
+            name, amount = f"release {funding.pk}", str(funding.amount)
+            key = work.key(name)
+            work.step(
+                name,
+                bank.release,
+                account,
+                amount,
+                key,
+                confirm=post_entry.s(funding.pk),
+                undo=take_back.s(funding.pk, account, amount, key),
+            )
+        return account
 
 
 @shared_task(base=SQSBackoffTask)
-def post_entry(released: dict[str, Any]) -> None:
-    LedgerEntry.objects.filter(pk=released["entry"], state=LedgerEntry.PENDING).update(
-        state=LedgerEntry.POSTED, reference=released["reference"]
-    )
+def post_entry(reference: str, funding_id: int) -> None:
+    LedgerEntry.objects.get_or_create(funding_id=funding_id, defaults={"reference": reference})
 
 
 @shared_task(base=SQSBackoffTask, classify=bank.what_it_means)
-def take_back(
-    released: dict[str, Any] | None, account: str, funding: int, amount: str, key: str
-) -> None:
-    # Without a result nobody knows whether the bank has done it. Asked again with the same key, it
-    # says so, or does it now; either way there is something to take back.
-    reference = released["reference"] if released else bank.release(account, amount, key)
+def take_back(reference: str | None, funding_id: int, account: str, amount: str, key: str) -> None:
+    if reference is None:  # Nobody knows whether the bank has done it: ask with the same key.
+        try:
+            reference = bank.release(account, amount, key)
+        except bank.BankSaysNo:
+            return  # It was never done.
     bank.take_back(reference, f"take back {reference}")
-    LedgerEntry.objects.filter(funding=funding).update(state=LedgerEntry.CANCELLED)
+    entry = {"state": LedgerEntry.CANCELLED, "reference": reference}
+    LedgerEntry.objects.update_or_create(funding_id=funding_id, defaults=entry)

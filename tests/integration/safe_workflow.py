@@ -1,12 +1,9 @@
-"""Run the workflow of ``example_project.payments`` in children that end at a given line.
+"""Run the workflow of ``example_project.payments`` in children that end after a change outside.
 
-``python -m tests.integration.safe_workflow DATABASE BANK_URL MODE``: the PostgreSQL database, the
-bank, and ``every-change``, ``every-line`` or ``refused``. Prints one JSON object per run of the
+``python -m tests.integration.safe_workflow DATABASE BANK_URL CUSTOMER``: the PostgreSQL database,
+the bank, and ``killed`` or ``refused``. A child ends after its first request to the bank or its
+first write to the database, the next after its second, and so on. Prints one JSON object per
 workflow.
-
-Between two changes of what is outside, the database and the bank, it makes no difference at which
-line a process ends. ``every-change`` ends it once before the first, and once after each of them:
-at the next line of ours.
 """
 
 from __future__ import annotations
@@ -14,32 +11,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.request import urlopen
 
-#: Where the process is ended, line by line: the workflow, and what records its steps.
-TRACED = (
-    "example_project/payments/workflow.py",
-    "example_project/payments/tasks.py",
-    "celery_sqs_backoff/safe/document.py",
-    "celery_sqs_backoff/safe/workflow.py",
-    "celery_sqs_backoff/safe/take_back.py",
-)
-
-#: With ``every-line``: of a line's executions, so many.
-_TIMES = 1
-
-_KILLED, _FAILED = 9, 1
+_KILLED = 9
 
 
-def main(database: str, bank_url: str, mode: str) -> None:
+def main(database: str, bank_url: str, customer: str) -> None:
     import django
     from django.conf import settings
 
@@ -57,174 +37,89 @@ def main(database: str, bank_url: str, mode: str) -> None:
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
-    run = _workflow()
-    if mode == "refused":
-        pk = _apply("refused")
-        codes = [_in_child(lambda: run(pk)) for _ in range(2)]
-        print(json.dumps(_state(pk, bank_url) | {"codes": codes}))  # noqa: T201
-        return
-    if mode == "every-line":
-        lines: Iterable[int] = count(1)
-        times = _TIMES
-    else:
-        pk = _apply("who is not killed")
-        lines, times = _lines_after_changes(lambda: run(pk)), sys.maxsize
-    for line in lines:
-        pk = _apply(f"customer {line}")
-        where = _killed_at(lambda pk=pk: run(pk), line, times)
+    deliver = _delivery()
+    for changes in count(1):
+        pk = _apply(f"{customer}-{changes}", last_amount=666 if customer == "refused" else 200)
+        code = _in_child(lambda pk=pk: deliver(pk), changes)
         _let_leases_end()
-        # Twice: what is done must stay as it is.
-        code = _in_child(lambda pk=pk: (run(pk), run(pk)))
-        print(json.dumps(_state(pk, bank_url) | {"at": where, "code": code}))  # noqa: T201
-        if where == "the end":
+        # Twice, because what is done stays done.
+        last = _in_child(lambda pk=pk: deliver(pk) and deliver(pk))
+        print(json.dumps(_state(pk, bank_url) | {"code": last}))  # noqa: T201
+        if code != _KILLED:
             return
 
 
-def _workflow() -> Callable[[int], None]:
-    """One delivery of a message. The steps' own tasks run at once, in this process."""
+def _delivery() -> Callable[[int], bool]:
+    """Return what delivers a message, and says whether its run has ended well.
+
+    The steps' own tasks run at once, in this process.
+    """
     from celery import Celery
 
     app = Celery("payments", broker="memory://")
-    app.conf.update(
-        task_always_eager=True, task_eager_propagates=True, sqs_backoff={"store": "django"}
-    )
+    app.conf.update(task_always_eager=True, sqs_backoff={"store": "django"})
     app.set_default()
     from example_project.payments.tasks import fund_account
 
     app.finalize()
 
-    def run(pk: int) -> None:
-        fund_account.apply((pk,), task_id=f"message {pk}")
+    def deliver(pk: int) -> bool:
+        return bool(fund_account.apply((pk,), task_id=f"message {pk}").successful())
 
-    return run
+    return deliver
 
 
-def _apply(customer: str) -> int:
+def _apply(customer: str, *, last_amount: int) -> int:
     from django.db import connection
 
     from example_project.payments.models import Application
 
     application = Application.objects.create(customer=customer)
-    for amount in (100, 666 if customer == "refused" else 200):
+    for amount in (100, last_amount):
         application.fundings.create(amount=amount)
     connection.close()
     return int(application.pk)
 
 
-def _in_child(run: Callable[[], object]) -> int:
+def _in_child(run: Callable[[], bool], changes: int | None = None) -> int:
+    """Return how a child ends that is killed after so many changes; ``None``: never."""
     pid = os.fork()
     if pid == 0:
-        code = _FAILED
+        code = 1
         try:
-            run()
-            code = 0
-        except BaseException:  # noqa: BLE001  # the child's end is its exit code
-            if os.environ.get("SHOW"):
-                traceback.print_exc()
+            if changes is not None:
+                _end_after(changes)
+            code = 0 if run() else 1
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _killed_at(run: Callable[[], object], line: int, times: int) -> str:
-    """End a child before the ``line``-th line that it would execute; say where that was."""
-    reading, writing = os.pipe()
-    left = line
-
-    def before(frame: FrameType) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            os.write(writing, at.encode())
-            os._exit(_KILLED)
-
-    code = _in_child(_traced(run, before, times))
-    os.close(writing)
-    where = os.read(reading, 100).decode()
-    os.close(reading)
-    if code == 0:
-        return "the end"
-    assert code == _KILLED, code
-    return where
-
-
-def _lines_after_changes(run: Callable[[], object]) -> list[int]:
-    """The first line, the one after each change outside, and one more, which is never reached."""
-    reading, writing = os.pipe()
-    changes = lines = 0
-    seen: list[int] = []
-
-    def change() -> None:
-        nonlocal changes
-        changes += 1
-
-    def before(_: FrameType) -> None:
-        nonlocal lines
-        lines += 1
-        if len(seen) <= changes:
-            seen.extend([lines] * (changes + 1 - len(seen)))
-
-    def watched() -> None:
-        with _changes_noticed(change):
-            _traced(run, before, sys.maxsize)()
-            sys.settrace(None)
-        os.write(writing, json.dumps([*dict.fromkeys(seen), lines + 1]).encode())
-
-    code = _in_child(watched)
-    os.close(writing)
-    assert code == 0, code
-    with open(reading) as found:
-        return list(json.load(found))
-
-
-@contextmanager
-def _changes_noticed(change: Callable[[], None]) -> Iterator[None]:
-    """Call ``change`` after each statement that writes, each commit, and each request."""
+def _end_after(changes: int) -> None:
+    """End this process after so many writes to the database, commits and requests to the bank."""
     from django.db import connection
 
     from example_project.payments import bank
 
-    def execute(execute: Any, sql: str, *arguments: Any) -> Any:
-        result = execute(sql, *arguments)
-        if not sql.startswith("SELECT"):
-            change()
-        return result
+    left = changes
 
-    def and_notice(function: Callable[..., Any]) -> Callable[..., Any]:
+    def and_end(function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
             result = function(*arguments, **options)
-            change()
+            left -= 1
+            if not left:
+                os._exit(_KILLED)
             return result
 
         return wrapped
 
-    bank.urlopen = and_notice(bank.urlopen)
-    connection._commit = and_notice(connection._commit)
-    with connection.execute_wrapper(execute):
-        yield
+    def execute(execute: Any, sql: str, *arguments: Any) -> Any:
+        return (execute if sql.startswith("SELECT") else and_end(execute))(sql, *arguments)
 
-
-def _traced(
-    run: Callable[[], object], before: Callable[[FrameType], None], times: int
-) -> Callable[[], None]:
-    """Run it, and call ``before`` at each of the lines, ``times`` times at most."""
-    executed: Counter[tuple[str, int]] = Counter()
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.endswith(TRACED):
-            return None
-        here = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and executed[here] < times:
-            executed[here] += 1
-            before(frame)
-        return trace
-
-    def traced() -> None:
-        sys.settrace(trace)
-        run()
-
-    return traced
+    bank.urlopen = and_end(bank.urlopen)
+    connection._commit = and_end(connection._commit)
+    connection.execute_wrappers.append(execute)
 
 
 def _let_leases_end() -> None:
@@ -249,7 +144,7 @@ def _state(pk: int, bank_url: str) -> dict[str, Any]:
         "entries": list(entries.values_list("state", flat=True)),
     }
     connection.close()
-    with urlopen(f"{bank_url}/{application.customer.replace(' ', '-')}") as response:
+    with urlopen(f"{bank_url}/{application.customer}") as response:
         return state | {"bank": json.load(response)}
 
 

@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("state", models.CharField(default="pending", max_length=10)),
+                ("state", models.CharField(default="posted", max_length=10)),
                 ("reference", models.CharField(blank=True, max_length=64)),
                 (
                     "funding",
