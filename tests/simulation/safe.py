@@ -12,58 +12,25 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from random import Random
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 from celery import Celery
 
 from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
-from celery_sqs_backoff.safe import StoreUnavailable
-from celery_sqs_backoff.store.memory import MemoryStore
 
 from . import workflow
+from .kills import Killed, MortalStore, killed_after
 
 #: Lines at which a process can end: ours, and those of the work in this file.
 _OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/records", "django/outbox")
 _WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo", "book", "send")
-
-
-class Killed(BaseException):
-    """The process has ended. Nothing of it runs any more."""
-
-
-class MortalStore(MemoryStore):
-    """A process that has ended writes nothing any more, whatever its ``finally`` blocks say.
-
-    And a store that is reached over a network: a call may be lost, or its answer.
-    """
-
-    world: World
-
-    def __getattribute__(self, name: str) -> Any:
-        method = super().__getattribute__(name)
-        if name not in ("add", "get", "replace", "delete"):
-            return method
-        world = self.world
-        if world.is_dead:
-            raise Killed
-        if world.rng.random() >= world.store_fails:
-            return method
-        world.effects["store failed"] += 1
-
-        def failing(*args: Any) -> None:
-            if world.rng.random() < 0.5:
-                method(*args)
-            raise StoreUnavailable("simulated")
-
-        return failing
 
 
 class World:
@@ -99,51 +66,16 @@ class World:
     def attempt(self, act: Callable[[], Any], *, killable: bool = True) -> Any:
         """Do something in a process; ``None`` if it was killed, else what it returned."""
         lines = self.rng.randint(1, self.lines) if killable and self.rng.random() < 0.7 else 0
-        self.is_dead = False
-        with _killed_after(lines, self):
-            try:
-                return next(_alone(act))
-            except Killed:
-                self.effects["killed"] += 1
-                return None
-            finally:
-                self.is_dead = False
+        try:
+            return killed_after(lines, self, act, where=_counts)
+        except Killed:
+            self.effects["killed"] += 1
+            return None
 
 
-def _alone(act: Callable[[], Any]) -> Iterator[Any]:
-    """Do something in a generator, because that has its own exception being handled.
-
-    A trace function that raises while an exception leaves a ``with`` block makes CPython 3.11 to
-    3.13 keep that exception as the one being handled, because the clean-up of the block's handler
-    runs before its set-up has. Signals are looked at elsewhere, so no real process does this.
-    """
-    yield act()
-
-
-@contextmanager
-def _killed_after(lines: int, world: World) -> Iterator[None]:
-    left = lines
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        code = frame.f_code
-        is_work = code.co_filename == __file__ and code.co_name in _WORK
-        if not is_work and not any(ours in code.co_filename for ours in _OURS):
-            return None  # a store's change is atomic
-        if event == "line":
-            left -= 1
-            if left == 0:
-                world.is_dead = True
-                raise Killed
-        return trace
-
-    before = sys.gettrace()
-    if lines:
-        sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+def _counts(code: CodeType) -> bool:
+    is_work = code.co_filename == __file__ and code.co_name in _WORK
+    return is_work or any(ours in code.co_filename for ours in _OURS)
 
 
 History = Callable[[int], None]
@@ -170,12 +102,12 @@ def guarded(world: World) -> History:
         ended_well: set[str] = set()
         for _ in range(6):
             message = world.rng.choice("AB")
-            before, failed = len(world.done), world.effects["store failed"]
+            before = len(world.done)
             ended = world.run(mail, task_id=message)
             if message in ended_well:
                 assert len(world.done) == before, "it was done, and has run again"
-            is_recorded = world.effects["store failed"] == failed  # else that is logged
-            if ended is not None and ended.state == "SUCCESS" and is_recorded:
+            # Where the store fails, a success may be logged as not recorded.
+            if ended is not None and ended.state == "SUCCESS" and not world.store_fails:
                 ended_well.add(message)
         assert len(set(world.done)) <= 1, f"two messages have sent: {world.done}"
         world.effects["troubles"] = 0

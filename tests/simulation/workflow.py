@@ -2,30 +2,32 @@
 
 A message is delivered until its run ends well or gives it up. A run may be killed at any line of
 the kernel, or be suspended for longer than its lease while other runs and undoing tasks go on. A
-message that is given up sends the real task that takes workflows back.
+message that is given up sends the real task that takes workflows back, and may be redriven. In some
+histories the queue is FIFO: all of it is one group.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from types import FrameType
+from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
 from celery import Celery
 from celery.canvas import Signature
 
-from celery_sqs_backoff.safe import SafeError, StoreUnavailable, TryLater, take_back
+from celery_sqs_backoff.safe import SafeError, TryLater, take_back
 from celery_sqs_backoff.safe.run import RunState
 from celery_sqs_backoff.safe.workflow import Workflow
-from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Record, Records
 from celery_sqs_backoff.store.settings import records_of
+
+from .kills import Killed, MortalStore, killed_after
 
 LEASE = 300.0
 STEPS = "abc"
@@ -33,10 +35,6 @@ SCOPE = "order:7"
 
 _KERNEL = ("safe/document", "safe/workflow", "safe/lock", "safe/take_back", "store/records")
 _WORK = ("act", "body")
-
-
-class Killed(BaseException):
-    """The process has ended. Nothing of it runs any more."""
 
 
 class Refused(Exception):
@@ -69,6 +67,7 @@ class Message:
     """What SQS knows of a message."""
 
     is_gone: bool = False
+    is_dead_letter: bool = False
     receives: int = 0
 
 
@@ -98,8 +97,16 @@ class World:
         self.rng = Random(self.seed)
         self.store_fails = self.rng.choice([0.0, 0.0, 0.1])
         self.broker_fails = self.rng.choice([0.0, 0.0, 0.2])
+        self.is_fifo = self.rng.random() < 0.15
+        #: Share of deliveries that are B's, of runs that are killed, and of suspensions.
+        self.share_of_b = self.rng.choice([0.2, 0.5])
+        self.kills = self.rng.choice([0.1, 0.5])
+        self.suspends = self.rng.choice([0.3, 0.6])
+        self.suspends_long = self.rng.choice([0.2, 0.6])
+        #: How often the queue of undoing tasks is worked off after a delivery.
+        self.works = self.rng.choice([0.0, 0.5])
         self.messages = {"A": Message(), "B": Message()}
-        self.store = Store(clock=lambda: self.now)
+        self.store = MortalStore(clock=lambda: self.now)
         self.store.world = self
         self.app = Celery("simulation", broker="memory://", set_as_current=False)
         self.app.conf.sqs_backoff = {"store": self.store, "secret": "simulation"}
@@ -131,8 +138,8 @@ class World:
         return name
 
     def perhaps_suspend(self, may_suspend: bool) -> None:
-        if may_suspend and self.depth < 3 and self.rng.random() < 0.25:
-            self.suspend(is_long=self.rng.random() < 0.6)
+        if may_suspend and self.depth < 3 and self.rng.random() < self.suspends:
+            self.suspend(is_long=self.rng.random() < self.suspends_long)
 
     def suspend(self, *, is_long: bool) -> None:
         """Let time pass in this process, more than the lease if it is long, while others go on."""
@@ -143,13 +150,16 @@ class World:
         is_dead, trace = self.is_dead, sys.gettrace()
         sys.settrace(None)
         try:
-            for _ in range(self.rng.randint(1, 2)):
-                self.in_another_process(lambda: self.deliver(self.rng.choice("AAAB")))
-            if self.rng.random() < 0.5:
+            for _ in range(self.rng.randint(0, 2)):
+                self.in_another_process(lambda: self.deliver(self.draw()))
+            if self.rng.random() < 0.8:
                 self.in_another_process(self.work)
         finally:
             self.is_dead, self.inside_until = is_dead, before
             sys.settrace(trace)
+
+    def draw(self) -> str:
+        return "B" if self.rng.random() < self.share_of_b else "A"
 
     def in_another_process(self, act: Callable[[], object]) -> None:
         self.depth += 1
@@ -190,6 +200,8 @@ class World:
     def deliver(self, name: str, *, is_last: bool = False) -> None:
         """Run a message once, and settle it."""
         message = self.messages[name]
+        if self.is_fifo and name == "B" and not self.messages["A"].is_gone:
+            return
         if message.is_gone:
             return
         message.receives += 1
@@ -203,22 +215,27 @@ class World:
         if is_given_up:
             self.give_up(run)
         if is_latest and (is_given_up or how == "ended"):
-            message.is_gone = True
-        elif how != "ended" and not is_given_up:
+            message.is_gone, message.is_dead_letter = True, is_given_up
+            self.pending.discard(self.entered.get(name, 0))
+        elif how != "ended" and not is_given_up and not message.is_gone:
             self.pending.add(number)
+
+    def redrive(self, name: str) -> None:
+        """Send a dead letter again: a new message of the same task ID."""
+        if self.messages[name].is_dead_letter:
+            self.happened["redriven"] += 1
+            self.messages[name] = Message()
 
     def give_up(self, run: Run) -> None:
         self.gave_up.add(run.number)
         self.queue.append(("take back", (run.message, run.id, run.began), ""))
 
     def attempt(self, run: Run, *, killable: bool) -> str:
-        is_killed = killable and self.rng.random() < 0.5
+        is_killed = killable and self.rng.random() < self.kills
         lines = self.rng.randint(1, 500) if is_killed else 0
-        is_stale = killable and self.rng.random() < 0.5
-        self.is_dead = False
+        is_stale = killable and self.rng.random() < 0.8
         try:
-            with killed_after(lines, self):
-                next(alone(lambda: self.body(run, is_stale)))
+            killed_after(lines, self, lambda: self.body(run, is_stale), where=_counts)
         except (Killed, TryLater) as exc:
             self.happened["killed"] += isinstance(exc, Killed)
             if self.answers != run.message:
@@ -228,13 +245,14 @@ class World:
             return "comes back" if self.rng.random() < 0.5 else "gives up"
         except (Lost, SafeError):
             return "gives up"
-        finally:
-            self.is_dead = False
         return "ended"
 
     # The queue of take_back and of undoing tasks
 
     def work(self) -> None:
+        """Run the tasks that take back. On a FIFO queue they are behind the two messages."""
+        if self.is_fifo and not all(message.is_gone for message in self.messages.values()):
+            return
         for _ in range(200):
             if not self.queue:
                 return
@@ -253,15 +271,12 @@ class World:
         lines = self.rng.randint(1, 200) if self.rng.random() < 0.2 * bool(self.depth < 9) else 0
         lines = lines if self.store_fails or self.broker_fails or self.rng.random() < 0.5 else 0
         before = self.state()
-        self.is_dead = False
+        act = partial(take_back._take_back, Bound(self), *args)
         try:
-            with killed_after(lines, self):
-                next(alone(lambda: take_back._take_back(Bound(self), *args)))
+            killed_after(lines, self, act, where=_counts)
         except (Killed, TryLater):
             self.queue.append(("take back", args, ""))
             self.now += 61
-        finally:
-            self.is_dead = False
         if before == "open" and self.state() in ("closing", "closed"):
             if self.answers and args[0] != self.answers:
                 raise Broken(f"{args[0]} takes back what {self.answers} answers for")
@@ -284,29 +299,6 @@ class World:
             self.is_dead, self.store_fails = is_dead, fails
 
 
-class Store(MemoryStore):
-    """A store over a network, of which a process that has ended writes nothing any more."""
-
-    world: World
-
-    def __getattribute__(self, name: str) -> Any:
-        method = super().__getattribute__(name)
-        if name not in ("add", "get", "replace", "delete"):
-            return method
-        world = self.world
-        if world.is_dead:
-            raise Killed
-        if world.rng.random() >= world.store_fails:
-            return method
-
-        def failing(*args: Any) -> None:
-            if world.rng.random() < 0.5:
-                method(*args)
-            raise StoreUnavailable("simulated")
-
-        return failing
-
-
 class Bound:
     """The task, as ``take_back`` sees itself."""
 
@@ -317,34 +309,9 @@ class Bound:
         return Signature("take back", args=args, app=self.app)
 
 
-def alone(act: Callable[[], Any]) -> Iterator[Any]:
-    """Do something in a generator, which takes along the exception being handled: see ``safe``."""
-    yield act()
-
-
-@contextmanager
-def killed_after(lines: int, world: World) -> Iterator[None]:
-    left = lines
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        code = frame.f_code
-        is_work = code.co_filename == __file__ and code.co_name in _WORK
-        if not is_work and not any(part in code.co_filename for part in _KERNEL):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                world.is_dead = True
-                raise Killed
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace if lines else None)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+def _counts(code: CodeType) -> bool:
+    is_work = code.co_filename == __file__ and code.co_name in _WORK
+    return is_work or any(part in code.co_filename for part in _KERNEL)
 
 
 def play(seed: int) -> Counter[str]:
@@ -372,13 +339,16 @@ def play(seed: int) -> Counter[str]:
         patch.object(Signature, "apply_async", apply_async),
         patch.object(take_back.Lock.__init__, "__kwdefaults__", _clocked(take_back.Lock, world)),
     ):
-        for _ in range(world.rng.randint(1, 6)):
-            in_a_process(lambda: world.deliver("A" if world.rng.random() < 0.75 else "B"))
-            if world.rng.random() < 0.5:
+        for _ in range(world.rng.randint(1, 8)):
+            in_a_process(lambda: world.deliver(world.draw()))
+            if world.rng.random() < world.works:
                 in_a_process(world.work)
             world.now += world.rng.choice([1, LEASE + 100])
+            if world.rng.random() < 0.2:
+                world.redrive(world.rng.choice("AB"))
         world.store_fails = world.broker_fails = 0.0
-        for name in world.rng.choice(["AB", "BA"]):  # the budgets are used up
+        order = "AB" if world.is_fifo else world.rng.choice(["AB", "BA"])
+        for name in order:  # the budgets are used up
             world.now += LEASE + 100
             in_a_process(lambda name=name: world.deliver(name, is_last=True))
         world.now += LEASE + 100
