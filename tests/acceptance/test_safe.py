@@ -6,10 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery.bin.celery import celery
+from click.testing import CliRunner
 
 from celery_sqs_backoff import (
     Guard,
@@ -22,6 +25,7 @@ from celery_sqs_backoff import (
 from tests.support.processes import eventually
 from tests.support.record import note
 from tests.support.redis_database import redis_url
+from tests.support.redis_server import redis_server
 
 from .stage import REDIS, Stage, app_of_this_module
 
@@ -74,6 +78,11 @@ def order(self: Any) -> None:
     with self.workflow("order:7", lease=3) as order:
         order.step("account", str, 7, undo=take_back.s())
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task("plain")
+def plain(self: Any) -> None:
+    note(task="plain")
 
 
 class Scene:
@@ -159,3 +168,42 @@ def test_crashes(scene: Scene) -> None:
     [letter] = scene.stage.dead_letters("crash")
     assert letter.record is not None
     assert letter.record["reason"] == "worker lost"
+
+
+def test_store_away(
+    make_stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker starts and goes on without its store. Only the tasks that need it wait.
+
+    The worker is healthy, because a restart would not help; ``sqs-status`` says what is missing.
+    """
+    address = tmp_path / "redis" / "redis.sock"
+    own = {"store": f"unix://{address}", "namespace": "shop", "secret": "s" * 32}
+    heartbeat, log_file = tmp_path / "heartbeat", tmp_path / "log"
+    conf = {"sqs_backoff": own | {"heartbeat": str(heartbeat)}}
+    stage = make_stage(conf=conf)
+
+    def says(*arguments: str) -> str:
+        monkeypatch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
+        return str(CliRunner().invoke(celery, ["-A", "shop", *arguments]).output)
+
+    def send_both(number: int) -> None:
+        stage.send("plain")
+        stage.send("mail", f"customer {number}", "up")
+        eventually(lambda: len(stage.runs("plain")) == number, timeout=30)
+        eventually(lambda: stage.messages() == (0, 1), timeout=30)
+        assert len(stage.runs("mail")) == number - 1
+        assert says("sqs-health", "--file", str(heartbeat)) == "healthy\n"
+        assert "the store could not be read" in says("sqs-status")
+
+    with stage.worker(concurrency=1, log_file=log_file):
+        send_both(1)
+        with redis_server(address.parent):
+            stage.wait_until_settled()
+        send_both(2)
+        with redis_server(address.parent):
+            stage.wait_until_settled()
+            assert "the store could not be read" not in says("sqs-status")
+    assert len(stage.runs("mail")) == 2
+    assert stage.dead_letters() == []
+    assert "sqs_backoff.store_away" in log_file.read_text()

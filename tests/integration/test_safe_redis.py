@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,16 +21,17 @@ from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.doctor import examine
 from celery_sqs_backoff.doctor.look import look
 from celery_sqs_backoff.provider.fleet import FleetSlots
-from celery_sqs_backoff.safe import StoreUnavailable
+from celery_sqs_backoff.safe import RecordRejected, StoreUnavailable
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking
 from celery_sqs_backoff.store.settings import vault_of
 from celery_sqs_backoff.store.urls import open_store
-from tests.support.processes import eventually, free_port, stop
+from tests.support.processes import free_port
+from tests.support.redis_server import redis_server
 
 
 def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: Path) -> None:
     """The old server is a replica, keeps its connections, and would refuse all writes for good."""
-    with _redis_server(tmp_path / "old") as old, _redis_server(tmp_path / "new") as new:
+    with redis_server(tmp_path / "old") as old, redis_server(tmp_path / "new") as new:
         address = tmp_path / "address"
         address.symlink_to(old)
         store = open_store(f"unix://{address}")
@@ -48,7 +48,7 @@ def test_a_server_before_redis_7_that_has_become_a_replica_is_left_too(
 ) -> None:
     """Its scripts' errors have no code of their own."""
     told = "Error running script (call to f_1): @user_script:4: -READONLY You can't write against"
-    with _redis_server(tmp_path / "new") as new:
+    with redis_server(tmp_path / "new") as new:
         store: Any = open_store(f"unix://{new}")
         register, left = store._redis.register_script, [redis.ResponseError(told)]
 
@@ -68,7 +68,7 @@ def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(
     tmp_path: Path,
 ) -> None:
     """As a NAT gateway or load balancer has forgotten it: the next packet gets a reset."""
-    with _redis_server(tmp_path / "redis") as socket, _forgetful_gateway(socket) as gateway:
+    with redis_server(tmp_path / "redis") as socket, _forgetful_gateway(socket) as gateway:
         store = open_store(f"redis://127.0.0.1:{gateway.port}/0")
         assert store.add("step", "in progress", 60) is None
         gateway.forget()
@@ -91,7 +91,7 @@ def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: tuple[str, ...], is_named: bool
 ) -> None:
     app = Celery("evicts", broker="memory://", set_as_current=False)
-    with _redis_server(tmp_path / "redis", *options) as socket:
+    with redis_server(tmp_path / "redis", *options) as socket:
         app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
         with caplog.at_level(logging.WARNING):
             StoreStep(None).create(SimpleNamespace(app=app, pool_cls="solo"))
@@ -104,7 +104,7 @@ def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
 def test_a_server_that_may_not_be_asked_is_not_named(tmp_path: Path) -> None:
     app = Celery("unknown", broker="memory://", set_as_current=False)
     options = ("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru")
-    with _redis_server(tmp_path / "redis", *options) as socket:
+    with redis_server(tmp_path / "redis", *options) as socket:
         redis.Redis(unix_socket_path=str(socket)).execute_command("ACL SETUSER default -info")
         app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
         assert [finding.id for finding in examine(look(app)) if "store" in finding.subject] == []
@@ -122,7 +122,7 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
     tmp_path: Path, denied: str
 ) -> None:
     app = Celery("limited", broker="memory://", set_as_current=False)
-    with _redis_server(tmp_path / "redis") as socket:
+    with redis_server(tmp_path / "redis") as socket:
         server = redis.Redis(unix_socket_path=str(socket))
         server.execute_command(*f"ACL SETUSER worker on >word {_RIGHTS} {denied}".split())
         app.conf.sqs_backoff = {"store": f"unix://worker:word@{socket}?db=1", "secret": "secret"}
@@ -137,7 +137,7 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
 
 
 def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> None:
-    with _redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
+    with redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
         store = open_store(f"unix://{socket}")
         assert store.add("old", "value", 60) is None
         with pytest.raises(StoreUnavailable, match="OutOfMemory"):  # noqa: PT012  # some time
@@ -159,7 +159,7 @@ def test_a_server_that_only_answers_reads_is_away(tmp_path: Path, why: str) -> N
     def pay() -> None:
         pytest.fail("it has run")
 
-    with _redis_server(tmp_path / "redis") as socket:
+    with redis_server(tmp_path / "redis") as socket:
         _refuse_writes(redis.Redis(unix_socket_path=str(socket)), why)
         with pytest.raises(StoreUnavailable):
             check_by_asking(app)
@@ -226,21 +226,13 @@ def _refuse_writes(server: redis.Redis, why: str) -> None:
         server.set("filler", "x")
 
 
-@contextmanager
-def _redis_server(directory: Path, *options: str) -> Iterator[Path]:
-    directory.mkdir()
-    socket = directory / "redis.sock"
-    command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket), *options]
-    server = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
-    try:
-        eventually(lambda: _answers(socket))
-        yield socket
-    finally:
-        stop(server)
-
-
-def _answers(socket: Path) -> bool:
-    try:
-        return bool(redis.Redis(unix_socket_path=str(socket)).ping())
-    except redis.RedisError:
-        return False
+def test_a_record_that_is_not_text_is_rejected(tmp_path: Path) -> None:
+    """Whoever can write to Redis can write anything."""
+    with redis_server(tmp_path / "redis") as socket:
+        store = open_store(f"unix://{socket}")
+        store.add("key", "ours", 60)
+        server = redis.Redis(unix_socket_path=str(socket))
+        [key] = server.keys()
+        server.set(key, b"\xff\x00", keepttl=True)
+        with pytest.raises(RecordRejected):
+            store.get("key")

@@ -1,0 +1,33 @@
+"""A Redis server of a test's own, at a Unix socket."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from .processes import eventually, stop
+
+
+@contextmanager
+def redis_server(directory: Path, *options: str) -> Iterator[Path]:
+    """Run a server; the socket is ``redis.sock`` in the directory."""
+    directory.mkdir(exist_ok=True)
+    socket = directory / "redis.sock"
+    command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket), *options]
+    server = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: _answers(socket))
+        yield socket
+    finally:
+        stop(server)
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        return bool(redis.Redis(unix_socket_path=str(socket)).ping())
+    except redis.RedisError:
+        return False
