@@ -192,10 +192,13 @@ class WorkflowTask(SQSBackoffTask):
         idempotency key. The message that last began a step answers for the workflow: if that
         message is given up, in whichever way, while the block has not ended well, each step's
         ``undo`` task is sent, the last step's first, each after the one before it has ended well.
+        If its process was killed inside the block, that waits until the lease is over, because
+        nobody can tell a process that is dead from one that is in the middle of a step.
 
         Arguments:
             scope: of the business object: text, an int or a UUID.
-            lease: seconds or timedelta above 0; longer than any one step takes. Default 300.
+            lease: seconds or timedelta above 0; longer than any one step takes, because each step
+                starts it again. A killed process holds the workflow for so long. Default 300.
 
         Raises:
             Busy: (on entering) another run holds the lock of that name. The task is retried.

@@ -110,8 +110,8 @@ def write(mail: Any, broker: Broker, *calls: int) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_it_is_sent_after_the_commit(mail: Any, broker: Broker, durable: bool) -> None:
-    """Row W4. It leaves no row behind."""
+def test_w4_it_is_sent_after_the_commit(mail: Any, broker: Broker, durable: bool) -> None:
+    """It leaves no row behind."""
     from django.db import transaction
 
     with transaction.atomic():

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask
+from celery_sqs_backoff import Guard, NonRetryable, Outcome, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import Busy, Refused
 from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -35,8 +35,8 @@ def passes(records: Records, message: str, run: str) -> Any:
     return enter(records, "mail:7", message, run, 3600)
 
 
-def test_the_same_message_passes_and_another_does_not(records: Records) -> None:
-    """Row B6. The refusal does not say which message has passed."""
+def test_b6_the_same_message_passes_and_another_does_not(records: Records) -> None:
+    """The refusal does not say which message has passed."""
     assert passes(records, "A", "run 1").is_first
     assert not passes(records, "A", "run 2").is_first
     with pytest.raises(Refused) as refused:
@@ -159,7 +159,7 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
         pytest.param(ValueError(), False, id="B4 not classified"),
     ],
 )
-def test_a_failure_releases_the_guard_only_if_nothing_was_processed(
+def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
     app: Celery, failure: Exception, is_released: bool
 ) -> None:
     undone: list[int] = []
@@ -168,6 +168,37 @@ def test_a_failure_releases_the_guard_only_if_nothing_was_processed(
     work.apply(task_id="B")
     assert ran == (["A", "B"] if is_released else ["A"])
     assert bool(undone) is is_released
+
+
+def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app: Celery) -> None:
+    """All its tasks share it, and what it does not name may have been processed."""
+    means = {"421": Outcome.RETRYABLE, "550": Outcome.NOT_PROCESSED}
+    passed: dict[str, bool] = {}
+
+    def classify(exc: BaseException) -> Outcome | None:
+        return means.get(str(exc))
+
+    for name in ("mail", "sms"):
+        guard = Guard(key=f"{name}:{{code}}", window=60)
+
+        @app.task(
+            base=SQSBackoffTask,
+            bind=True,
+            shared=False,
+            name=name,
+            guard=guard,
+            classify=classify,
+            max_retries=0,
+        )
+        def send(self: Any, code: str) -> None:
+            passed[f"{self.name} {code}"] = self.request.id == "B"
+            raise OSError(code)
+
+        for message in "AB":
+            for code in ("421", "550", "999"):
+                send.apply((code,), task_id=message)
+    codes = [(name, code) for name in ("mail", "sms") for code in ("421", "550", "999")]
+    assert passed == {f"{name} {code}": code in means for name, code in codes}
 
 
 def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:

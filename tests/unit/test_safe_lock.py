@@ -132,7 +132,7 @@ def test_entering_twice_in_a_run_is_an_error(app: Celery, outer: str, inner: str
 
 @pytest.mark.parametrize("held", ["exclusive", "workflow"])
 @pytest.mark.parametrize("asked", ["exclusive", "workflow"])
-def test_two_runs_are_not_in_one_object(app: Celery, held: str, asked: str) -> None:
+def test_w3_two_runs_are_not_in_one_object(app: Celery, held: str, asked: str) -> None:
     @app.task(base=WorkflowTask, bind=True, shared=False, name="other", max_retries=0)
     def other(self: Any) -> None:
         with getattr(self, asked)("order:7"):

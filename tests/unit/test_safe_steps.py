@@ -10,11 +10,13 @@ from uuid import UUID
 import pytest
 from celery import Celery, chain, group
 
-from celery_sqs_backoff import NonRetryable, SQSBackoffTask
+from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
 from celery_sqs_backoff.safe import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
 from celery_sqs_backoff.safe.names import NAMESPACE
 
-from .safe_app import make_app, store_of
+from .safe_app import Clock, CountedStore, make_app, store_of
+
+DAY = 24 * 3600.0
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> An
     return work.apply(task_id=message, throw=throw).result
 
 
-def test_a_step_is_done_once_per_message(app: Celery) -> None:
-    """Row W1. A rerun gets the recorded result, and so does the first run, through JSON."""
+def test_w1_a_step_is_done_once_per_message(app: Celery) -> None:
+    """A rerun gets the recorded result, and so does the first run, through JSON."""
     done: list[str] = []
 
     def charge(name: str) -> Any:
@@ -150,10 +152,10 @@ def test_a_step_is_confirmed_once_it_is_recorded(app: Celery, confirmed: list[An
     assert [args for args, _ in confirmed] == [("7", "x"), ("y",)]
 
 
-def test_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(
+def test_w6_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(
     app: Celery, confirmed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row W6. The step is not done again; what is sent twice has one ID."""
+    """The step is not done again; what is sent twice has one ID."""
     confirm, done = app.tasks["confirm"], list[int]()
 
     def away(*_: Any, **__: Any) -> None:
@@ -200,8 +202,8 @@ def test_what_could_not_be_sent_is_refused_before_the_step(
         run(app, lambda self: self.step("a", pytest.fail, confirm=given))
 
 
-def test_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
-    """Rows W5, R2. It is another one for another message, name, task or version."""
+def test_w5_r2_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
+    """It is another one for another message, name, task or version."""
 
     def keys(self: Any) -> list[str]:
         return [self.idempotency_key("a"), self.idempotency_key("b")]
@@ -211,6 +213,28 @@ def test_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
     assert len({*first, *run(app, keys, message="B")}) == 4
     assert run(app, lambda self: self.idempotency_key("a", version=2)) not in first
     assert UUID(first[0]).version == 5
+
+
+def test_w7_a_step_and_a_guard_outlive_the_providers_key() -> None:
+    """The provider forgets a key after a day. The step stays done, and another message out."""
+    clock, provider = Clock(), list[str]()
+    app = make_app(store=CountedStore(clock=clock))
+    ends: list[Any] = [KeyboardInterrupt(), "done"]
+
+    @app.task(base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="7", window=3 * DAY))
+    def charge(self: Any) -> Any:
+        self.step("charge", provider.append, self.idempotency_key("charge"))
+        end = ends.pop(0)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    with pytest.raises(KeyboardInterrupt):  # as SIGKILL would
+        charge.apply(task_id="A")
+    clock.now += 2 * DAY
+    assert charge.apply(task_id="B").state == "IGNORED"
+    assert charge.apply(task_id="A").result == "done"
+    assert len(provider) == 1
 
 
 def test_a_key_touches_no_store(app: Celery) -> None:

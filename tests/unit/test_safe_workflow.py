@@ -11,6 +11,7 @@ from celery.exceptions import Ignore, ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.safe import Busy, Compensated, LockLost, NotDispatched, take_back
+from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.settings import records_of
@@ -69,8 +70,7 @@ def fund(app: Celery, bank: Bank) -> Any:
 REFUSED = NonRetryable("refused", safe_to_undo=True)
 
 
-def test_a_rerun_goes_on_where_it_stopped(fund: Any, bank: Bank) -> None:
-    """Row W1."""
+def test_w1_a_rerun_goes_on_where_it_stopped(fund: Any, bank: Bank) -> None:
     bank.ends = [None, KeyboardInterrupt()]  # as SIGKILL would
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -85,14 +85,26 @@ def test_a_workflow_of_three_steps_costs_at_most_16_calls(fund: Any, app: Celery
 
 
 @pytest.mark.parametrize("end", [REFUSED, ValueError(), Retryable("down")], ids=lambda e: type(e))
-def test_it_is_taken_back_when_the_message_is_given_up(
+def test_w2_it_is_taken_back_when_the_message_is_given_up(
     fund: Any, bank: Bank, end: BaseException
 ) -> None:
-    """Row W2. The last step's task first, each with the step's result."""
+    """The last step's task first, each with the step's result."""
     fund.apply((end,), task_id="A")
     assert bank.undone == [(name, f"{name} is done") for name in "cba"]
     assert isinstance(fund.apply(task_id="A").result, Compensated)
     assert bank.done == ["a", "b", "c"]
+
+
+def test_w3_what_was_recorded_stays_and_the_error_is_raised(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    """The lock is free then."""
+    bank.ends = [None, ConnectionError("down")]
+    with pytest.raises(ConnectionError):
+        fund()
+    assert list(Document(records_of(app), "scope", "order:7").fields["steps"]) == ["a", "b"]
+    assert fund() == "done"
+    assert bank.done == ["a", "b", "b", "c"]
 
 
 def test_a_step_in_doubt_is_taken_back_too(fund: Any, bank: Bank) -> None:
@@ -326,8 +338,8 @@ def test_a_step_is_inside_its_block(app: Celery) -> None:
         work.apply(task_id="A", throw=True)
 
 
-def test_keys_are_the_workflows_and_can_be_renewed(app: Celery) -> None:
-    """Row W5. Two messages share them; a renewed key stays renewed."""
+def test_w5_keys_are_the_workflows_and_can_be_renewed(app: Celery) -> None:
+    """Two messages share them; a renewed key stays renewed."""
 
     @app.task(base=WorkflowTask, bind=True, shared=False)
     def work(self: Any, renew: bool = False) -> list[str]:
