@@ -22,8 +22,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from celery import Celery
@@ -32,8 +31,7 @@ from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import RedriveReport
 from celery_sqs_backoff.redrive.journal import Journal
 from celery_sqs_backoff.redrive.options import Options
-from celery_sqs_backoff.redrive.queues import Endpoint
-from celery_sqs_backoff.redrive.route import Route
+from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.sqs.calls import Calls
@@ -123,16 +121,12 @@ def _move_endless(
     messages: int, *, every: int = 1, latency: float = 0.0, on_event: Any = None, **options: Any
 ) -> tuple[RedriveReport, _Endless, float]:
     queue = _Endless(messages, every, latency)
-    broker: Any = SimpleNamespace(
-        client=lambda key: queue, calls=lambda url, key: Calls(lambda: queue, url), sleep=time.sleep
-    )
-    arn = QueueArn("aws", "us-east-1", "1", "endless-dlq")
-    source = Endpoint(broker, "memory://endless-dlq", None, arn)
-    main = Endpoint(broker, "memory://endless", None, arn.sibling("endless"))
+    arn, client = QueueArn("aws", "us-east-1", "1", "endless-dlq"), lambda: cast("Any", queue)
+    source = Endpoint(arn, Calls(client, "memory://endless-dlq"))
+    main = Endpoint(arn.sibling("endless"), Calls(client, "memory://endless"))
     with TemporaryDirectory() as directory:
         journal = Journal(Path(directory, "journal"), source=str(arn), run_id="bench")
         run = Run(
-            source,
             Route(source, (main,)),
             Options(**options),
             journal=journal,

@@ -21,7 +21,7 @@ from celery_sqs_backoff.simulate.law import STRATEGIES
 from celery_sqs_backoff.simulate.results import Result, plot, render, result_of
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 from celery_sqs_backoff.sqs import errors
-from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
+from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
 from .command import Command
@@ -219,8 +219,8 @@ def _attributes(app: Any, queue: str) -> dict[str, str] | errors.Failure | str:
     """Return a queue's attributes, or the reason why they cannot be read."""
     try:
         with connection_to_look(app) as connection:
-            place = find_queue(connection.default_channel, queue)
-            return place if isinstance(place, errors.Failure) else place[1](place[0]).attributes()
+            found = QueueFinder(connection.default_channel, attempts=2).find(queue)
+            return found if isinstance(found, errors.Failure) else found.attributes()
     except Exception as exc:  # noqa: BLE001  # kombu and botocore raise many types
         return why_not(exc)
 

@@ -21,7 +21,7 @@ from celery_sqs_backoff.observe.status import (
     with_workers,
 )
 from celery_sqs_backoff.sqs.errors import Failure
-from celery_sqs_backoff.sqs.find_queue import connection_to_look, find_queue, why_not
+from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.store.urls import is_shared
 
 from .command import Command
@@ -94,18 +94,18 @@ def _read(app: Any) -> list[QueueStatus]:
         with connection_to_look(app) as connection:
             if (broker := connection.transport.driver_type) != "sqs":
                 return [QueueStatus(name=name, failure=f"the broker is {broker}") for name in names]
-            channel = connection.default_channel
-            return [_read_one(channel, name) for name in names]
+            finder = QueueFinder(connection.default_channel, attempts=2)
+            return [_read_one(finder, name) for name in names]
     except Exception as exc:  # noqa: BLE001  # kombu and botocore raise many types
         failure = why_not(exc)
         return [QueueStatus(name=name, failure=failure) for name in names]
 
 
-def _read_one(channel: Any, name: str) -> QueueStatus:
-    found = find_queue(channel, name)
+def _read_one(finder: QueueFinder, name: str) -> QueueStatus:
+    found = finder.find(name)
     if isinstance(found, Failure):
         return QueueStatus(name=name, failure=found.code)
-    return read_status(name, *found)
+    return read_status(name, found.queue_url, found.on)
 
 
 def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:

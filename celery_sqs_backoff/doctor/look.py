@@ -20,7 +20,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
-from ..sqs.find_queue import connection_to_look, find_queue
+from ..sqs.find_queue import QueueFinder, connection_to_look
 from ..sqs.redact import mask
 from .facts import AppFacts, Facts, QueueFacts, TaskFacts
 
@@ -90,13 +90,13 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
             return Facts(app=facts, other_broker=broker)
         channel = connection.default_channel
         names = list(app.amqp.queues.consume_from)
-        queues = []
+        queues, finder = [], QueueFinder(channel, attempts=2)
         for name in names:
-            found = find_queue(channel, name)
+            found = finder.find(name)
             queues.append(
                 _not_found(channel, name, found)
                 if isinstance(found, Failure)
-                else facts_of_queue(name, *found)
+                else facts_of_queue(name, found.queue_url, found.on)
             )
         others = _other_queues(channel, {q.url for q in queues})
     return Facts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)

@@ -14,10 +14,9 @@ from .archive import Archive
 from .events import Event
 from .journal import Journal, NoJournal
 from .options import Options
-from .queues import Endpoint
+from .queues import Endpoint, Route, open_route
 from .report import RedriveReport
 from .restore import Restore
-from .route import Opened, opened
 from .run import Run
 
 if TYPE_CHECKING:
@@ -87,8 +86,8 @@ def redrive(
     checked = Options(**options)
     if checked.restore is not None and to is not None:
         raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
-    with opened(app, source, checked, to=to) as found, ExitStack() as stack:
-        return _prepare(found, on_event, stop, stack)()
+    with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
+        return _prepare(route, resolved, on_event, stop, stack)()
 
 
 def journal_path(path: Path, source: Endpoint) -> Path:
@@ -100,12 +99,13 @@ def journal_path(path: Path, source: Endpoint) -> Path:
 
 
 def _prepare(
-    opened: Opened,
+    route: Route,
+    options: Options,
     on_event: Callable[[Event], None] | None,
     stop: threading.Event | None,
     stack: ExitStack,
 ) -> Run | Restore:
-    found, options = opened.route.source, opened.options
+    found = route.source
     run_id, journal, path, key = uuid4().hex[:12], NoJournal(), options.journal, str(found.arn)
     if options.restore is not None:
         path = path or options.restore.with_name(f"{options.restore.name}.restored")
@@ -117,7 +117,7 @@ def _prepare(
         run_id = journal.run_id
     if options.restore is not None:
         return Restore(
-            opened.route,
+            route,
             options,
             archive=options.restore,
             journal=journal,
@@ -129,8 +129,7 @@ def _prepare(
     if options.dump:
         archive = stack.enter_context(Archive(options.dump, source=str(found.arn)))
     return Run(
-        found,
-        opened.route,
+        route,
         options,
         journal=journal,
         archive=archive,

@@ -222,7 +222,7 @@ class Delivery:
         for batch in tens(list(handles.items())):
             left = dict(batch)
             for attempt in range(1, TRIES + 1):
-                results = zip(left, self._source.delete(list(left.values())), strict=True)
+                results = zip(left, self._source.calls.delete(list(left.values())), strict=True)
                 failed = {id_: failure for id_, failure in results if failure is not None}
                 done = [id_ for id_ in left if id_ not in failed]
                 self._deletes_work |= bool(done)

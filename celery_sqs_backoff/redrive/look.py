@@ -26,8 +26,8 @@ from .ledger import Ledger
 from .message import DeadLetter
 from .options import Options
 from .pace import seconds_for
+from .queues import Route, open_route
 from .report import Ended
-from .route import Route, opened
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 
@@ -174,21 +174,11 @@ def peek(
         ValueError: an option is invalid.
     """
     checked = Options(**options)
-    with (
-        opened(app, source, checked, to=to) as found,
-        ExitStack() as stack,
-    ):
+    with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
         archive = None
         if copy is not None:
-            archive = stack.enter_context(Archive(Path(copy), source=str(found.route.source.arn)))
-        look = Look(
-            found.route,
-            found.options,
-            archive,
-            raw=raw,
-            now=now,
-        )
-        return look(sample, stop)
+            archive = stack.enter_context(Archive(Path(copy), source=str(route.source.arn)))
+        return Look(route, resolved, archive, raw=raw, now=now)(sample, stop)
 
 
 class Copy(Protocol):

@@ -1,80 +1,71 @@
-"""The queues of a Celery app's SQS: its credentials, Region, endpoint and predefined queues.
+"""Which queue does an operator name, and where does a dead letter go?
 
-A queue is resolved once, strictly: what counts is the ARN that SQS itself gives it. Reads are
-retried. Only one error of a helper call is forgiven: that the server does not know the call.
+A queue is resolved once, strictly: its ARN counts, as SQS itself gives it. Where a message goes is
+decided by SQS's list of the queues that have the dead-letter queue, or by the operator (``to``). A
+message only chooses between them: somebody who can write to a dead-letter queue must not reach
+other queues through it.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from kombu.exceptions import OperationalError
 
-from ..retry.policies import FullJitter
 from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
-from ..sqs.clients import Clients
 from ..sqs.errors import Failure, Kind, Operation, failure_of
+from ..sqs.find_queue import QueueFinder
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
+from .halt import TRIES, pause
 from .message import DeadLetter
+from .options import Options
 
 if TYPE_CHECKING:
     from celery import Celery
     from mypy_boto3_sqs import SQSClient
 
-_TRIES = 6
-_BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
-
 #: One long poll asks all of SQS's servers; a short one does not, and can miss messages.
 _WAIT_SECONDS = 1
-
 
 T = TypeVar("T")
 
 
-def retried(
-    call: Callable[[], T | Failure],
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    rng: random.Random | None = None,
-) -> T | Failure:
-    """Make a call that only reads; try again what may succeed later, six times at most."""
-    for attempt in range(1, _TRIES):
+def retried(call: Callable[[], T | Failure]) -> T | Failure:
+    """Make a call that only reads. Try again what may succeed later, six times at most."""
+    for attempt in range(1, TRIES):
         found = call()
         if not isinstance(found, Failure) or not found.is_transient:
             return found
-        sleep(_BETWEEN_TRIES.delay(attempt, rng or random.Random()))
+        pause(attempt, sleep, random.Random())
     return call()
 
 
+@dataclass(frozen=True, eq=False)
 class Endpoint:
-    """A queue, and the port to it. Safe for threads. Calls on messages are tried once.
+    """A queue as SQS knows it. Safe for threads.
 
     Attributes:
         arn: the one by which SQS knows it.
-        calls: batch calls on it; each is tried once.
-        found: its attributes as they were when it was resolved.
+        calls: the calls on it, with the credentials that workers use. Each is tried once.
+        attributes: as they were when it was resolved; none of a source that SQS has listed.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        url: str,
-        key: str | None,
-        arn: QueueArn,
-        found: Mapping[str, str] | None = None,
-    ) -> None:
-        self.url, self.arn = url, arn
-        self.found = found or {}
-        self._broker = broker
-        self._key = key  # in predefined_queues, whose entries can have credentials of their own
-        self.calls = broker.calls(url, key)
+    arn: QueueArn
+    calls: Calls
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.calls.queue_url
 
     @property
     def name(self) -> str:
@@ -85,27 +76,25 @@ class Endpoint:
         return self.arn.is_fifo
 
     @property
-    def client(self) -> SQSClient:
-        return self._broker.client(self._key)
+    def redrive_policy(self) -> Mapping[str, Any]:
+        """The queue's own redrive policy; empty if it has no dead-letter queue."""
+        policy: Mapping[str, Any] = json.loads(self.attributes.get("RedrivePolicy") or "{}")
+        return policy
 
-    def attributes(self) -> dict[str, str]:
-        """Read the queue's attributes.
+    @property
+    def dlq_arn(self) -> str | None:
+        return self.redrive_policy.get("deadLetterTargetArn")
+
+    def depth(self) -> int:
+        """Ask SQS how many messages there are, hidden and delayed ones included.
 
         Raises:
             RedriveRefused: there is no such queue.
             RedriveUnreachable: SQS does not answer or does not let us.
         """
-        found = retried(self.calls.attributes, sleep=self._broker.sleep)
+        found = retried(self.calls.attributes)
         if isinstance(found, Failure):
             raise _error(f"Cannot read the attributes of queue {self.name}", found)
-        return found
-
-    def depth(self) -> int:
-        """Ask SQS how many messages there are, hidden and delayed ones included.
-
-        Raises what :meth:`attributes` does.
-        """
-        found = self.attributes()
         stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
         return sum(int(found.get(stem + kind, 0)) for kind in kinds)
 
@@ -116,241 +105,83 @@ class Endpoint:
             wait_seconds=_WAIT_SECONDS,
             visibility_timeout_seconds=hold_seconds,
         )
-        if received.failure is not None:
-            return received.failure
-        return [DeadLetter(message) for message in received.messages]
-
-    def delete(self, handles: Sequence[str]) -> Results:
-        """Delete up to ten messages."""
-        return self.calls.delete(handles)
+        return received.failure or [DeadLetter(message) for message in received.messages]
 
     def hide(self, handles: Sequence[str], seconds: int) -> Results:
         """Hide up to ten messages for so many seconds from now; 0 = show them at once."""
         return self.calls.change_visibility([(handle, seconds) for handle in handles])
 
-    def sources(self) -> list[Endpoint]:
-        """Return the queues that have this one as their dead-letter queue, as SQS lists them.
 
-        Raises:
-            RedriveUnreachable: SQS does not answer or does not let us: without the list it is not
-                known where messages may go.
+@dataclass(frozen=True)
+class Route:
+    """The dead-letter queue, and where its messages go.
+
+    Attributes:
+        source: the dead-letter queue.
+        sources: the queues that have it as their dead-letter queue.
+        fixed: the destination of all messages, if one was given.
+    """
+
+    source: Endpoint
+    sources: tuple[Endpoint, ...] = ()
+    fixed: Endpoint | None = None
+
+    @property
+    def retention_seconds(self) -> int | None:
+        """How long the dead-letter queue keeps a message; ``None`` = not known."""
+        retention = self.source.attributes.get("MessageRetentionPeriod")
+        return None if retention is None else int(retention)
+
+    @property
+    def default(self) -> Endpoint | None:
+        """Where a message goes that does not say where it came from."""
+        if self.fixed is not None:
+            return self.fixed
+        return self.sources[0] if len(self.sources) == 1 else None
+
+    def destination(self, message: DeadLetter) -> Endpoint | str:
+        """Return where a message goes, or why that is not known.
+
+        In order: the queue that was given (``to``); of the queues with this dead-letter queue, the
+        one SQS moved it from, or the one its record names, or the only one.
         """
-        found = retried(self._listed_sources, sleep=self._broker.sleep)
-        if isinstance(found, Failure):
-            if found.kind is Kind.UNSUPPORTED:  # a local server
-                return list(self._broker.with_dead_letter_queue(self.arn))
-            raise _error(f"Cannot list the queues that have dead-letter queue {self.name}", found)
-        return [self._broker.listed(url, self.arn) for url in found]
-
-    def _listed_sources(self) -> list[str] | Failure:
-        urls: list[str] = []
-        request: dict[str, Any] = {"QueueUrl": self.url, "MaxResults": 1000}
-        try:
-            while True:
-                answer: Any = self.client.list_dead_letter_source_queues(**request)
-                urls += answer.get("queueUrls") or ()
-                if not answer.get("NextToken"):
-                    return urls
-                request["NextToken"] = answer["NextToken"]
-        except Exception as exc:  # noqa: BLE001  # any exception is a result
-            return failure_of(exc, Operation.LIST_SOURCES)
-
-
-class Broker:
-    """From a queue's name, URL or ARN to an :class:`Endpoint`. Use :func:`broker_of`."""
-
-    def __init__(
-        self,
-        channel: Any,
-        sleep: Callable[[float], None] = time.sleep,
-        *,
-        clients: Clients | None = None,
-    ) -> None:
-        self._channel = channel
-        self.sleep = sleep
-        self._clients = clients or Clients()
-        self._clients.attach(channel)
-
-    def client(self, key: str | None) -> SQSClient:
-        """Return the client of a predefined queue, as a worker has it, or of all others."""
-        url = "" if key is None else self._channel.predefined_queues[key]["url"]
-        return self._clients.settling_client(url)
-
-    def refresh(self, key: str | None) -> None:
-        """Make the client anew, with new credentials: the old ones have been refused."""
-        self._clients.refresh("" if key is None else self._channel.predefined_queues[key]["url"])
-
-    def calls(self, url: str, key: str | None) -> Calls:
-        return Calls(lambda: self.client(key), url, refresh=lambda: self.refresh(key))
-
-    def find(self, name: str) -> Endpoint:
-        """Find a queue by its name (as in Celery, or as in SQS), URL or ARN.
-
-        Raises:
-            RedriveRefused: there is no such queue in the account and Region of the app's broker.
-            RedriveUnreachable: SQS does not answer or does not let us.
-        """
-        if name.startswith("arn:"):
-            try:
-                wanted = QueueArn.parse(name)
-            except ValueError as exc:
-                raise RedriveRefused(f"Invalid queue {name!r}: {exc}") from None
-            return self._same(self._named(wanted.name, name, wanted), wanted, name)
-        if "://" not in name:
-            return self._named(name, name)
-        url = urlsplit(name)
-        parts = url.path.strip("/").split("/")
-        found = self._named(parts[-1], name)
-        return self._same(
-            found,
-            QueueArn(
-                found.arn.partition,
-                region_of(url.hostname or "") or found.arn.region,
-                parts[-2] if len(parts) > 1 and parts[-2].isdigit() else found.arn.account,
-                parts[-1],
-            ),
-            name,
-        )
-
-    def name_in_sqs(self, name: str) -> str:
-        """The name in SQS of a queue that Celery calls so. Makes no call."""
-        if (queue := self._channel.predefined_queues.get(name)) is not None:
-            return str(queue["url"].rpartition("/")[2])
-        return str(self._channel.canonical_queue_name(name))
-
-    def listed(self, url: str, dead_letter_queue: QueueArn) -> Endpoint:
-        """A queue that SQS has listed as a source: in the account and Region of the DLQ."""
-        name = url.rpartition("/")[2]
-        arn = dead_letter_queue.sibling(name)
-        for key, queue in self._channel.predefined_queues.items():
-            if queue["url"].rpartition("/")[2] == name:
-                found = self._existing(queue["url"], key)
-                if found is not None and found[0].arn == arn:  # not its namesake elsewhere
-                    return found[0]
-        return Endpoint(self, url, None, arn)
-
-    def with_dead_letter_queue(self, arn: QueueArn) -> Iterator[Endpoint]:
-        """The queues with this dead-letter queue, on a server that does not list them."""
-        seen: set[QueueArn] = set()
-        for key, queue in self._channel.predefined_queues.items():
-            found = self._existing(queue["url"], key)
-            if found is not None and found[1] == str(arn) and found[0].arn not in seen:
-                seen.add(found[0].arn)
-                yield found[0]
-        for url in [] if seen else self._urls():
-            found = self._existing(url, None)
-            if found is not None and found[1] == str(arn):
-                yield found[0]
-
-    def _urls(self) -> list[str]:
-        def ask() -> list[str] | Failure:
-            try:
-                answer: Any = self.client(None).list_queues()
-            except Exception as exc:  # noqa: BLE001  # any exception is a result
-                return failure_of(exc, Operation.LIST_SOURCES)
-            return list(answer.get("QueueUrls") or ())
-
-        found = retried(ask, sleep=self.sleep)
-        if isinstance(found, Failure):
-            raise _error("Cannot list the queues", found)
-        return found
-
-    def _named(self, name: str, shown: str, arn: QueueArn | None = None) -> Endpoint:
-        in_sqs = name != shown  # of a URL or an ARN: whatever else Celery calls so
-        if not is_queue_name(name):
-            raise _no_such_queue(shown)
-        unread: dict[str, RedriveUnreachable] = {}
-        predefined = self._predefined(name, in_sqs) or self._beside_predefined(name, unread)
-        if arn is not None and arn in predefined:
-            return predefined[arn]
-        if len(predefined) > 1:
-            raise RedriveRefused(
-                f"Queue {shown!r} may be any of {', '.join(map(str, predefined))}: give its ARN."
+        if self.fixed is not None:
+            return self.fixed
+        if (origin := message.origin) is not None:
+            for queue in self.sources:
+                if origin in (str(queue.arn), queue.url):
+                    return queue
+            return (
+                f"it names {_shown(origin)}, which has another dead-letter queue or is not there:"
+                " give a destination (to)"
             )
-        if predefined:
-            return _certain(next(iter(predefined.values())), arn, unread)
-        in_celery = name if in_sqs else self._channel.canonical_queue_name(name)
-        for candidate in dict.fromkeys((in_celery, name)):
-            if (candidate_url := self._url(candidate)) is not None:
-                found = self._existing(candidate_url, None)
-                if found is not None:
-                    return _certain(found[0], arn, unread)
-        raise next(iter(unread.values()), _no_such_queue(shown))
+        if self.default is not None:
+            return self.default
+        if self.sources:
+            names = ", ".join(queue.name for queue in self.sources)
+            return f"it may be from any of {names}: give a destination (to)"
+        return "no destination is known: give one (to)"
 
-    def _predefined(self, name: str, in_sqs: bool) -> dict[QueueArn, Endpoint]:
-        """By the key, or else by the name in the URL, which several Regions can have."""
-        queues: dict[str, Any] = self._channel.predefined_queues
-        keys = [key for key in queues if key == name and not in_sqs] or [
-            key for key, queue in queues.items() if queue["url"].rpartition("/")[2] == name
-        ]
-        existing = (self._existing(queues[key]["url"], key) for key in keys)
-        return {found[0].arn: found[0] for found in existing if found is not None}
 
-    def _beside_predefined(
-        self, name: str, unread: dict[str, RedriveUnreachable]
-    ) -> dict[QueueArn, Endpoint]:
-        """Dead-letter queues of predefined queues, whose credentials serve both.
-
-        ``unread`` gets the URLs where others might be, and why that could not be read.
-        """
-        siblings: dict[QueueArn, Endpoint] = {}
-        for key, queue in self._channel.predefined_queues.items():
-            url = f"{queue['url'].rpartition('/')[0]}/{name}"
-            try:
-                found = self._existing(queue["url"], key)
-            except RedriveUnreachable as exc:
-                unread[url] = exc
-                continue
-            if found is not None and found[1] and found[1].rpartition(":")[2] == name:
-                sibling = self._existing(url, key)
-                if sibling is not None and str(sibling[0].arn) == found[1]:
-                    siblings.setdefault(sibling[0].arn, sibling[0])
-        return siblings
-
-    def _same(self, found: Endpoint, wanted: QueueArn, shown: str) -> Endpoint:
-        if found.arn != wanted:
-            raise RedriveRefused(
-                f"Queue {shown!r} is not in the account and Region of the app's broker: there,"
-                f" {found.name} is {found.arn}."
-            )
-        return found
-
-    def _existing(self, url: str, key: str | None) -> tuple[Endpoint, str | None] | None:
-        """A queue with the ARN of its dead-letter queue; ``None``: there is no such queue."""
-        found = retried(self.calls(url, key).attributes, sleep=self.sleep)
-        name = url.rpartition("/")[2]
-        if isinstance(found, Failure):
-            if found.kind is Kind.NO_QUEUE:
-                return None
-            raise _error(f"Cannot read the attributes of queue {name}", found)
-        try:
-            arn = QueueArn.parse(found.get("QueueArn"))
-        except ValueError as exc:
-            raise RedriveRefused(f"SQS gives queue {name} no ARN: {exc}") from None
-        policy = json.loads(found.get("RedrivePolicy") or "{}")
-        return Endpoint(self, url, key, arn, found), policy.get("deadLetterTargetArn")
-
-    def _url(self, name: str) -> str | None:
-        def ask() -> str | Failure:
-            try:
-                return str(self.client(None).get_queue_url(QueueName=name)["QueueUrl"])
-            except Exception as exc:  # noqa: BLE001  # any exception is a result
-                return failure_of(exc, Operation.GET_URL)
-
-        found = retried(ask, sleep=self.sleep)
-        if not isinstance(found, Failure):
-            return found
-        if found.kind is Kind.NO_QUEUE:
-            return None
-        raise _error(f"Cannot look for queue {name}", found)
+def _shown(origin: str) -> str:
+    """Return the name of a queue as a message gives it, if it can be a name."""
+    try:
+        return QueueArn.parse(origin).name
+    except ValueError:
+        return "no queue of this account"
 
 
 @contextmanager
-def broker_of(app: Celery) -> Iterator[Broker]:
-    """Connect as the app does.
+def open_route(
+    app: Celery, source: str, options: Options, *, to: str | None
+) -> Iterator[tuple[Route, Options]]:
+    """Connect as the app does, and find the queues that the arguments name.
+
+    Yields the options, too, with the ``origin`` as SQS calls it. The arguments are those of
+    :func:`celery_sqs_backoff.redrive`.
 
     Raises:
-        RedriveRefused: the app's broker is not SQS.
+        RedriveRefused: there is no such queue, or it cannot be redriven.
         RedriveUnreachable: SQS does not answer.
     """
     with app.connection_for_write() as connection:
@@ -363,36 +194,233 @@ def broker_of(app: Celery) -> Iterator[Broker]:
         def connect() -> Any:
             try:
                 return connection.channel()
-            except OperationalError as exc:
-                return failure_of(exc.__cause__ or exc, Operation.GET_URL)
             except Exception as exc:  # noqa: BLE001  # any exception is a result
-                return failure_of(exc, Operation.GET_URL)
+                cause = exc.__cause__ if isinstance(exc, OperationalError) else None
+                return failure_of(cause or exc, Operation.GET_URL)
 
         channel = retried(connect)
         if isinstance(channel, Failure):
             raise _error("Cannot connect to SQS", channel)
-        yield Broker(channel)
+        queues = QueueFinder(channel)
+        route = find_route(queues, source, to=to, force=options.force)
+        if options.spread and route.source.is_fifo:
+            raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
+        if (origin := options.origin) is not None:
+            options = replace(options, origin=_origin_in_sqs(queues, origin, route.sources))
+        yield route, options
 
 
-def _certain(
-    found: Endpoint, wanted: QueueArn | None, unread: Mapping[str, RedriveUnreachable]
-) -> Endpoint:
-    """A queue that cannot be read matters only if it could make another one the one of this name.
-    The operator has no business with most of the app's queues."""
-    for url, error in unread.items():
-        if wanted is None and url != found.url:
-            raise error
+def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool) -> Route:
+    """Find the queues of a redrive.
+
+    Raises:
+        RedriveRefused: there is no such queue, or it cannot be redriven.
+        RedriveUnreachable: SQS does not answer.
+    """
+    dlq = find_endpoint(queues, source)
+    fixed = None if to is None else find_endpoint(queues, to)
+    sources = _sources(queues, dlq)
+    if not sources and dlq.dlq_arn is not None:  # a main queue stands for its dead-letter queue
+        dlq = find_endpoint(queues, dlq.dlq_arn)
+        sources = _sources(queues, dlq)
+    if dlq.dlq_arn is not None and not force:
+        raise RedriveRefused(
+            f"Queue {dlq.name} has a dead-letter queue itself: looking at a message is a receive,"
+            f" and after {dlq.redrive_policy.get('maxReceiveCount')} of them SQS moves it there."
+            " Remove its redrive policy first, or force it.",
+            overridable=True,
+        )
+    if fixed is not None and fixed.is_fifo != dlq.is_fifo:
+        raise RedriveRefused(
+            f"{dlq.name} and {fixed.name} are not of the same type: FIFO messages go to a FIFO"
+            " queue, others to a standard queue."
+        )
+    if fixed is not None and fixed.arn == dlq.arn:
+        raise RedriveRefused(f"Source and destination are the same queue: {dlq.name}.")
+    # SQS itself wants both of one type. A queue that is its own dead-letter queue would be a loop.
+    fit = (q for q in sources if q.arn != dlq.arn and q.is_fifo == dlq.is_fifo)
+    return Route(dlq, tuple(fit), fixed)
+
+
+def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
+    """Return the queues that have this one as their dead-letter queue.
+
+    Without SQS's list of them it is not known where messages may go, so a failure ends the redrive.
+    Only local servers do not know the call. There, all queues that kombu knows are read.
+    """
+
+    def list_them(client: SQSClient) -> list[str]:
+        urls: list[str] = []
+        request: dict[str, Any] = {"QueueUrl": dlq.url, "MaxResults": 1000}
+        while True:
+            page: Any = client.list_dead_letter_source_queues(**request)
+            urls += page.get("queueUrls") or ()
+            if not page.get("NextToken"):
+                return urls
+            request["NextToken"] = page["NextToken"]
+
+    found = retried(partial(dlq.calls.attempt, Operation.LIST_SOURCES, list_them))
+    if not isinstance(found, Failure):
+        return [_listed(queues, url, dlq.arn) for url in found]
+    if found.kind is not Kind.UNSUPPORTED:
+        raise _error(f"Cannot list the queues that have dead-letter queue {dlq.name}", found)
+    read = _read_all(queues, queues.urls).values()
+    return [queue for queue in read if queue.dlq_arn == str(dlq.arn)]
+
+
+def _listed(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
+    """Return a queue that SQS has listed: it is in the account and Region of the other."""
+    name = url.rpartition("/")[2]
+    arn = dlq.sibling(name)
+    # A predefined queue may have credentials of its own. Its namesake elsewhere is another queue.
+    predefined = _read_all(queues, _predefined_urls(queues, name))
+    return predefined.get(arn) or Endpoint(arn, queues.calls(url))
+
+
+def _origin_in_sqs(queues: QueueFinder, origin: str, sources: Iterable[Endpoint]) -> str:
+    """Return the SQS name of a queue that is given as in Celery, or by its URL or ARN."""
+    for queue in sources:
+        is_url = "://" in origin and origin.split("/")[-2:] == queue.url.split("/")[-2:]
+        if is_url or origin == str(queue.arn):
+            return queue.name
+    in_sqs = queues.name_in_sqs(origin)
+    return in_sqs if in_sqs in {queue.name for queue in sources} else origin
+
+
+# From a text to a queue
+
+
+def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
+    """Find a queue by its name (in Celery or in SQS), URL or ARN.
+
+    Raises:
+        RedriveRefused: there is no such queue in the account and Region of the app's broker.
+        RedriveUnreachable: SQS does not answer or does not let us.
+    """
+    if text.startswith("arn:"):
+        try:
+            wanted = QueueArn.parse(text)
+        except ValueError as exc:
+            raise RedriveRefused(f"Invalid queue {text!r}: {exc}") from None
+        found = _find_named(queues, wanted.name, text, wanted)
+    elif "://" in text:
+        url = urlsplit(text)
+        *_, account, name = ["", *url.path.strip("/").split("/")]
+        found = _find_named(queues, name, text)
+        wanted = QueueArn(
+            found.arn.partition,
+            region_of(url.hostname or "") or found.arn.region,
+            account if account.isdigit() else found.arn.account,
+            name,
+        )
+    else:
+        return _find_named(queues, text, text)
+    if found.arn != wanted:
+        raise RedriveRefused(
+            f"Queue {text!r} is not in the account and Region of the app's broker: there,"
+            f" {found.name} is {found.arn}."
+        )
     return found
+
+
+def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None = None) -> Endpoint:
+    """Find a queue by its name in SQS, or if that is all the operator gave, in Celery.
+
+    A dead-letter queue is mostly not predefined. Then the queues that have it are, and their
+    credentials serve both.
+    """
+    nowhere = RedriveRefused(
+        f"There is no queue {text!r} in the account and Region of the app's broker. Give its name,"
+        " URL or ARN."
+    )
+    if not is_queue_name(name):
+        raise nowhere
+    key = queues.key(name) if name == text else ""
+    unread: dict[str, RedriveUnreachable] = {}
+    if key in queues.predefined:
+        found = _read_all(queues, [queues.predefined[key]["url"]])
+    else:
+        found = _read_all(queues, _predefined_urls(queues, name))
+    found = found or _beside_predefined(queues, name, unread)
+    if not found:
+        for candidate in dict.fromkeys((key or name, name)):
+            calls = retried(partial(queues.find_in_sqs, candidate))
+            if isinstance(calls, Failure):
+                if calls.kind is not Kind.NO_QUEUE:
+                    raise _error(f"Cannot look for queue {candidate}", calls)
+            elif (queue := _read(calls)) is not None:
+                found = {queue.arn: queue}
+                break
+        else:
+            raise next(iter(unread.values()), nowhere)
+    if arn in found:
+        return found[arn]
+    if len(found) > 1:
+        raise RedriveRefused(
+            f"Queue {text!r} may be any of {', '.join(map(str, found))}: give its ARN."
+        )
+    [queue] = found.values()
+    for url, error in unread.items():
+        # The operator has no business with most of the app's queues. One that cannot be read
+        # matters only if its dead-letter queue could be another one of this name.
+        if arn is None and url != queue.url:
+            raise error
+    return queue
+
+
+def _predefined_urls(queues: QueueFinder, name: str) -> list[str]:
+    """Return the URLs in ``predefined_queues`` of queues that SQS calls ``name``."""
+    urls = (str(queue["url"]) for queue in queues.predefined.values())
+    return [url for url in urls if url.rpartition("/")[2] == name]
+
+
+def _beside_predefined(
+    queues: QueueFinder, name: str, unread: dict[str, RedriveUnreachable]
+) -> dict[QueueArn, Endpoint]:
+    """Return the dead-letter queues of this name that predefined queues have.
+
+    ``unread`` gets the URLs where others might be, and why that could not be read.
+    """
+    siblings: dict[QueueArn, Endpoint] = {}
+    for predefined in queues.predefined.values():
+        calls = queues.calls(predefined["url"])
+        url = f"{calls.queue_url.rpartition('/')[0]}/{name}"
+        try:
+            main = _read(calls)
+        except RedriveUnreachable as exc:
+            unread[url] = exc
+            continue
+        if main is not None and (main.dlq_arn or "").rpartition(":")[2] == name:
+            dlq = _read(calls.on(url))
+            if dlq is not None and str(dlq.arn) == main.dlq_arn:
+                siblings.setdefault(dlq.arn, dlq)
+    return siblings
+
+
+def _read_all(queues: QueueFinder, urls: Iterable[str]) -> dict[QueueArn, Endpoint]:
+    found: dict[QueueArn, Endpoint] = {}
+    for url in urls:
+        if (queue := _read(queues.calls(url))) is not None:
+            found.setdefault(queue.arn, queue)
+    return found
+
+
+def _read(calls: Calls) -> Endpoint | None:
+    """Ask SQS for a queue's attributes; ``None``: there is no such queue."""
+    found = retried(calls.attributes)
+    name = calls.queue_url.rpartition("/")[2]
+    if isinstance(found, Failure):
+        if found.kind is Kind.NO_QUEUE:
+            return None
+        raise _error(f"Cannot read the attributes of queue {name}", found)
+    try:
+        arn = QueueArn.parse(found.get("QueueArn"))
+    except ValueError as exc:
+        raise RedriveRefused(f"SQS gives queue {name} no ARN: {exc}") from None
+    return Endpoint(arn, calls, found)
 
 
 def _error(what: str, failure: Failure) -> Exception:
     if failure.kind is Kind.NO_QUEUE:
         return RedriveRefused(f"{what}: there is no such queue")
     return unreachable(what, failure)
-
-
-def _no_such_queue(name: str) -> RedriveRefused:
-    return RedriveRefused(
-        f"There is no queue {name!r} in the account and Region of the app's broker. Give its name,"
-        " URL or ARN."
-    )

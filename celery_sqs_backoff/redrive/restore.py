@@ -28,8 +28,8 @@ from .journal import NoJournal
 from .look import Look
 from .message import DeadLetter
 from .options import Options
+from .queues import Route
 from .report import Ended, RedriveReport
-from .route import Route
 
 #: How often all messages without an answer are looked for and sent again.
 _ROUNDS = 3

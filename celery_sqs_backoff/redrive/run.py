@@ -28,9 +28,8 @@ from .ledger import Ledger
 from .message import DeadLetter
 from .options import Options
 from .pace import Pace
-from .queues import Endpoint
+from .queues import Endpoint, Route
 from .report import Ended, RedriveReport
-from .route import Route
 from .sweep import MAX_THREADS, Sweep
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
@@ -55,8 +54,7 @@ class Run:
     """One run. Make one, call it once.
 
     Arguments:
-        source: where the messages are.
-        route: where they go.
+        route: where the messages are, and where they go.
         options: what is asked for.
         journal: the log on disk.
         archive: gets each message before it is sent or deleted; ``None``: none.
@@ -70,7 +68,6 @@ class Run:
 
     def __init__(
         self,
-        source: Endpoint,
         route: Route,
         options: Options,
         *,
@@ -85,7 +82,8 @@ class Run:
         rng: random.Random | None = None,
         hold_seconds: int | None = None,
     ) -> None:
-        self._source, self._route, self._options = source, route, options
+        self._route, self._options = route, options
+        self._source = source = route.source
         self._journal, self._archive, self._run_id = journal, archive, run_id
         self._clock, self._now = clock, now
         self._halt = halt = Halt(stop)

@@ -104,7 +104,7 @@ class Calls:
         }
         if visibility_timeout_seconds is not None:
             parameters["VisibilityTimeout"] = visibility_timeout_seconds
-        result = self._attempt(
+        result = self.attempt(
             Operation.RECEIVE,
             lambda client: list(client.receive_message(**parameters).get("Messages") or ()),
         )
@@ -145,7 +145,7 @@ class Calls:
 
         With ``Kind.DENIED`` where this identity may not send to the queue at all.
         """
-        result: object = self._attempt(
+        result: object = self.attempt(
             Operation.SEND,
             lambda client: client.send_message_batch(QueueUrl=self.queue_url, Entries=[]),
         )
@@ -153,7 +153,7 @@ class Calls:
 
     def attributes(self, names: Sequence[str] = ("All",)) -> dict[str, str] | Failure:
         """Return the queue's attributes by name, or why they could not be read."""
-        return self._attempt(
+        return self.attempt(
             Operation.GET_ATTRIBUTES,
             lambda client: dict(
                 client.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=list(names))[
@@ -162,9 +162,10 @@ class Calls:
             ),
         )
 
-    def _attempt(
+    def attempt(
         self, operation: Operation, call: Callable[[Any], _Result], *, again: bool = True
     ) -> _Result | Failure:
+        """Make a call with the client, which ``call`` gets, and return its result or failure."""
         try:
             return call(self._client())
         except Exception as exc:  # noqa: BLE001  # any exception is a result
@@ -174,7 +175,7 @@ class Calls:
                 self._refresh()
             except Exception as exc:  # noqa: BLE001  # the credentials' source is down: a result
                 return replace(failure_of(exc, operation), kind=Kind.CREDENTIALS)
-            return self._attempt(operation, call, again=False)
+            return self.attempt(operation, call, again=False)
         return failure
 
     def _batch(
@@ -207,7 +208,7 @@ class Calls:
             except (AttributeError, KeyError, TypeError, ValueError):
                 return {}, {}  # whatever has answered, it listed nothing
 
-        result = self._attempt(operation, call)
+        result = self.attempt(operation, call)
         if isinstance(result, Failure):
             return {}, [result] * len(entries)
         successful, failed = result

@@ -80,10 +80,12 @@ class Clients:
     at the most.
 
     Arguments:
+        attempts: how often a call other than a receive is tried.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, attempts: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = _SETTLING.merge(Config(retries={"total_max_attempts": attempts}))
         self._clock = clock
         self._lock = threading.RLock()
         self._channel: Any = None
@@ -111,10 +113,6 @@ class Clients:
     def polling(self, url: str) -> Calls:
         """The port for receiving: it may wait for the longest of long polls."""
         return Calls(lambda: self._pair(url).polling, url, refresh=lambda: self.refresh(url))
-
-    def settling_client(self, url: str) -> SQSClient:
-        """The client behind :meth:`settling`."""
-        return self._pair(url).settling
 
     def refresh(self, url: str) -> None:
         """Make the queue's clients anew, with new credentials: the old ones have been refused.
@@ -158,17 +156,13 @@ class Clients:
         kombu_client = make(region, access_key, secret_key, token)
         return _Pair(
             polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
-            settling=_copy(kombu_client, _SETTLING, _SETTLING_SECONDS, credentials),
+            settling=_copy(kombu_client, self._config, _SETTLING_SECONDS, credentials),
             made_at=self._clock(),
         )
 
 
-def settling_client(client: Any) -> SQSClient:
-    """Copy kombu's client, credentials included, with short timeouts and no retries of its own."""
-    return _copy(client, _SETTLING, _SETTLING_SECONDS)
-
-
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
+    """Copy kombu's client, credentials included, with timeouts and attempts of our own."""
     credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
     renew_beside(credentials)
     with _SESSION_LOCK:

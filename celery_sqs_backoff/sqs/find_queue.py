@@ -1,13 +1,12 @@
-"""Find a queue as kombu does, for who only looks: from its name in Celery to its URL and client."""
+"""Find the queues of an app, and call them with the credentials that its workers use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final
 
 from .calls import Calls
-from .clients import token_source
+from .clients import Clients
 from .errors import Failure, Kind, Operation, failure_of
 
 #: botocore waits 60 s, and tries again, by default. Somebody waits for what the look shows, and
@@ -18,12 +17,6 @@ _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max
 NOT_CREATED: Final = "QueueDoesNotExist"
 #: There are ``predefined_queues``, and it is none of them.
 NOT_PREDEFINED: Final = "NotInPredefinedQueues"
-
-#: kombu's exceptions, by name: not all of its versions have both.
-_CODES: Final = {
-    "DoesNotExistQueueException": NOT_CREATED,
-    "UndefinedQueueException": NOT_PREDEFINED,
-}
 
 
 def connection_to_look(app: Any) -> Any:
@@ -36,22 +29,61 @@ def connection_to_look(app: Any) -> Any:
     return app.connection_for_read(transport_options={"client-config": config})
 
 
-def find_queue(channel: Any, name: str) -> tuple[str, Callable[[str], Calls]] | Failure:
-    """Return a queue's URL, and what makes a port of an URL with the queue's credentials.
+class QueueFinder:
+    """The queues of an app: their URLs, and the calls on them. Safe for threads.
 
-    Args:
+    Arguments:
         channel: kombu's.
-        name: as in Celery.
+        attempts: how often a call is tried.
     """
-    try:
-        url = channel._resolve_queue_url(name)
-        client = _client(channel, channel.canonical_queue_name(name))
-    except Exception as exc:  # noqa: BLE001  # kombu's, botocore's, or of a user's client
-        code = _CODES.get(type(exc).__name__)
-        if code is not None:
-            return Failure(Kind.NO_QUEUE, code)
-        return Failure(Kind.LOCAL, why_not(exc))
-    return url, partial(Calls, client)
+
+    def __init__(self, channel: Any, *, attempts: int = 1) -> None:
+        self._channel = channel
+        self._clients = Clients(attempts=attempts)
+        self._clients.attach(channel)
+
+    @property
+    def predefined(self) -> Mapping[str, Mapping[str, Any]]:
+        """The app's ``predefined_queues``, by the name that kombu looks them up by."""
+        queues: Mapping[str, Mapping[str, Any]] = self._channel.predefined_queues
+        return queues
+
+    @property
+    def urls(self) -> list[str]:
+        """URLs of the predefined queues; without any, of the queues that kombu has listed."""
+        return list(dict.fromkeys(self._channel._queue_cache.values()))
+
+    def key(self, name: str) -> str:
+        """Return the name by which kombu looks for a queue that Celery calls ``name``."""
+        return str(self._channel.canonical_queue_name(name))
+
+    def name_in_sqs(self, name: str) -> str:
+        """Return the SQS name of a queue that Celery calls ``name``. Makes no call."""
+        queue = self.predefined.get(self.key(name))
+        return self.key(name) if queue is None else str(queue["url"]).rpartition("/")[2]
+
+    def calls(self, url: str) -> Calls:
+        """Return the calls on a queue, with the credentials of its ``predefined_queues`` entry."""
+        return self._clients.settling(url)
+
+    def find(self, name: str) -> Calls | Failure:
+        """Return the calls on a queue by its name in Celery, or why there are none."""
+        if not self.predefined:
+            found = self.find_in_sqs(self.key(name))
+            is_absent = isinstance(found, Failure) and found.kind is Kind.NO_QUEUE
+            return Failure(Kind.NO_QUEUE, NOT_CREATED) if is_absent else found
+        queue = self.predefined.get(self.key(name))
+        if queue is None:
+            return Failure(Kind.NO_QUEUE, NOT_PREDEFINED)
+        return self.calls(queue["url"])
+
+    def find_in_sqs(self, name: str) -> Calls | Failure:
+        """Ask SQS for a queue by its name there (GetQueueUrl)."""
+        calls = self.calls("")
+        url = calls.attempt(
+            Operation.GET_URL, lambda client: str(client.get_queue_url(QueueName=name)["QueueUrl"])
+        )
+        return url if isinstance(url, Failure) else calls.on(url)
 
 
 def why_not(exc: BaseException) -> str:
@@ -63,35 +95,3 @@ def why_not(exc: BaseException) -> str:
     action = getattr(cause, "operation_name", None)
     code = failure_of(cause, Operation.GET_URL).code
     return f"{code} ({action})" if action else code
-
-
-def _client(channel: Any, name: str) -> Any:
-    """kombu's client for a queue, by its name on SQS; queues of the same credentials share one.
-
-    kombu makes one for each predefined queue. That costs up to half a second of CPU: minutes, with
-    200 queues.
-    """
-    queues = channel.predefined_queues
-    if name not in queues:
-        return channel.sqs()
-    made, role = channel._predefined_queue_clients, queues[name].get("sts_role_arn")
-    if name not in made and (role or not channel.transport_options.get("sts_role_arn")):
-        wanted = _credentials(queues[name])
-        twin = next((each for each in made if _credentials(queues[each]) == wanted), None)
-        if twin is not None:
-            made[name] = made[twin]
-        elif role:
-            made[name] = _client_of_role(channel, queues[name], role)
-    return made[name] if role else channel.sqs(queue=name)
-
-
-def _client_of_role(channel: Any, queue: Any, role: str) -> Any:
-    """As workers do: kombu knows no role of one queue alone."""
-    token = token_source(channel, role)()
-    keys = (token[key] for key in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
-    return channel.new_sqs_client(queue.get("region", channel.region), *keys)
-
-
-def _credentials(queue: Any) -> tuple[Any, ...]:
-    keys = ("region", "access_key_id", "secret_access_key", "sts_role_arn")
-    return tuple(queue.get(key) for key in keys)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from botocore.config import Config
 from celery import Celery
 from celery.bin.celery import celery
 from click.testing import CliRunner, Result
@@ -17,6 +18,7 @@ from kombu.transport.SQS import Channel
 
 from celery_sqs_backoff.commands import status
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
+from celery_sqs_backoff.sqs import clients
 from celery_sqs_backoff.sqs.find_queue import connection_to_look
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 
@@ -143,14 +145,15 @@ def test_queues_of_the_same_credentials_share_a_client(
     made: list[str] = []
     new_client = Channel.new_sqs_client
 
-    def new(channel: Channel, **options: Any) -> Any:
-        made.append(options["access_key_id"])
-        return new_client(channel, **options)
+    def new(channel: Channel, region: str, access_key_id: str, *secrets: Any) -> Any:
+        made.append(access_key_id)
+        return new_client(channel, region, access_key_id, *secrets)
 
     monkeypatch.setattr(Channel, "new_sqs_client", new)
     other = {"access_key_id": "other", "secret_access_key": "testing"}
     queues = {name: {"url": queue.url} for name in ("a", "b", "c")}
-    queues |= {name: {"url": queue.url, **other} for name in ("d", "e")}
+    elsewhere = queue.url.replace("127.0.0.1", "localhost")
+    queues |= {name: {"url": elsewhere, **other} for name in ("d", "e")}
     app.conf.task_queues = [Queue(name) for name in queues]
     app.conf.broker_transport_options = {
         **app.conf.broker_transport_options,
@@ -200,8 +203,8 @@ def test_an_sqs_that_does_not_answer_is_said_soon(
     run: Callable[..., Result], app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """botocore's own patience is three minutes, for each queue."""
-    patience = {"connect_timeout": 0.3, "read_timeout": 0.3, "retries": {"total_max_attempts": 2}}
-    monkeypatch.setattr("celery_sqs_backoff.sqs.find_queue._SOON", patience)
+    patience = clients._SETTLING.merge(Config(connect_timeout=0.3, read_timeout=0.3))
+    monkeypatch.setattr(clients, "_SETTLING", patience)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         app.conf.broker_read_url = f"sqs://k:s@{url.removeprefix('http://')}//"

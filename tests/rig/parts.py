@@ -65,9 +65,6 @@ class _Clients:
 
     polling = settling
 
-    def settling_client(self, url: str) -> Any:
-        return self._sqs
-
 
 class _Stopped(threading.Event):
     """Notes how long a poller wants to pause, instead of pausing."""

@@ -27,10 +27,9 @@ from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.listener import Listener
 from celery_sqs_backoff.redrive.look import Look, Plan
 from celery_sqs_backoff.redrive.options import Options
-from celery_sqs_backoff.redrive.queues import Endpoint
+from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.redrive.report import RedriveReport
 from celery_sqs_backoff.redrive.restore import Restore
-from celery_sqs_backoff.redrive.route import Route
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.arns import QueueArn
@@ -139,8 +138,7 @@ class World:
         try:
             with self._without_threads():
                 self.run = Run(
-                    self.source,
-                    Route(self.source, self.mains, to, retention_seconds=345_600),
+                    Route(self.source, self.mains, to),
                     Options(**options),
                     journal=journal,
                     archive=None,
@@ -160,7 +158,7 @@ class World:
 
     def look(self, *, copy: Any = None, sample: int | None = None, **options: Any) -> Plan:
         """A dry run, in virtual time."""
-        route = Route(self.source, (self.main,), retention_seconds=345_600)
+        route = Route(self.source, (self.main,))
         with self._without_threads():
             look = Look(
                 route,
@@ -209,6 +207,7 @@ class World:
             mock.patch(f"{room}.sweep.ThreadPoolExecutor", _Inline),
             mock.patch(f"{room}.halt.Halt.wait", lambda *a: self._wait(*a)),
             mock.patch(f"{room}.delivery.threading", locks),
+            mock.patch(f"{room}.queues.sleep", self.sleep),
         ):
             yield
 
@@ -239,12 +238,9 @@ class World:
 
     def _endpoint(self, name: str) -> Endpoint:
         url = f"https://sqs.example/1/{name}"
-        broker: Any = SimpleNamespace(
-            client=lambda key: _Client(self),
-            calls=lambda url, key: Calls(lambda: _Client(self), url),
-            sleep=self.sleep,
-        )
-        return Endpoint(broker, url, None, QueueArn.parse(self.sqs.queues[url].arn))
+        arn = QueueArn.parse(self.sqs.queues[url].arn)
+        calls = Calls(lambda: _Client(self), url)
+        return Endpoint(arn, calls, {"MessageRetentionPeriod": "345600"})
 
     def _note(self, event: Any) -> None:
         self.events.append(event)

@@ -20,7 +20,7 @@ from kombu.transport.SQS import Channel
 from celery_sqs_backoff import threads
 from celery_sqs_backoff.sqs import clients as clients_module
 from celery_sqs_backoff.sqs import credentials as credentials_module
-from celery_sqs_backoff.sqs.clients import Clients, settling_client
+from celery_sqs_backoff.sqs.clients import Clients
 from celery_sqs_backoff.sqs.errors import CredentialsNotRenewed, Failure, Kind
 from celery_sqs_backoff.sqs.queues import read_queue
 from tests.support.processes import eventually
@@ -41,6 +41,11 @@ def attached(channel: Any, **options: Any) -> Clients:
     return clients
 
 
+def client_of(clients: Clients, url: str) -> Any:
+    """Return the client that settles messages of a queue, made by now."""
+    return clients.settling(url)._client()
+
+
 def access_key(client: Any) -> str:
     return str(client._request_signer._credentials.get_frozen_credentials().access_key)
 
@@ -51,7 +56,7 @@ def test_a_settling_client_is_the_same_account_with_short_timeouts() -> None:
         aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"
     )
     client = session.client("sqs", endpoint_url="http://127.0.0.1:9")
-    copy = settling_client(client)
+    copy: Any = clients_module._copy(client, clients_module._SETTLING, 15)
     assert copy.meta.region_name == "eu-north-1"
     assert copy.meta.endpoint_url == "http://127.0.0.1:9"
     assert copy._request_signer._credentials is client._request_signer._credentials
@@ -118,7 +123,7 @@ def test_a_call_has_its_end_within_half_of_the_usual_visibility_timeout() -> Non
 def test_queues_with_the_same_credentials_share_their_clients() -> None:
     channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}, "d": {"region": "r"}})
     clients = attached(channel)
-    a, b, c, d = (clients.settling_client(f"{BASE}/{name}") for name in "abcd")
+    a, b, c, d = (client_of(clients, f"{BASE}/{name}") for name in "abcd")
     assert a is b
     assert len({a, c, d}) == 3
     assert (access_key(a), access_key(c)) == ("key", "other")
@@ -147,7 +152,7 @@ def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch: pytest.Mon
         return make(self, "eu-west-1", "custom", "secret")
 
     monkeypatch.setattr(Channel, "new_sqs_client", new_sqs_client)
-    client = attached(channel_of({"a": {}})).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}})), f"{BASE}/a")
     assert (access_key(client), client.meta.region_name) == ("custom", "eu-west-1")
 
 
@@ -174,12 +179,12 @@ def test_refused_credentials_are_fetched_anew_but_not_at_each_call(
     )
     now = [0.0]
     clients, url = attached(channel_of({"a": {}}), clock=lambda: now[0]), f"{BASE}/a"
-    assert access_key(clients.settling_client(url)) == "first"
+    assert access_key(client_of(clients, url)) == "first"
     clients.refresh(url)
-    assert access_key(clients.settling_client(url)) == "first", "it was made just now"
+    assert access_key(client_of(clients, url)) == "first", "it was made just now"
     now[0] = 10.0
     clients.refresh(url)
-    assert access_key(clients.settling_client(url)) == "second"
+    assert access_key(client_of(clients, url)) == "second"
     clients.refresh(f"{BASE}/nobody-has-asked-for-it")
 
 
@@ -214,7 +219,7 @@ class Sts:
 def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """botocore's own margins, 15 and 10 minutes, would renew a token of 15 minutes at each call."""
     sts = Sts(monkeypatch)
-    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     assert [access_key(client) for _ in range(3)] == ["r-1"] * 3
     sts.age(client, 500)
     assert access_key(client) == "r-1"
@@ -227,7 +232,7 @@ def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sts = Sts(monkeypatch)
-    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     sts.fails = True
     sts.age(client, 700)
     assert access_key(client) == "r-1"
@@ -246,7 +251,7 @@ def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
     """The thread that makes the call may be the one that renews a queue's messages."""
     monkeypatch.setattr(credentials_module, "_WITH_GOOD_SECONDS", 0.01)
     sts = Sts(monkeypatch)
-    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     fetch, release = Channel.generate_sts_session_token, threading.Event()
 
     def hang(*args: Any) -> Any:
@@ -292,7 +297,7 @@ class HangingSource:
 
 def has_new_key(clients: Clients, url: str) -> bool:
     with contextlib.suppress(CredentialsNotRenewed):
-        return access_key(clients.settling_client(url)) == "new"
+        return access_key(client_of(clients, url)) == "new"
     return False
 
 
@@ -319,7 +324,7 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
     now = [0.0]
     clients = attached(channel_of({"a": {}}, sts_role_arn="r"), clock=lambda: now[0])
     url = f"{BASE}/a"
-    client = clients.settling_client(url)
+    client = client_of(clients, url)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
     sts.age(client, 1000)
@@ -331,7 +336,7 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
             Kind.CREDENTIALS_LATE,
             "CredentialsNotRenewed (no answer)",
         )
-    assert clients.settling_client(url) is client, "new clients would be asking the same STS"
+    assert client_of(clients, url) is client, "new clients would be asking the same STS"
     assert hanging.asked == 1
     hanging.answers.set()
     eventually(lambda: has_new_key(clients, url))
@@ -342,7 +347,7 @@ def test_calls_fail_at_once_while_a_fetch_is_late(
 ) -> None:
     """Some threads make several calls in a row, and each may take only so long in all."""
     sts = Sts(monkeypatch)
-    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
     sts.age(client, 1000)
@@ -406,7 +411,7 @@ def test_an_error_of_sts_is_not_taken_for_one_of_sqs(
     def fail(*_: Any) -> Any:
         raise error
 
-    sts.age(clients.settling_client(url), 1000)
+    sts.age(client_of(clients, url), 1000)
     monkeypatch.setattr(Channel, "generate_sts_session_token", fail)
     [failure] = clients.settling(url).delete(["handle"])
     assert failure is not None
@@ -422,7 +427,7 @@ def test_a_token_that_expires_while_its_renewal_fails_is_not_used(
 ) -> None:
     """botocore swallows the error of a renewal that began while the token was good."""
     sts = Sts(monkeypatch)
-    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
 
     begun, fails = threading.Event(), threading.Event()
 
@@ -446,7 +451,7 @@ def test_a_token_that_is_good_is_used_where_no_thread_is_left_to_renew_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sts = Sts(monkeypatch)
-    client = attached(channel_of({"a": {}}, sts_role_arn="r")).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
 
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -464,7 +469,7 @@ def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPa
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {"sts_role_arn": "ra"}, "b": {}, "c": {}}, sts_role_arn="r")
     clients = attached(channel)
-    a, b, c = (clients.settling_client(f"{BASE}/{name}") for name in "abc")
+    a, b, c = (client_of(clients, f"{BASE}/{name}") for name in "abc")
     assert b is c
     for client in (a, b):
         sts.age(client, 890)
@@ -475,7 +480,7 @@ def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch: pytest.Monke
     """Tasks end, and are settled, while Celery has no connection."""
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {}}, sts_role_arn="r")
-    client = attached(channel).settling_client(f"{BASE}/a")
+    client = client_of(attached(channel), f"{BASE}/a")
     channel.close()
     sts.age(client, 890)
     assert access_key(client) == "r-2"
@@ -497,7 +502,7 @@ def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(
 
     def ask() -> None:
         with pytest.raises(ConnectionError):
-            clients.settling_client(f"{BASE}/a")
+            client_of(clients, f"{BASE}/a")
         ended.append(1)
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -506,7 +511,7 @@ def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(
         assert asked.wait(10)
         other: list[Any] = []
         beside = threading.Thread(
-            target=lambda: other.append(clients.settling_client(f"{BASE}/b")), daemon=True
+            target=lambda: other.append(client_of(clients, f"{BASE}/b")), daemon=True
         )
         beside.start()
         beside.join(20)
@@ -522,7 +527,7 @@ def test_clients_may_be_asked_for_by_many_threads() -> None:
     clients = attached(channel_of({f"q{n}": {} for n in range(8)}))
     found: list[Any] = []
     threads = [
-        threading.Thread(target=lambda n=n: found.append(clients.settling_client(f"{BASE}/q{n}")))
+        threading.Thread(target=lambda n=n: found.append(client_of(clients, f"{BASE}/q{n}")))
         for n in range(8)
     ]
     for thread in threads:
@@ -549,13 +554,13 @@ def test_a_role_that_cannot_be_assumed_yet_holds_up_no_other_queue(
 
     def use_a() -> None:
         try:
-            clients.settling_client(f"{BASE}/a")
+            client_of(clients, f"{BASE}/a")
         except OSError as exc:
             errors.append(exc)
 
     def use_b() -> None:
         clients.refresh(f"{BASE}/b")
-        clients.settling_client(f"{BASE}/b")
+        client_of(clients, f"{BASE}/b")
 
     a = threading.Thread(target=use_a, daemon=True)
     b = threading.Thread(target=use_b, daemon=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from celery_sqs_backoff.sqs import clients
 from celery_sqs_backoff.sqs import handshakes as module
-from celery_sqs_backoff.sqs.clients import settling_client
 from celery_sqs_backoff.sqs.handshakes import Handshakes
 from tests.support.servers import sqs_client
 
@@ -83,7 +83,8 @@ def test_a_clients_connections_are_noted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module.handshakes, "end", lambda _: seen.append("end"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         in_thread(lambda: server.accept()[0].close())
-        client = settling_client(sqs_client(f"https://127.0.0.1:{server.getsockname()[1]}"))
+        endpoint = f"https://127.0.0.1:{server.getsockname()[1]}"
+        client = clients._copy(sqs_client(endpoint), clients._SETTLING, 15)
         with pytest.raises(Exception, match=r"SSL|reset|closed|Could not connect"):
             client.receive_message(QueueUrl="https://127.0.0.1/1/q")
     assert seen == ["begin", "end"]

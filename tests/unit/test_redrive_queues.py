@@ -5,10 +5,12 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
+from celery_sqs_backoff.redrive import queues
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
-from celery_sqs_backoff.redrive.queues import Broker, retried
-from celery_sqs_backoff.redrive.route import find_route
+from celery_sqs_backoff.redrive.queues import find_endpoint, find_route, retried
+from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.errors import Failure, Kind
+from celery_sqs_backoff.sqs.find_queue import QueueFinder
 
 ARN = "arn:aws:sqs:us-east-1:123456789012:"
 BASE = "https://sqs.us-east-1.amazonaws.com/123456789012/"
@@ -54,10 +56,6 @@ class Sqs:
         more = {"NextToken": str(at + 1)} if at + 1 < len(found) else {}
         return {"queueUrls": found[at : at + 1], **more}
 
-    def list_queues(self):
-        self._fail("list_queues")
-        return {"QueueUrls": [BASE + name for name in self.dlq_of]}
-
 
 class Clients:
     """One client for all queues, or others for some URLs."""
@@ -68,15 +66,20 @@ class Clients:
     def attach(self, channel):
         pass
 
-    def settling_client(self, url):
-        return self.of_url.get(url, self.sqs)
+    def settling(self, url):
+        return Calls(lambda: self.of_url.get(url, self.sqs), url)
 
 
 @pytest.fixture
-def broker():
+def broker(monkeypatch):
+    monkeypatch.setattr(queues, "sleep", lambda seconds: None)
+
     def broker(sqs):
         channel = SimpleNamespace(predefined_queues={}, canonical_queue_name=lambda name: name)
-        return Broker(channel, sleep=lambda seconds: None, clients=Clients(sqs))
+        monkeypatch.setattr(
+            "celery_sqs_backoff.sqs.find_queue.Clients", lambda attempts: Clients(sqs)
+        )
+        return QueueFinder(channel)
 
     return broker
 
@@ -109,11 +112,12 @@ def test_without_the_list_of_sources_nothing_is_begun(broker, code):
         find_route(broker(sqs), "bulk-dlq", to=None, force=True)
 
 
-def test_a_server_without_the_list_is_asked_for_all_queues(broker):
+def test_on_a_server_without_the_list_the_queues_are_read(broker):
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error("InvalidAction")] * 100
-    sqs.errors["list_queues"] = [error("Throttling")]
-    route = find_route(broker(sqs), "bulk-dlq", to=None, force=True)
+    found = broker(sqs)
+    found._channel._queue_cache = {name: BASE + name for name in CHAIN}
+    route = find_route(found, "bulk-dlq", to=None, force=True)
     assert [queue.name for queue in route.sources] == ["bulk"]
 
 
@@ -174,7 +178,7 @@ def test_what_cannot_be_the_name_of_a_queue_is_not_asked_for(broker, name):
     sqs = Sqs(mail=None)
     sqs.errors["get_queue_url"] = [AssertionError("asked")]
     with pytest.raises(RedriveRefused):
-        broker(sqs).find(name)
+        find_endpoint(broker(sqs), name)
 
 
 def test_reads_are_tried_again(broker):
@@ -188,16 +192,16 @@ def test_reads_are_tried_again(broker):
     assert find_route(broker(sqs), "mail-dlq", to=None, force=False).default.name == "mail"
 
 
-def test_a_read_is_tried_six_times_and_what_is_for_good_once():
+def test_a_read_is_tried_six_times_and_what_is_for_good_once(broker):
     calls, transient, final = [], Failure(Kind.THROTTLED, "x"), Failure(Kind.DENIED, "y")
 
     def call(result):
         calls.append(result)
         return result
 
-    assert retried(lambda: call(transient), sleep=lambda s: None) is transient
+    assert retried(lambda: call(transient)) is transient
     assert len(calls) == 6
-    assert retried(lambda: call(final), sleep=lambda s: None) is final
+    assert retried(lambda: call(final)) is final
     assert len(calls) == 7
 
 
@@ -210,7 +214,8 @@ def test_a_source_is_not_taken_for_its_namesake_in_another_region(broker):
     urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + "mail", "us": BASE + "mail"}
     found._clients.of_url[urls["eu"]] = namesake
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
-    assert [q.url for q in found.find(ARN + "mail-dlq").sources()] == [BASE + "mail"]
+    route = find_route(found, ARN + "mail-dlq", to=None, force=False)
+    assert [queue.url for queue in route.sources] == [BASE + "mail"]
 
 
 class TwoRegions(Sqs):
@@ -230,11 +235,11 @@ def test_of_two_regions_queues_with_one_name_the_arn_tells(broker, predefined):
     urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + predefined, "us": BASE + predefined}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
     with pytest.raises(RedriveRefused, match="give its ARN"):
-        found.find("mail-dlq")
+        find_endpoint(found, "mail-dlq")
     for region in ("eu-west-1", "us-east-1"):
         arn = ARN.replace("us-east-1", region) + "mail-dlq"
-        assert str(found.find(arn).arn) == arn
-        assert region in found.find(arn).url
+        assert str(find_endpoint(found, arn).arn) == arn
+        assert region in find_endpoint(found, arn).url
 
 
 def test_a_predefined_queue_is_reached_with_its_own_credentials(broker):
@@ -247,8 +252,8 @@ def test_a_predefined_queue_is_reached_with_its_own_credentials(broker):
     found._channel.predefined_queues = {"mail": {"url": f"{BASE}mail"}}
     found._clients.of_url[f"{BASE}mail"] = own
     route = find_route(found, "mail", to=None, force=False)
-    assert route.source.client is own, "those of the queue that names it"
-    assert route.default.client is own
+    assert route.source.calls._client() is own, "those of the queue that names it"
+    assert route.default.calls._client() is own
 
 
 def test_a_queue_is_the_one_that_celery_calls_so(broker):
@@ -256,7 +261,7 @@ def test_a_queue_is_the_one_that_celery_calls_so(broker):
     found = broker(Sqs(**{"mail": None, "prod-mail": None}))
     urls = {"old": BASE + "mail", "mail": BASE + "prod-mail"}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
-    assert found.find("mail").name == "prod-mail"
+    assert find_endpoint(found, "mail").name == "prod-mail"
 
 
 BOTH = {
@@ -275,13 +280,13 @@ def staging(broker, sqs):
 @pytest.mark.parametrize("base", [ARN, BASE])
 def test_an_arn_or_url_is_no_name_in_celery(broker, base):
     """That of ``mail`` was taken for ``staging-mail``: other messages went, or elsewhere."""
-    assert staging(broker, Sqs(**BOTH)).find("mail").name == "staging-mail"
+    assert find_endpoint(staging(broker, Sqs(**BOTH)), "mail").name == "staging-mail"
     route = find_route(staging(broker, Sqs(**BOTH)), f"{base}mail-dlq", to=None, force=False)
     assert (route.source.name, route.default.name) == ("mail-dlq", "mail")
-    assert staging(broker, Sqs(**BOTH)).find(f"{base}mail").name == "mail"
+    assert find_endpoint(staging(broker, Sqs(**BOTH)), f"{base}mail").name == "mail"
     found = broker(Sqs(**BOTH))
     found._channel.predefined_queues = {"mail": {"url": f"{BASE}staging-mail"}}
-    assert found.find(f"{base}mail").name == "mail"
+    assert find_endpoint(found, f"{base}mail").name == "mail"
 
 
 def test_a_dead_letter_queue_without_the_prefix_is_not_its_namesake_with_it(broker):
@@ -334,8 +339,8 @@ def test_a_queue_that_cannot_be_read_may_make_another_one_the_one_of_this_name(b
     urls = {"mail": BASE + "mail", "bulk": BASE.replace("us-east-1", "eu-west-1") + "bulk"}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
     with pytest.raises(RedriveUnreachable, match="queue bulk: AccessDenied"):
-        found.find("mail-dlq")
-    assert str(found.find(ARN + "mail-dlq").arn) == ARN + "mail-dlq"
+        find_endpoint(found, "mail-dlq")
+    assert str(find_endpoint(found, ARN + "mail-dlq").arn) == ARN + "mail-dlq"
 
 
 def test_a_destination_without_a_name_is_refused(broker):

@@ -1,13 +1,11 @@
 """Where a message goes: only where SQS's list of sources, or the operator, says it may."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from celery_sqs_backoff.redrive.message import DeadLetter
-from celery_sqs_backoff.redrive.queues import Endpoint
-from celery_sqs_backoff.redrive.route import Route
+from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.sqs.arns import QueueArn, is_queue_name
+from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 
 BASE = "https://sqs.eu-west-1.amazonaws.com/1"
@@ -15,12 +13,7 @@ ARN = "arn:aws:sqs:eu-west-1:1:"
 
 
 def endpoint(name):
-    return Endpoint(
-        SimpleNamespace(calls=lambda url, key: None),
-        f"{BASE}/{name}",
-        None,
-        QueueArn.parse(f"{ARN}{name}"),
-    )
+    return Endpoint(QueueArn.parse(f"{ARN}{name}"), Calls(lambda: None, f"{BASE}/{name}"))
 
 
 def message(*, moved_from=None, origin=None):

@@ -43,7 +43,6 @@ class Worker:
         self.now, self.sqs, self.processes = 1_000.0, Sqs(), "2"
         clients: Any = SimpleNamespace(
             settling=lambda url: Calls(self.sqs, url),  # type: ignore[arg-type]
-            settling_client=lambda url: self.sqs,
         )
         self.receiver = Receiver(
             Keeper(clock=lambda: self.now),
