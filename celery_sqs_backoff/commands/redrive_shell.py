@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveReport, peek, redrive
-from celery_sqs_backoff.redrive.audit import is_logged
-from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict
+from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict, is_logged
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
 
 from .environment import until_signalled

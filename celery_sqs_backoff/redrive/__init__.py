@@ -6,8 +6,8 @@
 
 from .api import redrive
 from .errors import RedriveError, RedriveRefused, RedriveUnreachable
+from .events import Ended, RedriveReport
 from .look import Plan, peek
-from .report import Ended, RedriveReport
 
 __all__ = [
     "Ended",

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from .archive import Archive
-from .events import Event
+from .events import Event, RedriveReport
 from .journal import Journal, NoJournal
 from .options import Options
 from .queues import Endpoint, Route, open_route
-from .report import RedriveReport
 from .restore import Restore
 from .run import Run
 

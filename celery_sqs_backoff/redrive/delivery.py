@@ -9,13 +9,13 @@ from typing import Any
 
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
+from .events import Ended
 from .halt import TRIES, Halt, pause
 from .ledger import Ledger
 from .message import DeadLetter, entry_bytes
 from .options import Options
 from .pace import Pace
 from .queues import Endpoint
-from .report import Ended
 from .sweep import tens
 from .triage import Action
 

@@ -1,15 +1,111 @@
-"""What happens during a redrive, as values: the engine prints nothing.
+"""What a redrive tells: events while it runs, a report, and one line in the log. It prints nothing.
 
 Events are handed to ``on_event`` one at a time, by a thread of their own. They name messages by
-their id in the source; they never hold a body or arguments.
+their id in the source. They never hold a body or arguments.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import pwd
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from enum import Enum
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .options import Options
+
+logger = logging.getLogger(__name__)
 
 Ids: TypeAlias = tuple[str, ...]
+
+#: Names of tasks in the log line of a run: the most frequent.
+_MOST_TASKS = 100
+
+#: How long the last events wait for a callback that blocks, if a signal has interrupted the run.
+_LAST_WORDS_SECONDS = 2.0
+
+
+class Ended(str, Enum):
+    """Why a redrive ended. The values are for scripts, and stay."""
+
+    DONE = "done"
+    #: Messages are left that this run could not receive.
+    INCOMPLETE = "incomplete"
+    #: The probe, or messages that came back stopped it.
+    GATE = "gate"
+    INTERRUPTED = "interrupted"
+    #: SQS does not answer, or does not let us.
+    UNREACHABLE = "unreachable"
+    #: The journal or the archive could not be written.
+    FAILED = "failed"
+    #: An unexpected exception, such as one of ``on_event``.
+    ERROR = "error"
+
+    @property
+    def sentence(self) -> str:
+        """The same for people."""
+        return {
+            Ended.DONE: "done",
+            Ended.INCOMPLETE: "not complete",
+            Ended.GATE: "stopped by the gate",
+            Ended.INTERRUPTED: "interrupted",
+            Ended.UNREACHABLE: "SQS is unreachable",
+            Ended.FAILED: "stopped by a file that cannot be written",
+            Ended.ERROR: "stopped by an unexpected error",
+        }[self]
+
+
+@dataclass(frozen=True)
+class RedriveReport:
+    """The counts of one run. All count messages.
+
+    Attributes:
+        sent: what SQS reported as sent to the destination.
+        deleted: what SQS reported as deleted from the source, of those sent (and dropped).
+        failed: could not be sent (SQS refused, or no destination is known); still in the source.
+        skipped: not selected, or expired and left alone; still in the source.
+        poison: came back in this run, or was replayed too often; still in the source.
+        in_doubt: may have been sent and is still in the source, or (``include_unknown``) may have
+            been sent more than once: the response to the send was lost. Their ids were in events.
+            What an earlier run left in doubt and is not in the source any more does not count.
+        remaining: in the source at the end, as SQS counts (approximately).
+        returned: sent in this run and received again. They are in ``poison`` too.
+        dropped: deleted from the source without being sent, as was asked.
+        not_deleted: sent, and SQS has not confirmed their delete. Those that are still in the
+            source another run sends again, unless it has this one's journal.
+        looked_at: distinct messages that were received, and those that came back.
+        unknown: of those skipped: their record says that they may have been done already.
+        ended: why the run ended.
+        detail: more about ``ended``, for a person.
+    """
+
+    sent: int = 0
+    deleted: int = 0
+    failed: int = 0
+    skipped: int = 0
+    poison: int = 0
+    in_doubt: int = 0
+    remaining: int = 0
+    returned: int = 0
+    dropped: int = 0
+    not_deleted: int = 0
+    looked_at: int = 0
+    unknown: int = 0
+    ended: Ended = Ended.DONE
+    detail: str = ""
+
+    @property
+    def sent_before(self) -> int:
+        """Messages of a queue that an earlier run had sent: this one only had to delete them."""
+        return max(0, self.deleted + self.not_deleted - self.sent - self.dropped)
 
 
 @dataclass(frozen=True)
@@ -116,7 +212,7 @@ class Finished:
     ``ended`` is the report's, or ``"refused"``; ``report`` is ``None`` if nothing was begun.
     """
 
-    report: Any  # RedriveReport; not imported, so that events depend on nothing
+    report: RedriveReport | None
     ended: str = "done"
     detail: str = ""
 
@@ -157,3 +253,91 @@ Event: TypeAlias = (
 def as_dict(event: Event) -> dict[str, Any]:
     """An event as JSON takes it, with its type under ``"event"``."""
     return {"event": type(event).__name__, **asdict(event)}
+
+
+class Listener:
+    """Calls ``on_event`` with one event at a time, in their order. Safe for threads.
+
+    Attributes:
+        error: what ``on_event`` raised. It is not called again but for the end.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None] | None) -> None:
+        self._on_event = on_event
+        self._queue: SimpleQueue[Event | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Hand out an event. Never raises. Until the thread is started, wait for the callback."""
+        if self._thread is None:
+            self._deliver(event)
+        else:
+            self._queue.put(event)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="redrive-events", daemon=True)
+        self._thread.start()
+
+    def finish(self, *, is_interrupted: bool = False) -> None:
+        """Wait until all events are delivered.
+
+        Arguments:
+            is_interrupted: a callback that blocks is not waited for any longer than two seconds.
+        """
+        if (thread := self._thread) is not None:
+            self._queue.put(None)
+            thread.join(_LAST_WORDS_SECONDS if is_interrupted else None)
+
+    def _work(self) -> None:
+        while (event := self._queue.get()) is not None:
+            self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
+        if self._on_event is None or (self.error and not isinstance(event, Audit | Finished)):
+            return
+        try:
+            self._on_event(event)
+        except BaseException as exc:  # noqa: BLE001  # a user's: raised when the run has ended
+            self.error = self.error or exc
+
+
+def audited(
+    options: Options,
+    report: RedriveReport,
+    *,
+    source: str,
+    destinations: Sequence[str],
+    by_task: Mapping[str, int],
+) -> Audit:
+    """Log the audit line of a run, and return it as an event."""
+    event = Audit(
+        who=_who(),
+        source=source,
+        destinations=tuple(sorted(set(destinations))),
+        options=options.changed,
+        by_task=dict(Counter(by_task).most_common(_MOST_TASKS)),
+        sent=report.sent,
+        deleted=report.deleted,
+        ended=report.ended.value,
+    )
+    logger.info(
+        "sqs_backoff.redrive %s",
+        json.dumps(vars(event), default=str),
+        extra={"sqs_backoff.redrive": dict(vars(event))},
+    )
+    return event
+
+
+def is_logged() -> bool:
+    """Whether the audit line gets anywhere: a command line that configures no logging loses it."""
+    return logger.isEnabledFor(logging.INFO) and logger.hasHandlers()
+
+
+def _who() -> str:
+    """By the process, not by its environment, which says what one likes."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container whose user has no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -7,9 +7,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..threads import call_in_time
+from .events import Ended, RateChanged
+from .halt import Halt
 from .pace import Pace
 
 #: Healthy unless it returns ``False``, raises, or takes longer than 5 s.
@@ -31,7 +33,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
     if value is None or callable(value):
         return value
     if value.startswith(("http://", "https://")):
-        return _UrlProbe(value)
+        return partial(_is_well, value)
     module, colon, name = value.partition(":")
     if not colon or not name:
         raise ValueError(f"invalid probe {value!r}: expected a URL or 'module:callable'")
@@ -46,21 +48,10 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
     return probe
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is not an answer of the provider: often it leads to a login page that is well."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-class _UrlProbe:
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._open = urllib.request.build_opener(_NoRedirects).open
-
-    def __call__(self) -> object:
-        with self._open(self._url, timeout=_PROBE_TIMEOUT_SECONDS) as response:
-            return bool(200 <= response.status < 300)
+def _is_well(url: str) -> bool:
+    # A redirect is not an answer of the provider: often it leads to a login page that is well.
+    with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_SECONDS) as response:
+        return bool(200 <= response.status < 300 and response.url == url)
 
 
 def _why_not(probe: Probe) -> str | None:
@@ -75,32 +66,22 @@ def _why_not(probe: Probe) -> str | None:
 
 
 class Gate:
-    """Slows the pace down at the first signs, and says when to stop.
+    """Slows a run down when its probe fails, and ends it when the probe keeps failing.
 
     Arguments:
-        pace: what is slowed down.
-        probe: ``None``: the provider is not asked.
-        changed: is told of each new factor of the rate, and why.
-        stop: is told why to stop.
+        probe: ``None`` = the provider is not asked.
+        emit: takes an event with each new factor of the rate.
     """
 
     def __init__(
-        self,
-        pace: Pace,
-        *,
-        probe: Probe | None,
-        changed: Callable[[float, str], None],
-        stop: Callable[[str], None],
+        self, probe: Probe | None, pace: Pace, halt: Halt, emit: Callable[[RateChanged], None]
     ) -> None:
-        self._pace = pace
-        self._probe = probe
-        self._changed = changed
-        self._stop = stop
+        self._probe, self._pace, self._halt, self._emit = probe, pace, halt, emit
         self._failed = 0
         self._next_probe = 0.0
 
     def why_closed(self) -> str | None:
-        """Ask the provider; ``None`` if it is well (or nobody is to be asked)."""
+        """Ask the provider. Return ``None`` if it is well, or is not to be asked."""
         if self._probe is None:
             return None
         asked = call_in_time(partial(_why_not, self._probe), seconds=_PROBE_TIMEOUT_SECONDS)
@@ -118,6 +99,6 @@ class Gate:
         why = self.why_closed()
         self._failed = self._failed + 1 if why else 0
         if why and self._failed >= _FAILED_PROBES:
-            self._stop(f"{why} ({self._failed} times in a row)")
+            self._halt(Ended.GATE, f"{why} ({self._failed} times in a row)")
         elif why:
-            self._changed(self._pace.slow_down(now), why)
+            self._emit(RateChanged(self._pace.slow_down(now), why))

@@ -1,17 +1,29 @@
-"""Why and when a run ends, and the pause between two tries of a call."""
+"""Why a run ends, the clock it runs by, and the pause between two tries of a call."""
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
+from typing import Final
 
 from ..retry.policies import FullJitter
 from .errors import RedriveError, RedriveUnreachable
-from .report import Ended
+from .events import Ended
 
 TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
+
+#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME; macOS does it the other way
+#: round for ``time.monotonic()``, whose CLOCK_MONOTONIC goes on.
+#: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME
+_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def steady_seconds() -> float:
+    """Seconds since some time in the past; never goes back, and counts a suspend."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 def pause(attempt: int, sleep: Callable[[float], None], rng: random.Random) -> None:

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .events import Deleted, Event, Failed, InDoubt, NotDeleted, Poison, Sent, Skipped
+from .events import Deleted, Event, Failed, InDoubt, Listener, NotDeleted, Poison, Sent, Skipped
 from .journal import NoJournal
-from .listener import Listener
 from .message import DeadLetter
 from .triage import UNKNOWN, Action
 

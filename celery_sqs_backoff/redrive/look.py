@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..units import spell_duration
 from .archive import Archive
-from .clock import steady_seconds
 from .errors import RedriveUnreachable
-from .halt import Halt
+from .events import Ended
+from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger
 from .message import DeadLetter
 from .options import Options
 from .pace import seconds_for
 from .queues import Route, open_route
-from .report import Ended
 from .sweep import Sweep
 from .triage import NOT_SELECTED, Action, Disposition, triage
 

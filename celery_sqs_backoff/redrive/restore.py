@@ -18,18 +18,26 @@ from typing import Any
 
 from ..sqs.dead_letter import ATTRIBUTE_NAME
 from .archive import read_archive
-from .audit import audited
-from .clock import steady_seconds
 from .delivery import CLOSED, Entry, batches
 from .errors import RedriveError, RedriveRefused
-from .events import Event, Failed, Finished, InDoubt, Progress, Sent, Started
-from .halt import TRIES, Halt, pause
+from .events import (
+    Ended,
+    Event,
+    Failed,
+    Finished,
+    InDoubt,
+    Progress,
+    RedriveReport,
+    Sent,
+    Started,
+    audited,
+)
+from .halt import TRIES, Halt, pause, steady_seconds
 from .journal import NoJournal
 from .look import Look
 from .message import DeadLetter
 from .options import Options
 from .queues import Route
-from .report import Ended, RedriveReport
 
 #: How often all messages without an answer are looked for and sent again.
 _ROUNDS = 3

@@ -16,20 +16,17 @@ from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .archive import Archive
-from .audit import audited
-from .clock import steady_seconds
 from .delivery import DEDUPLICATION_SECONDS, Delivery
 from .errors import RedriveError
-from .events import Event, Finished, Progress, RateChanged, Started
+from .events import Ended, Event, Finished, Progress, RedriveReport, Started, audited
 from .gate import Gate
-from .halt import Halt
+from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger
 from .message import DeadLetter
 from .options import Options
 from .pace import Pace
 from .queues import Endpoint, Route
-from .report import Ended, RedriveReport
 from .sweep import MAX_THREADS, Sweep
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
@@ -91,12 +88,7 @@ class Run:
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
         self._pace = Pace(options.rate, ramp=options.ramp or 0.0)
-        self._gate = Gate(
-            self._pace,
-            probe=options.probe,
-            changed=lambda factor, why: ledger.emit(RateChanged(factor, why)),
-            stop=lambda why: halt(Ended.GATE, why),
-        )
+        self._gate = Gate(options.probe, self._pace, halt, ledger.emit)
         rng = rng or random.Random()
         self._delivery = Delivery(
             source,

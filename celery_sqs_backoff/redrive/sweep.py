@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
+from .events import Ended
 from .halt import TRIES, Halt, pause
 from .ledger import Ledger
 from .message import DeadLetter
 from .queues import Endpoint
-from .report import Ended
 
 MAX_THREADS = 16
 

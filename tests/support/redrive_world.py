@@ -23,12 +23,11 @@ from unittest import mock
 from greenlet import getcurrent, greenlet
 
 from celery_sqs_backoff.redrive import journal as journal_module
+from celery_sqs_backoff.redrive.events import Listener, RedriveReport
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
-from celery_sqs_backoff.redrive.listener import Listener
 from celery_sqs_backoff.redrive.look import Look, Plan
 from celery_sqs_backoff.redrive.options import Options
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
-from celery_sqs_backoff.redrive.report import RedriveReport
 from celery_sqs_backoff.redrive.restore import Restore
 from celery_sqs_backoff.redrive.run import Run
 from celery_sqs_backoff.redrive.sweep import Sweep

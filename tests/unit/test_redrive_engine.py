@@ -22,6 +22,7 @@ from celery_sqs_backoff.commands.show import looked
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import (
     Audit,
+    Ended,
     Failed,
     Finished,
     InDoubt,
@@ -36,7 +37,6 @@ from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.ledger import Ledger
 from celery_sqs_backoff.redrive.message import DeadLetter
-from celery_sqs_backoff.redrive.report import Ended
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.envelope import iso_time

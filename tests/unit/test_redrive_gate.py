@@ -7,6 +7,7 @@ import pytest
 
 from celery_sqs_backoff.redrive import gate
 from celery_sqs_backoff.redrive.gate import Gate, parse_probe
+from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.pace import Pace
 
 
@@ -14,13 +15,8 @@ class Bench:
     def __init__(self, probe=None):
         self.pace = Pace(10)
         self.pace.reserve(1, 0.0)
-        self.changes, self.stops = [], []
-        self.gate = Gate(
-            self.pace,
-            probe=probe,
-            changed=lambda factor, why: self.changes.append((factor, why)),
-            stop=self.stops.append,
-        )
+        self.changes, self.halt = [], Halt()
+        self.gate = Gate(probe, self.pace, self.halt, self.changes.append)
 
 
 def failing():
@@ -51,9 +47,9 @@ def test_a_failing_probe_halves_the_rate_and_the_third_in_a_row_stops():
     bench.gate.watch(1.0)  # not asked again so soon
     assert len(bench.changes) == 1
     bench.gate.watch(5.0)
-    assert not bench.stops
+    assert not bench.halt.is_set
     bench.gate.watch(10.0)
-    assert bench.stops == ["the probe failed: RuntimeError (3 times in a row)"]
+    assert bench.halt.detail == "the probe failed: RuntimeError (3 times in a row)"
 
 
 def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
@@ -61,7 +57,7 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
     bench = Bench(lambda: next(answers))
     for now in range(0, 25, 5):
         bench.gate.watch(float(now))
-    assert not bench.stops
+    assert not bench.halt.is_set
     assert len(bench.changes) == 4
 
 
