@@ -100,23 +100,30 @@ class Delivery:
                     self._source.hide(handles, 0)
 
     def _entries(self, to: Endpoint, messages: Iterable[DeadLetter]) -> Iterator[Entry]:
-        now, options = self._now(), self._options
-        spread = options.spread or 0.0
         for message in messages:
             try:
-                extend = options.expired == "extend"
-                entry = message.entry(run_id=self._run_id, now=now, extend=extend)
-                entry |= for_destination(
-                    message,
-                    is_fifo=to.is_fifo,
-                    now=now,
-                    spread=spread,
-                    rng=self._rng,
-                )
+                entry = self._entry(to, message)
             except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
                 self._fail(to, [message], "unreadable: it cannot be sent as it is")
             else:
                 yield message, entry
+
+    def _entry(self, to: Endpoint, message: DeadLetter) -> dict[str, Any]:
+        now, extend = self._now(), self._options.expired == "extend"
+        spread = self._options.spread or 0.0
+        return message.entry(run_id=self._run_id, now=now, extend=extend) | for_destination(
+            message, is_fifo=to.is_fifo, now=now, spread=spread, rng=self._rng
+        )
+
+    def _resends(self, to: Endpoint) -> bool | None:
+        """Return whether messages in doubt are sent again. ``None`` = nothing is to be told.
+
+        On a FIFO queue they are, and SQS's next response settles the doubt.
+        """
+        return None if to.is_fifo else self._options.include_unknown
+
+    def _after_sent(self, messages: Sequence[DeadLetter]) -> None:
+        self.delete({message.id: message.handle for message in messages})
 
     def _send_in_turn(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
         if self._deletes_work:
@@ -171,13 +178,13 @@ class Delivery:
         if sent:
             since = self._now() - DEDUPLICATION_SECONDS if to.is_fifo else None
             ledger.were_sent(sent, to.name, recognised_since=since)
-            self.delete({message.id: message.handle for message in sent})
+            self._after_sent(sent)
         doubted = [entry[0] for entry, failure in failed if failure.may_have_been_done]
         ledger.were_not_sent([e[0] for e, f in failed if not f.may_have_been_done])
         if not doubted:
             self._unanswered = 0
             return
-        resend = None if to.is_fifo else self._options.include_unknown
+        resend = self._resends(to)
         ledger.are_in_doubt(doubted, began, resend=resend)
         if resend is False:
             ledger.leave([(message, Action.HOLD, "it may have been sent") for message in doubted])
@@ -186,7 +193,7 @@ class Delivery:
                 self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")
 
     def _may_repeat(self, to: Endpoint, failure: Failure) -> bool:
-        return not failure.may_have_been_done or to.is_fifo or self._options.include_unknown
+        return not failure.may_have_been_done or to.is_fifo or bool(self._resends(to))
 
     def _fail(self, to: Endpoint, messages: Sequence[DeadLetter], why: str) -> None:
         self._ledger.leave([(message, Action.FAIL, why) for message in messages])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -281,6 +281,17 @@ class Ledger:
                 row = self.rows[message.id]
                 row.state, message.handle = State.HELD, row.handle or ""
 
+    def settle_doubts(self, there: Collection[str], absent: Collection[str]) -> None:
+        """Note which messages in doubt were found at their destination, and which were not."""
+        with self.lock:
+            for id_ in there:
+                self.rows[id_].state, self.rows[id_].doubted_at = State.SENT, None
+            for id_ in absent:
+                self.looked_at -= self.rows.pop(id_).handle is not None
+            self.sent += len(there)
+        self._write("sent", list(there))
+        self._write("unsent", sorted(absent))
+
     def leave(self, messages: Iterable[tuple[DeadLetter, Action, str]]) -> None:
         """Leave messages in the source, each for its reason."""
         grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)
@@ -397,9 +408,7 @@ class Ledger:
 
     def name_past(self, *, resend: bool) -> None:
         """Name what an earlier process left in doubt."""
-        with self.lock:
-            ids = tuple(id_ for id_, row in self.rows.items() if row.doubted_at is not None)
-        if ids:
+        if ids := tuple(self.doubted):
             self.emit(InDoubt(ids, resend))
 
     def name_doubted(self, messages: Iterable[DeadLetter]) -> None:
@@ -430,6 +439,16 @@ class Ledger:
             return sum(
                 r.handle is not None and r.state is not State.SENT for r in self.rows.values()
             )
+
+    @property
+    def doubted(self) -> list[str]:
+        """Ids of messages that may have been sent and are not deleted."""
+        with self.lock:
+            return [id_ for id_, row in self.rows.items() if row.doubted_at is not None]
+
+    def is_in(self, id_: str, state: State) -> bool:
+        row = self.rows.get(id_)
+        return row is not None and row.state is state
 
     @property
     def undeleted(self) -> dict[str, str]:

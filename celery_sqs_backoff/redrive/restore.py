@@ -1,6 +1,8 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
-A message that an interrupted call may have sent is looked for on the queue before it is sent again.
+The ledger and the delivery are those of a run. The archive stands for the source, from which
+nothing is deleted: the journal knows what was put back. A message whose answer was lost is looked
+for on the queue before it is sent again.
 """
 
 from __future__ import annotations
@@ -12,32 +14,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from celery.utils.functional import chunks
+
 from ..sqs.dead_letter import ATTRIBUTE_NAME
+from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
-from .delivery import CLOSED, Entry, batches
+from .delivery import Delivery
 from .errors import RedriveError, RedriveRefused
-from .events import (
-    Ended,
-    Event,
-    Failed,
-    Finished,
-    InDoubt,
-    Progress,
-    RedriveReport,
-    Sent,
-    Started,
-    audited,
-)
-from .halt import TRIES, Halt, pause, steady_seconds
+from .events import Ended, Event, Finished, Progress, RedriveReport, Started, audited
+from .halt import Halt, steady_seconds
 from .journal import NoJournal
+from .ledger import Ledger, State
 from .look import Look
 from .message import DeadLetter
 from .options import Options
-from .queues import Route
+from .pace import Pace
+from .queues import Endpoint, Route
+from .sweep import must_end
+from .triage import NOT_SELECTED, Action
 
 #: How often all messages without an answer are looked for and sent again.
 _ROUNDS = 3
@@ -68,15 +65,23 @@ class Restore:
     ) -> None:
         self._queue, self._route, self._options = route.source, route, options
         self._archive, self._journal, self._run_id = archive, journal, run_id
-        self._tell = on_event or (lambda event: None)
+        self._clock, self._now = clock, now
         self._halt = Halt(stop)
-        self._clock, self._now, self._sleep = clock, now, sleep
-        self._doubted = {id_ for id_, at in journal.past.items() if at is not None}
-        self._there = set(journal.past) - self._doubted
-        self._failed: set[str] = set()
-        self._skipped: set[str] = set()
-        self._by_task: Counter[str] = Counter()
-        self._sent, self._messages, self._told_at = 0, 0, clock()
+        self._ledger = Ledger(journal, on_event, clock, float("inf"))
+        self._delivery = _PutBack(
+            self._queue,
+            self._ledger,
+            self._halt,
+            Pace(None),
+            options,
+            run_id=run_id,
+            default=self._queue,
+            clock=clock,
+            now=now,
+            sleep=sleep,
+            rng=random.Random(),
+        )
+        self._messages, self._progress_at = 0, clock()
 
     def __call__(self) -> RedriveReport:
         """Restore.
@@ -85,26 +90,30 @@ class Restore:
             RedriveRefused: the archive is damaged, or of another queue. Nothing was sent.
         """
         self._messages = self._count()
-        path = str(self._journal.path) if self._journal.path else None
-        resumed = bool(self._there or self._doubted)
-        self._tell(Started(self._run_id, self._queue.name, self._messages, 1, resumed, path))
+        ledger, path = self._ledger, str(self._journal.path) if self._journal.path else None
+        ledger.emit(
+            Started(
+                self._run_id, self._queue.name, self._messages, 1, bool(self._journal.past), path
+            )
+        )
+        ledger.emit.start()
         try:
             for _ in range(_ROUNDS):
-                if self._doubted and not self._halt.is_set:
-                    self._settle()
+                self._settle_doubts()
                 self._send_all()
-                if not self._doubted or self._halt.is_set:
+                if not ledger.doubted or must_end(ledger, self._halt):
                     break
-            if self._doubted:
-                self._tell(InDoubt(tuple(sorted(self._doubted)), self._options.include_unknown))
-            self._write("ended", ())
-        except OSError as exc:
-            self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
+            ledger.name_past(resend=False)
+            ledger.end()
+            must_end(ledger, self._halt)
         except BaseException as exc:
             self._halt(Ended.INTERRUPTED, type(exc).__name__)
-            self._finish()
+            self._finish(is_interrupted=True)
             raise
-        return self._finish()
+        report = self._finish()
+        if (error := self._halt.error or ledger.emit.error) is not None:
+            raise error
+        return report
 
     def _read(self) -> Iterator[DeadLetter]:
         seen: set[str] = set()
@@ -125,31 +134,90 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        size = 1 if self._queue.is_fifo else 10
-        limit = self._options.limit
-        room = None if limit is None else max(0, limit - self._sent)
-        wanted = ((m, self._entry(m)) for m in islice(self._wanted(), room))
-        for batch in batches(wanted, size=size):
-            if self._halt.is_set:
+        """Send what is selected, and neither there already nor in doubt."""
+        ledger, now = self._ledger, self._now()
+        for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
+            if must_end(ledger, self._halt):
                 return
-            self._send(batch)
-            if self._clock() - self._told_at >= 1:
-                self._told_at = self._clock()
-                self._tell(self._progress())
+            held, _ = ledger.received(0, messages, float("inf"))
+            selected = []
+            for message in held:
+                if not self._options.matches(message, now):
+                    ledger.leave([(message, Action.SKIP, NOT_SELECTED)])
+                elif ledger.doubted_at(message) is None:
+                    selected.append(message)
+            admitted = ledger.admit(selected, self._options.limit)
+            self._delivery.send_all(self._queue, admitted)
+            if len(admitted) < len(selected):
+                return
+            if self._clock() - self._progress_at >= 1:
+                self._progress_at = self._clock()
+                ledger.emit(self._progress())
 
-    def _wanted(self) -> Iterator[DeadLetter]:
-        now = self._now()
-        for message in self._read():
-            if message.id in self._there or message.id in self._failed | self._doubted:
-                continue
-            if not self._options.matches(message, now):
-                self._skipped.add(message.id)
-            elif message.unreadable == "its attributes":
-                self._fail(message, "unreadable: it cannot be sent as it is")
-            else:
-                yield message
+    def _settle_doubts(self) -> None:
+        """Look on the queue for messages in doubt. Only those that are not there are sent again."""
+        ledger, ids = self._ledger, set(self._ledger.doubted)
+        if not ids or must_end(ledger, self._halt):
+            return
+        doubted = {message.id: _digest(message) for message in self._read() if message.id in ids}
+        on_queue = _Found(set(doubted.values()))
+        plan = Look(self._route, Options(), on_queue, now=self._now)(None, None)
+        there = (m for m in self._read() if ledger.is_in(m.id, State.SENT))
+        on_queue.counts.subtract(d for d in map(_digest, there) if d in on_queue.counts)
+        found = []
+        for id_, digest in doubted.items():
+            if on_queue.counts[digest] > 0:
+                on_queue.counts[digest] -= 1
+                found.append(id_)
+        is_whole = plan.looked_at >= plan.messages or self._options.include_unknown
+        ledger.settle_doubts(found, doubted.keys() - found if is_whole else ())
 
-    def _entry(self, message: DeadLetter) -> dict[str, Any]:
+    def _progress(self) -> Progress:
+        numbers = self._ledger.numbers()
+        names = ("looked_at", "sent", "failed", "skipped", "poison", "returned")
+        return Progress(
+            **{name: numbers[name] for name in names},
+            messages=self._messages,
+            to_send=self._messages - numbers["skipped"],
+            rate=0.0,
+            eta_seconds=None,
+        )
+
+    def _finish(self, *, is_interrupted: bool = False) -> RedriveReport:
+        numbers = self._ledger.numbers()
+        try:
+            remaining = self._queue.depth()
+        except RedriveError:  # the report of what was done is worth more than this one number
+            remaining = numbers["sent"]
+        ended, detail = self._halt.ended, self._halt.detail
+        names = ("sent", "failed", "skipped", "in_doubt")
+        report = RedriveReport(
+            **{name: numbers[name] for name in names},
+            looked_at=self._messages,
+            remaining=remaining,
+            ended=ended,
+            detail=detail,
+        )
+        self._ledger.emit(
+            audited(
+                self._options,
+                report,
+                source=str(self._archive),
+                destinations=[str(self._queue.arn)],
+                by_task=self._ledger.by_task,
+            )
+        )
+        self._ledger.emit(Finished(report, ended.value, detail))
+        self._ledger.emit.finish(is_interrupted=is_interrupted)
+        return report
+
+
+class _PutBack(Delivery):
+    """Sends messages as they are in the archive, and leaves doubts to be settled by a look."""
+
+    def _entry(self, to: Endpoint, message: DeadLetter) -> dict[str, Any]:
+        if message.unreadable == "its attributes":
+            raise ValueError(message.unreadable)
         entry: dict[str, Any] = {"MessageBody": message.body}
         if attributes := _attributes(message):
             entry["MessageAttributes"] = attributes
@@ -158,121 +226,15 @@ class Restore:
             entry["MessageSystemAttributes"] = {"AWSTraceHeader": trace}
         if message.group_id is not None:
             entry["MessageGroupId"] = message.group_id
-        if self._queue.is_fifo:
+        if to.is_fifo:
             entry["MessageDeduplicationId"] = f"restore-{message.id}"[:128]
         return entry
 
-    def _send(self, batch: Sequence[Entry]) -> None:
-        left = list(batch)
-        for attempt in range(1, TRIES + 1):
-            self._write("sending", [m.id for m, _ in left])
-            results = self._queue.calls.send([entry for _, entry in left])
-            found = [(item, result.failure) for item, result in zip(left, results, strict=True)]
-            self._note_sent([item[0] for item, failure in found if failure is None])
-            failed = [(item, failure) for item, failure in found if failure is not None]
-            lost = [item for item, failure in failed if failure.may_have_been_done]
-            rest = [(item, failure) for item, failure in failed if item not in lost]
-            self._write("unsent", [item[0].id for item, _ in rest])
-            closed = next((failure for _, failure in rest if failure.kind in CLOSED), None)
-            if closed is not None:
-                self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {self._queue.name}: {closed}")
-                return
-            refused = [(item, failure) for item, failure in rest if not failure.is_transient]
-            if len(refused) == len(batch) > 1:  # it can be the fault of one of them
-                for item, _ in refused:
-                    self._send([item])
-                return
-            for item, failure in refused:
-                self._fail(item[0], failure.code)
-            left = [item for item, failure in rest if failure.is_transient]
-            if self._queue.is_fifo and attempt < TRIES:  # SQS knows them by their deduplication id
-                left += lost
-            else:
-                self._doubted.update(item[0].id for item in lost)
-            if not left or self._halt.is_set:
-                return
-            pause(attempt, self._sleep, random.Random())
-        self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {self._queue.name}: {failed[0][1]}")
+    def _resends(self, to: Endpoint) -> bool | None:
+        return None
 
-    def _note_sent(self, messages: Sequence[DeadLetter]) -> None:
-        if messages:
-            ids = [message.id for message in messages]
-            self._write("sent", ids)
-            self._there.update(ids)
-            self._sent += len(ids)
-            self._by_task.update(message.task or "(no Celery message)" for message in messages)
-            self._tell(Sent(tuple(ids), self._queue.name))
-
-    def _fail(self, message: DeadLetter, why: str) -> None:
-        self._failed.add(message.id)
-        self._tell(Failed((message.id,), why))
-
-    def _settle(self) -> None:
-        """Look for messages in doubt on the queue. Only those that are not there are sent again."""
-        doubted = {m.id: _digest(m) for m in self._read() if m.id in self._doubted}
-        on_queue = _Found(set(doubted.values()))
-        look = Look(self._route, Options(), on_queue, now=self._now)
-        plan = look(None, None)
-        others = (_digest(m) for m in self._read() if m.id in self._there)
-        on_queue.counts.subtract(digest for digest in others if digest in on_queue.counts)
-        found = []
-        for id_, digest in doubted.items():
-            if on_queue.counts[digest] > 0:
-                on_queue.counts[digest] -= 1
-                found.append(id_)
-        self._write("sent", found)
-        self._there.update(found)
-        self._sent += len(found)
-        self._doubted -= set(found)
-        if plan.looked_at >= plan.messages or self._options.include_unknown:
-            self._write("unsent", sorted(self._doubted))
-            self._doubted.clear()
-
-    def _write(self, kind: str, ids: Sequence[str]) -> None:
-        self._journal.write(kind, ids, self._now())
-
-    def _progress(self) -> Progress:
-        return Progress(
-            looked_at=len(self._there) + len(self._failed) + len(self._skipped),
-            messages=self._messages,
-            sent=self._sent,
-            failed=len(self._failed),
-            skipped=len(self._skipped),
-            poison=0,
-            returned=0,
-            to_send=self._messages - len(self._skipped),
-            rate=0.0,
-            eta_seconds=None,
-        )
-
-    def _finish(self) -> RedriveReport:
-        try:
-            remaining = self._queue.depth()
-        except RedriveError:  # the report of what was done is worth more than this one number
-            remaining = len(self._there)
-        ended, detail = self._halt.ended, self._halt.detail
-        report = RedriveReport(
-            sent=self._sent,
-            failed=len(self._failed),
-            skipped=len(self._skipped),
-            in_doubt=len(self._doubted),
-            looked_at=self._messages,
-            remaining=remaining,
-            ended=ended,
-            detail=detail,
-        )
-        arn = str(self._queue.arn)
-        self._tell(
-            audited(
-                self._options,
-                report,
-                source=str(self._archive),
-                destinations=[arn],
-                by_task=self._by_task,
-            )
-        )
-        self._tell(Finished(report, ended.value, detail))
-        return report
+    def _after_sent(self, messages: Sequence[DeadLetter]) -> None:
+        """Delete nothing."""
 
 
 class _Found:

@@ -153,11 +153,7 @@ class Sweep:
             self.halt.fail(exc)
 
     def must_end(self) -> bool:
-        if (error := self.ledger.emit.error) is not None:
-            self.halt.fail(error)
-        if (unwritten := self.ledger.file_error) is not None:
-            self.halt(Ended.FAILED, f"cannot write the journal: {unwritten.strerror or unwritten}")
-        return self.halt.is_set
+        return must_end(self.ledger, self.halt)
 
     def _receive(self, messages: int) -> list[DeadLetter]:
         for attempt in range(1, TRIES + 1):
@@ -174,6 +170,15 @@ class Sweep:
             if self.halt.is_set:
                 break
         return []
+
+
+def must_end(ledger: Ledger, halt: Halt) -> bool:
+    """Return whether a run must end, also because of its callback or its journal."""
+    if (error := ledger.emit.error) is not None:
+        halt.fail(error)
+    if (unwritten := ledger.file_error) is not None:
+        halt(Ended.FAILED, f"cannot write the journal: {unwritten.strerror or unwritten}")
+    return halt.is_set
 
 
 def tens(items: Sequence[T]) -> list[Sequence[T]]:
