@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
 from .events import Ended
-from .halt import TRIES, Halt, pause
+from .halt import TRIES, Halt
 from .ledger import Ledger
 from .message import DeadLetter, entry_bytes
 from .options import Options
@@ -42,7 +42,6 @@ class Delivery:
     Arguments:
         default: the destination of messages that do not name one.
         run_id: goes on the messages.
-        clock: seconds. ``now``: seconds since the epoch.
 
     Attributes:
         closed: URLs of queues that are not there or not for us, and why.
@@ -60,14 +59,9 @@ class Delivery:
         *,
         run_id: str,
         default: Endpoint | None,
-        clock: Callable[[], float],
-        now: Callable[[], float],
-        sleep: Callable[[float], None],
-        rng: random.Random,
     ) -> None:
         self._source, self._ledger, self._halt = source, ledger, halt
         self._pace, self._options, self._run_id, self._default = pace, options, run_id, default
-        self._clock, self._now, self._sleep, self._rng = clock, now, sleep, rng
         self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
         self.destinations: dict[str, Endpoint] = {}
@@ -83,10 +77,10 @@ class Delivery:
         self.destinations[to.url] = to
         entries = list(self._entries(to, messages))
         for batch in batches(
-            entries, size=1 if to.is_fifo else self._pace.batch_size(self._clock())
+            entries, size=1 if to.is_fifo else self._pace.batch_size(self._halt.clock())
         ):
-            slot = self._pace.reserve(len(batch), self._clock())
-            while (wait := slot - self._clock()) > 0 and not self._halt.wait(min(wait, 1.0)):
+            slot = self._pace.reserve(len(batch), self._halt.clock())
+            while (wait := slot - self._halt.clock()) > 0 and not self._halt.wait(min(wait, 1.0)):
                 pass
             if self._halt.is_set:
                 return
@@ -109,10 +103,10 @@ class Delivery:
                 yield message, entry
 
     def _entry(self, to: Endpoint, message: DeadLetter) -> dict[str, Any]:
-        now, extend = self._now(), self._options.expired == "extend"
+        now, extend = self._halt.now(), self._options.expired == "extend"
         spread = self._options.spread or 0.0
         return message.entry(run_id=self._run_id, now=now, extend=extend) | for_destination(
-            message, is_fifo=to.is_fifo, now=now, spread=spread, rng=self._rng
+            message, is_fifo=to.is_fifo, now=now, spread=spread
         )
 
     def _resends(self, to: Endpoint) -> bool | None:
@@ -135,7 +129,7 @@ class Delivery:
         """Send until each message's fate is known. Returns whether none was lost to another."""
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
-            began = self._now()
+            began = self._halt.now()
             try:
                 ours = self._ledger.start_sending([message for message, _ in left], began)
             except OSError as exc:  # nothing was sent
@@ -163,7 +157,7 @@ class Delivery:
             if not left:
                 return none_lost
             if attempt < TRIES:
-                pause(attempt, self._sleep, self._rng)
+                self._halt.pause(attempt)
         self._give_up(to, left, next(f for e, f in failed if e in left))
         return none_lost
 
@@ -176,7 +170,7 @@ class Delivery:
     ) -> None:
         ledger = self._ledger
         if sent:
-            since = self._now() - DEDUPLICATION_SECONDS if to.is_fifo else None
+            since = self._halt.now() - DEDUPLICATION_SECONDS if to.is_fifo else None
             ledger.were_sent(sent, to.name, recognised_since=since)
             self._after_sent(sent)
         doubted = [entry[0] for entry, failure in failed if failure.may_have_been_done]
@@ -238,7 +232,7 @@ class Delivery:
                 left = {id_: left[id_] for id_ in failed}
                 if not any(f.is_transient for f in failed.values()) or attempt == TRIES:
                     break
-                pause(attempt, self._sleep, self._rng)
+                self._halt.pause(attempt)
             undeleted |= failed
         with self._ledger.lock:
             self._undeleted.difference_update(handles)
@@ -261,7 +255,7 @@ class Delivery:
 
 
 def for_destination(
-    message: DeadLetter, *, is_fifo: bool, now: float, spread: float, rng: random.Random
+    message: DeadLetter, *, is_fifo: bool, now: float, spread: float
 ) -> dict[str, object]:
     """Return group, deduplication and delay, as the type of the queue wants them.
 
@@ -282,7 +276,7 @@ def for_destination(
         return added
     delay = message.due_in(now)
     if spread:
-        delay += rng.uniform(0, spread)
+        delay += random.uniform(0, spread)
     if delay >= 1:
         added["DelaySeconds"] = min(MAX_DELAY_SECONDS, int(delay))
     return added

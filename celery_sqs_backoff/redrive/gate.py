@@ -66,7 +66,7 @@ def _why_not(probe: Probe) -> str | None:
 
 
 class Gate:
-    """Slows a run down when its probe fails, and ends it when the probe keeps failing.
+    """Slows a run down while its probe fails, and ends it when the probe keeps failing.
 
     Arguments:
         probe: ``None`` = the provider is not asked.
@@ -98,7 +98,10 @@ class Gate:
         self._next_probe = now + _PROBE_INTERVAL_SECONDS
         why = self.why_closed()
         self._failed = self._failed + 1 if why else 0
-        if why and self._failed >= _FAILED_PROBES:
+        if self._failed >= _FAILED_PROBES:
             self._halt(Ended.GATE, f"{why} ({self._failed} times in a row)")
-        elif why:
-            self._emit(RateChanged(self._pace.slow_down(now), why))
+            return
+        factor = 0.5**self._failed
+        if factor != self._pace.factor:
+            self._pace.factor = factor
+            self._emit(RateChanged(factor, why or "the probe is well again"))

@@ -14,6 +14,7 @@ from .events import Ended
 
 TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
+_RNG = random.Random()
 
 #: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME; macOS does it the other way
 #: round for ``time.monotonic()``, whose CLOCK_MONOTONIC goes on.
@@ -26,19 +27,27 @@ def steady_seconds() -> float:
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
-def pause(attempt: int, sleep: Callable[[float], None], rng: random.Random) -> None:
-    """Wait between two tries of a call. A halt does not cut it short: tries are few."""
-    sleep(_BETWEEN_TRIES.delay(attempt, rng))
+def draw_pause(attempt: int) -> float:
+    """Return how many seconds to wait after a failed try of a call."""
+    return _BETWEEN_TRIES.delay(attempt, _RNG)
 
 
 class Halt:
-    """Ends a run. The first reason counts. Safe for threads.
+    """Ends a run, and tells it the time. The first reason counts. Safe for threads.
 
     Arguments:
         stop: set from outside, ends the run.
+        clock: seconds. It counts a suspend of the machine.
+        now: seconds since the epoch.
     """
 
-    def __init__(self, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        stop: threading.Event | None = None,
+        clock: Callable[[], float] = steady_seconds,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock, self.now = clock, now
         self._stop = stop or threading.Event()
         self._event = threading.Event()
         self._lock = threading.Lock()
@@ -67,6 +76,10 @@ class Halt:
         if self._stop.is_set() and not self._event.is_set():
             self(Ended.INTERRUPTED, "stopped from outside")
         return self._event.is_set()
+
+    def pause(self, attempt: int) -> None:
+        """Wait between two tries of a call. A halt does not cut it short: tries are few."""
+        time.sleep(draw_pause(attempt))
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end, at most so long."""

@@ -5,7 +5,6 @@ Looking costs: each message looked at is received, which SQS counts, and is give
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
@@ -177,7 +176,7 @@ def peek(
         archive = None
         if copy is not None:
             archive = stack.enter_context(Archive(Path(copy), source=str(route.source.arn)))
-        return Look(route, resolved, archive, raw=raw, now=now)(sample, stop)
+        return Look(route, resolved, archive, raw=raw, stop=stop, now=now)(sample)
 
 
 class Copy(Protocol):
@@ -196,13 +195,13 @@ class Look:
         archive: Copy | None,
         *,
         raw: bool = False,
+        stop: threading.Event | None = None,
         now: Callable[[], float],
         clock: Callable[[], float] = steady_seconds,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clock, self._sleep = clock, sleep
+        self._halt = Halt(stop, clock, now)
         self._route, self._options = route, options
-        self._archive, self._raw, self._now = archive, raw, now
+        self._archive, self._raw = archive, raw
         self._ledger = Ledger(NoJournal(), None, clock, _HOLD_SECONDS)
         self._plan = Plan(
             route.source.name,
@@ -213,8 +212,8 @@ class Look:
         )
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HISTOGRAMS}
 
-    def __call__(self, sample: int | None, stop: threading.Event | None) -> Plan:
-        plan, halt, source = self._plan, Halt(stop), self._route.source
+    def __call__(self, sample: int | None) -> Plan:
+        plan, halt, source = self._plan, self._halt, self._route.source
         places = plan.messages if sample is None else min(plan.messages, sample)
         sweep = Sweep(
             source,
@@ -223,10 +222,7 @@ class Look:
             self._handle,
             lambda: self._ledger.claim(MAX_BATCH_ENTRIES, places),
             hold_seconds=_HOLD_SECONDS,
-            patient_until=self._clock(),
-            clock=self._clock,
-            sleep=self._sleep,
-            rng=random.Random(),
+            patient_until=halt.clock(),
         )
         keeper = sweep.keep(lambda: None)
         try:
@@ -244,7 +240,7 @@ class Look:
         return plan
 
     def _handle(self, messages: list[DeadLetter], sent_before: list[DeadLetter]) -> None:
-        now = self._now()
+        now = self._halt.now()
         triaged = [(m, triage(m, self._options, self._route.destination, now)) for m in messages]
         self._ledger.leave([(message, Action.SKIP, "looked at") for message in messages])
         selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]

@@ -18,9 +18,6 @@ RAMP_FROM = 0.1
 #: How much of a slot a sender may be late and still keep to the schedule.
 _TOLERANCE = 0.5
 
-#: From slowed down by half to full speed again.
-_RECOVERY_SECONDS = 60.0
-
 #: The share of a second's messages that may go in one batch.
 _BATCH_SHARE = 1 / 80
 
@@ -41,8 +38,8 @@ class Pace:
         self._lock = threading.Lock()
         self._began: float | None = None
         self._next = 0.0  # the next free slot
-        self._factor = 1.0
-        self._factor_since = 0.0
+        #: Of the rate, the share that is used now.
+        self.factor = 1.0
 
     def batch_size(self, now: float) -> int:
         """Most messages to send in one call: all ten if there is no limit.
@@ -51,7 +48,8 @@ class Pace:
         """
         with self._lock:
             rate = self._rate_at(now)
-            return _LARGEST_BATCH if rate is None else _batch_size(rate)
+            most = _LARGEST_BATCH if rate is None else int(_BATCH_SHARE * rate)
+            return max(1, min(_LARGEST_BATCH, most))
 
     def reserve(self, messages: int, now: float) -> float:
         """Take the slots of some messages; return when they may be sent."""
@@ -76,19 +74,6 @@ class Pace:
         with self._lock:
             return self._rate_at(now)
 
-    def slow_down(self, now: float) -> float:
-        """Halve the rate. It grows back within a minute or so. Returns its factor, 0 to 1."""
-        with self._lock:
-            self._factor = self._factor_at(now) / 2
-            self._factor_since = now
-            return self._factor
-
-    def _factor_at(self, now: float) -> float:
-        if self._factor == 1.0:
-            return 1.0
-        grown = max(0.0, now - self._factor_since) / _RECOVERY_SECONDS / 2
-        return min(1.0, self._factor + grown)
-
     def _gap(self, now: float) -> float:
         rate = self._rate_at(now)
         return 0.0 if rate is None else 1 / rate
@@ -101,11 +86,7 @@ class Pace:
             elapsed = 0.0 if self._began is None else max(0.0, now - self._began)
             share = min(1.0, elapsed / self._ramp)
             ramp = RAMP_FROM + (1 - RAMP_FROM) * share
-        return self._rate * ramp * self._factor_at(now)
-
-
-def _batch_size(rate: float) -> int:
-    return max(1, min(_LARGEST_BATCH, int(_BATCH_SHARE * rate)))
+        return self._rate * ramp * self.factor
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:

@@ -9,7 +9,6 @@ other queues through it.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
-from .halt import TRIES, pause
+from .halt import TRIES, draw_pause
 from .message import DeadLetter
 from .options import Options
 
@@ -45,7 +44,7 @@ def retried(call: Callable[[], T | Failure]) -> T | Failure:
         found = call()
         if not isinstance(found, Failure) or not found.is_transient:
             return found
-        pause(attempt, sleep, random.Random())
+        sleep(draw_pause(attempt))
     return call()
 
 

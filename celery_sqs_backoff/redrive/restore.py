@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import threading
 import time
 from collections import Counter
@@ -61,12 +60,10 @@ class Restore:
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
         now: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._queue, self._route, self._options = route.source, route, options
         self._archive, self._journal, self._run_id = archive, journal, run_id
-        self._clock, self._now = clock, now
-        self._halt = Halt(stop)
+        self._halt = Halt(stop, clock, now)
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
         self._delivery = _PutBack(
             self._queue,
@@ -76,10 +73,6 @@ class Restore:
             options,
             run_id=run_id,
             default=self._queue,
-            clock=clock,
-            now=now,
-            sleep=sleep,
-            rng=random.Random(),
         )
         self._messages, self._progress_at = 0, clock()
 
@@ -135,7 +128,7 @@ class Restore:
 
     def _send_all(self) -> None:
         """Send what is selected, and neither there already nor in doubt."""
-        ledger, now = self._ledger, self._now()
+        ledger, now = self._ledger, self._halt.now()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
                 return
@@ -150,8 +143,8 @@ class Restore:
             self._delivery.send_all(self._queue, admitted)
             if len(admitted) < len(selected):
                 return
-            if self._clock() - self._progress_at >= 1:
-                self._progress_at = self._clock()
+            if self._halt.clock() - self._progress_at >= 1:
+                self._progress_at = self._halt.clock()
                 ledger.emit(self._progress())
 
     def _settle_doubts(self) -> None:
@@ -161,7 +154,7 @@ class Restore:
             return
         doubted = {message.id: _digest(message) for message in self._read() if message.id in ids}
         on_queue = _Found(set(doubted.values()))
-        plan = Look(self._route, Options(), on_queue, now=self._now)(None, None)
+        plan = Look(self._route, Options(), on_queue, now=self._halt.now)(None)
         there = (m for m in self._read() if ledger.is_in(m.id, State.SENT))
         on_queue.counts.subtract(d for d in map(_digest, there) if d in on_queue.counts)
         found = []

@@ -7,7 +7,6 @@ were at its start. What it has brought back itself takes no place.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import defaultdict
@@ -59,7 +58,6 @@ class Run:
         on_event: is called with every event.
         stop: set from outside, ends the run as soon as what is under way has its answer.
         clock: seconds. It goes on while the machine sleeps. ``now``: seconds since the epoch.
-        sleep: between two tries of a call. ``rng``: for jitter.
         hold_seconds: for how long a receive hides a message; ``None``: the default.
     """
 
@@ -75,21 +73,17 @@ class Run:
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
         now: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-        rng: random.Random | None = None,
         hold_seconds: int | None = None,
     ) -> None:
         self._route, self._options = route, options
         self._source = source = route.source
         self._journal, self._archive, self._run_id = journal, archive, run_id
-        self._clock, self._now = clock, now
-        self._halt = halt = Halt(stop)
+        self._halt = halt = Halt(stop, clock, now)
         self._selects = options.selects
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
         self._pace = Pace(options.rate, ramp=options.ramp or 0.0)
         self._gate = Gate(options.probe, self._pace, halt, ledger.emit)
-        rng = rng or random.Random()
         self._delivery = Delivery(
             source,
             ledger,
@@ -98,10 +92,6 @@ class Run:
             options,
             run_id=run_id,
             default=route.default,
-            clock=clock,
-            now=now,
-            sleep=sleep,
-            rng=rng,
         )
         is_after_kill = journal.is_resumed or bool(journal.past)
         patience = journal.last_at + hold + 1 - now() if is_after_kill else 0.0
@@ -113,9 +103,6 @@ class Run:
             self._claim,
             hold_seconds=hold,
             patient_until=clock() + max(0.0, min(patience, hold + 1)),
-            clock=clock,
-            sleep=sleep,
-            rng=rng,
         )
         self._began = clock()
         self._messages = 0  # in the source at the start
@@ -179,7 +166,7 @@ class Run:
     def _claim(self) -> int | None:
         """Claim as many messages as may be sent within seconds; 0: none yet; ``None``: no more."""
         ledger, limit = self.ledger, self._options.limit
-        now, most = self._clock(), MAX_BATCH_ENTRIES
+        now, most = self._halt.clock(), MAX_BATCH_ENTRIES
         with ledger.lock:
             if limit is not None:
                 if ledger.admitted >= limit:
@@ -226,7 +213,7 @@ class Run:
 
     def _triaged(self, messages: Sequence[DeadLetter]) -> list[tuple[DeadLetter, Disposition]]:
         """Leave what triage says. Return the others."""
-        chosen, left, now = [], [], self._now()
+        chosen, left, now = [], [], self._halt.now()
         groups = self._delivery.held_groups
         for message in messages:
             disposition = triage(
@@ -264,7 +251,7 @@ class Run:
             self._halt(Ended.GATE, f"{returned} of {sent} messages came back")
 
     def _every_second(self) -> None:
-        self._gate.watch(self._clock())
+        self._gate.watch(self._halt.clock())
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:
@@ -275,7 +262,7 @@ class Run:
             unseen = max(0, self._messages - places)
             to_send = ledger.admitted + round(unseen * ledger.share)
         to_send = max(done, to_send if limit is None else min(limit, to_send))
-        rate = done / max(0.1, self._clock() - self._began)
+        rate = done / max(0.1, self._halt.clock() - self._began)
         names = ("sent", "failed", "skipped", "poison", "returned", "dropped")
         return Progress(
             **{name: numbers[name] for name in names},
@@ -301,7 +288,7 @@ class Run:
                 self._halt(Ended.INCOMPLETE, f"{left} messages could not be received: {why}")
                 return
         if limit is None:
-            ledger.forget_past(self._now() - _LONGEST_HIDDEN_SECONDS)
+            ledger.forget_past(self._halt.now() - _LONGEST_HIDDEN_SECONDS)
 
     def _why_hidden(self) -> str:
         if self.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:

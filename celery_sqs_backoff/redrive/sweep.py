@@ -5,7 +5,6 @@ A run and a peek are both a sweep. They differ in what they do with a message.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import TypeVar
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .events import Ended
-from .halt import TRIES, Halt, pause
+from .halt import TRIES, Halt
 from .ledger import Ledger
 from .message import DeadLetter
 from .queues import Endpoint
@@ -49,8 +48,6 @@ class Sweep:
         hold_seconds: for how long a receive hides a message.
         patient_until: by the clock. Before, an empty queue is not believed to be empty: a killed
             run, or a receive whose response was lost, may hide messages.
-        clock: seconds. It counts a suspend of the machine.
-        sleep, rng: between two tries of a call.
     """
 
     def __init__(
@@ -63,14 +60,10 @@ class Sweep:
         *,
         hold_seconds: int,
         patient_until: float,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-        rng: random.Random,
     ) -> None:
         self.source, self.ledger, self.halt = source, ledger, halt
         self._handle, self._most = handle, most
         self._hold_seconds, self.patient_until = hold_seconds, patient_until
-        self._clock, self._sleep, self._rng = clock, sleep, rng
         self._empty_polls = 0.0
 
     def run(self, threads: int) -> None:
@@ -114,7 +107,7 @@ class Sweep:
             _side_by_side(partial(self._renew, seconds), self.ledger.due(within, left=left))
 
     def _renew(self, seconds: int, batch: Sequence[tuple[str, str]]) -> None:
-        until = self._clock() + seconds
+        until = self.halt.clock() + seconds
         results = self.source.hide([handle for _, handle in batch], seconds)
         for (id_, handle), failure in zip(batch, results, strict=True):
             if failure is None and not self.ledger.was_renewed(id_, handle, until):
@@ -136,7 +129,7 @@ class Sweep:
                 if wanted < 1:
                     self.halt.wait(0.02)
                     continue
-                asked_at = self._clock()
+                asked_at = self.halt.clock()
                 found = self._receive(wanted)
                 ours, sent = self.ledger.received(wanted, found, asked_at + self._hold_seconds)
                 if found:
@@ -145,7 +138,9 @@ class Sweep:
                     self._empty_polls = 0.0
                 else:  # what was left and could not be kept hidden says little of the rest
                     self._empty_polls += _KNOWN_SHARE if found else 1
-                is_dry = self._empty_polls >= _EMPTY_POLLS and self._clock() >= self.patient_until
+                is_dry = (
+                    self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until
+                )
                 if is_dry and not ours:
                     break
             self.must_end()
@@ -161,12 +156,12 @@ class Sweep:
             if not isinstance(found, Failure):
                 return found
             if found.may_have_been_done:  # SQS may have hidden some for us all the same
-                until = self._clock() + self._hold_seconds + 1
+                until = self.halt.clock() + self._hold_seconds + 1
                 self.patient_until = max(self.patient_until, until)
             if attempt == TRIES or not found.is_transient:
                 self.halt(Ended.UNREACHABLE, f"ReceiveMessage: {found.code}")
                 break
-            pause(attempt, self._sleep, self._rng)
+            self.halt.pause(attempt)
             if self.halt.is_set:
                 break
         return []

@@ -24,6 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.events import Listener, RedriveReport
+from celery_sqs_backoff.redrive.halt import draw_pause
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.look import Look, Plan
 from celery_sqs_backoff.redrive.options import Options
@@ -147,8 +148,6 @@ class World:
                     stop=self.stop,
                     clock=self.clock,
                     now=self.clock,
-                    sleep=self.sleep,
-                    rng=self.rng,
                 )
                 return self.run()
         finally:
@@ -166,9 +165,8 @@ class World:
                 raw=False,
                 now=self.clock,
                 clock=self.clock,
-                sleep=self.sleep,
             )
-            return look(sample, None)
+            return look(sample)
 
     def restore(self, archive: Path, **options: Any) -> RedriveReport:
         """Put an archive back on the dead-letter queue, in virtual time."""
@@ -189,7 +187,6 @@ class World:
                 stop=self.stop,
                 clock=self.clock,
                 now=self.clock,
-                sleep=self.sleep,
             )()
 
     def sleep(self, seconds: float) -> None:
@@ -205,6 +202,9 @@ class World:
             mock.patch.object(Listener, "start"),
             mock.patch(f"{room}.sweep.ThreadPoolExecutor", _Inline),
             mock.patch(f"{room}.halt.Halt.wait", lambda *a: self._wait(*a)),
+            mock.patch(f"{room}.halt.Halt.pause", lambda halt, n: self.sleep(draw_pause(n))),
+            mock.patch(f"{room}.halt._RNG", self.rng),
+            mock.patch(f"{room}.delivery.random", self.rng),
             mock.patch(f"{room}.delivery.threading", locks),
             mock.patch(f"{room}.queues.sleep", self.sleep),
         ):

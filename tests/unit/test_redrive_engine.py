@@ -1,7 +1,6 @@
 """What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
 
 import json
-import random
 import threading
 import time
 from collections import Counter
@@ -693,18 +692,8 @@ def test_a_time_limit_at_the_very_end_leaves_the_last_event(world, monkeypatch):
 
 
 def sweep_of(source, ledger, *, most, handle=None, clock=time.monotonic, hold_seconds=30):
-    return Sweep(
-        source,
-        ledger,
-        Halt(),
-        handle,
-        most,
-        hold_seconds=hold_seconds,
-        patient_until=0.0,
-        clock=clock,
-        sleep=time.sleep,
-        rng=random.Random(0),
-    )
+    halt = Halt(clock=clock)
+    return Sweep(source, ledger, halt, handle, most, hold_seconds=hold_seconds, patient_until=0.0)
 
 
 def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(monkeypatch):

@@ -58,7 +58,7 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
     for now in range(0, 25, 5):
         bench.gate.watch(float(now))
     assert not bench.halt.is_set
-    assert len(bench.changes) == 4
+    assert [change.factor for change in bench.changes] == [0.5, 0.25, 1, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True), (302, True)])

@@ -101,11 +101,9 @@ def test_the_estimate_is_what_the_pace_takes():
     assert seconds_for(1_000, 20, 30) == pytest.approx(times[-1], rel=0.02)
 
 
-def test_slowing_down_halves_the_rate_and_it_grows_back():
+def test_a_factor_holds_for_the_next_slots():
     pace = Pace(10)
     pace.reserve(1, 0.0)
-    assert pace.slow_down(0.0) == 0.5
+    pace.factor = 0.5
     assert pace.rate_at(0.0) == 5
-    assert pace.slow_down(0.0) == 0.25
-    assert pace.rate_at(0.0) == 2.5
-    assert pace.rate_at(1_000.0) == 10
+    assert pace.reserve(3, 10.0) == pytest.approx(10.3)
