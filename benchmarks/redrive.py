@@ -30,9 +30,9 @@ from celery import Celery
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import RedriveReport
 from celery_sqs_backoff.redrive.journal import Journal
-from celery_sqs_backoff.redrive.options import Options
+from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
-from celery_sqs_backoff.redrive.run import Run
+from celery_sqs_backoff.redrive.run import RedriveRun
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.testing import LocalQueue, create_local_queue, local_sqs_settings
@@ -126,9 +126,9 @@ def _move_endless(
     main = Endpoint(arn.sibling("endless"), Calls(client, "memory://endless"))
     with TemporaryDirectory() as directory:
         journal = Journal(Path(directory, "journal"), source=str(arn), run_id="bench")
-        run = Run(
+        run = RedriveRun(
             Route(source, (main,)),
-            Options(**options),
+            RedriveOptions(**options),
             journal=journal,
             archive=None,
             run_id="bench",

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.redrive.events import (
-    Event,
     Failed,
     InDoubt,
     NotDeleted,
     Progress,
     RateChanged,
+    RedriveEvent,
     Started,
     as_dict,
 )
@@ -35,14 +35,14 @@ class JsonEvents:
     def __init__(self) -> None:
         self.has_finished = False
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: RedriveEvent) -> None:
         found = as_dict(event)
         self.has_finished = found["event"] == "Finished"
         click.echo(json.dumps(found, default=str))
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[Event], None]]:
+def bar() -> Iterator[Callable[[RedriveEvent], None]]:
     """Show a progress bar on a terminal, and lines for what a person should know, on stderr.
 
     Yields ``on_event``.
@@ -58,7 +58,7 @@ def bar() -> Iterator[Callable[[Event], None]]:
     with Bar(*columns, console=console, disable=not console.is_terminal) as shown:
         task = shown.add_task("", total=None, facts="", visible=False)  # until it has begun
 
-        def on_event(event: Event) -> None:
+        def on_event(event: RedriveEvent) -> None:
             if isinstance(event, Started):
                 shown.update(task, total=event.messages, visible=True)
                 if event.journal:
@@ -82,7 +82,7 @@ def _facts(event: Progress) -> str:
     )
 
 
-def _line(event: Event) -> str | None:
+def _line(event: RedriveEvent) -> str | None:
     match event:
         case InDoubt(ids, resend):
             late = "another run may have sent them, too"

@@ -12,7 +12,7 @@ import click
 
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
 from celery_sqs_backoff.redrive.look import MessageFacts, spell_expiry
-from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
@@ -226,7 +226,7 @@ def _line(fact: MessageFacts) -> str:
     return "  ".join(safe(cell) for cell in cells) + marks
 
 
-def _record(message: DeadLetter) -> dict[str, Any]:
+def _record(message: DlqMessage) -> dict[str, Any]:
     return {} if message.record is None else {**asdict(message.record), "attributes": None}
 
 

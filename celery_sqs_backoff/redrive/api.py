@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from .archive import Archive
-from .events import Event, RedriveReport
+from .events import RedriveEvent, RedriveReport
 from .journal import Journal, NoJournal
-from .options import Options
+from .options import RedriveOptions
 from .queues import Endpoint, Route, open_route
 from .restore import Restore
-from .run import Run
+from .run import RedriveRun
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -27,7 +27,7 @@ def redrive(
     source: str,
     *,
     to: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[RedriveEvent], None] | None = None,
     stop: threading.Event | None = None,
     **options: Any,
 ) -> RedriveReport:
@@ -52,7 +52,7 @@ def redrive(
         spread: seconds or ``"15m"``, at most that: each message gets a random delay up to this.
             Not on FIFO queues.
         task, reason, outcome, origin, error, older, newer, ids: which messages; see
-            :class:`~celery_sqs_backoff.redrive.options.Options`. The others are left.
+            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. The others are left.
         include_unknown: send messages that may have been done already, too: their record says so
             (outcome UNKNOWN), or they may have been sent (in doubt). Default: leave them.
         limit: send at most N messages.
@@ -82,7 +82,7 @@ def redrive(
             it does if the journal or the archive cannot be written.)
         ValueError, TypeError: an option is invalid.
     """
-    checked = Options(**options)
+    checked = RedriveOptions(**options)
     if checked.restore is not None and to is not None:
         raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
     with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
@@ -99,11 +99,11 @@ def journal_path(path: Path, source: Endpoint) -> Path:
 
 def _prepare(
     route: Route,
-    options: Options,
-    on_event: Callable[[Event], None] | None,
+    options: RedriveOptions,
+    on_event: Callable[[RedriveEvent], None] | None,
     stop: threading.Event | None,
     stack: ExitStack,
-) -> Run | Restore:
+) -> RedriveRun | Restore:
     found = route.source
     run_id, journal, path, key = uuid4().hex[:12], NoJournal(), options.journal, str(found.arn)
     if options.restore is not None:
@@ -127,7 +127,7 @@ def _prepare(
     archive = None
     if options.dump:
         archive = stack.enter_context(Archive(options.dump, source=str(found.arn)))
-    return Run(
+    return RedriveRun(
         route,
         options,
         journal=journal,

@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import RedriveRefused
 from .lines import close_lines, open_lines, open_to_read
-from .message import DeadLetter
+from .message import DlqMessage
 
 
 class Archive:
@@ -46,7 +46,7 @@ class Archive:
     ) -> None:
         close_lines(self._file)
 
-    def write(self, messages: Sequence[DeadLetter], destinations: Sequence[str | None]) -> None:
+    def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
         """Append messages, with the queue (ARN) that each would go to.
 
         Raises:
@@ -65,7 +65,7 @@ class Archive:
             os.fsync(self._file.fileno())
 
 
-def read_archive(path: Path) -> Iterator[DeadLetter]:
+def read_archive(path: Path) -> Iterator[DlqMessage]:
     """Read the messages of an archive, in its order.
 
     Raises:
@@ -77,7 +77,7 @@ def read_archive(path: Path) -> Iterator[DeadLetter]:
             if not line.strip():
                 continue
             try:
-                yield DeadLetter(_message(json.loads(line)))
+                yield DlqMessage(_message(json.loads(line)))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
                 why = f"Line {number} of archive {path} is not a dead letter ({type(exc).__name__})"
                 if not line.endswith(b"\n"):

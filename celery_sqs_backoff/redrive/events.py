@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from .options import Options
+    from .options import RedriveOptions
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Audit:
     ended: str
 
 
-Event: TypeAlias = (
+RedriveEvent: TypeAlias = (
     Started
     | Sent
     | Deleted
@@ -250,7 +250,7 @@ Event: TypeAlias = (
 )
 
 
-def as_dict(event: Event) -> dict[str, Any]:
+def as_dict(event: RedriveEvent) -> dict[str, Any]:
     """An event as JSON takes it, with its type under ``"event"``."""
     return {"event": type(event).__name__, **asdict(event)}
 
@@ -262,13 +262,13 @@ class Listener:
         error: what ``on_event`` raised. It is not called again but for the end.
     """
 
-    def __init__(self, on_event: Callable[[Event], None] | None) -> None:
+    def __init__(self, on_event: Callable[[RedriveEvent], None] | None) -> None:
         self._on_event = on_event
-        self._queue: SimpleQueue[Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[RedriveEvent | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: RedriveEvent) -> None:
         """Hand out an event. Never raises. Until the thread is started, wait for the callback."""
         if self._thread is None:
             self._deliver(event)
@@ -293,7 +293,7 @@ class Listener:
         while (event := self._queue.get()) is not None:
             self._deliver(event)
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: RedriveEvent) -> None:
         if self._on_event is None or (self.error and not isinstance(event, Audit | Finished)):
             return
         try:
@@ -303,7 +303,7 @@ class Listener:
 
 
 def audited(
-    options: Options,
+    options: RedriveOptions,
     report: RedriveReport,
     *,
     source: str,

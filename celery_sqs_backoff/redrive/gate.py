@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..threads import call_in_time
 from .events import Ended, RateChanged
 from .halt import Halt
-from .pace import Pace
+from .throttle import Throttle
 
 #: Healthy unless it returns ``False``, raises, or takes longer than 5 s.
 Probe: TypeAlias = Callable[[], object]
@@ -65,7 +65,7 @@ def _why_not(probe: Probe) -> str | None:
     return "the probe said no" if good is False else None
 
 
-class Gate:
+class ProbeGate:
     """Slows a run down while its probe fails, and ends it when the probe keeps failing.
 
     Arguments:
@@ -74,9 +74,13 @@ class Gate:
     """
 
     def __init__(
-        self, probe: Probe | None, pace: Pace, halt: Halt, emit: Callable[[RateChanged], None]
+        self,
+        probe: Probe | None,
+        throttle: Throttle,
+        halt: Halt,
+        emit: Callable[[RateChanged], None],
     ) -> None:
-        self._probe, self._pace, self._halt, self._emit = probe, pace, halt, emit
+        self._probe, self._throttle, self._halt, self._emit = probe, throttle, halt, emit
         self._failed = 0
         self._next_probe = 0.0
 
@@ -102,6 +106,6 @@ class Gate:
             self._halt(Ended.GATE, f"{why} ({self._failed} times in a row)")
             return
         factor = 0.5**self._failed
-        if factor != self._pace.factor:
-            self._pace.factor = factor
+        if factor != self._throttle.factor:
+            self._throttle.factor = factor
             self._emit(RateChanged(factor, why or "the probe is well again"))

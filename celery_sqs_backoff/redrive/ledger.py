@@ -22,13 +22,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .events import Deleted, Event, Failed, InDoubt, Listener, NotDeleted, Poison, Sent, Skipped
+from .events import (
+    Deleted,
+    Failed,
+    InDoubt,
+    Listener,
+    NotDeleted,
+    Poison,
+    RedriveEvent,
+    Sent,
+    Skipped,
+)
 from .journal import NoJournal
-from .message import DeadLetter
+from .message import DlqMessage
 from .triage import UNKNOWN, Action
 
 #: The event that names messages which stay. A message in doubt was named before.
-_EVENTS: dict[Action, Callable[[tuple[str, ...], str], Event]] = {
+_EVENTS: dict[Action, Callable[[tuple[str, ...], str], RedriveEvent]] = {
     Action.SKIP: Skipped,
     Action.FAIL: Failed,
     Action.POISON: Poison,
@@ -46,7 +56,7 @@ _REMEMBERED = 10_000
 _MOST_TASKS = 1_000
 
 
-class State(Enum):
+class RowState(Enum):
     HELD = "held"
     SENDING = "sending"
     SENT = "sent"
@@ -54,7 +64,7 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Row:
+class LedgerRow:
     """A message that is not settled.
 
     Attributes:
@@ -65,7 +75,7 @@ class Row:
         is_admitted: it counts towards the limit.
     """
 
-    state: State
+    state: RowState
     handle: str | None = None
     until: float = float("-inf")
     left: Action | None = None
@@ -92,14 +102,14 @@ class Ledger:
     def __init__(
         self,
         journal: NoJournal,
-        on_event: Callable[[Event], None] | None,
+        on_event: Callable[[RedriveEvent], None] | None,
         clock: Callable[[], float],
         hold_seconds: float,
     ) -> None:
         self.lock = threading.RLock()
         self.emit = Listener(on_event)
         self.file_error: OSError | None = None
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, LedgerRow] = {}
         self.left: Counter[Action] = Counter()
         self.by_task: Counter[str] = Counter()
         self.looked_at = self.admitted = self.claims = 0
@@ -110,7 +120,9 @@ class Ledger:
         self._journal, self._clock = journal, clock
         self._margin = min(_MOST_MARGIN_SECONDS, hold_seconds * _MARGIN_SHARE)
         for id_, at in journal.past.items():
-            self.rows[id_] = Row(State.SENT if at is None else State.HELD, doubted_at=at)
+            self.rows[id_] = LedgerRow(
+                RowState.SENT if at is None else RowState.HELD, doubted_at=at
+            )
 
     # Receiving
 
@@ -124,15 +136,15 @@ class Ledger:
             return claim
 
     def received(
-        self, claim: int, messages: Sequence[DeadLetter], until: float
-    ) -> tuple[list[DeadLetter], list[DeadLetter]]:
+        self, claim: int, messages: Sequence[DlqMessage], until: float
+    ) -> tuple[list[DlqMessage], list[DlqMessage]]:
         """Enter what was received for a claim.
 
         Returns the messages that are now the caller's to settle, and those that were sent before
         and only want deleting.
         """
-        ours: list[DeadLetter] = []
-        sent: list[DeadLetter] = []
+        ours: list[DlqMessage] = []
+        sent: list[DlqMessage] = []
         again: list[str] = []
         with self.lock:
             self.claims -= claim
@@ -140,24 +152,24 @@ class Ledger:
                 row = self.rows.get(message.id)
                 if row is None and message.id in self._gone:
                     # SQS may accept a delete with an older handle and not do it.
-                    row = self.rows[message.id] = Row(State.SENT)
+                    row = self.rows[message.id] = LedgerRow(RowState.SENT)
                     del self._gone[message.id]
                     self.deleted -= 1
                     self.looked_at -= 1
                     again.append(message.id)
                 elif row is None:
-                    row = self.rows[message.id] = Row(State.HELD)
+                    row = self.rows[message.id] = LedgerRow(RowState.HELD)
                 self.looked_at += row.handle is None
                 row.handle, row.until = message.handle, until
-                if row.state is State.HELD:
+                if row.state is RowState.HELD:
                     self._unadmit(row)
                     ours.append(message)
-                elif row.state is State.SENT:
+                elif row.state is RowState.SENT:
                     sent.append(message)
         self._write("sent", again)
         return ours, sent
 
-    def admit(self, messages: Sequence[DeadLetter], limit: int | None) -> list[DeadLetter]:
+    def admit(self, messages: Sequence[DlqMessage], limit: int | None) -> list[DlqMessage]:
         """Return those that may be sent, by the limit."""
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
@@ -167,7 +179,7 @@ class Ledger:
                     self.admitted += 1
             return list(messages[:room])
 
-    def still_ours(self, messages: Sequence[DeadLetter]) -> list[DeadLetter]:
+    def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
         """Return those that nobody else can have received. The others will be received again."""
         with self.lock:
             now = self._clock()
@@ -177,13 +189,13 @@ class Ledger:
             self.release([m for m in messages if m not in ours])
             return ours
 
-    def release(self, messages: Iterable[DeadLetter]) -> list[str]:
+    def release(self, messages: Iterable[DlqMessage]) -> list[str]:
         """Forget messages that were not settled. Returns their receipt handles."""
         handles = []
         with self.lock:
             for message in messages:
                 row = self._owned(message)
-                if row is not None and row.state is State.HELD:
+                if row is not None and row.state is RowState.HELD:
                     handles.append(message.handle)
                     self.looked_at -= 1
                     self._unadmit(row)
@@ -192,23 +204,23 @@ class Ledger:
                         del self.rows[message.id]
         return handles
 
-    def _owned(self, message: DeadLetter) -> Row | None:
+    def _owned(self, message: DlqMessage) -> LedgerRow | None:
         row = self.rows.get(message.id)
         return row if row is not None and row.handle == message.handle else None
 
-    def _unadmit(self, row: Row) -> None:
+    def _unadmit(self, row: LedgerRow) -> None:
         self.admitted -= row.is_admitted
         row.is_admitted = False
 
     # Settling
 
-    def doubted_at(self, message: DeadLetter) -> float | None:
+    def doubted_at(self, message: DlqMessage) -> float | None:
         """When it was first sent without an answer, in seconds since the epoch."""
         with self.lock:
             row = self.rows.get(message.id)
             return None if row is None else row.doubted_at
 
-    def start_sending(self, messages: Sequence[DeadLetter], at: float) -> list[DeadLetter]:
+    def start_sending(self, messages: Sequence[DlqMessage], at: float) -> list[DlqMessage]:
         """Return those that may be sent now. The journal has them on the disk.
 
         Raises:
@@ -217,7 +229,7 @@ class Ledger:
         with self.lock:
             ours = self.still_ours(messages)
             for message in ours:
-                self.rows[message.id].state = State.SENDING
+                self.rows[message.id].state = RowState.SENDING
         try:
             self._journal.write("sending", [message.id for message in ours], at)
         except BaseException:  # also a kill: what is not in the journal must not be sent
@@ -226,7 +238,7 @@ class Ledger:
         return ours
 
     def were_sent(
-        self, messages: Sequence[DeadLetter], to: str, *, recognised_since: float | None = None
+        self, messages: Sequence[DlqMessage], to: str, *, recognised_since: float | None = None
     ) -> None:
         """Note that SQS has accepted these.
 
@@ -238,7 +250,7 @@ class Ledger:
         with self.lock:
             for message in messages:
                 row = self.rows[message.id]
-                row.state, message.handle = State.SENT, row.handle or ""
+                row.state, message.handle = RowState.SENT, row.handle or ""
                 if recognised_since is not None and (row.doubted_at or 0.0) >= recognised_since:
                     row.doubted_at = None
                 self.count(message)
@@ -253,13 +265,13 @@ class Ledger:
             self.emit(InDoubt(tuple(twice), resend=True))
         self.emit(Sent(tuple(ids), to))
 
-    def were_not_sent(self, messages: Sequence[DeadLetter]) -> None:
+    def were_not_sent(self, messages: Sequence[DlqMessage]) -> None:
         """Note that SQS has not accepted these. One that was ever in doubt stays so."""
         self._hold(messages)
         self._write("unsent", [m.id for m in messages if self.rows[m.id].doubted_at is None])
 
     def are_in_doubt(
-        self, messages: Sequence[DeadLetter], at: float, *, resend: bool | None
+        self, messages: Sequence[DlqMessage], at: float, *, resend: bool | None
     ) -> None:
         """Note that the response was lost.
 
@@ -275,30 +287,30 @@ class Ledger:
         if new and resend is not None:
             self.emit(InDoubt(tuple(new), resend))
 
-    def _hold(self, messages: Iterable[DeadLetter]) -> None:
+    def _hold(self, messages: Iterable[DlqMessage]) -> None:
         with self.lock:
             for message in messages:
                 row = self.rows[message.id]
-                row.state, message.handle = State.HELD, row.handle or ""
+                row.state, message.handle = RowState.HELD, row.handle or ""
 
     def settle_doubts(self, there: Collection[str], absent: Collection[str]) -> None:
         """Note which messages in doubt were found at their destination, and which were not."""
         with self.lock:
             for id_ in there:
-                self.rows[id_].state, self.rows[id_].doubted_at = State.SENT, None
+                self.rows[id_].state, self.rows[id_].doubted_at = RowState.SENT, None
             for id_ in absent:
                 self.looked_at -= self.rows.pop(id_).handle is not None
             self.sent += len(there)
         self._write("sent", list(there))
         self._write("unsent", sorted(absent))
 
-    def leave(self, messages: Iterable[tuple[DeadLetter, Action, str]]) -> None:
+    def leave(self, messages: Iterable[tuple[DlqMessage, Action, str]]) -> None:
         """Leave messages in the source, each for its reason."""
         grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)
         with self.lock:
             for message, action, reason in messages:
                 if row := self._owned(message):
-                    row.state, row.left = State.LEFT, action
+                    row.state, row.left = RowState.LEFT, action
                     self.left[action] += 1
                     self.unknown += reason == UNKNOWN
                     grouped[action, reason].append(message.id)
@@ -312,7 +324,7 @@ class Ledger:
         Arguments:
             name_late: name those that another run may have sent, too, because our hold was over.
         """
-        found: dict[str, Row] = {}
+        found: dict[str, LedgerRow] = {}
         ids = list(ids)
         with self.lock:
             late = self._doubt_late(ids) if name_late else []
@@ -321,7 +333,7 @@ class Ledger:
                     continue  # two threads may delete the same
                 found[id_] = row
                 self.deleted += 1
-                self.dropped += row.state is not State.SENT
+                self.dropped += row.state is not RowState.SENT
                 self._doubted += row.doubted_at is not None
                 if row.left is not None:
                     self.left[row.left] -= 1
@@ -339,12 +351,12 @@ class Ledger:
         now, late = self._clock(), []
         for id_ in ids:
             row = self.rows.get(id_)
-            if row and row.state is State.SENT and row.doubted_at is None and row.until <= now:
+            if row and row.state is RowState.SENT and row.doubted_at is None and row.until <= now:
                 row.doubted_at = now
                 late.append(id_)
         return late
 
-    def count(self, message: DeadLetter) -> None:
+    def count(self, message: DlqMessage) -> None:
         """Count a message that was sent or dropped under the name of its task."""
         task = (message.task or "(no Celery message)")[:200]
         is_known = task in self.by_task or len(self.by_task) < _MOST_TASKS
@@ -360,8 +372,8 @@ class Ledger:
                 (id_, row.handle)
                 for id_, row in self.rows.items()
                 if now < row.until < now + within
-                if row.handle is not None and row.state is not State.SENT
-                if (row.state is State.LEFT) is left
+                if row.handle is not None and row.state is not RowState.SENT
+                if (row.state is RowState.LEFT) is left
             ]
 
     def was_renewed(self, id_: str, handle: str, until: float) -> bool:
@@ -381,7 +393,7 @@ class Ledger:
     def give_all_back(self) -> list[str]:
         """Return the receipt handles of all that is hidden for us and was not sent."""
         with self.lock:
-            held = [r for r in self.rows.values() if r.handle and r.state is not State.SENT]
+            held = [r for r in self.rows.values() if r.handle and r.state is not RowState.SENT]
             handles = [r.handle for r in held if r.handle and r.until > float("-inf")]
             for row in held:
                 row.until = float("-inf")
@@ -411,7 +423,7 @@ class Ledger:
         if ids := tuple(self.doubted):
             self.emit(InDoubt(ids, resend))
 
-    def name_doubted(self, messages: Iterable[DeadLetter]) -> None:
+    def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
         """Name those that may have been sent to a FIFO queue and are given up."""
         if ids := tuple(m.id for m in messages if self.doubted_at(m) is not None):
             self.emit(InDoubt(ids, resend=False))
@@ -437,7 +449,7 @@ class Ledger:
         """Messages that are hidden for this run, without those that were sent."""
         with self.lock:
             return sum(
-                r.handle is not None and r.state is not State.SENT for r in self.rows.values()
+                r.handle is not None and r.state is not RowState.SENT for r in self.rows.values()
             )
 
     @property
@@ -446,7 +458,7 @@ class Ledger:
         with self.lock:
             return [id_ for id_, row in self.rows.items() if row.doubted_at is not None]
 
-    def is_in(self, id_: str, state: State) -> bool:
+    def is_in(self, id_: str, state: RowState) -> bool:
         row = self.rows.get(id_)
         return row is not None and row.state is state
 
@@ -455,7 +467,9 @@ class Ledger:
         """Ids and receipt handles of messages that were sent and not deleted."""
         with self.lock:
             rows = self.rows.items()
-            return {i: r.handle for i, r in rows if r.state is State.SENT and r.handle is not None}
+            return {
+                i: r.handle for i, r in rows if r.state is RowState.SENT and r.handle is not None
+            }
 
     def numbers(self) -> dict[str, Any]:
         """Return the counts of a report."""

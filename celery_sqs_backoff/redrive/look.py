@@ -22,11 +22,11 @@ from .events import Ended
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger
-from .message import DeadLetter
-from .options import Options
-from .pace import seconds_for
+from .message import DlqMessage
+from .options import RedriveOptions
 from .queues import Route, open_route
 from .sweep import Sweep
+from .throttle import seconds_for
 from .triage import NOT_SELECTED, Action, Disposition, triage
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Plan:
     limit: int | None = None
     letters: list[MessageFacts] = field(default_factory=list, repr=False)
     #: The messages themselves, bodies and all, if they were asked for.
-    raw: list[DeadLetter] = field(default_factory=list, repr=False)
+    raw: list[DlqMessage] = field(default_factory=list, repr=False)
 
     @property
     def to_send(self) -> int:
@@ -171,27 +171,27 @@ def peek(
         RedriveUnreachable: SQS does not answer.
         ValueError: an option is invalid.
     """
-    checked = Options(**options)
+    checked = RedriveOptions(**options)
     with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
         archive = None
         if copy is not None:
             archive = stack.enter_context(Archive(Path(copy), source=str(route.source.arn)))
-        return Look(route, resolved, archive, raw=raw, stop=stop, now=now)(sample)
+        return Peek(route, resolved, archive, raw=raw, stop=stop, now=now)(sample)
 
 
 class Copy(Protocol):
     """Takes the messages that are found, with the queues (ARNs) that they would go to."""
 
-    def write(self, messages: Sequence[DeadLetter], destinations: Sequence[str | None]) -> None: ...
+    def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None: ...
 
 
-class Look:
+class Peek:
     """One look. Make one, call it once."""
 
     def __init__(
         self,
         route: Route,
-        options: Options,
+        options: RedriveOptions,
         archive: Copy | None,
         *,
         raw: bool = False,
@@ -239,7 +239,7 @@ class Look:
             setattr(plan, f"by_{name}", dict(count.most_common()))
         return plan
 
-    def _handle(self, messages: list[DeadLetter], sent_before: list[DeadLetter]) -> None:
+    def _handle(self, messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
         now = self._halt.now()
         triaged = [(m, triage(m, self._options, self._route.destination, now)) for m in messages]
         self._ledger.leave([(message, Action.SKIP, "looked at") for message in messages])
@@ -254,7 +254,7 @@ class Look:
             for message, disposition in selected:
                 self._count(message, disposition, now)
 
-    def _count(self, message: DeadLetter, disposition: Disposition, now: float) -> None:
+    def _count(self, message: DlqMessage, disposition: Disposition, now: float) -> None:
         plan, options = self._plan, self._options
         facts = _facts(message, disposition, self._route, now)
         plan.matching += 1
@@ -287,7 +287,7 @@ class Look:
             plan.raw.append(message)
 
 
-def _facts(message: DeadLetter, disposition: Disposition, route: Route, now: float) -> MessageFacts:
+def _facts(message: DlqMessage, disposition: Disposition, route: Route, now: float) -> MessageFacts:
     destination = disposition.destination or route.destination(message)
     first_sent_at = message.first_sent_at
     return MessageFacts(

@@ -37,7 +37,7 @@ class _Unreadable(Exception):
     """A field of ours holds what we would never have written."""
 
 
-class DeadLetter:
+class DlqMessage:
     """One receive of one dead letter.
 
     Arguments:

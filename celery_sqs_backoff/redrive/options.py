@@ -12,7 +12,7 @@ from typing import Any
 from ..sqs.limits import MAX_DELAY_SECONDS
 from ..units import parse_duration, parse_rate
 from .gate import Probe, parse_probe
-from .message import DeadLetter
+from .message import DlqMessage
 
 OUTCOMES = ("RETRYABLE", "NOT_PROCESSED", "UNKNOWN")
 
@@ -20,7 +20,7 @@ _SELECTION = ("task", "reason", "outcome", "origin", "error", "older", "newer", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RedriveOptions:
     """The options of :func:`celery_sqs_backoff.redrive`, which documents them.
 
     The types are those after the check. Rates, durations, probes and paths may be given as text.
@@ -111,7 +111,7 @@ class Options:
                 shown[field.name] = str(value) if isinstance(value, Path) else value
         return shown
 
-    def matches(self, message: DeadLetter, now: float) -> bool:
+    def matches(self, message: DlqMessage, now: float) -> bool:
         """Return whether a message is selected. ``now``: seconds since the epoch."""
         sent_at, origin = message.first_sent_at, message.origin
         age = None if sent_at is None else now - sent_at

@@ -25,8 +25,8 @@ from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
-from .message import DeadLetter
-from .options import Options
+from .message import DlqMessage
+from .options import RedriveOptions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -97,14 +97,14 @@ class Endpoint:
         stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
         return sum(int(found.get(stem + kind, 0)) for kind in kinds)
 
-    def receive(self, messages: int, hold_seconds: int) -> list[DeadLetter] | Failure:
+    def receive(self, messages: int, hold_seconds: int) -> list[DlqMessage] | Failure:
         """Receive up to ten messages, with all their attributes, hidden for so many seconds."""
         received = self.calls.receive(
             max_messages=messages,
             wait_seconds=_WAIT_SECONDS,
             visibility_timeout_seconds=hold_seconds,
         )
-        return received.failure or [DeadLetter(message) for message in received.messages]
+        return received.failure or [DlqMessage(message) for message in received.messages]
 
     def hide(self, handles: Sequence[str], seconds: int) -> Results:
         """Hide up to ten messages for so many seconds from now; 0 = show them at once."""
@@ -138,7 +138,7 @@ class Route:
             return self.fixed
         return self.sources[0] if len(self.sources) == 1 else None
 
-    def destination(self, message: DeadLetter) -> Endpoint | str:
+    def destination(self, message: DlqMessage) -> Endpoint | str:
         """Return where a message goes, or why that is not known.
 
         In order: the queue that was given (``to``); of the queues with this dead-letter queue, the
@@ -172,8 +172,8 @@ def _shown(origin: str) -> str:
 
 @contextmanager
 def open_route(
-    app: Celery, source: str, options: Options, *, to: str | None
-) -> Iterator[tuple[Route, Options]]:
+    app: Celery, source: str, options: RedriveOptions, *, to: str | None
+) -> Iterator[tuple[Route, RedriveOptions]]:
     """Connect as the app does, and find the queues that the arguments name.
 
     Yields the options, too, with the ``origin`` as SQS calls it. The arguments are those of

@@ -1,6 +1,6 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
-The ledger and the delivery are those of a run. The archive stands for the source, from which
+The ledger and the sender are those of a run. The archive stands for the source, from which
 nothing is deleted: the journal knows what was put back. A message whose answer was lost is looked
 for on the queue before it is sent again.
 """
@@ -21,18 +21,18 @@ from celery.utils.functional import chunks
 from ..sqs.dead_letter import ATTRIBUTE_NAME
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
-from .delivery import Delivery
 from .errors import RedriveError, RedriveRefused
-from .events import Ended, Event, Finished, Progress, RedriveReport, Started, audited
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, audited
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
-from .ledger import Ledger, State
-from .look import Look
-from .message import DeadLetter
-from .options import Options
-from .pace import Pace
+from .ledger import Ledger, RowState
+from .look import Peek
+from .message import DlqMessage
+from .options import RedriveOptions
 from .queues import Endpoint, Route
+from .sender import Sender
 from .sweep import must_end
+from .throttle import Throttle
 from .triage import NOT_SELECTED, Action
 
 #: How often all messages without an answer are looked for and sent again.
@@ -51,12 +51,12 @@ class Restore:
     def __init__(
         self,
         route: Route,
-        options: Options,
+        options: RedriveOptions,
         *,
         archive: Path,
         journal: NoJournal,
         run_id: str,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[RedriveEvent], None] | None = None,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
         now: Callable[[], float] = time.time,
@@ -65,11 +65,11 @@ class Restore:
         self._archive, self._journal, self._run_id = archive, journal, run_id
         self._halt = Halt(stop, clock, now)
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
-        self._delivery = _PutBack(
+        self._sender = _PutBack(
             self._queue,
             self._ledger,
             self._halt,
-            Pace(None),
+            Throttle(None),
             options,
             run_id=run_id,
             default=self._queue,
@@ -108,7 +108,7 @@ class Restore:
             raise error
         return report
 
-    def _read(self) -> Iterator[DeadLetter]:
+    def _read(self) -> Iterator[DlqMessage]:
         seen: set[str] = set()
         for message in read_archive(self._archive):
             if message.id not in seen:
@@ -140,7 +140,7 @@ class Restore:
                 elif ledger.doubted_at(message) is None:
                     selected.append(message)
             admitted = ledger.admit(selected, self._options.limit)
-            self._delivery.send_all(self._queue, admitted)
+            self._sender.send_all(self._queue, admitted)
             if len(admitted) < len(selected):
                 return
             if self._halt.clock() - self._progress_at >= 1:
@@ -154,8 +154,8 @@ class Restore:
             return
         doubted = {message.id: _digest(message) for message in self._read() if message.id in ids}
         on_queue = _Found(set(doubted.values()))
-        plan = Look(self._route, Options(), on_queue, now=self._halt.now)(None)
-        there = (m for m in self._read() if ledger.is_in(m.id, State.SENT))
+        plan = Peek(self._route, RedriveOptions(), on_queue, now=self._halt.now)(None)
+        there = (m for m in self._read() if ledger.is_in(m.id, RowState.SENT))
         on_queue.counts.subtract(d for d in map(_digest, there) if d in on_queue.counts)
         found = []
         for id_, digest in doubted.items():
@@ -205,10 +205,10 @@ class Restore:
         return report
 
 
-class _PutBack(Delivery):
+class _PutBack(Sender):
     """Sends messages as they are in the archive, and leaves doubts to be settled by a look."""
 
-    def _entry(self, to: Endpoint, message: DeadLetter) -> dict[str, Any]:
+    def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         if message.unreadable == "its attributes":
             raise ValueError(message.unreadable)
         entry: dict[str, Any] = {"MessageBody": message.body}
@@ -226,7 +226,7 @@ class _PutBack(Delivery):
     def _resends(self, to: Endpoint) -> bool | None:
         return None
 
-    def _after_sent(self, messages: Sequence[DeadLetter]) -> None:
+    def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
         """Delete nothing."""
 
 
@@ -236,11 +236,11 @@ class _Found:
     def __init__(self, wanted: set[bytes]) -> None:
         self.counts: Counter[bytes] = Counter(dict.fromkeys(wanted, 0))
 
-    def write(self, messages: Sequence[DeadLetter], destinations: Sequence[str | None]) -> None:
+    def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
         self.counts.update(d for d in map(_digest, messages) if d in self.counts)
 
 
-def _attributes(message: DeadLetter) -> dict[str, dict[str, Any]]:
+def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:
     """Return the attributes of a message as SendMessage takes them.
 
     Without a record on a message that SQS itself had moved: that is not ours.
@@ -255,7 +255,7 @@ def _attributes(message: DeadLetter) -> dict[str, dict[str, Any]]:
     }
 
 
-def _digest(message: DeadLetter) -> bytes:
+def _digest(message: DlqMessage) -> bytes:
     content = [message.body, message.group_id, _attributes(message)]
     text = json.dumps(content, sort_keys=True, default=lambda value: value.hex())
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -15,18 +15,18 @@ from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .archive import Archive
-from .delivery import DEDUPLICATION_SECONDS, Delivery
 from .errors import RedriveError
-from .events import Ended, Event, Finished, Progress, RedriveReport, Started, audited
-from .gate import Gate
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, audited
+from .gate import ProbeGate
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger
-from .message import DeadLetter
-from .options import Options
-from .pace import Pace
+from .message import DlqMessage
+from .options import RedriveOptions
 from .queues import Endpoint, Route
+from .sender import DEDUPLICATION_SECONDS, Sender
 from .sweep import MAX_THREADS, Sweep
+from .throttle import Throttle
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
 #: How long a receive hides a message. With a filter most messages stay hidden until the end, which
@@ -46,7 +46,7 @@ _QUOTA_SHARE = 0.95
 _LONGEST_HIDDEN_SECONDS = 960
 
 
-class Run:
+class RedriveRun:
     """One run. Make one, call it once.
 
     Arguments:
@@ -64,12 +64,12 @@ class Run:
     def __init__(
         self,
         route: Route,
-        options: Options,
+        options: RedriveOptions,
         *,
         journal: NoJournal,
         archive: Archive | None,
         run_id: str,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[RedriveEvent], None] | None = None,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
         now: Callable[[], float] = time.time,
@@ -82,13 +82,13 @@ class Run:
         self._selects = options.selects
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
-        self._pace = Pace(options.rate, ramp=options.ramp or 0.0)
-        self._gate = Gate(options.probe, self._pace, halt, ledger.emit)
-        self._delivery = Delivery(
+        self._throttle = Throttle(options.rate, ramp=options.ramp or 0.0)
+        self._gate = ProbeGate(options.probe, self._throttle, halt, ledger.emit)
+        self._sender = Sender(
             source,
             ledger,
             halt,
-            self._pace,
+            self._throttle,
             options,
             run_id=run_id,
             default=route.default,
@@ -119,7 +119,7 @@ class Run:
             return self._tell_end(self._messages)
         try:
             self._look_through()
-            self._delivery.delete(self.ledger.undeleted)
+            self._sender.delete(self.ledger.undeleted)
             self._settle()
             self._sweep.give_all_back()
             report = self._finish()
@@ -174,9 +174,9 @@ class Run:
                 share = max(ledger.share, 0.1) if self._selects else 1.0
                 wanted = ceil((limit - ledger.admitted) / share)
                 most = min(most, wanted if self._selects else wanted - ledger.claims)
-            rate = self._pace.rate_at(now)
+            rate = self._throttle.rate_at(now)
             if rate is not None:
-                next_at = self._pace.next_at()
+                next_at = self._throttle.next_at()
                 if next_at is not None and next_at - now > _AHEAD_SECONDS:
                     most = 0
                 elif not self._selects:
@@ -187,9 +187,9 @@ class Run:
 
     # What is received
 
-    def _handle(self, messages: list[DeadLetter], sent_before: list[DeadLetter]) -> None:
-        ledger, delivery = self.ledger, self._delivery
-        delivery.delete({message.id: message.handle for message in sent_before})
+    def _handle(self, messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
+        ledger, sender = self.ledger, self._sender
+        sender.delete({message.id: message.handle for message in sent_before})
         wanted = self._triaged(messages)
         admitted = ledger.admit([message for message, _ in wanted], self._options.limit)
         chosen, over = wanted[: len(admitted)], wanted[len(admitted) :]
@@ -203,18 +203,18 @@ class Run:
                 self._halt(Ended.FAILED, f"cannot write the archive: {exc.strerror}")
                 return
         if dropped := [message for message, d in chosen if d.action is Action.DROP]:
-            delivery.drop(dropped)
-        by_queue: defaultdict[Endpoint, list[DeadLetter]] = defaultdict(list)
+            sender.drop(dropped)
+        by_queue: defaultdict[Endpoint, list[DlqMessage]] = defaultdict(list)
         for message, disposition in chosen:
             if disposition.action is Action.SEND and disposition.destination is not None:
                 by_queue[disposition.destination].append(message)
         for to, group in by_queue.items():
-            delivery.send_all(to, group)
+            sender.send_all(to, group)
 
-    def _triaged(self, messages: Sequence[DeadLetter]) -> list[tuple[DeadLetter, Disposition]]:
+    def _triaged(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
         """Leave what triage says. Return the others."""
         chosen, left, now = [], [], self._halt.now()
-        groups = self._delivery.held_groups
+        groups = self._sender.held_groups
         for message in messages:
             disposition = triage(
                 message,
@@ -223,7 +223,7 @@ class Run:
                 now,
                 run_id=self._run_id,
                 is_in_doubt=self._is_in_doubt(message, now),
-                closed=self._delivery.closed,
+                closed=self._sender.closed,
             )
             action, reason = disposition.action, disposition.reason
             # FIFO: a message waits for an earlier one of its group that stays.
@@ -240,7 +240,7 @@ class Run:
             self._stop_if_returned()
         return chosen
 
-    def _is_in_doubt(self, message: DeadLetter, now: float) -> bool:
+    def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
         """On FIFO, SQS settles a doubt by the deduplication id, for five minutes."""
         at = self.ledger.doubted_at(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
@@ -334,7 +334,7 @@ class Run:
                 self._options,
                 report,
                 source=str(self._source.arn),
-                destinations=[str(queue.arn) for queue in self._delivery.destinations.values()],
+                destinations=[str(queue.arn) for queue in self._sender.destinations.values()],
                 by_task=ledger.by_task,
             )
         )

@@ -16,7 +16,7 @@ from ..sqs.limits import MAX_BATCH_ENTRIES
 from .events import Ended
 from .halt import TRIES, Halt
 from .ledger import Ledger
-from .message import DeadLetter
+from .message import DlqMessage
 from .queues import Endpoint
 
 MAX_THREADS = 16
@@ -55,7 +55,7 @@ class Sweep:
         source: Endpoint,
         ledger: Ledger,
         halt: Halt,
-        handle: Callable[[list[DeadLetter], list[DeadLetter]], None],
+        handle: Callable[[list[DlqMessage], list[DlqMessage]], None],
         most: Callable[[], int | None],
         *,
         hold_seconds: int,
@@ -150,7 +150,7 @@ class Sweep:
     def must_end(self) -> bool:
         return must_end(self.ledger, self.halt)
 
-    def _receive(self, messages: int) -> list[DeadLetter]:
+    def _receive(self, messages: int) -> list[DlqMessage]:
         for attempt in range(1, TRIES + 1):
             found = self.source.receive(messages, self._hold_seconds)
             if not isinstance(found, Failure):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from .message import DeadLetter
-from .options import Options
+from .message import DlqMessage
+from .options import RedriveOptions
 from .queues import Endpoint
 
 
@@ -41,9 +41,9 @@ UNKNOWN = "it may have been done already (outcome UNKNOWN)"
 
 
 def triage(
-    message: DeadLetter,
-    options: Options,
-    route: Callable[[DeadLetter], Endpoint | str],
+    message: DlqMessage,
+    options: RedriveOptions,
+    route: Callable[[DlqMessage], Endpoint | str],
     now: float,
     *,
     run_id: str | None = None,

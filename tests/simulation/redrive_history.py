@@ -20,7 +20,7 @@ from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 from celery_sqs_backoff.redrive import Ended, RedriveError, RedriveReport
 from celery_sqs_backoff.redrive.events import Audit, Finished, InDoubt, NotDeleted, Sent
 from celery_sqs_backoff.redrive.halt import TRIES
-from celery_sqs_backoff.redrive.ledger import State
+from celery_sqs_backoff.redrive.ledger import RowState
 from celery_sqs_backoff.redrive.triage import Action
 from tests.support.fake_sqs import Fault
 from tests.support.redrive_world import Killed, World
@@ -182,7 +182,7 @@ class History:
         ledger = self.world.run.ledger
         received = [row for row in ledger.rows.values() if row.handle is not None]
         assert len(received) + ledger.deleted == ledger.looked_at
-        left = Counter(row.left for row in received if row.state is State.LEFT)
+        left = Counter(row.left for row in received if row.state is RowState.LEFT)
         assert +ledger.left == left
         assert ledger.admitted >= sum(row.is_admitted for row in received)
 
@@ -203,7 +203,9 @@ class History:
         assert named >= set(ledger.undeleted), "sent, not deleted, and not named"
         if found.ended in (Ended.DONE, Ended.INCOMPLETE):
             states = {row.state for row in ledger.rows.values() if row.handle is not None}
-            assert states <= {State.SENT, State.LEFT}, "done, and a message is in no one's hands"
+            assert states <= {RowState.SENT, RowState.LEFT}, (
+                "done, and a message is in no one's hands"
+            )
             left = found.failed + found.skipped + found.poison + found.not_deleted
             left += ledger.left[Action.HOLD]
             assert left + found.deleted == found.looked_at, "the report does not add up"

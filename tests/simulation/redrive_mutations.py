@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from celery_sqs_backoff.redrive.journal import Journal
-from celery_sqs_backoff.redrive.ledger import Ledger, Row
+from celery_sqs_backoff.redrive.ledger import Ledger, LedgerRow
 from celery_sqs_backoff.sqs.calls import Calls, Sent
 
 from .redrive_history import first_failure
@@ -71,7 +71,7 @@ def _unsent_clears_doubt() -> Any:
 
 
 def _owned_by_id() -> Any:
-    def owned(self: Ledger, message: Any) -> Row | None:
+    def owned(self: Ledger, message: Any) -> LedgerRow | None:
         return self.rows.get(message.id)
 
     return mock.patch.object(Ledger, "_owned", owned)
@@ -138,7 +138,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "the journal forgets what was sent": lambda: _journal_forgets(lambda at: at is None),
     "the journal forgets what is in doubt": lambda: _journal_forgets(lambda at: at is not None),
     "a place too few": _own_return_takes_a_place,
-    "no second try": lambda: mock.patch("celery_sqs_backoff.redrive.delivery.TRIES", 1),
+    "no second try": lambda: mock.patch("celery_sqs_backoff.redrive.sender.TRIES", 1),
     "two deletes of one message": _two_deletes_count_twice,
 }
 

@@ -26,11 +26,11 @@ from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.events import Listener, RedriveReport
 from celery_sqs_backoff.redrive.halt import draw_pause
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
-from celery_sqs_backoff.redrive.look import Look, Plan
-from celery_sqs_backoff.redrive.options import Options
+from celery_sqs_backoff.redrive.look import Peek, Plan
+from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.redrive.restore import Restore
-from celery_sqs_backoff.redrive.run import Run
+from celery_sqs_backoff.redrive.run import RedriveRun
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.sqs.calls import Calls
@@ -90,7 +90,7 @@ class World:
         self.main = self._endpoint(f"mail{end}")
         #: The queues that have the dead-letter queue.
         self.mains = (self.main,)
-        self.run: Run | None = None
+        self.run: RedriveRun | None = None
 
     # What a test does
 
@@ -137,9 +137,9 @@ class World:
     ) -> RedriveReport:
         try:
             with self._without_threads():
-                self.run = Run(
+                self.run = RedriveRun(
                     Route(self.source, self.mains, to),
-                    Options(**options),
+                    RedriveOptions(**options),
                     journal=journal,
                     archive=None,
                     run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
@@ -158,9 +158,9 @@ class World:
         """A dry run, in virtual time."""
         route = Route(self.source, (self.main,))
         with self._without_threads():
-            look = Look(
+            look = Peek(
                 route,
-                Options(**options),
+                RedriveOptions(**options),
                 copy,
                 raw=False,
                 now=self.clock,
@@ -179,7 +179,7 @@ class World:
         ):
             return Restore(
                 Route(self.source, self.mains),
-                Options(**options),
+                RedriveOptions(**options),
                 archive=archive,
                 journal=journal,
                 run_id=journal.run_id,
@@ -204,8 +204,8 @@ class World:
             mock.patch(f"{room}.halt.Halt.wait", lambda *a: self._wait(*a)),
             mock.patch(f"{room}.halt.Halt.pause", lambda halt, n: self.sleep(draw_pause(n))),
             mock.patch(f"{room}.halt._RNG", self.rng),
-            mock.patch(f"{room}.delivery.random", self.rng),
-            mock.patch(f"{room}.delivery.threading", locks),
+            mock.patch(f"{room}.sender.random", self.rng),
+            mock.patch(f"{room}.sender.threading", locks),
             mock.patch(f"{room}.queues.sleep", self.sleep),
         ):
             yield

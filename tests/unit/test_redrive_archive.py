@@ -6,7 +6,7 @@ import pytest
 
 from celery_sqs_backoff.redrive.archive import Archive, read_archive
 from celery_sqs_backoff.redrive.errors import RedriveRefused
-from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.message import DlqMessage
 
 
 def dump(messages, destinations, path):
@@ -15,7 +15,7 @@ def dump(messages, destinations, path):
 
 
 def letters(*ids):
-    return [DeadLetter({"Body": "x" * 100_000, "MessageId": id_}) for id_ in ids]
+    return [DlqMessage({"Body": "x" * 100_000, "MessageId": id_}) for id_ in ids]
 
 
 def ids_in(path):
@@ -96,7 +96,7 @@ def test_a_full_disk_does_not_keep_the_run_from_its_report(tmp_path):
 )
 def test_a_line_that_was_edited_is_unreadable_and_ends_no_restore(system):
     """boto3 refuses the whole batch with it."""
-    message = DeadLetter({"Body": "x", "MessageId": "a", "Attributes": system})
+    message = DlqMessage({"Body": "x", "MessageId": "a", "Attributes": system})
     assert message.unreadable == "its attributes"
     assert message.group_id is None
     assert message.trace is None

@@ -35,7 +35,7 @@ from celery_sqs_backoff.redrive.events import (
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.ledger import Ledger
-from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from celery_sqs_backoff.sqs.envelope import iso_time
@@ -716,7 +716,7 @@ def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(
     really_start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start)
     ledger = Ledger(NoJournal(), None, time.monotonic, 30)
-    message = DeadLetter({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
+    message = DlqMessage({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
     source = SimpleNamespace(receive=lambda *args: [message])
     sweep = sweep_of(source, ledger, most=lambda: ledger.claim(1, 1), handle=handle)
     with pytest.raises(KeyboardInterrupt):
@@ -888,7 +888,7 @@ def test_a_renewal_that_may_have_come_too_late_is_no_hold(seconds, is_hold):
 
     ledger = Ledger(NoJournal(), None, clock, 30)
     sweep = sweep_of(SimpleNamespace(hide=hide), ledger, most=None, clock=clock)
-    message = DeadLetter({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
+    message = DlqMessage({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
     ledger.received(0, [message], clock.now + 15)
     clock.now += 1
     sweep.renew()

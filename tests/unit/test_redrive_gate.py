@@ -6,17 +6,17 @@ import threading
 import pytest
 
 from celery_sqs_backoff.redrive import gate
-from celery_sqs_backoff.redrive.gate import Gate, parse_probe
+from celery_sqs_backoff.redrive.gate import ProbeGate, parse_probe
 from celery_sqs_backoff.redrive.halt import Halt
-from celery_sqs_backoff.redrive.pace import Pace
+from celery_sqs_backoff.redrive.throttle import Throttle
 
 
 class Bench:
     def __init__(self, probe=None):
-        self.pace = Pace(10)
+        self.pace = Throttle(10)
         self.pace.reserve(1, 0.0)
         self.changes, self.halt = [], Halt()
-        self.gate = Gate(probe, self.pace, self.halt, self.changes.append)
+        self.gate = ProbeGate(probe, self.pace, self.halt, self.changes.append)
 
 
 def failing():

@@ -6,8 +6,8 @@ import pytest
 
 from celery_sqs_backoff.redrive.events import InDoubt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
-from celery_sqs_backoff.redrive.ledger import Ledger, State
-from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.ledger import Ledger, RowState
+from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.triage import Action
 from tests.support.fake_sqs import Clock
 
@@ -27,7 +27,7 @@ class Bench:
 
     def receive(self, id_, number, until=NOW + 30):
         """Returns the message, whether it is ours to settle, and whether it was sent before."""
-        found = DeadLetter({"MessageId": id_, "ReceiptHandle": f"{id_}#{number}", "Body": "b"})
+        found = DlqMessage({"MessageId": id_, "ReceiptHandle": f"{id_}#{number}", "Body": "b"})
         ours, sent = self.ledger.received(0, [found], until)
         return found, bool(ours), bool(sent)
 
@@ -230,7 +230,7 @@ def test_the_journal_knows_what_the_ledger_knew(tmp_path):
                             break
         with Journal(path, source="q", run_id="s") as journal:
             rows = bench.ledger.rows.items()
-            sent = {id_ for id_, row in rows if row.state is State.SENT}
+            sent = {id_ for id_, row in rows if row.state is RowState.SENT}
             doubted = {id_ for id_, row in rows if row.doubted_at is not None} - sent
             assert {id_ for id_, at in journal.past.items() if at is None} == sent
             assert {id_ for id_, at in journal.past.items() if at is not None} == doubted

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive import halt
-from celery_sqs_backoff.redrive.delivery import batches
-from celery_sqs_backoff.redrive.message import DeadLetter, entry_bytes
-from celery_sqs_backoff.redrive.options import Options
+from celery_sqs_backoff.redrive.message import DlqMessage, entry_bytes
+from celery_sqs_backoff.redrive.options import RedriveOptions
+from celery_sqs_backoff.redrive.sender import batches
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
 from celery_sqs_backoff.sqs.envelope import read_envelope
 from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
@@ -36,7 +36,7 @@ def body(**headers):
 
 
 def letter(attributes=None, *, text=None, **system):
-    return DeadLetter(
+    return DlqMessage(
         {
             "MessageId": "m1",
             "ReceiptHandle": "h",
@@ -144,10 +144,10 @@ def test_the_age_of_a_task_that_a_worker_gave_up_counts_from_its_first_life():
     given_up = letter(attributes, SentTimestamp="130600000")
     now = 130_700.0
     assert given_up.sent_at == 130_600  # from when on SQS keeps it
-    assert Options(older="36h").matches(given_up, now)
-    assert not Options(newer="1h").matches(given_up, now)
+    assert RedriveOptions(older="36h").matches(given_up, now)
+    assert not RedriveOptions(newer="1h").matches(given_up, now)
     moved = letter(attributes, SentTimestamp="130600000", DeadLetterQueueSourceArn="arn")
-    assert Options(newer="1h").matches(moved, now)  # by SQS: its record is nobody's
+    assert RedriveOptions(newer="1h").matches(moved, now)  # by SQS: its record is nobody's
 
 
 def test_an_expired_task_that_a_worker_gave_up_gets_as_long_again_as_it_had_at_first():
@@ -167,7 +167,7 @@ def test_a_forged_first_receive_makes_a_message_two_weeks_older_at_most(first_re
     text = body(expires="2023-11-14T22:13:30+00:00")  # ten seconds after it was sent
     found = letter(attributes, text=text, SentTimestamp=str(sent_at * 1_000))
     assert sent_at - 14 * 86_400 <= found.first_sent_at <= sent_at
-    assert not Options(older="15d").matches(found, now)
+    assert not RedriveOptions(older="15d").matches(found, now)
     sent = entry(found, now=now, extend=True)
     assert read_envelope(sent["MessageBody"]).expires <= now + 14 * 86_400 + 10
     unknown = letter(attributes, text=text)
@@ -203,7 +203,7 @@ def test_a_parked_message_waits_for_what_is_left_of_its_backoff():
     ],
 )
 def test_what_is_selected(selection, matches):
-    assert Options(**selection).matches(dead({}), 100.0) is matches
+    assert RedriveOptions(**selection).matches(dead({}), 100.0) is matches
 
 
 @pytest.mark.parametrize(
@@ -217,17 +217,17 @@ def test_what_is_selected(selection, matches):
     ],
 )
 def test_age_is_counted_from_the_first_send(selection, matches):
-    assert Options(**selection).matches(letter(SentTimestamp="0"), 7_200.0) is matches
+    assert RedriveOptions(**selection).matches(letter(SentTimestamp="0"), 7_200.0) is matches
 
 
 @pytest.mark.parametrize(("ids", "error"), [([], ValueError), ("42", TypeError)])
 def test_no_id_at_all_is_not_all_letters(ids, error):
     with pytest.raises(error, match="ids"):
-        Options(ids=ids)
+        RedriveOptions(ids=ids)
 
 
 def test_a_glob_does_not_match_a_letter_without_a_record():
-    assert not Options(reason="*").matches(letter(), 0.0)
+    assert not RedriveOptions(reason="*").matches(letter(), 0.0)
 
 
 # Packing
@@ -309,7 +309,7 @@ def test_a_record_is_ignored_where_sqs_itself_moved_the_message():
 )
 def test_reading_a_message_never_raises(attributes, text, system):
     found = letter(attributes, text=text, **system)
-    assert Options(task="*").matches(found, 0.0) in (True, False)
+    assert RedriveOptions(task="*").matches(found, 0.0) in (True, False)
     if found.unreadable is None:
         entry(found)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_sqs_backoff.redrive.message import DeadLetter
+from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.sqs.arns import QueueArn, is_queue_name
 from celery_sqs_backoff.sqs.calls import Calls
@@ -18,7 +18,7 @@ def endpoint(name):
 
 def message(*, moved_from=None, origin=None):
     record = {"DataType": "String", "StringValue": f'{{"origin": "{origin}"}}'}
-    return DeadLetter(
+    return DlqMessage(
         {
             "MessageId": "m",
             "Body": "",

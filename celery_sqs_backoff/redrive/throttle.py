@@ -24,7 +24,7 @@ _BATCH_SHARE = 1 / 80
 _LARGEST_BATCH = 10
 
 
-class Pace:
+class Throttle:
     """Hands out slots. Safe for threads. Times are seconds of one monotonic clock.
 
     Arguments:

@@ -12,15 +12,15 @@ from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
 from .events import Ended
 from .halt import TRIES, Halt
 from .ledger import Ledger
-from .message import DeadLetter, entry_bytes
-from .options import Options
-from .pace import Pace
+from .message import DlqMessage, entry_bytes
+from .options import RedriveOptions
 from .queues import Endpoint
 from .sweep import tens
+from .throttle import Throttle
 from .triage import Action
 
 #: A message with its entry for SendMessageBatch.
-Entry = tuple[DeadLetter, dict[str, Any]]
+Entry = tuple[DlqMessage, dict[str, Any]]
 
 #: Nothing was done, and no other message will fare better.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
@@ -36,7 +36,7 @@ _MOST_UNDELETED = 100
 _MOST_UNANSWERED = 2
 
 
-class Delivery:
+class Sender:
     """Safe for threads.
 
     Arguments:
@@ -54,14 +54,19 @@ class Delivery:
         source: Endpoint,
         ledger: Ledger,
         halt: Halt,
-        pace: Pace,
-        options: Options,
+        throttle: Throttle,
+        options: RedriveOptions,
         *,
         run_id: str,
         default: Endpoint | None,
     ) -> None:
         self._source, self._ledger, self._halt = source, ledger, halt
-        self._pace, self._options, self._run_id, self._default = pace, options, run_id, default
+        self._throttle, self._options, self._run_id, self._default = (
+            throttle,
+            options,
+            run_id,
+            default,
+        )
         self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
         self.destinations: dict[str, Endpoint] = {}
@@ -72,14 +77,14 @@ class Delivery:
         self._undeleted: set[str] = set()
         self._unanswered = 0
 
-    def send_all(self, to: Endpoint, messages: Sequence[DeadLetter]) -> None:
+    def send_all(self, to: Endpoint, messages: Sequence[DlqMessage]) -> None:
         """Send messages to one queue, each in its slot. What is not sent stays in the source."""
         self.destinations[to.url] = to
         entries = list(self._entries(to, messages))
         for batch in batches(
-            entries, size=1 if to.is_fifo else self._pace.batch_size(self._halt.clock())
+            entries, size=1 if to.is_fifo else self._throttle.batch_size(self._halt.clock())
         ):
-            slot = self._pace.reserve(len(batch), self._halt.clock())
+            slot = self._throttle.reserve(len(batch), self._halt.clock())
             while (wait := slot - self._halt.clock()) > 0 and not self._halt.wait(min(wait, 1.0)):
                 pass
             if self._halt.is_set:
@@ -93,7 +98,7 @@ class Delivery:
                 for handles in tens(self._ledger.release(behind)):
                     self._source.hide(handles, 0)
 
-    def _entries(self, to: Endpoint, messages: Iterable[DeadLetter]) -> Iterator[Entry]:
+    def _entries(self, to: Endpoint, messages: Iterable[DlqMessage]) -> Iterator[Entry]:
         for message in messages:
             try:
                 entry = self._entry(to, message)
@@ -102,7 +107,7 @@ class Delivery:
             else:
                 yield message, entry
 
-    def _entry(self, to: Endpoint, message: DeadLetter) -> dict[str, Any]:
+    def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         now, extend = self._halt.now(), self._options.expired == "extend"
         spread = self._options.spread or 0.0
         return message.entry(run_id=self._run_id, now=now, extend=extend) | for_destination(
@@ -116,7 +121,7 @@ class Delivery:
         """
         return None if to.is_fifo else self._options.include_unknown
 
-    def _after_sent(self, messages: Sequence[DeadLetter]) -> None:
+    def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
         self.delete({message.id: message.handle for message in messages})
 
     def _send_in_turn(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
@@ -164,7 +169,7 @@ class Delivery:
     def _note(
         self,
         to: Endpoint,
-        sent: Sequence[DeadLetter],
+        sent: Sequence[DlqMessage],
         failed: Sequence[tuple[Entry, Failure]],
         began: float,
     ) -> None:
@@ -189,7 +194,7 @@ class Delivery:
     def _may_repeat(self, to: Endpoint, failure: Failure) -> bool:
         return not failure.may_have_been_done or to.is_fifo or bool(self._resends(to))
 
-    def _fail(self, to: Endpoint, messages: Sequence[DeadLetter], why: str) -> None:
+    def _fail(self, to: Endpoint, messages: Sequence[DlqMessage], why: str) -> None:
         self._ledger.leave([(message, Action.FAIL, why) for message in messages])
         if to.is_fifo:
             self.held_groups |= {message.group_id for message in messages}
@@ -207,7 +212,7 @@ class Delivery:
         else:
             self._halt(Ended.UNREACHABLE, why)
 
-    def drop(self, messages: Sequence[DeadLetter]) -> None:
+    def drop(self, messages: Sequence[DlqMessage]) -> None:
         """Delete messages unsent. What SQS does not delete has failed."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
@@ -255,7 +260,7 @@ class Delivery:
 
 
 def for_destination(
-    message: DeadLetter, *, is_fifo: bool, now: float, spread: float
+    message: DlqMessage, *, is_fifo: bool, now: float, spread: float
 ) -> dict[str, object]:
     """Return group, deduplication and delay, as the type of the queue wants them.
 
