@@ -46,8 +46,11 @@ _WHAT_TO_DO = {
 }
 
 
+def explain(what: str, failure: Failure) -> str:
+    """Say why a call has failed, and what to do about it; ``what`` was being done."""
+    return f"{what}: {failure.code}.{_WHAT_TO_DO.get(failure.kind, '')}"
+
+
 def unreachable(what: str, failure: Failure) -> RedriveUnreachable:
-    """Make an error of ours from a failed call; ``what`` was being done."""
-    return RedriveUnreachable(
-        f"{what}: {failure.code}.{_WHAT_TO_DO.get(failure.kind, '')}", failure.code
-    )
+    """Make an error of ours from a failed call."""
+    return RedriveUnreachable(explain(what, failure), failure.code)

@@ -121,7 +121,11 @@ class RedriveRun:
             self._look_through()
             self._sender.delete(self.ledger.undeleted)
             self._settle()
-            self._sweep.give_all_back()
+            if hidden := self._sweep.give_all_back():
+                self._halt.detail = self._halt.detail or (
+                    f"{hidden} messages that are left stay hidden for up to 15 minutes:"
+                    " ChangeMessageVisibilityBatch has failed"
+                )
             report = self._finish()
         except BaseException as exc:  # what is hidden comes back by itself
             is_signal = isinstance(exc, KeyboardInterrupt)  # the second one

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
+from .errors import explain
 from .events import Ended
 from .halt import TRIES, Halt
 from .ledger import Ledger
@@ -201,7 +202,7 @@ class Sender:
 
     def _give_up(self, to: Endpoint, left: Sequence[Entry], failure: Failure) -> None:
         why, messages = (
-            f"SendMessageBatch to {to.name}: {failure}",
+            explain(f"SendMessageBatch to {to.name}", failure),
             [message for message, _ in left],
         )
         if to.is_fifo:
@@ -250,10 +251,10 @@ class Sender:
         denied = next((f for f in undeleted.values() if f.kind in CLOSED), None)
         if denied is None and len(self._undeleted) <= _MOST_UNDELETED:
             return
-        why = f"DeleteMessageBatch: {denied or next(iter(undeleted.values()))}"
+        why = explain("DeleteMessageBatch", denied or next(iter(undeleted.values())))
         if sent := self._undeleted & self._ledger.undeleted.keys():
             why += (
-                f". {len(sent)} messages are sent, and SQS has not deleted them: a run without this"
+                f" {len(sent)} messages are sent, and SQS has not deleted them: a run without this"
                 " one's journal sends them again"
             )
         self._halt(Ended.UNREACHABLE, why)

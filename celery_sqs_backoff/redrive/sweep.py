@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
+from .errors import explain
 from .events import Ended
 from .halt import TRIES, Halt
 from .ledger import Ledger
@@ -159,7 +160,7 @@ class Sweep:
                 until = self.halt.clock() + self._hold_seconds + 1
                 self.patient_until = max(self.patient_until, until)
             if attempt == TRIES or not found.is_transient:
-                self.halt(Ended.UNREACHABLE, f"ReceiveMessage: {found.code}")
+                self.halt(Ended.UNREACHABLE, explain("ReceiveMessage", found))
                 break
             self.halt.pause(attempt)
             if self.halt.is_set:

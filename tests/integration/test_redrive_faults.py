@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import redrive
-from celery_sqs_backoff.redrive import Ended
+from celery_sqs_backoff.redrive import Ended, RedriveUnreachable
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
 from celery_sqs_backoff.redrive.journal import Journal
@@ -338,14 +338,50 @@ def test_the_report_is_there_though_the_last_count_is_not(app, queue, fill, prox
     assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 3, 0)
 
 
-def test_a_denied_destination_stops_the_run_and_loses_nothing(app, queue, fill, drain, proxy):
+@pytest.mark.parametrize(
+    ("action", "sent", "text"),
+    [
+        ("GetQueueAttributes", None, "Cannot read the attributes of queue {dlq}: AccessDenied."),
+        ("ListDeadLetterSourceQueues", None, "Cannot list the queues that have dead-letter queue"),
+        (RECEIVE, 0, "ReceiveMessage: AccessDenied."),
+        (SEND, 0, "SendMessageBatch to {main}: AccessDenied."),
+        (DELETE, 10, "DeleteMessageBatch: AccessDenied."),
+    ],
+)
+def test_without_a_permission_a_redrive_says_so_and_loses_nothing(
+    app, queue, fill, drain, proxy, action, sent, text
+):
+    """Without the right to delete no more than one batch is delivered and left."""
     bodies = fill(30)
-    proxy.inject(http_error(403, "AccessDenied", actions=(SEND,), sender_fault=True))
-    report = redrive(app, queue.dlq.name)
-    assert report.ended is Ended.UNREACHABLE
-    assert "AccessDenied" in report.detail
-    assert (report.sent, report.remaining) == (0, 30)
-    assert drain(queue.dlq.url) == Counter(bodies)
+    proxy.inject(http_error(403, "AccessDenied", actions=(action,), sender_fault=True))
+    text = text.format(dlq=queue.dlq.name, main=queue.name)
+    if sent is None:
+        with pytest.raises(RedriveUnreachable) as raised:
+            redrive(app, queue.dlq.name)
+        found = str(raised.value)
+    else:
+        report = redrive(app, queue.dlq.name)
+        assert (report.ended, report.sent, report.not_deleted) == (Ended.UNREACHABLE, sent, sent)
+        found = report.detail
+    assert text in found
+    assert "Allow the call (docs/iam.md)" in found
+    proxy.heal()
+    moved = drain(queue.url)
+    assert len(moved) == (sent or 0)
+    assert set(drain(queue.dlq.url)) | set(moved) == set(bodies)
+
+
+def test_without_the_right_to_show_messages_again_a_redrive_says_how_long_they_are_hidden(
+    app, queue, fill, proxy
+):
+    fill(5)
+    denied = http_error(
+        403, "AccessDenied", actions=("ChangeMessageVisibilityBatch",), sender_fault=True
+    )
+    proxy.inject(denied)
+    report = redrive(app, queue.dlq.name, task="none")
+    assert (report.ended, report.skipped) == (Ended.DONE, 5)
+    assert report.detail.startswith("5 messages that are left stay hidden for up to 15 minutes")
 
 
 def test_a_stopped_run_gives_the_rest_back_at_once(app, queue, fill, drain):
