@@ -6,15 +6,12 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from celery.bin.base import CeleryCommand
 
 from .exit_codes import INTERRUPTED
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Whoever read stdout has gone (``| head``): the code of a program that SIGPIPE ends.
 NOBODY_READS: Final = 141
@@ -77,14 +74,3 @@ def drop_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-def console_of_stdout(**options: Any) -> Console:
-    """rich's, but for a closed pipe, at which that would end the process with code 1."""
-    from rich.console import Console
-
-    class Raising(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    return Raising(**options)

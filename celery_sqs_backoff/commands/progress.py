@@ -1,10 +1,12 @@
-"""A redrive under way: a bar on stderr for people, or events as JSON lines on stdout."""
+"""A redrive under way: one line on stderr for people, or events as JSON lines on stdout."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -25,12 +27,13 @@ from .text import safe
 
 _IDS_SHOWN = 10
 
-#: Below so many columns the counts are shown without a bar.
+#: On a narrower terminal the counts are shown without a bar.
 _BAR_COLUMNS = 70
+_BAR_WIDTH = 20
 
 
 class JsonEvents:
-    """Prints each event as a line of JSON on stdout; remembers whether the last was the end."""
+    """Print each event as a line of JSON on stdout, and remember whether the last was the end."""
 
     def __init__(self) -> None:
         self.has_finished = False
@@ -43,34 +46,48 @@ class JsonEvents:
 
 @contextmanager
 def bar() -> Iterator[Callable[[RedriveEvent], None]]:
-    """Show a progress bar on a terminal, and lines for what a person should know, on stderr.
+    """Show what a person should know on stderr, and the progress if that is a terminal.
 
     Yields ``on_event``.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, ProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
+    progress = ""
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns: list[ProgressColumn] = [TextColumn("{task.fields[facts]}", markup=False)]
-    if console.width >= _BAR_COLUMNS:
-        columns.append(BarColumn(bar_width=20))
-    with Bar(*columns, console=console, disable=not console.is_terminal) as shown:
-        task = shown.add_task("", total=None, facts="", visible=False)  # until it has begun
+    def draw(text: str) -> None:
+        if columns := _columns():
+            click.echo(f"\r{text[:columns]:{columns}}\r", nl=False, err=True)
 
-        def on_event(event: RedriveEvent) -> None:
-            if isinstance(event, Started):
-                shown.update(task, total=event.messages, visible=True)
-                if event.journal:
-                    shown.console.print(f"journal: {event.journal}", markup=False)
-            elif isinstance(event, Progress):
-                done = event.sent + event.dropped
-                shown.update(task, completed=done, total=event.to_send)
-                shown.update(task, facts=_facts(event))
-            elif line := _line(event):
-                shown.console.print(line, markup=False, highlight=False)
+    def on_event(event: RedriveEvent) -> None:
+        nonlocal progress
+        if isinstance(event, Progress):
+            progress = _facts(event)
+            if _columns() >= _BAR_COLUMNS:
+                progress = f"{_bar(event)} {progress}"
+            draw(progress)
+        elif line := _line(event):
+            draw("")
+            click.echo(line, err=True)
+            draw(progress)
 
+    try:
         yield on_event
+    finally:
+        with suppress(OSError):  # the terminal has hung up
+            if progress and _columns():
+                draw(progress)
+                click.echo(err=True)
+
+
+def _columns() -> int:
+    """Return the width that a line on the terminal may have; 0: stderr is none."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+def _bar(event: Progress) -> str:
+    done = (event.sent + event.dropped) / max(1, event.to_send, event.sent + event.dropped)
+    return f"[{'#' * int(done * _BAR_WIDTH):{_BAR_WIDTH}}]"
 
 
 def _facts(event: Progress) -> str:
@@ -84,6 +101,8 @@ def _facts(event: Progress) -> str:
 
 def _line(event: RedriveEvent) -> str | None:
     match event:
+        case Started(journal=str(journal)):
+            return f"journal: {journal}"
         case InDoubt(ids, resend):
             late = "another run may have sent them, too"
             done = late if resend is None else "sent again" if resend else "held"
@@ -103,5 +122,5 @@ def _ids(ids: tuple[str, ...]) -> str:
 
 
 def finished(ended: str, detail: str) -> dict[str, Any]:
-    """The last event of a run that has no report."""
+    """Return the last event of a run that has no report."""
     return {"event": "Finished", "ended": ended, "detail": detail, "report": None}

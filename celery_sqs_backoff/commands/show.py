@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,12 +16,8 @@ from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
-from .command import console_of_stdout
 from .options import has_selection
 from .text import safe
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Of a histogram, so many lines are shown.
 _TOP = 10
@@ -34,13 +30,14 @@ _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
 def print_plan(plan: Plan, *, err: bool) -> None:
     """Print what was found; ``err``: on stderr, because stdout is for results."""
-    from rich.table import Table
+    for line in _plan_lines(plan):
+        click.echo(line, err=err)
 
-    console = _console(err=err)
-    source = _plain(plan.source)
-    console.print(f"[bold]{source}[/]: {plan.messages} messages, {plan.looked_at} looked at")
+
+def _plan_lines(plan: Plan) -> Iterator[str]:
+    yield f"{_heading(safe(plan.source))}: {plan.messages} messages, {plan.looked_at} looked at"
     if plan.matching != plan.looked_at:
-        console.print(f"{plan.matching} of them match")
+        yield f"{plan.matching} of them match"
     for title, histogram in (
         ("by task", plan.by_task),
         ("by outcome", plan.by_outcome),
@@ -49,36 +46,32 @@ def print_plan(plan: Plan, *, err: bool) -> None:
         ("goes to", plan.by_destination),
         ("what would be done", plan.by_action),
     ):
-        if not histogram:
-            continue
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(justify="right", style="cyan")
-        table.add_column(overflow="fold")
-        for name, count in list(histogram.items())[:_TOP]:
-            table.add_row(str(count), _plain(name))
-        console.print(f"[bold]{title}[/]")
-        console.print(table)
+        if histogram:
+            yield _heading(title)
+            shown = list(histogram.items())[:_TOP]
+            width = max(len(str(count)) for _, count in shown)
+            yield from (f"{count:{width}}  {safe(name)}" for name, count in shown)
         if len(histogram) > _TOP:
             rest = sum(list(histogram.values())[_TOP:])
-            console.print(f"  and {len(histogram) - _TOP} more, {rest} messages")
-    if plan.unknown:
-        console.print(
-            f"{plan.unknown} may have been done already (outcome UNKNOWN): find out before they are"
-            " sent again"
-        )
-    if plan.chords:
-        console.print(
-            f"{plan.chords} belong to a group or chord: a chord that has failed stays failed,"
-            " whatever their replay does"
-        )
-    if plan.expired:
-        console.print(f"{plan.expired} have expired: a worker would throw them away (--expired)")
-    if plan.replayed_out:
-        console.print(f"{plan.replayed_out} were replayed too often (--max-replays)")
+            yield f"  and {len(histogram) - _TOP} more, {rest} messages"
+    for count, text in (
+        (plan.unknown, "may have been done already (outcome UNKNOWN): find out before they are"
+         " sent again"),
+        (plan.chords, "belong to a group or chord: a chord that has failed stays failed, whatever"
+         " their replay does"),
+        (plan.expired, "have expired: a worker would throw them away (--expired)"),
+        (plan.replayed_out, "were replayed too often (--max-replays)"),
+    ):  # fmt: skip
+        if count:
+            yield f"{count} {text}"
     if expiry := spell_expiry(plan):
-        console.print(expiry)
+        yield expiry
     if plan.duration_seconds is not None:
-        console.print(f"takes about {spell_duration(plan.duration_seconds)} at this rate")
+        yield f"takes about {spell_duration(plan.duration_seconds)} at this rate"
+
+
+def _heading(text: str) -> str:
+    return click.style(text, bold=True)
 
 
 def looked(plan: Plan) -> str:
@@ -235,16 +228,3 @@ def _arguments(body: str, content_type: str | None) -> str:
     if found is None:
         return f"({safe(content_type or 'no Celery message')}: not decoded)"
     return safe(json.dumps(found), _MOST_OF_A_BODY)
-
-
-def _console(*, err: bool) -> Console:
-    from rich.console import Console
-
-    make = Console if err else console_of_stdout
-    return make(stderr=err, highlight=False, soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(safe(text))

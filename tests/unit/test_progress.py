@@ -1,0 +1,61 @@
+"""What a redrive shows while it sends: one line on a terminal, nothing of it on a pipe."""
+
+import fcntl
+import os
+import struct
+import sys
+import termios
+
+import pytest
+
+from celery_sqs_backoff.commands.progress import bar
+from celery_sqs_backoff.redrive.events import Failed, Progress, Started
+
+
+def show(stderr):
+    """Show a run that is half done, and fails one message."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        with bar() as on_event:
+            on_event(Started("run", "dlq", messages=80, threads=1, journal="/tmp/j"))
+            on_event(
+                Progress(
+                    looked_at=40, messages=80, sent=40, failed=0, skipped=0, poison=0, returned=0,
+                    to_send=80, rate=10.0, eta_seconds=4.0,
+                )
+            )  # fmt: skip
+            on_event(Failed(("id",), "too long"))
+
+
+def show_on_terminal(columns):
+    master, slave = os.openpty()
+    try:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with open(slave, "w") as stderr:
+            show(stderr)
+            return os.read(master, 100_000).decode()
+    finally:
+        os.close(master)
+
+
+FACTS = "40/80 10.0/s failed 0 back 0 4 s left"
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"), [(80, f"[{'#' * 10:20}] {FACTS}"), (50, FACTS), (12, FACTS[:11])]
+)
+def test_a_terminal_shows_one_line(columns, line):
+    """Counts, rate and time left; drawn again below each message, and no wider than it is."""
+    drawn = show_on_terminal(columns).split("\r")
+    assert {text for text in drawn if text.strip() and len(text) == columns - 1} == {
+        f"{line:{columns - 1}}"
+    }
+    assert [text for text in drawn if "failed (" in text] == ["failed (too long): id"]
+    assert drawn[-1] == "\n"
+
+
+def test_a_pipe_gets_no_progress(tmp_path):
+    """A log of a job would hold one line per second."""
+    with (tmp_path / "err").open("w") as stderr:
+        show(stderr)
+    assert (tmp_path / "err").read_text() == "journal: /tmp/j\nfailed (too long): id\n"
