@@ -216,17 +216,51 @@ def code_of(exc: BaseException) -> str:
     return exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
 
 
-def _kind_of_exception(exc: BaseException) -> Kind:
-    if isinstance(exc, _UNREACHABLE):
+#: What a person can do about an error, by its code or else by its kind.
+_ADVICE: Mapping[str | Kind, str] = {
+    "NoCredentialsError": "Set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run where a role is attached.",
+    "NoRegionError": "Set region in broker_transport_options, or AWS_DEFAULT_REGION.",
+    "NotInPredefinedQueues": "Check the queue's name, or add it to predefined_queues.",
+    Kind.THROTTLED: "Try again in a minute.",
+    Kind.UNREACHABLE: "Check the network, and the Region and endpoint in the app's settings.",
+    Kind.IN_DOUBT: "Try again in a minute.",
+    Kind.CREDENTIALS: "Renew the credentials.",
+    Kind.CREDENTIALS_LATE: "Check the source of the credentials (STS, for one).",
+    Kind.DENIED: "Allow the call to this identity, or check whose credentials are in use.",
+    Kind.NO_QUEUE: "Check the queue's name, its account and its Region.",
+    Kind.LOCAL: "Check the app's credentials and Region.",
+}
+
+
+def advice(code: str) -> str:
+    """Return one sentence on what a person can do about an error.
+
+    Arguments:
+        code: of a :class:`Failure`; more may stand behind it after a space.
+    """
+    name = code.partition(" ")[0]
+    cls = getattr(botocore, name, None)
+    kind = _KINDS.get(name) or (_kind_of_class(cls) if isinstance(cls, type) else None)
+    return _ADVICE.get(name) or _ADVICE[kind or Kind.LOCAL]
+
+
+def _kind_of_class(cls: type) -> Kind | None:
+    if issubclass(cls, _UNREACHABLE):
         return Kind.UNREACHABLE
-    if isinstance(exc, CredentialsNotRenewed):
+    if issubclass(cls, CredentialsNotRenewed):
         return Kind.CREDENTIALS_LATE
-    if isinstance(exc, _CREDENTIALS):
+    if issubclass(cls, _CREDENTIALS):
         return Kind.CREDENTIALS
-    if isinstance(exc, _IN_DOUBT):
-        # A TLS error, a timeout or a reset is the same class before the request and after it.
-        was_sent = not (certificate_failed(exc) or before_the_request(exc))
-        return Kind.IN_DOUBT if was_sent else Kind.UNREACHABLE
+    return Kind.IN_DOUBT if issubclass(cls, _IN_DOUBT) else None
+
+
+def _kind_of_exception(exc: BaseException) -> Kind:
+    kind = _kind_of_class(type(exc))
+    # A TLS error, a timeout or a reset is the same class before the request and after it.
+    if kind is Kind.IN_DOUBT and (certificate_failed(exc) or before_the_request(exc)):
+        return Kind.UNREACHABLE
+    if kind is not None:
+        return kind
     if "_do_get_response" in entered(exc, "botocore.endpoint"):
         return Kind.IN_DOUBT  # the response is here, and makes no sense
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):

@@ -15,7 +15,7 @@ import trustme
 from botocore.config import Config
 
 from celery_sqs_backoff.sqs.calls import Calls
-from celery_sqs_backoff.sqs.errors import Failure, Kind
+from celery_sqs_backoff.sqs.errors import Failure, Kind, advice
 
 
 @contextmanager
@@ -161,3 +161,23 @@ def test_sqs_names_the_errors_of_a_key_as_its_older_protocol_does(
     with serving(behave) as url:
         found = failure(url.replace("https", "http"))
     assert (found.code, found.kind) == (code.rpartition(".")[2], kind)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("NoCredentialsError", "AWS_PROFILE"),
+        ("NoRegionError", "AWS_DEFAULT_REGION"),
+        ("EndpointConnectionError", "Check the network"),
+        ("ReadTimeoutError", "Try again"),
+        ("ExpiredToken", "Renew the credentials"),
+        ("CredentialRetrievalError", "Renew the credentials"),
+        ("AccessDenied (ListQueues)", "Allow the call"),
+        ("QueueDoesNotExist", "queue's name"),
+        ("NotInPredefinedQueues", "predefined_queues"),
+        ("SomethingNew", "credentials and Region"),
+    ],
+)
+def test_advice(code: str, words: str) -> None:
+    """A person who reads an error's code reads what to do about it."""
+    assert words in advice(code)
