@@ -7,7 +7,7 @@ RedriveError
 
 from __future__ import annotations
 
-from ..sqs.errors import Failure, Kind
+from ..sqs.errors import Failure, advice
 
 
 class RedriveError(Exception):
@@ -38,17 +38,9 @@ class RedriveUnreachable(RedriveError):
         self.code = code
 
 
-_WHAT_TO_DO = {
-    Kind.DENIED: " Allow the call (docs/iam.md), or check the credentials.",
-    Kind.CREDENTIALS: " Renew the credentials.",
-    Kind.CREDENTIALS_LATE: " Look at where the credentials come from (STS, for one).",
-    Kind.LOCAL: " Nothing was sent: check credentials and Region.",
-}
-
-
 def explain(what: str, failure: Failure) -> str:
     """Say why a call has failed, and what to do about it; ``what`` was being done."""
-    return f"{what}: {failure.code}.{_WHAT_TO_DO.get(failure.kind, '')}"
+    return f"{what}: {failure.code}. {advice(failure.code)}"
 
 
 def unreachable(what: str, failure: Failure) -> RedriveUnreachable:
