@@ -1,30 +1,81 @@
-"""The class of all commands: how one ends whose output nobody takes."""
+"""Declare the commands, and end all of them alike: one line on stderr and a code of the table."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
-from celery.bin.base import CeleryCommand
+from celery.bin.base import CeleryCommand, handle_preload_options
 
-from .exit_codes import INTERRUPTED
+from celery_sqs_backoff.sqs.errors import advice
+from celery_sqs_backoff.sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 
-#: Whoever read stdout has gone (``| head``): the code of a program that SIGPIPE ends.
-NOBODY_READS: Final = 141
-#: stdout could not be written: the disk is full, for one. (``EX_IOERR`` of sysexits.h.)
-NOT_WRITTEN: Final = 74
-
+from .app import is_made_up
+from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, NO_READER, NOT_WRITTEN, UNREACHABLE, USAGE
+from .text import safe
 
 #: What a write to stdout fails with, beside a closed pipe.
 _OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
+class Failed(click.ClickException):
+    """End the command: ``Error: ...`` on stderr, and this exit code."""
+
+    def __init__(self, message: object, code: int) -> None:
+        super().__init__(safe(message, 2_000))
+        self.exit_code = code  # type: ignore[misc]  # click has one per class
+
+
+def failed_to_read(what: str, why: object) -> Failed:
+    """Say that SQS could not be asked, and what a person can do about it.
+
+    Arguments:
+        what: for example ``"queue mails"``.
+        why: an error code, with nothing else or something in parentheses behind it.
+    """
+    is_missing = str(why) in ("NonExistentQueue", NOT_CREATED, NOT_PREDEFINED)
+    code = USAGE if is_missing else UNREACHABLE
+    return Failed(f"cannot read {what}: {why}. {advice(str(why))}", code)
+
+
+def command(
+    name: str, *, codes: Mapping[int, str | None], examples: str = ""
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a Celery command of a function, which gets click's context and the options.
+
+    Arguments:
+        name: as it is typed.
+        codes: its exit codes beside those that every command has. ``None``: with the usual words.
+        examples: lines for the end of the help.
+    """
+
+    def declare(function: Callable[..., None]) -> click.Command:
+        declared = click.command(name, cls=Command, codes=codes, examples=examples)
+        return declared(click.pass_context(handle_preload_options(function)))
+
+    return declare
+
+
 class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """Ends with codes of its own for Ctrl-C and if stdout fails: click's 1 has other meanings."""
+    """A command with the exit codes of the table."""
+
+    def __init__(
+        self,
+        *args: Any,
+        codes: Mapping[int, str | None] | None = None,
+        examples: str = "",
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.codes = {code: MEANINGS.get(code, "") for code in ALWAYS}
+        for code, meaning in (codes or {}).items():
+            self.codes[code] = meaning or MEANINGS[code]
+        self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups. Celery's own shows arguments as empty options."""
@@ -38,26 +89,67 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
             with formatter.section(name):
                 formatter.write_dl(options)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit codes, and the examples."""
+        told = ", ".join(f"{code} {meaning}" for code, meaning in sorted(self.codes.items()))
+        formatter.write_paragraph()
+        formatter.write_text(f"Exit codes: {told}.")
+        if self._examples:
+            with formatter.section("Examples"):
+                for line in self._examples.strip().splitlines():
+                    formatter.write(f"  {line.strip()}\n")
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
+        except (KeyboardInterrupt, click.Abort) as exc:
+            raise Failed("interrupted, or answered with no", INTERRUPTED) from exc
         except BrokenPipeError:
             drop_stdout()
-            sys.exit(NOBODY_READS)
+            sys.exit(NO_READER)
         except OSError as exc:
             if exc.errno not in _OF_WRITING or exc.filename is not None:
                 raise
             drop_stdout()
-            click.echo(f"Error: cannot print the result: {exc.strerror}", err=True)
-            sys.exit(NOT_WRITTEN)
+            raise Failed(f"cannot print the result: {exc.strerror}", NOT_WRITTEN) from exc
         finally:
             _flush_or_drop_stdout()
 
 
+def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
+    """Return the app that ``-A`` names.
+
+    Arguments:
+        needs_sqs: refuse an app whose broker is not SQS.
+
+    Raises:
+        Failed: there is no such app, or its settings cannot be read.
+    """
+    app = ctx.obj.app
+    if is_made_up(app):
+        raise Failed(f"no app: name it with -A, as in celery -A proj {ctx.info_name}", USAGE)
+    if needs_sqs:
+        with loading_app():
+            broker = app.connection_for_read().transport.driver_type
+        if broker != "sqs":
+            why = "check the app (-A) and its broker_url"
+            raise Failed(f"the broker is {broker}, not SQS: {why}", USAGE)
+    return app
+
+
+@contextmanager
+def loading_app() -> Iterator[None]:
+    """Say in one line what in the user's code or settings keeps the app from being loaded."""
+    from celery_sqs_backoff.doctor.look import why_not_loaded
+
+    try:
+        yield
+    except (Exception, SystemExit) as exc:
+        raise Failed(f"cannot load the app: {why_not_loaded(exc)}", USAGE) from exc
+
+
 def _flush_or_drop_stdout() -> None:
-    """A command that has said so itself keeps its code."""
+    """Write what is left. A command that has said that it cannot keeps its code."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -66,8 +158,9 @@ def _flush_or_drop_stdout() -> None:
 
 
 def drop_stdout() -> None:
-    """Else Python tries again at the end of the process, says so, and changes the exit code.
+    """Send what is left to nowhere.
 
+    Else Python tries again at the end of the process, says so, and changes the exit code.
     https://docs.python.org/3/library/signal.html#note-on-sigpipe
     """
     with suppress(OSError, ValueError):

@@ -8,60 +8,50 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
-from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, asked, examine
 from celery_sqs_backoff.sqs.find_queue import why_not
 
-from .command import Command
+from .command import app_of, command, failed_to_read, loading_app
+from .exit_codes import DONE, FOUND, UNREACHABLE
 from .options import option, queues_option, select_queues
-
-#: No error, and with --strict no warning.
-HEALTHY: Final = 0
-#: At least one error, or with --strict at least one warning.
-FOUND: Final = 1
-#: The app cannot be loaded, SQS or a queue cannot be read, or the broker is not SQS.
-COULD_NOT_LOOK: Final = 5
 
 #: Queues that the last line names.
 _MOST_NAMES: Final = 5
 
-_EPILOG = """\b
-Exit codes: 0 no error, 1 at least one error or with --strict a warning, 2 usage, 5 could not look.
 
-\b
-Examples:
-  celery -A proj sqs-doctor
-  celery -A proj sqs-doctor -Q mails,bulk
-  celery -A proj sqs-doctor --explain W010
-  celery -A proj sqs-doctor --ignore 'I014=our bodies are small' --format json
-  celery -A proj sqs-doctor --offline
-"""
-
-
-@click.command("sqs-doctor", cls=Command, epilog=_EPILOG)
+@command(
+    "sqs-doctor",
+    codes={
+        DONE: "no error",
+        FOUND: "at least one error, or with --strict a warning",
+        UNREACHABLE: "could not look",
+    },
+    examples="""
+        celery -A proj sqs-doctor
+        celery -A proj sqs-doctor -Q mails,bulk
+        celery -A proj sqs-doctor --explain W010
+        celery -A proj sqs-doctor --ignore 'I014=our bodies are small' --format json
+        celery -A proj sqs-doctor --offline
+    """,
+)
 @queues_option
-@option("What to look at", "--offline", is_flag=True, help="Ask neither SQS nor the store.")
+@option("What to look at", "--offline", help="Ask neither SQS nor the store.")
 @option(
     "What to look at",
-    "--ignore",
+    "--ignore ID[:SUBJECT]=REASON",
     multiple=True,
-    metavar="ID[:SUBJECT]=REASON",
     help="Leave out a finding, with the reason why you can live with it. Can be repeated.",
 )
-@option("Output", "--strict", is_flag=True, help="Exit with 1 for warnings too.")
-@option("Output", "--explain", metavar="ID", help="Say what a rule is about, and exit.")
+@option("Output", "--strict", help="Exit with 1 for warnings too.")
+@option("Output", "--explain ID", help="Say what a rule is about, and exit.")
 @option(
     "Output",
-    "--format",
-    "form",
+    *("--format", "form"),
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
     help="What to print on stdout.",
 )
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_doctor(
     ctx: click.Context,
     queues: list[str] | None,
@@ -79,42 +69,32 @@ def sqs_doctor(
     if explain is not None:
         click.echo(_explanation(_rule(explain)))
         return
-    from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look, why_not_loaded
+    from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
 
     ignored = [_ignored(text) for text in ignore]
-    app = ctx.obj.app
-    try:
+    app = app_of(ctx, needs_sqs=not offline)
+    with loading_app():
         load_tasks(app)
         facts = look(app, live=False)
-    except (Exception, SystemExit) as exc:  # noqa: BLE001  # of a task, its options or a setting
-        click.echo(f"Error: cannot load the app: {why_not_loaded(exc)}", err=True)
-        sys.exit(COULD_NOT_LOOK)
     select_queues(app, queues)
     try:
         facts = facts if offline else look(app, are_named=bool(queues))
-    except Exception as exc:  # noqa: BLE001  # whatever it is, we could not look
-        click.echo(f"Error: cannot look at SQS: {why_not(exc)}", err=True)
-        sys.exit(COULD_NOT_LOOK)
+    except Exception as exc:  # whatever it is, we could not look
+        raise failed_to_read("the queues", why_not(exc)) from exc
     findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
     for queue in facts.unread:
-        click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
-    if facts.other_broker is not None:
-        click.echo(f"Error: no queue was looked at: the broker is {facts.other_broker}", err=True)
-    subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
-    could_look = not facts.unread and facts.other_broker is None
+        failed_to_read(f"queue {queue.name}", queue.failure).show()
     if form == "text":
+        subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
         looked_at = f"{len(asked(live=not offline))} rules, {_named(subjects)}"
-        click.echo(_text(findings, looked_at, could_look=could_look))
+        click.echo(_text(findings, looked_at, could_look=not facts.unread))
     else:
-        click.echo(_json(findings))
-    sys.exit(_exit_code(findings, strict=strict, could_look=could_look))
-
-
-def _exit_code(findings: Sequence[Finding], *, strict: bool, could_look: bool) -> int:
+        shown = {"findings": [finding.as_dict() for finding in findings]}
+        click.echo(json.dumps(shown, indent=2))
     serious = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     if any(finding.severity in serious for finding in findings):
-        return FOUND
-    return HEALTHY if could_look else COULD_NOT_LOOK
+        sys.exit(FOUND)
+    sys.exit(UNREACHABLE if facts.unread else DONE)
 
 
 def _rule(wanted: str, option: str = "--explain") -> Rule:
@@ -145,14 +125,15 @@ def _explanation(rule: Rule) -> str:
 def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> str:
     lines = []
     for finding in findings:
+        fix = finding.fix
         lines += [
             f"{finding.severity.value.upper()} {finding.id} {finding.subject}: {finding.evidence}",
             f"    {finding.consequence}",
+            *([f"    $ {fix.aws}"] if fix.aws else []),
+            *([f"    {fix.terraform} (Terraform)"] if fix.terraform else []),
+            *([f"    {fix.text}"] if fix.text else []),
+            "",
         ]
-        lines += [f"    $ {finding.fix.aws}"] if finding.fix.aws else []
-        lines += [f"    {finding.fix.terraform} (Terraform)"] if finding.fix.terraform else []
-        lines += [f"    {finding.fix.text}"] if finding.fix.text else []
-        lines.append("")
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
     told = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
     nothing = "all well" if could_look else "nothing found, and not all could be read"
@@ -160,12 +141,8 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
 
 
 def _named(queues: Sequence[str]) -> str:
-    """Which queues were looked at: they need not be those that workers consume."""
+    """Name the queues that were looked at: they need not be those that workers consume."""
     more = len(queues) - _MOST_NAMES
     names = ", ".join(queues[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
     count = f"{len(queues)} queue{'s' if len(queues) != 1 else ''}"
     return f"{count} ({names})" if queues else count
-
-
-def _json(findings: Sequence[Finding]) -> str:
-    return json.dumps({"findings": [finding.as_dict() for finding in findings]}, indent=2)

@@ -21,9 +21,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def journal_directory() -> Path | None:
-    """Where journals are by default; ``None``: nothing can be written there, which is said.
+    """Return where journals are by default; ``None`` after a warning: nothing can be written there.
 
-    Not if there are journals: one may say what a killed run has sent, so it is opened or refused.
+    If there are journals, it is returned all the same: one may say what a killed run has sent, so
+    it has to be opened or refused.
     """
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     directory = Path(state, "celery-sqs-backoff")

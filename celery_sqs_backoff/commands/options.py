@@ -13,19 +13,37 @@ from celery_sqs_backoff.redrive.options import OUTCOMES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: A file that need not be there.
+FILE = click.Path(dir_okay=False, path_type=Path)
+#: A file that is read.
+READABLE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
-    """A click option in a section of the help."""
-    return click.option(*names, cls=CeleryOption, help_group=group, **settings)
+    """Declare an option in a section of the help.
+
+    Arguments:
+        group: the section.
+        names: its spellings and, without dashes, the name of its parameter. What stands behind a
+            space is shown for its value: ``"--rate RATE"``.
+        settings: as for ``click.option``. Without a value's name and without a type it is a flag.
+    """
+    spellings = [name.partition(" ")[0] for name in names]
+    value = next((name.partition(" ")[2] for name in names if " " in name), None)
+    settings = {"metavar": value, **settings}
+    if settings["metavar"] is None and "type" not in settings:
+        settings["is_flag"] = True
+    if "default" in settings:
+        settings["show_default"] = True
+    return click.option(*spellings, cls=CeleryOption, help_group=group, **settings)
 
 
 #: Which queues a worker consumes is known to its command line alone, without ``task_queues``.
 queues_option = option(
     "What to look at",
-    *("-Q", "--queues"),
+    *("-Q", "--queues QUEUES"),
     type=COMMA_SEPARATED_LIST,
-    metavar="QUEUES",
-    help="Comma-separated queues, as for the worker. Default: task_queues or the default queue.",
+    help="Comma-separated queues, as for the worker. [default: task_queues or the default queue]",
 )
 
 
@@ -44,50 +62,36 @@ def select_queues(app: Any, names: Sequence[str] | None) -> None:
         ) from None
 
 
-_SELECTION: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--task", {"metavar": "GLOB", "help": "Only this task."}),
-    ("--reason", {"metavar": "GLOB", "help": "Only this reason on their record."}),
-    (
-        "--outcome",
-        {
-            "type": click.Choice(OUTCOMES, case_sensitive=False),
-            "metavar": "OUTCOME",
-            "help": f"Only {', '.join(OUTCOMES)}.",
-        },
+def _which(*names: str, **settings: Any) -> Callable[[F], F]:
+    return option("Which messages", *names, **settings)
+
+
+_SELECTION: Sequence[Callable[[Any], Any]] = (
+    _which("--task GLOB", help="Only this task."),
+    _which("--reason GLOB", help="Only this reason on their record."),
+    _which(
+        "--outcome OUTCOME",
+        type=click.Choice(OUTCOMES, case_sensitive=False),
+        help=f"Only {', '.join(OUTCOMES)}.",
     ),
-    ("--error", {"metavar": "GLOB", "help": "Only this error, as 'type: message'."}),
-    ("--from", {"metavar": "QUEUE", "help": "Only from this queue: a name, URL or ARN."}),
-    ("--older", {"metavar": "DURATION", "help": "Only first sent longer ago: 36h, 2d."}),
-    ("--newer", {"metavar": "DURATION", "help": "Only first sent since."}),
-    (
-        "--id",
-        {
-            "multiple": True,
-            "metavar": "ID",
-            "help": "Only this message or task ID; repeatable.",
-        },
-    ),
-    (
-        "--ids",
-        {
-            "metavar": "FILE",
-            "type": click.Path(exists=True, dir_okay=False, path_type=Path),
-            "help": "Only the IDs in this file, one per line.",
-        },
-    ),
+    _which("--error GLOB", help="Only this error, as 'type: message'."),
+    _which("--from QUEUE", "origin", help="Only from this queue: a name, URL or ARN."),
+    _which("--older DURATION", help="Only first sent longer ago: 36h, 2d."),
+    _which("--newer DURATION", help="Only first sent since."),
+    _which("--id ID", multiple=True, help="Only this message or task ID; repeatable."),
+    _which("--ids FILE", type=READABLE_FILE, help="Only the IDs in this file, one per line."),
 )
 
 
 def selection_options(command: F) -> F:
     """Add the options that say which messages are meant."""
-    for name, settings in reversed(_SELECTION):
-        names = (name, "origin") if name == "--from" else (name,)
-        command = option("Which messages", *names, **settings)(command)
+    for each in reversed(_SELECTION):
+        command = each(command)
     return command
 
 
 def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
-    """The ids given one by one, and those of a file; ``None``: neither is given."""
+    """Return the ids given one by one, and those of a file; ``None``: neither is given."""
     if file is None:
         return [*single] or None
     try:
@@ -98,6 +102,6 @@ def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
 
 
 def has_selection(options: Mapping[str, Any]) -> bool:
-    """Whether some messages are meant, and not all."""
+    """Return whether some messages are meant, and not all."""
     names = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
     return any(options.get(name) for name in names)

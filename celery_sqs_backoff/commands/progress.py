@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import click
 
@@ -119,8 +118,3 @@ def _line(event: RedriveEvent) -> str | None:
 def _ids(ids: tuple[str, ...]) -> str:
     more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
     return safe(" ".join(ids[:_IDS_SHOWN]), 2_000) + more
-
-
-def finished(ended: str, detail: str) -> dict[str, Any]:
-    """Return the last event of a run that has no report."""
-    return {"event": "Finished", "ended": ended, "detail": detail, "report": None}

@@ -7,51 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import click
-from celery.bin.base import handle_preload_options
 
-from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveUnreachable
-
-from .command import Command
+from .command import app_of, command
 from .environment import interrupted_by_signals, journal_directory
-from .exit_codes import INTERRUPTED, SOME_FAILED, UNREACHABLE, USAGE, exit_code
-from .options import has_selection, ids_of, option, selection_options
-from .redrive_shell import Shell
+from .exit_codes import FOUND, GATE, INCOMPLETE, NOTHING_MATCHED, POISON, UNREACHABLE
+from .options import FILE, READABLE_FILE, has_selection, ids_of, option, selection_options
+from .redrive_shell import Shell, exit_code
 from .text import safe
 
 _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
 
-_EPILOG = """\b
-Exit codes: 0 done, 1 some could not be sent or deleted, or are in doubt, or
-a file cannot be written, 2 refused, 3 stopped by the probe or by messages
-coming back, 4 poison was left, 5 SQS is unreachable, 6 not complete,
-7 no message matched, 130 interrupted or answered with no.
-"""
 
-
-@click.command("sqs-redrive", cls=Command, epilog=_EPILOG)
+@command(
+    "sqs-redrive",
+    codes={
+        FOUND: "some failed or are in doubt",
+        **dict.fromkeys((GATE, POISON, UNREACHABLE, INCOMPLETE, NOTHING_MATCHED)),
+    },
+)
 @click.argument("queue")
-@option(_WHICH, "--to", metavar="QUEUE", help="Send all there. [default: where each came from]")
+@option(_WHICH, "--to QUEUE", help="Send all there. [default: where each came from]")
 @selection_options
+@option(_WHICH, "--include-unknown", help="Send those that may have been done or sent before.")
+@option(_WHICH, "--limit N", type=click.IntRange(1), help="Send at most N messages in this run.")
 @option(
     _WHICH,
-    "--include-unknown",
-    is_flag=True,
-    help="Send those that may have been done or sent before.",
-)
-@option(
-    _WHICH,
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Send at most N messages in this run.",
-)
-@option(
-    _WHICH,
-    "--max-replays",
-    metavar="N",
+    "--max-replays N",
     type=click.IntRange(1),
     default=3,
-    show_default=True,
     help="Leave those replayed N times.",
 )
 @option(
@@ -59,62 +42,44 @@ coming back, 4 poison was left, 5 SQS is unreachable, 6 not complete,
     "--expired",
     type=click.Choice(["leave", "extend"]),
     default="leave",
-    show_default=True,
-    help="Extend the life of expired tasks.",
+    help="What to do with expired tasks.",
 )
-@option(_SPEED, "--rate", metavar="RATE", help="10/s, 300/m. [default: as fast as SQS]")
+@option(_SPEED, "--rate RATE", help="10/s, 300/m. [default: as fast as SQS]")
 @option(
     _SPEED,
-    "--ramp",
-    metavar="DURATION",
+    "--ramp DURATION",
     help="Start at a tenth of --rate and reach it after this long, for example 10m.",
 )
+@option(_SPEED, "--spread DURATION", help="Delay each by up to this: at most 15m.")
 @option(
     _SPEED,
-    "--spread",
-    metavar="DURATION",
-    help="Delay each by up to this, 15m at most; not FIFO.",
-)
-@option(
-    _SPEED,
-    "--probe",
-    metavar="URL|MODULE:CALLABLE",
+    "--probe URL|MODULE:CALLABLE",
     help="Check this before the start and every 5 seconds. The third failure in a row stops.",
 )
 @option(
     _SAFETY,
-    "--journal",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Record what was sent here, for the same command after a kill; or none. [default: one"
-    " file per queue]",
+    "--journal FILE",
+    type=FILE,
+    help="Record here what was sent. After a kill, run the same command again: it skips those."
+    " 'none': no record. [default: one file per queue]",
 )
+@option(_SAFETY, "--dump FILE", type=FILE, help="Append all to this archive first, with bodies.")
+@option(_SAFETY, "--delete", help="Delete instead of sending. Needs --dump.")
 @option(
     _SAFETY,
-    "--dump",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Append all to this archive first, with bodies.",
-)
-@option(_SAFETY, "--delete", is_flag=True, help="Delete instead of sending. Needs --dump.")
-@option(
-    _SAFETY,
-    "--restore",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--restore FILE",
+    type=READABLE_FILE,
     help="Put an archive back on QUEUE, each message once.",
 )
-@option(_SAFETY, "--dry-run", is_flag=True, help="Look, and say what would be done.")
-@option(_SAFETY, "--yes", "-y", is_flag=True, help="Send without asking.")
+@option(_SAFETY, "--dry-run", help="Look, and say what would be done.")
+@option(_SAFETY, "--yes", "-y", help="Send without asking.")
 @option(
     _SAFETY,
     "--force",
-    is_flag=True,
-    help="Continue even if SQS will delete messages first, or if the dead-letter queue has one.",
+    help="Continue even if SQS will delete messages before their turn, or if QUEUE has a"
+    " dead-letter queue of its own.",
 )
-@option(_SAFETY, "--json", "as_json", is_flag=True, help="Print events as JSON lines.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
+@option(_SAFETY, "--json", "as_json", help="Print events as JSON lines.")
 def sqs_redrive(
     ctx: click.Context,
     queue: str,
@@ -130,40 +95,20 @@ def sqs_redrive(
     QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN. The command looks
     first and asks. It deletes a message when SQS has reported it as sent.
     """
-    shell = Shell(ctx.obj.app, queue, options, as_json=as_json)
-    try:
+    shell = Shell(app_of(ctx), queue, options, as_json=as_json)
+    with shell.ending(), interrupted_by_signals():
         options["ids"] = ids_of(id, ids)
-        with interrupted_by_signals():
-            if dry_run:
-                sys.exit(shell.dry_run())
-            if options["journal"] == Path("none"):
-                options["journal"] = None
-            elif options["journal"] is None and options["restore"] is None:
-                options["journal"] = journal_directory()
-            if yes:
-                shell.refuse_if_too_late()
-            elif (code := shell.ask()) is not None:
-                sys.exit(code)
-            report = shell.run()
-    except (ValueError, TypeError, RedriveRefused) as exc:
-        hint = " (--force)" if getattr(exc, "overridable", False) else ""
-        shell.end("refused", f"{exc}{hint}")
-        click.echo(f"Error: {safe(exc, 2_000)}{hint}", err=True)
-        sys.exit(USAGE)
-    except RedriveUnreachable as exc:
-        shell.fail("unreachable", str(exc))
-        click.echo(f"Error: {safe(exc, 2_000)}", err=True)
-        sys.exit(UNREACHABLE)
-    except (RedriveError, OSError) as exc:  # the archive of a dry run: the disk is full
-        if dry_run and isinstance(exc, BrokenPipeError):
-            raise
-        shell.fail("failed", str(exc))
-        click.echo(f"Error: {safe(exc)}. What was not sent is given back.", err=True)
-        sys.exit(SOME_FAILED)
-    except KeyboardInterrupt:
-        shell.fail("interrupted", "by a signal")
-        click.echo("Interrupted. What was not sent is shown again within 15 min.", err=True)
-        sys.exit(INTERRUPTED)
+        if dry_run:
+            sys.exit(shell.dry_run())
+        if options["journal"] == Path("none"):
+            options["journal"] = None
+        elif options["journal"] is None and options["restore"] is None:
+            options["journal"] = journal_directory()
+        if yes:
+            shell.refuse_if_too_late()
+        elif (code := shell.ask()) is not None:
+            sys.exit(code)
+        report = shell.run()
     code = exit_code(
         report,
         in_doubt_is_held=not options["include_unknown"],
@@ -173,8 +118,7 @@ def sqs_redrive(
         shell.print(report)
         sys.stdout.flush()
     except OSError as exc:
-        click.echo(
-            f"Error: cannot print the result: {exc.strerror}. {safe(report, 2_000)}", err=True
-        )
-        code = code or SOME_FAILED
+        counts = safe(report, 2_000)
+        click.echo(f"Error: cannot print the result: {exc.strerror}. {counts}", err=True)
+        code = code or FOUND
     sys.exit(code)

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import click
 
-from celery_sqs_backoff.redrive import RedriveError, RedriveRefused, RedriveReport, peek, redrive
+from celery_sqs_backoff.redrive import (
+    Ended,
+    RedriveError,
+    RedriveRefused,
+    RedriveReport,
+    RedriveUnreachable,
+    peek,
+    redrive,
+)
 from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict, is_logged
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
 
+from .command import Failed
 from .environment import until_signalled
-from .exit_codes import DONE, INTERRUPTED, NOTHING_MATCHED
+from .exit_codes import (
+    DONE,
+    FOUND,
+    GATE,
+    INCOMPLETE,
+    INTERRUPTED,
+    NOTHING_MATCHED,
+    POISON,
+    UNREACHABLE,
+    USAGE,
+)
 from .options import has_selection
-from .progress import JsonEvents, bar, finished
+from .progress import JsonEvents, bar
 from .show import looked, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
@@ -37,26 +56,48 @@ class Shell:
         self._journal: str | None = None
         self._report: RedriveReport | None = None
 
-    def end(self, ended: str, detail: str) -> None:
-        """Say it to a script, too, unless the run itself has."""
-        if self._as_json and not self._events.has_finished:
-            click.echo(json.dumps(finished(ended, detail)))
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the command when the block raises, for scripts with a last event.
 
-    def fail(self, ended: str, detail: str) -> None:
-        """End it early, with the counts of what was done, if something was."""
-        self.end(ended, detail)
-        if self._report is not None:
-            self.print(self._report)
+        If something was done, print its counts, too.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, RedriveError, OSError, KeyboardInterrupt) as exc:
+            if isinstance(exc, BrokenPipeError) and self._report is None:
+                raise
+            ended, code, text = _ended_by(exc)
+            self._end(ended, text)
+            if self._report is not None:
+                self.print(self._report)
+            raise Failed(text, code) from exc
+
+    def _end(self, ended: str, detail: str) -> None:
+        if self._as_json and not self._events.has_finished:
+            last = {"event": "Finished", "ended": ended, "detail": detail, "report": None}
+            click.echo(json.dumps(last))
 
     def print(self, report: RedriveReport) -> None:
+        """Print the counts, and what to do next, for people."""
         if not self._as_json:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
+    def look(self, **settings: Any) -> Plan:
+        """Look at the queue. ``settings``: of ``peek``."""
+        settings = {"sample": DEFAULT_SAMPLE, **settings, **self._options}
+        with until_signalled() as stop:
+            plan = peek(self._app, self._queue, stop=stop, **settings)
+        if stop.is_set():
+            raise KeyboardInterrupt
+        return plan
+
     def dry_run(self) -> int:
+        """Look and print, without an end if it is too late. Returns the exit code."""
         if self._options["restore"] is not None:
             raise ValueError("--restore takes no --dry-run")
-        archive: Path | None = self._options["dump"]
-        plan = self._look(copy=archive)
+        archive = self._options["dump"]
+        plan = self.look(copy=archive, sample=None) if archive else self.look()
         if self._as_json:
             shown = plan_as_dict(plan, show_arguments=False, show_bodies=False)
             click.echo(json.dumps(shown, default=str))
@@ -64,7 +105,7 @@ class Shell:
             print_plan(plan, err=False)
         click.echo(looked(plan), err=True)
         self._refuse_if_too_late(plan)
-        self.end("done", "a dry run: nothing was sent")
+        self._end("done", "a dry run: nothing was sent")
         if not has_selection(self._options) or plan.matching:
             return DONE
         click.echo(no_match(plan), err=True)
@@ -73,7 +114,15 @@ class Shell:
     def refuse_if_too_late(self) -> None:
         """Look before a slow run that nobody is asked about: SQS may delete messages first."""
         if self._options["rate"] and not self._options["delete"] and not self._options["force"]:
-            self._refuse_if_too_late(self._look())
+            self._refuse_if_too_late(self.look())
+
+    def _refuse_if_too_late(self, plan: Plan) -> None:
+        if plan.is_too_late and not self._options["force"]:
+            raise RedriveRefused(
+                "SQS will delete the oldest messages before their turn comes. Raise the rate, or"
+                " the queue's retention period.",
+                overridable=True,
+            )
 
     def ask(self) -> int | None:
         """Look, tell, and ask. Returns the exit code, unless it is to go on."""
@@ -81,7 +130,7 @@ class Shell:
         if (archive := options["restore"]) is not None:
             question = f"Put the messages of {archive} back on {self._queue}?"
             return None if self._asked(question) else self._declined()
-        plan = self._look()
+        plan = self.look()
         print_plan(plan, err=True)
         click.echo(looked(plan), err=True)
         self._refuse_if_too_late(plan)
@@ -89,10 +138,10 @@ class Shell:
             return code
         if plan.unknown and not options["include_unknown"] and not options["delete"]:
             options["include_unknown"] = self._asked(
-                f"{self._estimated(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
+                f"{_estimated(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
                 " UNKNOWN): a replay may do them twice. Send these, too?"
             )
-            plan = self._look() if options["include_unknown"] else plan
+            plan = self.look() if options["include_unknown"] else plan
         return None if self._asked(self._question(plan)) else self._declined()
 
     def _nothing_to_ask(self, plan: Plan) -> int | None:
@@ -100,7 +149,7 @@ class Shell:
             return None
         text = "No message matched." if plan.messages else "There is no message."
         click.echo(text, err=True)
-        self.end("done", text)
+        self._end("done", text)
         return NOTHING_MATCHED if has_selection(self._options) else DONE
 
     def _question(self, plan: Plan) -> str:
@@ -114,10 +163,23 @@ class Shell:
         return question + " There is no undo."
 
     def _declined(self) -> int:
-        self.end("declined", "the question was not answered with yes")
+        self._end("declined", "the question was not answered with yes")
         return INTERRUPTED
 
+    def _asked(self, question: str) -> bool:
+        try:
+            if sys.stdin is None:  # closed by the program that has started us
+                raise click.Abort
+            return click.confirm(question, err=True)
+        except click.Abort as exc:
+            if isinstance(exc.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            why = "Nothing was sent: there is no terminal to ask on. Pass --yes to send without."
+            click.echo(f"\n{why}", err=True)
+            sys.exit(self._declined())
+
     def run(self) -> RedriveReport:
+        """Redrive, and show how it goes."""
         rate = self._options["rate"]
         shown = nullcontext(self._events) if self._as_json else bar()
         with until_signalled() as stop, shown as on_event:
@@ -141,37 +203,49 @@ class Shell:
                     raise
                 raise RedriveError(f"{type(exc).__name__}: {exc}") from exc
 
-    def _asked(self, question: str) -> bool:
-        try:
-            if sys.stdin is None:  # closed by whoever has started us
-                raise click.Abort
-            return click.confirm(question, err=True)
-        except click.Abort as exc:
-            if isinstance(exc.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from None
-            click.echo("No answer. Without a terminal give --yes.", err=True)
-            sys.exit(self._declined())
 
-    @staticmethod
-    def _estimated(plan: Plan, found: int) -> str:
-        if plan.looked_at >= plan.messages:
-            return str(found)
-        return f"about {round(plan.messages * found / max(1, plan.looked_at))}"
+def _ended_by(exc: BaseException) -> tuple[str, int, str]:
+    """Return how the last event names an error, its exit code, and its text."""
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED, "interrupted: hidden messages show within 15 min"
+    if isinstance(exc, RedriveUnreachable):
+        return "unreachable", UNREACHABLE, str(exc)
+    if isinstance(exc, ValueError | TypeError | RedriveRefused):
+        return "refused", USAGE, f"{exc}{' (--force)' if getattr(exc, 'overridable', 0) else ''}"
+    return "failed", FOUND, f"{exc}. What was not sent is given back."
 
-    def _look(self, copy: Path | None = None) -> Plan:
-        sample = None if copy else DEFAULT_SAMPLE
-        with until_signalled() as stop:
-            plan = peek(
-                self._app, self._queue, sample=sample, copy=copy, stop=stop, **self._options
-            )
-        if stop.is_set():
-            raise KeyboardInterrupt
-        return plan
 
-    def _refuse_if_too_late(self, plan: Plan) -> None:
-        if plan.is_too_late and not self._options["force"]:
-            raise RedriveRefused(
-                "SQS will delete the oldest messages before their turn comes. Raise the rate, or"
-                " the queue's retention period.",
-                overridable=True,
-            )
+_OF_END = {
+    Ended.UNREACHABLE: UNREACHABLE,
+    Ended.INTERRUPTED: INTERRUPTED,
+    Ended.GATE: GATE,
+    Ended.FAILED: FOUND,
+    Ended.ERROR: FOUND,
+}
+
+
+def exit_code(
+    report: RedriveReport, *, in_doubt_is_held: bool = False, has_selection: bool = False
+) -> int:
+    """Return the code for a report, of several the gravest.
+
+    Arguments:
+        in_doubt_is_held: messages in doubt were left, not sent again.
+        has_selection: not all messages were meant.
+    """
+    if report.ended in _OF_END:
+        return _OF_END[report.ended]
+    if report.failed or report.not_deleted or (in_doubt_is_held and report.in_doubt):
+        return FOUND
+    if report.ended is Ended.INCOMPLETE:
+        return INCOMPLETE
+    if report.poison:
+        return POISON
+    done = report.sent + report.dropped + report.deleted
+    return NOTHING_MATCHED if has_selection and not done else DONE
+
+
+def _estimated(plan: Plan, found: int) -> str:
+    if plan.looked_at >= plan.messages:
+        return str(found)
+    return f"about {round(plan.messages * found / max(1, plan.looked_at))}"

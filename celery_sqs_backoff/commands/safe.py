@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Final
+from typing import Any
 
 import click
-from celery.bin.base import handle_preload_options
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff.safe.document import CLOSING
@@ -16,18 +15,10 @@ from celery_sqs_backoff.store.errors import SafeError
 from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.text import printable
 
-from .command import Command
+from .command import Failed, app_of, command
 from .environment import open_vault
+from .exit_codes import DONE, FOUND, UNREACHABLE, USAGE
 from .options import option
-
-#: Shown, or freed.
-DONE: Final = 0
-#: There is no such record, or it has changed meanwhile.
-NOTHING: Final = 1
-#: Wrong options, or the app names no store. (click's own.)
-USAGE: Final = 2
-#: The store does not answer.
-UNREACHABLE: Final = 5
 
 _KINDS = ("guard", "lock", "workflow", "step")
 
@@ -36,30 +27,29 @@ _CLOSING = (
     " end first. (Redrive it, if it is a dead letter.)"
 )
 
-_EPILOG = """\b
-Exit codes: 0 shown or freed, 1 there is no such record, 2 wrong options,
-5 the store does not answer.
 
-\b
-Examples:
-  celery -A proj sqs-safe list order:7
-  celery -A proj sqs-safe show order:7 --show-results
-  celery -A proj sqs-safe list task:shop.tasks.pay:0b1c...
-  celery -A proj sqs-safe free order:7 --kind lock
-  celery -A proj sqs-safe free order:7 --kind step --name release
-"""
-
-
-@click.command("sqs-safe", cls=Command, epilog=_EPILOG)
+@command(
+    "sqs-safe",
+    codes={
+        DONE: "shown or freed",
+        FOUND: "there is no such record, or it has changed",
+        UNREACHABLE: "the store does not answer",
+    },
+    examples="""
+        celery -A proj sqs-safe list order:7
+        celery -A proj sqs-safe show order:7 --show-results
+        celery -A proj sqs-safe list task:shop.tasks.pay:0b1c...
+        celery -A proj sqs-safe free order:7 --kind lock
+        celery -A proj sqs-safe free order:7 --kind step --name release
+    """,
+)
 @click.argument("action", type=click.Choice(["list", "show", "free"]))
 @click.argument("scope")
 @option("Which records", "--kind", type=click.Choice(_KINDS), help="Only records of this kind.")
-@option("Which records", "--name", metavar="NAME", help="Only the step of this name.")
-@option("Output", "--json", "as_json", is_flag=True, help="One JSON object per line.")
-@option("Output", "--show-results", is_flag=True, help="Show results, which are your data.")
-@option("Freeing", "--yes", is_flag=True, help="Do not ask.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
+@option("Which records", "--name NAME", help="Only the step of this name.")
+@option("Output", "--json", "as_json", help="One JSON object per line.")
+@option("Output", "--show-results", help="Show results, which are your data.")
+@option("Freeing", "--yes", help="Do not ask.")
 def sqs_safe(
     ctx: click.Context,
     action: str,
@@ -82,9 +72,10 @@ def sqs_safe(
     """
     if action == "free" and kind is None:
         raise click.UsageError("free: say which records, with --kind")
+    app = app_of(ctx)
     try:
-        open_vault(ctx.obj.app)  # sets Django up
-        records = records_of(ctx.obj.app)
+        open_vault(app)  # sets Django up
+        records = records_of(app)
         found = [
             entry
             for entry in look(records, scope)
@@ -92,7 +83,7 @@ def sqs_safe(
         ]
         if not found:
             click.echo("no such record", err=True)
-            sys.exit(NOTHING)
+            sys.exit(FOUND)
         for entry in found:
             _print(entry, as_json=as_json, details=action == "show", show_results=show_results)
         if action == "free":
@@ -109,12 +100,11 @@ def sqs_safe(
             click.echo(f"{sum(freed)} freed", err=True)
             if not all(freed):
                 click.echo("the others have changed meanwhile, or are not ours", err=True)
-                sys.exit(NOTHING)
+                sys.exit(FOUND)
     except ImproperlyConfigured as exc:
-        raise click.UsageError(str(exc)) from exc
+        raise Failed(exc, USAGE) from exc
     except SafeError as exc:
-        click.echo(f"the store does not answer: {exc}", err=True)
-        sys.exit(UNREACHABLE)
+        raise Failed(f"the store does not answer: {exc}", UNREACHABLE) from exc
 
 
 def _print(entry: Entry, *, as_json: bool, details: bool, show_results: bool) -> None:

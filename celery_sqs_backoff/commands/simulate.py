@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-from celery.bin.base import handle_preload_options
 
-from celery_sqs_backoff.doctor.look import load_tasks, why_not_loaded
+from celery_sqs_backoff.doctor.look import load_tasks
 from celery_sqs_backoff.provider import Provider
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.simulate.engine import simulate
@@ -20,93 +18,50 @@ from celery_sqs_backoff.simulate.forecast import Forecast, forecast
 from celery_sqs_backoff.simulate.law import STRATEGIES
 from celery_sqs_backoff.simulate.results import Result, plot, render, result_of
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
-from celery_sqs_backoff.sqs import errors
+from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
-from .command import Command
-from .options import option
-
-DONE: Final = 0
-#: Wrong options; 2 is click's own code for it.
-USAGE: Final = 2
-#: --live: SQS does not answer, or refuses.
-UNREACHABLE: Final = 5
-
-_EPILOG = """\b
-Exit codes: 0 done, 2 wrong options, 5 SQS is unreachable.
-
-\b
-Examples:
-  celery -A proj sqs-simulate --outage 2h --messages 1/s --capacity 20/s
-  celery -A proj sqs-simulate --outage 2h --call 1s --plot outage.svg
-  celery -A proj sqs-simulate --live mails --oldest 3h --task mails.send_email
-"""
+from .command import Failed, app_of, command, failed_to_read, loading_app
+from .exit_codes import UNREACHABLE, USAGE
+from .options import FILE, option
 
 
-@click.command("sqs-simulate", cls=Command, epilog=_EPILOG)
-@option(
-    "Scenario",
-    "--outage",
-    metavar="DURATION",
-    default="1h",
-    show_default=True,
-    help="How long the provider is down.",
+@command(
+    "sqs-simulate",
+    codes={UNREACHABLE: None},
+    examples="""
+        celery -A proj sqs-simulate --outage 2h --messages 1/s --capacity 20/s
+        celery -A proj sqs-simulate --outage 2h --call 1s --plot outage.svg
+        celery -A proj sqs-simulate --live mails --oldest 3h --task mails.send_email
+    """,
 )
+@option("Scenario", "--outage DURATION", default="1h", help="How long the provider is down.")
+@option("Scenario", "--messages RATE", default="1/s", help="New messages while it is down.")
 @option(
     "Scenario",
-    "--messages",
-    metavar="RATE",
-    default="1/s",
-    show_default=True,
-    help="New messages while it is down.",
-)
-@option(
-    "Scenario",
-    "--capacity",
-    metavar="RATE",
+    "--capacity RATE",
     default="20/s",
-    show_default=True,
     help="Calls that the provider takes; it refuses more.",
 )
-@option(
-    "Scenario",
-    "--call",
-    metavar="DURATION",
-    default="0.2s",
-    show_default=True,
-    help="How long a call of the provider takes.",
-)
-@option("Scenario", "--workers", type=click.IntRange(1), default=10, show_default=True)
-@option(
-    "Scenario",
-    "--processes",
-    type=click.IntRange(1),
-    default=4,
-    show_default=True,
-    help="Processes per worker.",
-)
-@option(
-    "Scenario", "--task", metavar="NAME", help="Use the options of this task.  [default: app-wide]"
-)
-@option("Scenario", "--seed", type=int, default=0, show_default=True, help="Another draw.")
+@option("Scenario", "--call DURATION", default="0.2s", help="How long a call of it takes.")
+@option("Scenario", "--workers", type=click.IntRange(1), default=10)
+@option("Scenario", "--processes", type=click.IntRange(1), default=4, help="Of each worker.")
+@option("Scenario", "--task NAME", help="Use the options of this task. [default: app-wide]")
+@option("Scenario", "--seed", type=int, default=0, help="Another draw.")
 @option(
     "Question",
-    "--live",
-    metavar="QUEUE",
+    "--live QUEUE",
     help="Start from this queue's messages, and say when they give up if the outage goes on.",
 )
-@option("Question", "--oldest", metavar="DURATION", help="With --live: the oldest message's age.")
-@option("Output", "--json", "as_json", is_flag=True, help="JSON on stdout.")
+@option("Question", "--oldest DURATION", help="With --live: the oldest message's age.")
+@option("Output", "--json", "as_json", help="JSON on stdout.")
 @option(
     "Output",
-    "--plot",
-    "picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    *("--plot PATH", "picture"),
+    type=FILE,
     help="Write a picture, such as outage.svg. Needs matplotlib.",
 )
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
 def sqs_simulate(
     ctx: click.Context,
     task: str | None,
@@ -122,13 +77,18 @@ def sqs_simulate(
     Two strategies stand side by side: your delay policy alone (full-jitter), and with a provider.
     Nothing is sent. Only --live asks SQS, for a queue's attributes.
     """
-    app = ctx.obj.app
+    app = app_of(ctx, needs_sqs=live is not None)
     try:
         found = _options(app, task)
         scenario = _scenario(found, options)
         if live is not None:
             strategy = "full-jitter" if found.provider is None else "provider"
-            _live(app, scenario, live, oldest, strategy=strategy, seed=seed, as_json=as_json)
+            age = parse_duration(oldest, "--oldest") or 0.0
+            forecasted = _forecast(app, scenario, live, age, strategy=strategy, seed=seed)
+            if as_json:
+                click.echo(json.dumps({"queue": live, **asdict(forecasted)}))
+            else:
+                _print_forecast(live, forecasted, now=time.time())
             return
         results = _compare(scenario, seed=seed)
         shown = {"results": [result.as_dict() for result in results]}
@@ -138,8 +98,7 @@ def sqs_simulate(
     except (ValueError, OSError) as exc:
         if isinstance(exc, OSError) and exc.filename is None:
             raise  # of stdout
-        click.echo(f"Error: {exc}", err=True)
-        sys.exit(USAGE)
+        raise Failed(exc, USAGE) from exc
 
 
 def _scenario(found: Options, options: dict[str, Any]) -> Scenario:
@@ -166,10 +125,8 @@ def _scenario(found: Options, options: dict[str, Any]) -> Scenario:
 def _options(app: Any, name: str | None) -> Options:
     if name is None:
         return Options.resolve(app_wide=app.conf.get("sqs_backoff", {}), own={})
-    try:
+    with loading_app():
         load_tasks(app)
-    except Exception as exc:  # of a task, or of its options
-        raise ScenarioError(f"cannot load the app: {why_not_loaded(exc)}") from exc
     if name not in app.tasks:
         raise ScenarioError(f"--task: the app has no task {name!r}")
     found: Options | None = getattr(app.tasks[name], "backoff_options", None)
@@ -186,43 +143,26 @@ def _compare(scenario: Scenario, *, seed: int) -> list[Result]:
     return results
 
 
-def _live(
-    app: Any,
-    scenario: Scenario,
-    queue: str,
-    oldest: str | None,
-    *,
-    strategy: str,
-    seed: int,
-    as_json: bool,
-) -> None:
-    attributes = _attributes(app, queue)
-    if not isinstance(attributes, dict):
-        click.echo(f"Error: cannot read queue {queue}: {attributes}", err=True)
-        sys.exit(UNREACHABLE)
-    count = json.loads(attributes.get("RedrivePolicy", "{}")).get("maxReceiveCount")
-    found = forecast(
+def _forecast(
+    app: Any, scenario: Scenario, queue: str, oldest: float, *, strategy: str, seed: int
+) -> Forecast:
+    try:
+        with connection_to_look(app) as connection:
+            place = QueueFinder(connection.default_channel, attempts=2).find(queue)
+            found = place if isinstance(place, Failure) else place.attributes()
+    except Exception as exc:  # kombu and botocore raise many types
+        raise failed_to_read(f"queue {queue}", why_not(exc)) from exc
+    if isinstance(found, Failure):
+        raise failed_to_read(f"queue {queue}", found)
+    count = json.loads(found.get("RedrivePolicy", "{}")).get("maxReceiveCount")
+    return forecast(
         scenario,
-        attributes,
+        found,
         max_receive_count=None if count is None else int(count),
-        oldest=parse_duration(oldest, "--oldest") or 0.0,
+        oldest=oldest,
         strategy=strategy,
         seed=seed,
     )
-    if as_json:
-        click.echo(json.dumps({"queue": queue, **asdict(found)}))
-    else:
-        _print_forecast(queue, found, now=time.time())
-
-
-def _attributes(app: Any, queue: str) -> dict[str, str] | errors.Failure | str:
-    """Return a queue's attributes, or the reason why they cannot be read."""
-    try:
-        with connection_to_look(app) as connection:
-            found = QueueFinder(connection.default_channel, attempts=2).find(queue)
-            return found if isinstance(found, errors.Failure) else found.attributes()
-    except Exception as exc:  # noqa: BLE001  # kombu and botocore raise many types
-        return why_not(exc)
 
 
 def _print_forecast(queue: str, found: Forecast, *, now: float) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import click
-from celery.bin.base import handle_preload_options
 
 from celery_sqs_backoff.observe.board import Board, WorkerNow
 from celery_sqs_backoff.observe.status import (
@@ -24,34 +23,26 @@ from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.store.urls import is_shared
 
-from .command import Command
+from .command import app_of, command, failed_to_read
 from .environment import open_vault
+from .exit_codes import DONE, UNREACHABLE
 from .options import option, queues_option, select_queues
-
-#: All queues were read.
-DONE: Final = 0
-#: At least one queue could not be read.
-COULD_NOT_READ: Final = 5
 
 _NO_STORE: Final = "sqs_backoff['store'] is not set"
 _OWN_STORE: Final = "sqs_backoff['store'] is one that workers do not share with this command"
 
-_EPILOG = """\b
-Exit codes: 0 all queues were read, 5 at least one was not, 2 usage.
 
-\b
-Examples:
-  celery -A proj sqs-status
-  watch -n 10 celery -A proj sqs-status -Q mails,bulk
-  celery -A proj sqs-status --json | jq '.queues[] | select(.dead_letters > 0)'
-"""
-
-
-@click.command("sqs-status", cls=Command, epilog=_EPILOG)
+@command(
+    "sqs-status",
+    codes={UNREACHABLE: "at least one queue cannot be read"},
+    examples="""
+        celery -A proj sqs-status
+        watch -n 10 celery -A proj sqs-status -Q mails,bulk
+        celery -A proj sqs-status --json | jq '.queues[] | select(.dead_letters > 0)'
+    """,
+)
 @queues_option
-@option("Output", "--json", "as_json", is_flag=True, help="One JSON object; null is not known.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]  # Celery is not typed
+@option("Output", "--json", "as_json", help="One JSON object; null is not known.")
 def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> None:
     """Show how many messages each queue has: ready, waiting for a retry, running, dead.
 
@@ -59,7 +50,7 @@ def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> N
     the age of messages and the state of providers every ten seconds if you set
     sqs_backoff['store']; without it you see "?". This command receives no message.
     """
-    app = ctx.obj.app
+    app = app_of(ctx, needs_sqs=True)
     select_queues(app, queues)
     status = _look(app, are_named=bool(queues))
     click.echo(json.dumps(status.as_dict()) if as_json else render(status))
@@ -67,10 +58,10 @@ def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> N
         click.echo(f"Error: {status.why}", err=True)
     if as_json and (not_shown := status.not_shown()):
         click.echo(f"Warning: {not_shown}", err=True)
-    failed = [queue for queue in status.queues if queue.failure]
-    for queue in failed:
-        click.echo(f"Error: cannot read queue {queue.name}: {queue.failure}", err=True)
-    sys.exit(COULD_NOT_READ if failed else DONE)
+    failures = [failed_to_read(f"queue {q.name}", q.failure) for q in status.queues if q.failure]
+    for failure in failures:
+        failure.show()
+    sys.exit(max((failure.exit_code for failure in failures), default=DONE))
 
 
 def _look(app: Any, *, are_named: bool) -> Status:
@@ -92,8 +83,6 @@ def _read(app: Any) -> list[QueueStatus]:
     names = list(app.amqp.queues.consume_from)
     try:
         with connection_to_look(app) as connection:
-            if (broker := connection.transport.driver_type) != "sqs":
-                return [QueueStatus(name=name, failure=f"the broker is {broker}") for name in names]
             finder = QueueFinder(connection.default_channel, attempts=2)
             return [_read_one(finder, name) for name in names]
     except Exception as exc:  # noqa: BLE001  # kombu and botocore raise many types

@@ -16,8 +16,13 @@ from celery.exceptions import ImproperlyConfigured
 from click.testing import CliRunner, Result
 from kombu import Queue
 
-from celery_sqs_backoff.commands import doctor
-from celery_sqs_backoff.commands.exit_codes import INTERRUPTED
+from celery_sqs_backoff.commands.exit_codes import (
+    DONE,
+    FOUND,
+    INTERRUPTED,
+    UNREACHABLE,
+    USAGE,
+)
 from celery_sqs_backoff.doctor import RULES
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.doctored import doctored_app
@@ -85,7 +90,7 @@ def test_a_good_queue_is_one_line(
 ) -> None:
     queue = broken()
     result = diagnose(queues=(queue,))
-    assert result.exit_code == doctor.HEALTHY, result.output
+    assert result.exit_code == DONE, result.output
     assert result.stdout == f"{len(RULES)} rules, 1 queue ({queue.name}): all well\n"
 
 
@@ -114,11 +119,11 @@ def test_a_queue_that_the_app_does_not_have_is_refused(
 @pytest.mark.parametrize(
     ("changed", "expected", "code"),
     [
-        ({"DelaySeconds": "60"}, "W015", doctor.HEALTHY),
-        ({"VisibilityTimeout": "0"}, "E011", doctor.FOUND),
-        ({"VisibilityTimeout": "43200"}, "W012", doctor.HEALTHY),
-        ({"MessageRetentionPeriod": "300"}, "W009", doctor.HEALTHY),
-        ({"dlq": {"MessageRetentionPeriod": "3600"}}, "W008", doctor.HEALTHY),
+        ({"DelaySeconds": "60"}, "W015", DONE),
+        ({"VisibilityTimeout": "0"}, "E011", FOUND),
+        ({"VisibilityTimeout": "43200"}, "W012", DONE),
+        ({"MessageRetentionPeriod": "300"}, "W009", DONE),
+        ({"dlq": {"MessageRetentionPeriod": "3600"}}, "W008", DONE),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -146,7 +151,7 @@ def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
     app.conf.broker_transport_options = options
     result = diagnose("--format", "json")
     assert ids(result) == ["E001", "W015"]
-    assert result.exit_code == doctor.FOUND
+    assert result.exit_code == FOUND
     assert "aws sqs create-queue --region us-east-1 --queue-name absent" in result.stdout
 
 
@@ -158,7 +163,7 @@ def test_an_app_that_does_not_load_is_no_warning(
 
     monkeypatch.setattr(app, "finalize", finalize)
     result = diagnose("--offline")
-    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert result.exit_code == USAGE
     assert "store: unknown kind 'bogus'" in result.stderr
 
 
@@ -174,8 +179,8 @@ def test_tasks_that_only_a_worker_imports_are_looked_at(
     app.conf.include = [module]
     result = diagnose("--offline")
     assert "W019 shop.uncovered" in result.stdout
-    assert result.exit_code == doctor.HEALTHY
-    assert diagnose("--offline", "--strict").exit_code == doctor.FOUND
+    assert result.exit_code == DONE
+    assert diagnose("--offline", "--strict").exit_code == FOUND
 
 
 def test_a_module_that_cannot_be_imported_shows_no_credentials(
@@ -186,7 +191,7 @@ def test_a_module_that_cannot_be_imported_shows_no_credentials(
     monkeypatch.syspath_prepend(tmp_path)
     app.conf.include = [module]
     result = diagnose("--offline")
-    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert result.exit_code == USAGE
     assert "ValueError: redis://***@db: not a DSN" in result.stderr
     assert SECRET not in result.output
 
@@ -208,7 +213,7 @@ def test_findings_can_be_ignored_with_a_reason_only(
     queue = broken(DelaySeconds="60")
     for rule in ("W015", "w015", f"w015:{queue.name}"):
         result = diagnose("--ignore", f"{rule}=we batch", "--format", "json", queues=(queue,))
-        assert (result.exit_code, ids(result)) == (doctor.HEALTHY, [])
+        assert (result.exit_code, ids(result)) == (DONE, [])
     result = diagnose("--ignore", "W999=we batch")
     assert result.exit_code == 2
     assert "--ignore: there is no rule 'W999'" in result.output
@@ -249,7 +254,7 @@ def test_an_unreachable_sqs_is_no_finding(diagnose: Callable[..., Result], app: 
         },
     )
     result = diagnose()
-    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert result.exit_code == UNREACHABLE
     assert SECRET not in result.output
 
 
@@ -269,7 +274,7 @@ def test_a_queue_that_cannot_be_read_is_no_good_queue(
         },
     )
     result = diagnose()
-    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert result.exit_code == UNREACHABLE
     assert "cannot read queue mails: EndpointConnectionError" in result.stderr
     assert "all well" not in result.stdout
 
@@ -281,7 +286,7 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     result = diagnose("--format", "json")
-    assert result.exit_code == doctor.FOUND
+    assert result.exit_code == FOUND
     [found] = json.loads(result.stdout)["findings"]
     assert found["id"] == "E027"
     for action in ("GetQueueAttributes", "ChangeMessageVisibility", "DeleteMessage"):
@@ -295,7 +300,7 @@ def test_a_wrong_secret_key_lacks_no_permission(
     proxy.inject(http_error(403, "SignatureDoesNotMatch", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     result = diagnose()
-    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert result.exit_code == UNREACHABLE
     assert f"cannot read queue {queue.name}: SignatureDoesNotMatch" in result.stderr
     assert "E027" not in result.stdout
 
@@ -307,9 +312,9 @@ def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(
     denied = http_error(403, "AccessDenied", sender_fault=True, actions=("GetQueueAttributes",))
     proxy.inject(denied)
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
-    assert diagnose().exit_code == doctor.FOUND
+    assert diagnose().exit_code == FOUND
     result = diagnose("--ignore", "E027=workers may not read attributes")
-    assert result.exit_code == doctor.COULD_NOT_LOOK
+    assert result.exit_code == UNREACHABLE
     assert f"cannot read queue {queue.name}: AccessDenied" in result.stderr
     assert "all well" not in result.stdout
 
@@ -322,8 +327,8 @@ def test_where_queues_may_not_be_listed_the_action_is_named(
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     del app.conf.broker_transport_options["predefined_queues"]
     result = diagnose()
-    assert result.exit_code == doctor.COULD_NOT_LOOK
-    assert "cannot look at SQS: AccessDenied (ListQueues)" in result.stderr
+    assert result.exit_code == UNREACHABLE
+    assert "cannot read the queues: AccessDenied (ListQueues)" in result.stderr
 
 
 def test_a_list_of_brokers_is_looked_at(
@@ -344,10 +349,10 @@ def test_a_broker_that_is_not_sqs_is_no_broker_that_is_well(
     """As where a pipeline lacks the variable with the broker's URL."""
     app.conf.broker_url = broker
     result = diagnose()
-    assert result.exit_code == doctor.COULD_NOT_LOOK
-    assert f"no queue was looked at: the broker is {broker.partition(':')[0]}" in result.stderr
+    assert result.exit_code == USAGE
+    assert f"the broker is {broker.partition(':')[0]}" in result.stderr
     result = diagnose("--offline")
-    assert result.exit_code == doctor.HEALTHY
+    assert result.exit_code == DONE
     offline = sum(not rule.is_live for rule in RULES)
     assert result.stdout == f"{offline} rules, 0 queues: all well\n", "the others were not asked"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_sqs_backoff.commands import doctor
+from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.testing import LocalQueue
 from tests.support.manage import run_manage
 
@@ -64,7 +64,7 @@ def test_settings_that_no_worker_can_use_are_an_error(
         assert "Traceback" not in done.stderr
         assert done.returncode != 0
     done = manage("sqs_doctor", "--offline", settings="wrong_settings")
-    assert done.returncode == doctor.COULD_NOT_LOOK
+    assert done.returncode == exit_codes.USAGE
     assert "cannot load the app" in done.stderr
 
 
@@ -154,7 +154,7 @@ def test_what_modules_print_or_exit_with_is_no_result(manage: Manage, tmp_path: 
     assert "findings" in json.loads(done.stdout)
     assert "loud" in done.stderr
     done = manage("sqs_doctor", "--offline", settings="ending_settings")
-    assert done.returncode == doctor.COULD_NOT_LOOK
+    assert done.returncode == exit_codes.USAGE
     assert "SystemExit: no key" in done.stderr
 
 
@@ -233,5 +233,5 @@ def test_one_check_says_that_the_projects_app_is_not_imported(
 def test_the_command_is_the_same_as_celerys(manage: Manage, sqs: SQSClient, queue: LocalQueue):
     sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
     done = manage("sqs_doctor", "--format", "json")
-    assert done.returncode == doctor.FOUND
+    assert done.returncode == exit_codes.FOUND
     assert '"id": "E011"' in done.stdout

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from celery_sqs_backoff import FullJitter, SQSBackoffTask
 from celery_sqs_backoff.commands import simulate
+from celery_sqs_backoff.commands.exit_codes import DONE, UNREACHABLE, USAGE
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 def test_strategies_side_by_side(run: Callable[..., Result]) -> None:
     """The policy alone and with a provider; progress goes to stderr."""
     result = run("--outage", "10m")
-    assert result.exit_code == simulate.DONE
+    assert result.exit_code == DONE
     heading, *rows = result.stdout.splitlines()
     assert heading.split() == ["full-jitter", "provider"]
     assert len(next(row for row in rows if "wasted" in row).split()) == 4 + 2
@@ -82,7 +83,7 @@ def test_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
     """--plot writes the picture beside the table."""
     picture = tmp_path / "short.svg"
     result = run("--outage", "2m", "--plot", str(picture))
-    assert result.exit_code == simulate.DONE
+    assert result.exit_code == DONE
     assert "<svg" in picture.read_text()
 
 
@@ -103,7 +104,7 @@ def test_wrong_options_are_a_usage_error(
     run: Callable[..., Result], arguments: list[str], words: str
 ) -> None:
     result = run(*arguments)
-    assert result.exit_code == simulate.USAGE
+    assert result.exit_code == USAGE
     assert words in result.stderr
     assert "Traceback" not in result.output
 
@@ -112,7 +113,7 @@ def test_a_live_queue(run: Callable[..., Result], queue: LocalQueue, sqs: SQSCli
     for _ in range(3):
         sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
     result = run("--live", queue.name, "--task", "mails.send", "--json")
-    assert result.exit_code == simulate.DONE
+    assert result.exit_code == DONE
     found = json.loads(result.stdout)
     assert found["messages"] == 3
     assert 0 < found["first"] <= 600
@@ -152,7 +153,7 @@ def _counts(sqs: SQSClient, queue: LocalQueue) -> list[str]:
 
 def test_a_queue_that_is_not_there(run: Callable[..., Result]) -> None:
     result = run("--live", "no-such-queue")
-    assert result.exit_code == simulate.UNREACHABLE
+    assert result.exit_code == USAGE
     assert "no-such-queue" in result.stderr
 
 
@@ -166,5 +167,5 @@ def test_what_keeps_a_look_from_a_live_queue_is_named(
 
     monkeypatch.setattr(simulate, "connection_to_look", fails)
     result = run("--live", "mails")
-    assert result.exit_code == simulate.UNREACHABLE
+    assert result.exit_code == UNREACHABLE
     assert "cannot read queue mails: " in result.stderr

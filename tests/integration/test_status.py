@@ -17,6 +17,7 @@ from kombu import Queue
 from kombu.transport.SQS import Channel
 
 from celery_sqs_backoff.commands import status
+from celery_sqs_backoff.commands.exit_codes import DONE, UNREACHABLE, USAGE
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
 from celery_sqs_backoff.sqs import clients
 from celery_sqs_backoff.sqs.find_queue import connection_to_look
@@ -45,7 +46,7 @@ def run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 def test_an_empty_queue_is_known_whole(run: Callable[..., Result], queue: LocalQueue) -> None:
     result = run("--json")
-    assert result.exit_code == status.DONE
+    assert result.exit_code == DONE
     assert json.loads(result.stdout) == {
         "queues": [
             {
@@ -97,7 +98,7 @@ def test_a_queue_that_cannot_be_read_is_named(run: Callable[..., Result], app: C
     }
     app.conf.update(broker_read_url="sqs://k:hunter2@127.0.0.1:1//", task_default_queue="mails")
     result = run("--json")
-    assert result.exit_code == status.COULD_NOT_READ
+    assert result.exit_code == UNREACHABLE
     assert json.loads(result.stdout)["queues"][0]["ready"] is None
     assert "cannot read queue mails: EndpointConnectionError" in result.stderr
     assert "hunter2" not in result.output
@@ -108,14 +109,14 @@ def test_a_queue_that_does_not_exist_hides_no_other(
 ) -> None:
     app.conf.task_queues = [Queue(queue.name), Queue("absent")]
     result = run("--json")
-    assert result.exit_code == status.COULD_NOT_READ
+    assert result.exit_code == USAGE
     [there, absent] = json.loads(result.stdout)["queues"]
     assert (there["ready"], absent["name"], absent["ready"]) == (0, "absent", None)
     assert "cannot read queue absent: NotInPredefinedQueues" in result.stderr
     options = {k: v for k, v in app.conf.broker_transport_options.items() if "prede" not in k}
     app.conf.broker_transport_options = options
     result = run("--json")
-    assert result.exit_code == status.COULD_NOT_READ
+    assert result.exit_code == USAGE
     assert [found["ready"] for found in json.loads(result.stdout)["queues"]] == [0, None]
     assert "cannot read queue absent: QueueDoesNotExist" in result.stderr
 
@@ -132,7 +133,7 @@ def test_the_queues_that_workers_name_on_their_command_line_are_shown(
     assert f"workers also receive from {queue.name}; name queues with -Q" in result.stderr
     assert "not shown: workers also receive from" in run().stdout
     result = run("--json", "-Q", queue.name)
-    assert result.exit_code == status.DONE
+    assert result.exit_code == DONE
     assert [found["name"] for found in json.loads(result.stdout)["queues"]] == [queue.name]
     assert "not shown" not in result.stderr + run("-Q", queue.name).stdout
     assert "not shown" not in run("-Q", "unused").stdout, "it is what was asked for"
@@ -160,7 +161,7 @@ def test_queues_of_the_same_credentials_share_a_client(
         "predefined_queues": queues,
     }
     result = run("--json")
-    assert result.exit_code == status.DONE
+    assert result.exit_code == DONE
     assert [found["ready"] for found in json.loads(result.stdout)["queues"]] == [0] * 5
     assert sorted(made) == ["other", "testing"]
 
@@ -174,7 +175,7 @@ def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app:
         "max_retries": 1,
     }
     result = run("--json")
-    assert result.exit_code == status.COULD_NOT_READ
+    assert result.exit_code == UNREACHABLE
     assert json.loads(result.stdout)["queues"][0]["ready"] is None
     assert "cannot read queue mails: EndpointConnectionError" in result.stderr
     assert "hunter2" not in result.output
@@ -183,7 +184,7 @@ def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app:
 def test_a_broker_that_is_not_sqs_is_named(run: Callable[..., Result], app: Celery) -> None:
     app.conf.broker_read_url = "redis://127.0.0.1:1"
     result = run()
-    assert result.exit_code == status.COULD_NOT_READ
+    assert result.exit_code == USAGE
     assert "the broker is redis" in result.stderr
 
 
@@ -196,7 +197,7 @@ def test_a_store_that_is_away_is_no_provider_that_is_well(
     result = run("--json")
     assert json.loads(result.stdout)["providers"] == []
     assert result.stderr == "Error: the store could not be read (ConnectionError)\n"
-    assert result.exit_code == status.DONE
+    assert result.exit_code == DONE
 
 
 def test_an_sqs_that_does_not_answer_is_said_soon(
@@ -216,7 +217,7 @@ def test_an_sqs_that_does_not_answer_is_said_soon(
         began = time.monotonic()
         result = run("-Q", "mails")
     assert time.monotonic() - began < 10
-    assert result.exit_code == status.COULD_NOT_READ
+    assert result.exit_code == UNREACHABLE
     assert "cannot read queue mails: ReadTimeoutError" in result.stderr
 
 

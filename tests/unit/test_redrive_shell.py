@@ -13,7 +13,6 @@ from celery.bin.celery import celery
 from click.testing import CliRunner
 
 from celery_sqs_backoff.commands import exit_codes, progress, redrive_shell
-from celery_sqs_backoff.commands import peek as peek_command
 from celery_sqs_backoff.commands.environment import journal_directory
 from celery_sqs_backoff.commands.show import closing, print_messages, print_plan
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
@@ -94,7 +93,7 @@ def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
     report = RedriveReport(deleted=40, looked_at=40)
     found = closing(report, queue="q", options=selected, journal="j")
     assert found == ["0 of 40 sent.", "40 had been sent by an earlier run and were only deleted."]
-    assert exit_codes.exit_code(report, has_selection=bool(selected)) == exit_codes.DONE
+    assert redrive_shell.exit_code(report, has_selection=bool(selected)) == exit_codes.DONE
 
 
 @pytest.mark.parametrize(("resend", "said"), [(False, "sent already;"), (True, "sent twice;")])
@@ -155,7 +154,7 @@ def test_an_error_of_the_engine_after_a_send_is_no_refusal(run, monkeypatch, err
 
     monkeypatch.setattr(redrive_shell, "redrive", redrive)
     result = run("--yes", "--json")
-    assert result.exit_code == exit_codes.SOME_FAILED
+    assert result.exit_code == exit_codes.FOUND
     assert [(line["event"], line["ended"]) for line in lines(result)] == [("Finished", "failed")]
     assert "sent 7" in run("--yes").stdout
 
@@ -171,7 +170,7 @@ def test_a_stdin_that_is_closed_is_no_terminal(run, monkeypatch):
     asked = run("--rate", "9/s", "--json")
     assert asked.exit_code == exit_codes.INTERRUPTED
     assert lines(asked)[-1]["ended"] == "declined"
-    assert "give --yes" in asked.stderr
+    assert "Pass --yes" in asked.stderr
     assert run("--rate", "9/s", "--yes").exit_code == exit_codes.DONE
 
 
@@ -209,8 +208,8 @@ def test_a_dry_run_as_json_ends_with_a_last_event_too(run, monkeypatch, options,
 @pytest.mark.parametrize("command", ["sqs-peek", "sqs-redrive"])
 def test_a_look_at_some_does_not_speak_of_all(run, monkeypatch, command, plan, said):
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
-    monkeypatch.setattr(peek_command, "peek", lambda *args, **options: plan)
     options = ["--dry-run"] if command == "sqs-redrive" else []
+    code = exit_codes.NOTHING_MATCHED if options else exit_codes.FOUND
     result = run(*options, "--task", "x", command=command)
-    assert result.exit_code == exit_codes.NOTHING_MATCHED
+    assert result.exit_code == code
     assert said in result.stderr

@@ -110,7 +110,7 @@ def test_one_step_is_freed_by_its_name(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["list", "order:8"], safe.NOTHING),
+        (["list", "order:8"], safe.FOUND),
         (["free", "order:7"], safe.USAGE),
         (["forget", "order:7"], safe.USAGE),
     ],

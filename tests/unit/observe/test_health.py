@@ -16,7 +16,7 @@ from celery import Celery
 from celery.bin.celery import celery
 from click.testing import CliRunner
 
-from celery_sqs_backoff.commands import health as command
+from celery_sqs_backoff.commands.exit_codes import DONE, FOUND
 from celery_sqs_backoff.observe import health
 from celery_sqs_backoff.observe.health import Heartbeat, Pulse, diagnosis
 from celery_sqs_backoff.observe.http import serve
@@ -149,11 +149,11 @@ def test_the_command(pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run()[0] == 2
     app.conf.sqs_backoff = {"heartbeat": str(path)}
     code, said = run()
-    assert code == command.UNHEALTHY
+    assert code == FOUND
     assert said.startswith("unhealthy: no heartbeat")
     Heartbeat(path, pulse).beat()
-    assert run() == (command.HEALTHY, "healthy\n")
-    assert run("--file", str(tmp_path / "other"))[0] == command.UNHEALTHY
+    assert run() == (DONE, "healthy\n")
+    assert run("--file", str(tmp_path / "other"))[0] == FOUND
 
 
 def test_a_probe_with_a_file_imports_no_app(
@@ -164,7 +164,7 @@ def test_a_probe_with_a_file_imports_no_app(
     path = tmp_path / "heartbeat"
     Heartbeat(path, pulse).beat()
     result = CliRunner().invoke(celery, ["sqs-health", "--file", str(path)])
-    assert (result.exit_code, result.output) == (command.HEALTHY, "healthy\n")
+    assert (result.exit_code, result.output) == (DONE, "healthy\n")
 
 
 @pytest.fixture

@@ -1,0 +1,153 @@
+"""How all commands end: one table of exit codes, and one line that says what to do."""
+
+import os
+import re
+import sys
+
+import click
+import pytest
+from celery import Celery, current_app
+from celery.bin.base import CLIContext
+from celery.bin.celery import celery
+from click.testing import CliRunner
+
+from celery_sqs_backoff.commands import exit_codes, redrive_shell
+from celery_sqs_backoff.commands.exit_codes import INTERRUPTED, NO_READER, UNREACHABLE, USAGE
+from celery_sqs_backoff.redrive import Plan
+
+ASK_SQS = {
+    "sqs-redrive": ["mails", "--yes"],
+    "sqs-peek": ["mails"],
+    "sqs-status": ["-Q", "mails"],
+    "sqs-doctor": ["-Q", "mails"],
+    "sqs-simulate": ["--live", "mails"],
+}
+ALL = ASK_SQS | {"sqs-health": [], "sqs-safe": ["list", "order:7"]}
+SECRET = "hunter2"
+
+
+def app_on(broker, **options):
+    app = Celery("shop", set_as_current=False, broker=broker)
+    patience = {"retries": {"total_max_attempts": 1}, "connect_timeout": 1}
+    app.conf.broker_transport_options = {
+        "region": "us-east-1", "is_secure": False, "max_retries": 1, "client-config": patience,
+        **options,
+    }  # fmt: skip
+    return app
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run a command on an app; without an app as ``celery`` without ``-A``."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def run(name, *arguments, app=None):
+        monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
+        return CliRunner().invoke(celery, [*(["-A", "shop"] if app else []), name, *arguments])
+
+    return run
+
+
+def assert_ended(result, code, words):
+    """It ends with the code and one line for people, without traceback and secret."""
+    assert (result.exit_code, result.exception.__class__) == (code, SystemExit), result.output
+    [line] = [line for line in result.stderr.splitlines() if line]
+    assert line.startswith("Error: ")
+    assert words in line
+    assert SECRET not in result.output
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_app(run, name, monkeypatch):
+    """Celery makes one up, on a RabbitMQ of this machine."""
+    monkeypatch.setattr("celery._state.default_app", None)
+    monkeypatch.setattr("celery._state._tls", type("Local", (), {"current_app": None})())
+    assert current_app.main == "default"
+    assert_ended(run(name, *ALL[name]), USAGE, f"-A proj {name}")
+
+
+@pytest.mark.parametrize("name", ASK_SQS)
+def test_a_broker_that_is_not_sqs(run, name):
+    app = app_on(f"redis://:{SECRET}@127.0.0.1:1/0")
+    assert_ended(run(name, *ASK_SQS[name], app=app), USAGE, "broker is redis, not SQS")
+
+
+@pytest.mark.parametrize("name", ["sqs-status", "sqs-doctor", "sqs-simulate"])
+def test_an_sqs_that_is_not_reached(run, name):
+    """The other two try for 20 s; ``test_redrive_command`` has them."""
+    app = app_on(f"sqs://key:{SECRET}@127.0.0.1:1//")
+    assert_ended(run(name, *ASK_SQS[name], app=app), UNREACHABLE, "Check the network")
+
+
+@pytest.mark.parametrize("name", ASK_SQS)
+def test_no_credentials(run, name):
+    assert_ended(run(name, *ASK_SQS[name], app=app_on("sqs://")), UNREACHABLE, "AWS_PROFILE")
+
+
+@pytest.mark.parametrize("name", ["sqs-status", "sqs-simulate"])  # a finding of sqs-doctor
+def test_a_queue_that_is_not_there(run, name):
+    app = app_on(
+        f"sqs://key:{SECRET}@127.0.0.1:1//",
+        predefined_queues={"sms": {"url": "http://127.0.0.1:1/1/sms"}},
+    )
+    assert_ended(run(name, *ASK_SQS[name], app=app), USAGE, "Check the queue's name")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ctrl_c(run, name, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    for module in ("command", "peek", "redrive", "status", "doctor", "health", "safe", "simulate"):
+        monkeypatch.setattr(f"celery_sqs_backoff.commands.{module}.app_of", interrupt)
+    result = run(name, *ALL[name], app=app_on("sqs://"))
+    assert_ended(result, INTERRUPTED, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("sqs-doctor", ["--explain", "W010"]),
+        ("sqs-peek", ["mails"]),
+        ("sqs-redrive", ["mails", "--dry-run"]),
+        ("sqs-simulate", ["--outage", "1m"]),
+        ("sqs-status", []),
+    ],
+)
+def test_a_reader_that_has_gone(name, arguments, monkeypatch, capfd):
+    """``| head`` is no finding, and no traceback."""
+    monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: Plan("mails", 0))
+    read, write = os.pipe()
+    os.close(read)
+    context = CLIContext(app_on(f"sqs://key:{SECRET}@127.0.0.1:1//"), True, None)
+    with open(write, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as ended:
+            celery.commands[name].main(arguments, obj=context)
+    assert ended.value.code == NO_READER
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_help_lists_the_exit_codes_of_the_table(run, name):
+    """In one form, by number: a script's author reads what each means."""
+    text = " ".join(run(name, "--help").output.split())
+    [codes] = re.findall(r"Exit codes: (.*?)\.(?: Examples:|$)", text)
+    told = {int(code): meaning for code, meaning in re.findall(r"(\d+) (.*?)(?:, (?=\d)|$)", codes)}
+    assert list(told) == sorted(told)
+    assert {0, 2, 74, 130, 141} <= told.keys() <= {1, *exit_codes.MEANINGS}
+    assert all(told.values())
+    command = celery.commands[name]
+    assert isinstance(command, click.Command)
+    assert set(told) == set(command.codes)
+
+
+def test_the_meaning_of_a_code_is_the_same_in_all_commands():
+    """5 is never a finding, and 1 never an SQS that is away."""
+    numbers = {n: v for n, v in vars(exit_codes).items() if isinstance(v, int)}
+    assert len(set(numbers.values())) == len(numbers)
+    assert set(numbers.values()) - {exit_codes.FOUND} == exit_codes.MEANINGS.keys()
