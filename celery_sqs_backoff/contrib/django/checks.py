@@ -48,24 +48,14 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
     try:
         app = project_app()
     except ImproperlyConfigured as exc:
-        return [
-            checks.Warning(
-                f"no task and no setting of Celery's is checked: {exc}",
-                hint="manage.py's commands of this package need it too.",
-                id="celery_sqs_backoff.W035",  # no rule of the doctor's has this number
-            )
-        ]
+        hint = "manage.py's commands of this package need it too."
+        return [_warning("W035", f"no task and no setting of Celery's is checked: {exc}", hint)]
     try:
         load_tasks(app)
         facts = look(app, live=False)
     except NotImported as exc:
-        return [
-            checks.Warning(
-                f"the Celery app's tasks cannot be looked at: {why_not_loaded(exc)}",
-                hint=SERIOUS_WITH_DEPLOY,
-                id="celery_sqs_backoff.W032",  # no rule of the doctor's has this number
-            )
-        ]
+        text = f"the Celery app's tasks cannot be looked at: {why_not_loaded(exc)}"
+        return [_warning("W032", text, SERIOUS_WITH_DEPLOY)]
     except Exception as exc:  # noqa: BLE001  # of an option of a task, or of a setting
         return [_not_loaded(exc)]
     return [_message(f) for f in examine(facts, ignore=ignored_by(app), live=False)]
@@ -75,9 +65,6 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     """Check queues, dead-letter queues, permissions and the store; with ``--deploy`` alone."""
     try:
         app = project_app()
-    except ImproperlyConfigured:  # check_app says so
-        return []
-    try:
         load_tasks(app)
         offline = {(f.id, f.subject) for f in examine(look(app, live=False), live=False)}
     except NotImported as exc:
@@ -102,27 +89,30 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     ]
 
 
+# No rule of the doctor's has the numbers of these.
+
+
+def _warning(number: str, text: str, hint: str) -> Any:
+    return checks.Warning(text, hint=hint, id=f"celery_sqs_backoff.{number}")
+
+
+def _could_not_look(why: str) -> Any:
+    hint = "Run the check where the workers run, with their credentials."
+    return _warning("W030", f"SQS could not be asked ({why})", hint)
+
+
 def _not_loaded(exc: Exception) -> Any:
     return checks.Error(
         f"the Celery app's tasks or settings cannot be loaded: {why_not_loaded(exc)}",
         hint="A worker would not start either: correct what it names.",
-        id="celery_sqs_backoff.E031",  # no rule of the doctor's has this number
-    )
-
-
-def _could_not_look(why: str) -> Any:
-    return checks.Warning(
-        f"SQS could not be asked ({why})",
-        hint="Run the check where the workers run, with their credentials.",
-        id="celery_sqs_backoff.W030",  # no rule of the doctor's has this number
+        id="celery_sqs_backoff.E031",
     )
 
 
 def _message(finding: Finding) -> Any:
-    fix = "\n".join(part for part in (finding.fix.aws, finding.fix.text) if part)
     return _KINDS[finding.severity](
         f"{finding.subject}: {finding.evidence}. {finding.consequence}",
-        hint=fix or None,
+        hint="\n".join(filter(None, (finding.fix.aws, finding.fix.text))) or None,
         obj=finding.subject,
         id=f"celery_sqs_backoff.{finding.id}",
     )

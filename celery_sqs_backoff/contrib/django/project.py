@@ -7,16 +7,17 @@ from typing import Any
 from celery import current_app
 from celery.exceptions import ImproperlyConfigured
 
+from celery_sqs_backoff.commands.app import is_made_up
+
 
 def project_app() -> Any:
     """Return the project's Celery app: the one that its ``__init__.py`` imports.
 
     Raises:
-        ImproperlyConfigured: this process has imported none. Celery gives an app of its own then,
-            which has another broker and other queues than the project.
+        ImproperlyConfigured: this process has imported none.
     """
     app = current_app._get_current_object()
-    if app.main == "default" and not app.set_as_current:  # celery/_state.py: _get_current_app
+    if is_made_up(app):
         raise ImproperlyConfigured(
             "the project's Celery app is not imported: write 'from .celery import app as"
             " celery_app' into the __init__.py beside settings.py"

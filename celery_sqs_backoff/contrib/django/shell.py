@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -19,8 +17,18 @@ from django.core.management.base import (  # type: ignore[import-untyped]
 from .project import project_app
 
 
+def manage_command(celery_command: click.Command) -> type[BaseCommand]:
+    """Make a ``manage.py`` command of a ``celery`` command."""
+
+    class Command(CeleryShell):
+        help = celery_command.help or ""
+        command = celery_command
+
+    return Command
+
+
 class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
-    """Runs a click command of ``celery``, on the project's Celery app.
+    """Run a click command of ``celery``, on the project's Celery app.
 
     That app is the one that the project's ``__init__.py`` imports, as Celery's guide for Django
     has it.
@@ -31,32 +39,38 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
     """
 
     command: click.Command
-    requires_system_checks: Sequence[str] = ()  # at night, nothing is to be in the way
+    requires_system_checks = ()  # at night, nothing is to be in the way
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Leave the options to click."""
-        return _Verbatim(
-            self.command, prog=f"{prog_name} {subcommand}", called_from_command_line=True
-        )
+        """Parse Django's own options, and leave all others to click."""
+        kwargs |= {"add_help": False, "allow_abbrev": False}
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
 
-    def handle(self, *args: str, **options: Any) -> None:
+        def parse_args(args: Any = None, namespace: Any = None) -> Any:
+            found, rest = parser.parse_known_args([str(argument) for argument in args or ()])
+            found.args = rest
+            return found
+
+        parser.parse_args = parse_args
+        return parser
+
+    def print_help(self, prog_name: str, subcommand: str) -> None:
+        """Show the help of the click command, for ``manage.py help``."""
+        with click.Context(self.command, info_name=f"{prog_name} {subcommand}") as context:
+            self.stdout.write(self.command.get_help(context))
+
+    def handle(self, *args: str, no_color: bool = False, **options: Any) -> None:
         name = str(self.command.name).replace("-", "_")
         try:
             app = project_app()
         except ImproperlyConfigured as exc:
             raise CommandError(str(exc), returncode=click.UsageError.exit_code) from exc
-        celery = CLIContext(
-            app=app,
-            no_color=bool(options.get("no_color")),
-            workdir=None,
-            quiet=False,
-        )
         try:
             with redirect_stdout(self.stdout._out):
                 self.command.main(
                     args=list(args),
                     prog_name=f"manage.py {name}",
-                    obj=celery,
+                    obj=CLIContext(app=app, no_color=no_color, workdir=None),
                     standalone_mode=False,
                 )
         except click.ClickException as exc:
@@ -65,30 +79,3 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
             if exc.code:
                 code = exc.code if isinstance(exc.code, int) else 1
                 raise CommandError(f"{name} ended with exit code {code}", returncode=code) from exc
-
-
-class _Verbatim(CommandParser):  # type: ignore[misc]
-    """Parses Django's own options, and leaves all others to click."""
-
-    def __init__(self, command: click.Command, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._command = command
-        self._django = ArgumentParser(add_help=False, allow_abbrev=False)
-        self._django.add_argument("--settings")
-        self._django.add_argument("--pythonpath")
-        self._django.add_argument("--traceback", action="store_true")
-        self._django.add_argument("--no-color", action="store_true")
-        self._django.add_argument("--force-color", action="store_true")
-        self._django.add_argument("--skip-checks", action="store_true")
-        self._django.add_argument("-v", "--verbosity", type=int, choices=range(4), default=1)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Namespace:
-        found, rest = self._django.parse_known_args([str(argument) for argument in args or ()])
-        del found.skip_checks
-        found.args = rest
-        return found
-
-    def format_help(self) -> str:
-        """What ``manage.py help`` shows: the help of the click command."""
-        with click.Context(self._command, info_name=self.prog) as context:
-            return f"{self._command.get_help(context)}\n"

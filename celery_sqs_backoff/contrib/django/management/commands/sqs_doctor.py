@@ -1,12 +1,7 @@
 """``manage.py sqs_doctor``: ``celery sqs-doctor`` on the project's Celery app."""
 
-from __future__ import annotations
-
 from celery_sqs_backoff.commands.doctor import sqs_doctor
 
-from ...shell import CeleryShell
+from ...shell import manage_command
 
-
-class Command(CeleryShell):
-    help = sqs_doctor.help or ""
-    command = sqs_doctor
+Command = manage_command(sqs_doctor)
