@@ -60,7 +60,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import boto3
-import pytest
 from botocore.config import Config
 from celery import Celery
 from celery.contrib.testing.app import setup_default_app
@@ -71,6 +70,13 @@ from kombu.transport.SQS import Channel
 from .provider_proxy import ProviderProxy, running_provider_proxy
 from .sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 from .store.memory import MemoryStore
+
+try:
+    import pytest
+except ImportError as exc:
+    raise ImportError(
+        "celery_sqs_backoff.testing needs pytest: pip install 'celery-sqs-backoff[testing]'"
+    ) from exc
 
 if TYPE_CHECKING:
     from celery.worker import WorkController

@@ -169,7 +169,9 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("a picture needs matplotlib, of the extra 'plot'") from None
+        raise ValueError(
+            "matplotlib is not installed: pip install 'celery-sqs-backoff[plot]'"
+        ) from None
     figure = Figure(figsize=(9, 0.8 + 2.4 * len(results)), layout="constrained")
     figure.suptitle(title)
     panels = figure.subplots(len(results), 1, squeeze=False, sharex=True, sharey=True)

@@ -164,7 +164,9 @@ class Observation:
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         except ImportError as exc:
-            logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
+            logger.error(
+                "sqs_backoff.no_metrics: %s: pip install 'celery-sqs-backoff[prometheus]'", exc
+            )
             return None
         metrics = Metrics(self._waiting, running=self._running, providers=self._providers)
         self._stops.append(self._events.subscribe(metrics))

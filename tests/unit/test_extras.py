@@ -1,0 +1,70 @@
+"""What the package needs beside its requirements: an extra that a sentence names."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from celery.exceptions import ImproperlyConfigured
+
+import celery_sqs_backoff
+from celery_sqs_backoff.simulate.results import plot
+from celery_sqs_backoff.store.urls import open_store
+
+ROOT = Path(celery_sqs_backoff.__file__).parent
+
+REQUIRED = {"billiard", "boto3", "botocore", "celery", "click", "kombu"}
+
+FOR_TYPES = {"mypy_boto3_sqs", "typing_extensions"}
+
+#: Libraries of extras, each with what uses it.
+EXTRAS = {
+    "django": ("contrib", "store", "commands"),
+    "matplotlib": ("simulate",),
+    "moto": ("testing.py",),
+    "prometheus_client": ("observe", "worker"),
+    "pytest": ("testing.py",),
+    "redis": ("store",),
+    "zstandard": ("worker", "sqs"),  # kombu's, if a sender compresses with it
+}
+
+
+def libraries(path):
+    """Yield the libraries that a module imports anywhere, but for its types."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+
+
+def test_only_known_libraries_are_imported():
+    """A library that is none of the requirements is missing in a user's image."""
+    known = sys.stdlib_module_names | REQUIRED | {"celery_sqs_backoff"} | FOR_TYPES
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0]
+        for library in set(libraries(path)) - known:
+            assert room in EXTRAS.get(library, ()), f"{library} in {path}"
+
+
+@pytest.mark.parametrize(
+    ("library", "extra", "use"),
+    [
+        ("redis", "redis", lambda: open_store("rediss://127.0.0.1:1/9")),
+        ("django", "django", lambda: open_store("django://nowhere")),
+        ("matplotlib.figure", "plot", lambda: plot([], "", Path("outage.svg"))),
+    ],
+)
+def test_a_missing_library_is_said_with_what_to_install(monkeypatch, library, extra, use):
+    """``prometheus_client`` is in ``test_observation``, ``moto`` in ``test_testing_fixtures``."""
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises((ImproperlyConfigured, ValueError)) as caught:
+        use()
+    assert f"pip install 'celery-sqs-backoff[{extra}]'" in str(caught.value)
+
+
+def test_the_fixtures_need_pytest():
+    code = "import sys; sys.modules['pytest'] = None; import celery_sqs_backoff.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'celery-sqs-backoff[testing]'" in done.stderr.splitlines()[-1]
