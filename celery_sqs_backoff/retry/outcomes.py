@@ -169,14 +169,13 @@ def judge(
     retry_on: Iterable[type[BaseException]] = (),
     never_retry: Iterable[type[BaseException]] = (),
     task: str | None = None,
-) -> Verdict:
-    """Decide what a failure means. The first match wins:
+) -> Verdict | None:
+    """Decide what a failure means; ``None``: no rule knows it. The first match wins:
 
     1. the exception itself, if it is a ``Retryable`` or ``NonRetryable``;
     2. the ``classify`` callables, in order;
-    3. ``never_retry``: UNKNOWN for these classes and their subclasses;
-    4. ``retry_on``: RETRYABLE for these classes and their subclasses;
-    5. nobody: UNKNOWN.
+    3. ``never_retry``: ``None`` for these classes and their subclasses;
+    4. ``retry_on``: RETRYABLE for these classes and their subclasses.
 
     A classifier that raises, or returns something else than an ``Outcome``, a ``Verdict`` or
     ``None``, is logged as ``sqs_backoff.classifier_broken`` and passed over, as if it did not know
@@ -189,28 +188,11 @@ def judge(
     Arguments:
         task: the task's name, for that log line.
     """
-    verdict = known_verdict(
-        exc, classify=classify, retry_on=retry_on, never_retry=never_retry, task=task
-    )
-    return UNCLASSIFIED if verdict is None else verdict
-
-
-def known_verdict(
-    exc: BaseException,
-    *,
-    classify: Iterable[Classifier] = (),
-    retry_on: Iterable[type[BaseException]] = (),
-    never_retry: Iterable[type[BaseException]] = (),
-    task: str | None = None,
-) -> Verdict | None:
-    """Decide what a failure means as :func:`judge` does; ``None`` if nobody knows it."""
     for classifier in (_explicit_verdict, *classify):
         verdict = _ask(classifier, exc, task)
         if verdict is not None:
             return verdict
-    if isinstance(exc, tuple(never_retry)):
-        return UNCLASSIFIED
-    if isinstance(exc, tuple(retry_on)):
+    if isinstance(exc, tuple(retry_on)) and not isinstance(exc, tuple(never_retry)):
         return Verdict(Outcome.RETRYABLE)
     return None
 
@@ -259,8 +241,3 @@ def _name(thing: object) -> str:
 
 def _optional_seconds(name: str, value: object) -> float | None:
     return None if value is None else to_seconds(name, value)
-
-
-#: The verdict on an error that no rule knows. It is compared by identity: such an error shows
-#: nothing of a provider, unlike one that a classifier has found to be UNKNOWN.
-UNCLASSIFIED = Verdict(Outcome.UNKNOWN)

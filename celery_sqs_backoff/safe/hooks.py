@@ -16,6 +16,7 @@ from ..store.protocol import KEEP_SECONDS
 from ..store.records import Records
 from ..store.settings import has_store, records_of
 from ..task.extension import Extension
+from ..task.handover import run_of
 from ..text import error_site
 from .errors import AlreadyDone
 from .guard import Passage, cut_short, enter, finish, release
@@ -53,7 +54,8 @@ class SafeExtension(Extension):
     def after_run(self, task: Any, result: object) -> None:
         """Record that the message is done. Never raises."""
         state = state_of(task.request)
-        if state is None or state.guard is None or hasattr(task.request, "sqs_copy"):
+        run = run_of(task.request)
+        if state is None or state.guard is None or run is None or run.copy is not None:
             return  # a copy that retry() has published is still to be done
         _try(partial(records_of, task.app), finish, state.guard, result)
 

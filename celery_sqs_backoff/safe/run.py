@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
+from ..task.handover import RUNNING, run_of
 from .errors import OutsideRun
 from .guard import Passage
 
@@ -41,28 +40,25 @@ class RunState:
         return str(self.task.name), str(self.request.id)
 
 
-_CURRENT: ContextVar[RunState | None] = ContextVar("celery_sqs_backoff_safe", default=None)
-
-
 def begin(task: Any) -> RunState:
     """Note that a run of a message begins."""
     request = task.request
-    state = RunState(task, request, getattr(request, "sqs_run_id", None) or uuid4().hex)
-    request.sqs_safe = state
-    _CURRENT.set(state)
+    run = RUNNING.get()
+    assert run is not None  # the task's machinery calls this
+    run.extension_state = state = RunState(task, request, run.id)
     return state
 
 
 def state_of(request: Any) -> RunState | None:
     """Return what is known of the run of a message, during and after it."""
-    return getattr(request, "sqs_safe", None)
+    run = run_of(request)
+    return None if run is None else run.extension_state
 
 
 def current() -> RunState | None:
     """Return the run of the message that is running here, whichever task is asking."""
-    state = _CURRENT.get()
-    is_running = state is not None and getattr(state.request, "sqs_is_running", False)
-    return state if is_running else None
+    run = RUNNING.get()
+    return run.extension_state if run is not None and run.is_running else None
 
 
 def message_of(task: Any) -> tuple[str, str]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
+import logging
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from os.path import exists
-from typing import Any, ClassVar, NoReturn
+from types import MethodType
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
 
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
-from celery.utils.serialization import raise_with_context
-from celery.utils.time import maybe_make_aware
+from celery.utils.imports import symbol_by_name
 
 from ..provider.settings import Provider
-from ..retry.budget import GiveUpReason, exhausted
+from ..provider.tenant import check_key
 from ..retry.options import (
     AUTORETRY_OPTIONS,
     DEAD_LETTER,
@@ -28,21 +29,28 @@ from ..retry.options import (
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
 from ..sqs.eta import delay_seconds
-from ..sqs.visibility import longest_delay, standing, visibility_delay
-from .binding import (
-    REQUEST,
-    check_definition,
-    is_celerys_own,
-    keep_celerys_behaviour,
-    name_of,
-    overrule_settings,
-    setting_name,
-)
 from .extension import Extension
-from .failed_run import Final, judge_failure, publish_copy
-from .handover import BackoffRetry, NamedRetry, delivery_of
-from .retries import drawn_delay, made, note_cause
-from .wrapping import wrap_task, wrap_trace
+from .handover import delivery_of
+from .retries import ask_for_retry, seconds_until
+from .run import judge_failure, wrap_task, wrap_trace
+
+logger = logging.getLogger(__name__)
+
+_REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"
+
+#: Settings of Celery's by which a message would go round the task's budgets, and what they are
+#: for our tasks: the message is settled by ``retry.decision`` alone.
+_OVERRULED: Final[Mapping[str, bool]] = {
+    "reject_on_worker_lost": False,
+    "retry_on_worker_lost": False,
+    "acks_on_failure_or_timeout": True,
+    "acks_on_failure": True,
+    "acks_on_timeout": True,
+}
+
+_OURS: Final = __name__.partition(".")[0] + "."
+
+_overruled_in: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
@@ -96,7 +104,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     """
 
     abstract = True
-    Request = REQUEST
+    Request = _REQUEST
     Strategy = "celery_sqs_backoff.worker.strategy:default"
 
     acks_late = True
@@ -120,7 +128,6 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     #: False for Celery's own tasks (``celery.chord_unlock``), which behave as without this class.
     is_covered: ClassVar[bool] = True
-    stores_started: ClassVar[bool] = False  # see task/starting.py
     #: What is done around each run.
     extension: ClassVar[Extension] = Extension()
 
@@ -131,23 +138,24 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        if is_celerys_own(name_of(cls)):
+        if _is_celerys_own(_name_of(cls)):
             cls.is_covered = False
-            keep_celerys_behaviour(cls, app)
+            _keep_celerys_behaviour(cls, app)
             return
         if not cls.acks_late:
             raise ImproperlyConfigured(
-                f"{name_of(cls)}: acks_late=False would delete the message before the task has run;"
-                " SQSBackoffTask needs acks_late=True"
+                f"{_name_of(cls)}: acks_late=False would delete the message before the task has"
+                " run; SQSBackoffTask needs acks_late=True"
             )
         try:
             cls.backoff_options = cls._resolve_options(app)
             cls._check_options(app)
-            check_definition(cls, app)
+            _check_provider_key(cls)
+            _check_request_class(cls, app)
         except (ImproperlyConfigured, InvalidOption) as exc:
-            raise ImproperlyConfigured(f"{name_of(cls)}: {exc}") from exc
+            raise ImproperlyConfigured(f"{_name_of(cls)}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries
-        overrule_settings(cls, app)
+        _overrule_settings(cls, app)
         wrap_task(cls)
         app.steps["consumer"].add("celery_sqs_backoff.worker.step:LeaseStep")
         app.steps["worker"].add("celery_sqs_backoff.store.check:StoreStep")
@@ -219,39 +227,15 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             celery.exceptions.Retry: always, unless ``throw`` is false.
             exc, or MaxRetriesExceededError: no retry is left.
         """
-        request, now = self.request, time.time()
-        if not self.is_covered or request.called_directly:
+        if not self.is_covered or self.request.called_directly:
             return super().retry(
                 args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
             )
-        exc = made(exc) if isinstance(exc, type) else exc
-        cause = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
-        limit = self.max_retries if max_retries is None else max_retries
-        if limit is not None and int(request.retries) >= limit:
-            _fail_finally(self, exc, GiveUpReason.MAX_RETRIES, cause)
-        kind: type[BackoffRetry] = NamedRetry
-        if countdown is None and eta is None:
-            countdown, kind = drawn_delay(self, request), BackoffRetry
-        delivery = delivery_of(request)
-        delay = self._seconds_until(eta, now) if countdown is None else countdown
-        if (
-            delivery is None
-            or not throw
-            or _is_changed(request, args, kwargs, options)
-            or delay > longest_delay(delivery, now=now)
-        ):
-            given = (args, kwargs, exc, False, eta, countdown)
-            publish = partial(super().retry, *given, **options)
-            return publish_copy(self, publish, cause, throw=throw)
-        reason = exhausted(
-            standing(delivery, retries=int(request.retries), now=now),
-            max_retries=limit,
-            retry_for=self.backoff_options.retry_for,
-            delay=delay,
+        return ask_for_retry(
+            self,
+            *(args, kwargs, exc, throw, eta, countdown, max_retries, options),
+            celerys_retry=super().retry,
         )
-        if reason is not None:
-            _fail_finally(self, exc, reason, cause)
-        raise note_cause(kind(exc=exc, when=visibility_delay(delay, delivery, now=now)), cause)
 
     #: To tell whether a task overrides it.
     _base_retry = staticmethod(retry)
@@ -276,14 +260,14 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         return Options.resolve(
             app_wide=app.conf.get("sqs_backoff") or {},
             own={**options_from_autoretry(cls), **own},
-            setting=setting_name(app),
+            setting=_setting_name(app),
         )
 
     #: What a failure of this run means.
     _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
-        """How long SQS is to delay a message; 0 where it is not to, or is not the broker."""
+        """Return how long SQS is to delay a message; 0 if it is not to, or is not the broker."""
         countdown, eta = options.get("countdown"), options.get("eta")
         if (countdown is None and not isinstance(eta, datetime)) or producer is not None:
             return 0
@@ -296,17 +280,8 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         if str(getattr(queue, "name", queue)).endswith(".fifo"):
             return 0
         return delay_seconds(
-            self._seconds_until(eta, time.time()) if countdown is None else countdown
+            seconds_until(eta, self, time.time()) if countdown is None else countdown
         )
-
-    def _seconds_until(self, eta: datetime | None, now: float) -> float:
-        return 0.0 if eta is None else maybe_make_aware(eta, self.app.timezone).timestamp() - now
-
-
-#: Arguments of a task that cannot be changed in place.
-_UNCHANGEABLE = (str, bytes, int, float, type(None))
-
-_OURS = __name__.partition(".")[0] + "."
 
 
 def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
@@ -315,31 +290,95 @@ def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
     return not (setter.__module__ or "").startswith(_OURS)  # exec() knows no module
 
 
-def _fail_finally(task: Any, failure: Any, reason: GiveUpReason, cause: Any) -> NoReturn:
-    """Raise what ``retry()`` was given, and note that no rule may retry it."""
-    request = task.request
-    if failure is None:
-        failure = task.MaxRetriesExceededError(
-            f"Can't retry {task.name}[{request.id}]: {reason.value}",
-            task_args=request.args,
-            task_kwargs=request.kwargs,
-        )
-    request.sqs_final = Final(failure, reason, cause)
-    raise_with_context(failure)
-    raise AssertionError("raise_with_context raises")
+def _name_of(cls: Any) -> str:
+    """Name a task that is being bound; Celery gives the name of a class without one to its task."""
+    return str(cls.name or cls.__qualname__)
 
 
-def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether the message may not hold what ``retry()`` was given.
+def _is_celerys_own(name: str) -> bool:
+    """Return whether a task is one of Celery's built-in ones, such as ``celery.chord_unlock``."""
+    return name.startswith("celery.")
 
-    A list or dict may have been changed in place, and then that of the request has changed too.
+
+def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
+    """Undo what our base class has set: with ``task_cls`` Celery's own tasks inherit from it too.
+
+    They rely on Celery's ways; ``chord_unlock`` polls by retrying itself, and each retry that keeps
+    its message would use up one of the queue's receives.
     """
-    named = [*(args or ()), *(kwargs or {}).values()]
-    if not all(isinstance(value, _UNCHANGEABLE) for value in named):
-        return True
-    same_args = args is None or list(args) == list(request.args or ())
-    same_kwargs = kwargs is None or (
-        kwargs is not request.kwargs and dict(kwargs) == dict(request.kwargs or {})
-    )
-    same_queue = {"queue": (request.delivery_info or {}).get("routing_key")}
-    return not (same_args and same_kwargs and (not options or options == same_queue))
+    cls.Request, cls.Strategy = Task.Request, Task.Strategy
+    cls.acks_late = app.conf.task_acks_late
+    if "max_retries" not in vars(cls):
+        cls.max_retries = Task.max_retries
+
+
+def _overrule_settings(cls: Any, app: Any) -> None:
+    """Overrule Celery's settings for lost processes and time limits, and log it once per app."""
+    if not _may_be_sqs(app):
+        return
+    for name, value in _OVERRULED.items():
+        given = getattr(cls, name, None)
+        if given is None or bool(given) is value:
+            continue
+        setattr(cls, name, value)
+        seen = _overruled_in.setdefault(app, set())
+        if name not in seen:
+            seen.add(name)
+            logger.warning(
+                "sqs_backoff.setting_ignored: %s=%r (task %s and maybe others): a lost process or a"
+                " hard time limit is retried within crash_budget, max_retries and retry_for",
+                name,
+                given,
+                _name_of(cls),
+            )
+
+
+def _check_request_class(cls: Any, app: Any) -> None:
+    """Refuse a ``Request`` class that would settle messages in Celery's way.
+
+    Raises:
+        ImproperlyConfigured: it is not a subclass of ours, or cannot be imported.
+    """
+    given = cls.Request
+    if given == _REQUEST or not _may_be_sqs(app):
+        return
+    try:
+        request_class = symbol_by_name(given)
+    except (ImportError, AttributeError) as exc:
+        raise ImproperlyConfigured(f"Request={given!r} cannot be imported: {exc}") from exc
+    names = [f"{c.__module__}:{c.__qualname__}" for c in getattr(request_class, "__mro__", ())]
+    if _REQUEST not in names:
+        raise ImproperlyConfigured(
+            f"invalid Request {given!r}: expected a subclass of {_REQUEST.replace(':', '.')}; any"
+            " other class would delete the messages of failed tasks"
+        )
+
+
+def _check_provider_key(cls: Any) -> None:
+    """Refuse a provider whose ``key`` names no argument of the task: all calls would share a gate.
+
+    Not an app-wide one, which may be meant for other tasks.
+    """
+    key = getattr(cls.provider, "key", None)
+    if key is None:
+        return
+    run = inspect.getattr_static(cls, "run")
+    is_bound = isinstance(run, staticmethod | classmethod)
+    function = cls.run if is_bound else MethodType(run, cls)
+    try:
+        check_key(key, function)
+    except ValueError as exc:
+        raise InvalidOption(f"invalid provider: {exc}", "provider") from exc
+
+
+def _setting_name(app: Any) -> str:
+    """Return the name under which a project sets our app-wide options."""
+    namespace = getattr(app, "namespace", None) or getattr(app, "_config_namespace", None)
+    return f"{namespace}_SQS_BACKOFF" if namespace else "sqs_backoff"
+
+
+def _may_be_sqs(app: Any) -> bool:
+    """Return whether the broker is SQS, or not known yet."""
+    url = app.conf.broker_read_url or app.conf.broker_url or ""
+    first = url[0] if isinstance(url, list | tuple) and url else url
+    return not first or str(first).startswith("sqs")

@@ -1,19 +1,23 @@
 """What crosses between the process that runs a task and the worker's main process.
 
 The main process gives the :class:`Delivery` along with the request; the tracer takes it out again
-before Celery sees it. Back comes a :class:`Report`: how the run ended, the task's word, and what
-may be said of the failure. It is an attribute of Celery's ``ExceptionInfo``, because of what
-happens in the one process only what Celery pickles reaches the other.
+before Celery sees it. Back comes a :class:`Report` of how the run ended. It is an attribute of
+Celery's ``ExceptionInfo``, because only the part of a failure that Celery pickles gets across.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
+from uuid import uuid4
 
-from celery.exceptions import Reject, Retry, TaskPredicate
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
+from kombu.utils.encoding import safe_repr
 
+from ..retry.budget import GiveUpReason
 from ..retry.decision import End, Ended, RetryIn
 from ..retry.options import TYPE_ONLY, Options
 from ..sqs.delivery import Delivery
@@ -21,6 +25,11 @@ from ..sqs.redact import ErrorText
 
 #: Where a request carries the :class:`Delivery` on its way to the tracer.
 DELIVERY_KEY = "sqs_delivery"
+
+#: Characters of a failure's text and traceback that go through the pool's pipe, for Celery's
+#: events. The task's process has stored the whole in the result backend by then.
+_MAX_REPR_CHARACTERS: Final = 1_000
+_MAX_TRACEBACK_CHARACTERS: Final = 6_000
 
 _NO_ERROR = ErrorText()
 
@@ -32,8 +41,11 @@ class BackoffRetry(Retry):  # type: ignore[misc]  # Celery is not typed
     """
 
 
-class NamedRetry(BackoffRetry):
-    """One whose delay the task has named. Only the run's report says so in the main process."""
+class FailedInPool(Exception):
+    """Stands in the main process for a task's exception; its ``repr`` is that of the original."""
+
+    def __repr__(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +56,62 @@ class Report:
     error: ErrorText = _NO_ERROR
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What ``self.retry()`` has raised or returned, and why.
+
+    Attributes:
+        raised: the exception.
+        cause: the error that the retry is for; ``None``: the task has named none.
+        reason: why no retry was left; ``None``: one was.
+        is_named: the task has named the delay itself.
+    """
+
+    raised: BaseException
+    cause: BaseException | None
+    reason: GiveUpReason | None = None
+    is_named: bool = False
+
+
 class Run:
-    """A run that is under way in this process, for a message from SQS."""
+    """One run of a task, and all that we note about it in its process.
 
-    __slots__ = (
-        "delivery",
-        "has_begun",
-        "is_followed",
-        "report",
-        "task_id",
-    )
+    A worker does not keep it on Celery's request. Celery would take it for a custom header, and
+    copy it to the messages that the task sends.
 
-    def __init__(self, task_id: str, delivery: Delivery) -> None:
+    Attributes:
+        task_id: Celery's.
+        delivery: the SQS message; ``None``: another broker, or an eager task.
+        has_begun: the task's own code was called.
+        is_running: the task's own code is running now.
+        is_in_call: a ``__call__`` of the task's own is running, and has not called ``run``.
+        is_awaited: callbacks, the rest of a chain or a chord have not been told of a success.
+        asked: the last thing that ``self.retry()`` has said.
+        copy: the retry that was published as a copy of the message, if any.
+        report: how the run ended; ``None`` until then.
+        extension_state: of the task's extension.
+    """
+
+    def __init__(
+        self, task_id: str, delivery: Delivery | None, *, is_awaited: bool = False
+    ) -> None:
         self.task_id = task_id
         self.delivery = delivery
-        #: Whether the task's own code was called.
-        self.has_begun = False
-        #: Whether callbacks or the rest of a chain are to be sent once it has returned.
-        self.is_followed = False
-        #: What the run has said about its end; ``None`` until then.
+        self.has_begun = self.is_running = self.is_in_call = False
+        self.is_awaited = is_awaited
+        self.asked: Asked | None = None
+        self.copy: Retry | None = None
         self.report: Report | None = None
+        self.extension_state: Any = None
+
+    @cached_property
+    def id(self) -> str:
+        """ID of the run; another receive of the message leads to another run."""
+        return uuid4().hex if self.delivery is None else self.delivery.run_id
+
+    def asked_by(self, raised: BaseException) -> Asked | None:
+        """Return what ``self.retry()`` has said, if it has raised this exception."""
+        return self.asked if self.asked is not None and self.asked.raised is raised else None
 
 
 #: Of this thread, greenlet or coroutine.
@@ -71,43 +119,48 @@ RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=N
 
 
 def run_of(request: Any) -> Run | None:
-    """Return the run behind a task request, or ``None``: another broker, eager, or a plain call."""
-    run = RUNNING.get()
-    if run is None or request.id != run.task_id or request.called_directly or request.is_eager:
+    """Return the run of a task's request; ``None``: a plain call, or not begun."""
+    if request.is_eager:  # it may run inside of another with the same ID (``Task.replace``)
+        run: Run | None = getattr(request, "sqs_run", None)
+    else:
+        run = RUNNING.get()
+    if run is None or request.id != run.task_id or request.called_directly:
         return None
     return run
 
 
-def begun_run_of(request: Any) -> Run | None:
-    """As :func:`run_of`, when the task's own code is about to be called: note the run's id.
-
-    Not in what the tracer makes the request of: Celery would take it for a custom header.
-    """
+def begin_run(request: Any) -> Run:
+    """Return the run of a request, whose task's own code is about to be called."""
     run = run_of(request)
-    if run is not None:
-        request.sqs_run_id = run.delivery.run_id
+    if run is None:  # not from SQS
+        run = Run(request.id, None)
+        if request.is_eager:
+            request.sqs_run = run
     return run
 
 
 def delivery_of(request: Any) -> Delivery | None:
-    """Return the SQS message behind a task request, or ``None``: see :func:`run_of`."""
+    """Return the SQS message of a task's request; ``None``: another broker, or see above."""
     run = run_of(request)
     return None if run is None else run.delivery
 
 
 def describe(exc: BaseException, options: Options, *, with_traceback: bool = True) -> ErrorText:
-    """Say what a dead-letter record may say of an exception, in the process that ran the task."""
+    """Return the parts of an exception that may be recorded, in the process that ran the task."""
     type_only = options.record_detail == TYPE_ONLY
     return ErrorText.of(
         exc, type_only=type_only, redact=options.redact, with_traceback=with_traceback
     )
 
 
-def ended_by(exc: TaskPredicate) -> Ended:
-    """Say how a run ended that raised one of Celery's own words."""
+def ended_by(exc: TaskPredicate, *, is_named: bool = False) -> Ended:
+    """Say how a run ended that raised one of Celery's own words.
+
+    Arguments:
+        is_named: the task has named the delay of a retry itself.
+    """
     if isinstance(exc, BackoffRetry):
-        word = RetryIn(exc.when, is_named=isinstance(exc, NamedRetry))
-        return Ended(End.RETRY_ASKED, word)
+        return Ended(End.RETRY_ASKED, RetryIn(exc.when, is_named=is_named))
     if isinstance(exc, Retry):
         return Ended(End.RETRY_ASKED)
     if isinstance(exc, Reject):
@@ -115,9 +168,31 @@ def ended_by(exc: TaskPredicate) -> Ended:
     return Ended(End.IGNORED)
 
 
-def attach_report(exc_info: Any, report: Report) -> None:
-    """Let the report travel with Celery's ``ExceptionInfo``."""
-    exc_info.sqs_report = report
+def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
+    """Return an ``ExceptionInfo`` with the report, without frames and the exception's own data.
+
+    It is a new one: in the pools that share the worker's process, the task's hooks have Celery's.
+    """
+    info = ExceptionInfo.__new__(ExceptionInfo)
+    info.exception = _stand_in(exc)
+    info.type = type(info.exception)
+    info.traceback = traceback[-_MAX_TRACEBACK_CHARACTERS:]
+    info.internal = internal
+    info.sqs_report = report
+    return info
+
+
+def _stand_in(exc: BaseException) -> Any:
+    if isinstance(exc, Retry):
+        cause = None if exc.exc is None else _stand_in(exc.exc)
+        return (BackoffRetry if isinstance(exc, BackoffRetry) else Retry)(exc=cause, when=exc.when)
+    if isinstance(exc, Reject):
+        return Reject(requeue=exc.requeue)
+    if isinstance(exc, Ignore):
+        return Ignore()
+    if isinstance(exc, WorkerLostError):
+        return WorkerLostError(str(exc))
+    return FailedInPool(safe_repr(exc)[:_MAX_REPR_CHARACTERS])
 
 
 def report_of(exc_info: Any) -> Report | None:

@@ -1,20 +1,108 @@
-"""The retry that a run asks for: how many there were, how many may be, when, and what for."""
+"""``self.retry()``: the retry that a task asks for itself."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from celery.exceptions import Reject, Retry, TaskPredicate
+from celery.utils.serialization import raise_with_context
+from celery.utils.time import maybe_make_aware
 
-from ..retry.budget import draw_delay
-from .handover import delivery_of
+from ..retry.budget import GiveUpReason, draw_delay, exhausted
+from ..sqs.visibility import longest_delay, standing, visibility_delay
+from .handover import Asked, BackoffRetry, delivery_of, run_of
+
+#: Arguments of a task that cannot be changed in place.
+_UNCHANGEABLE = (str, bytes, int, float, type(None))
 
 
-def drawn_delay(task: Any, request: Any) -> float:
+def ask_for_retry(
+    task: Any,
+    args: Any,
+    kwargs: Any,
+    exc: Any,
+    throw: bool,
+    eta: datetime | None,
+    countdown: float | None,
+    max_retries: int | None,
+    options: Mapping[str, Any],
+    *,
+    celerys_retry: Callable[..., Any],
+) -> Any:
+    """Keep the message for its retry, or publish a copy if that has to be another message.
+
+    The arguments are those of ``BackoffTask.retry``, which says what is raised.
+    """
+    request, now = task.request, time.time()
+    run: Any = run_of(request)
+    delivery: Any = None if run is None else run.delivery
+    if isinstance(exc, type):
+        exc = _make(exc)
+    cause = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
+    retries = int(request.retries)
+    limit = task.max_retries if max_retries is None else max_retries
+    is_named = countdown is not None or eta is not None
+    if not is_named:
+        countdown = draw_retry_delay(task)
+    delay = seconds_until(eta, task, now) if countdown is None else countdown
+
+    can_hide = throw and not _is_changed(request, args, kwargs, options)
+    is_hidden = can_hide and delivery is not None and delay <= longest_delay(delivery, now=now)
+    reason = GiveUpReason.MAX_RETRIES if limit is not None and retries >= limit else None
+    if reason is None and is_hidden:
+        reason = exhausted(
+            standing(delivery, retries=retries, now=now),
+            max_retries=limit,
+            retry_for=task.backoff_options.retry_for,
+            delay=delay,
+        )
+    if reason is not None:
+        failure = exc or task.MaxRetriesExceededError(
+            f"Can't retry {task.name}[{request.id}]: {reason.value}",
+            task_args=request.args,
+            task_kwargs=request.kwargs,
+        )
+        if run is not None:
+            run.asked = Asked(failure, cause, reason)
+        raise_with_context(failure)
+    if is_hidden:
+        retry = BackoffRetry(exc=exc, when=visibility_delay(delay, delivery, now=now))
+        run.asked = Asked(retry, cause, is_named=is_named)
+        raise retry
+    try:
+        given = (args, kwargs, exc, False, eta, countdown)
+        copy = publish(task, retries + 1, partial(celerys_retry, *given, **options))
+    except Reject as refused:  # the broker does not take it
+        if run is not None:
+            run.asked = Asked(refused, cause)
+        raise
+    if run is not None:
+        run.copy, run.asked = copy, Asked(copy, cause)
+    if throw:
+        raise copy
+    return copy
+
+
+def publish(task: Any, retries: int, celerys_retry: Callable[..., Retry]) -> Retry:
+    """Publish the message as the retry of that number, which we have allowed."""
+    request = task.request
+    before, request.retries = request.retries, retries - 1  # Celery adds one
+    try:
+        return celerys_retry(max_retries=retries)
+    finally:
+        request.retries = before
+
+
+def draw_retry_delay(task: Any) -> float:
     """Draw seconds from the task's policy, for the failure of this run."""
-    delivery, options = delivery_of(request), task.backoff_options
+    request, options = task.request, task.backoff_options
+    delivery = delivery_of(request)
     return draw_delay(
         options.backoff,
         message_id=request.id if delivery is None else delivery.message_id,
@@ -24,7 +112,33 @@ def drawn_delay(task: Any, request: Any) -> float:
     )
 
 
-def made(error: type[BaseException]) -> BaseException:
+def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
+    """Return the seconds until an ETA, 0 without one."""
+    return 0.0 if eta is None else maybe_make_aware(eta, task.app.timezone).timestamp() - now
+
+
+def retry_of_word(task: Any, word: Retry) -> Exception:
+    """Return what the task's ``retry()`` raises in place of a ``Retry`` without a message.
+
+    A task that is called as a function raises one, for its ``retry()`` has no message to publish;
+    or the task's code raises one by hand. Celery takes it for a published copy, and acknowledges
+    the message. A task that overrides ``retry()`` may have published a copy in its own way.
+    """
+    has_message = word.sig is not None or isinstance(word, BackoffRetry)
+    if has_message or type(task).retry is not task._base_retry:
+        return word  # type: ignore[no-any-return]
+    cause = word.exc or word.__cause__ or word.__context__
+    if not isinstance(cause, Exception) or isinstance(cause, TaskPredicate):
+        cause = None
+    when = {"eta" if isinstance(word.when, datetime) else "countdown": word.when}
+    try:
+        task.retry(exc=cause, **when)
+    except Exception as asked:  # noqa: BLE001  # Retry, Reject, or the failure itself
+        return asked
+    return word  # type: ignore[no-any-return]
+
+
+def _make(error: type[BaseException]) -> BaseException:
     """Make the error of the class that ``retry()`` was given; or return what its code raises."""
     try:
         return error()
@@ -32,38 +146,17 @@ def made(error: type[BaseException]) -> BaseException:
         return failure
 
 
-def note_cause(retry: TaskPredicate, exc: BaseException | None) -> TaskPredicate:
-    """Note what a retry, or the ``Reject`` of its copy, is for.
+def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether the message may not hold what ``retry()`` was given.
 
-    Of an error that pickle cannot restore, Celery notes a parent.
+    A list or dict may have been changed in place, and then that of the request has changed too.
     """
-    retry.sqs_cause = exc
-    return retry
-
-
-def cause_of(retry: Retry) -> BaseException | None:
-    """Return what a retry is for: the error given or, in an ``except`` block, the one caught.
-
-    ``None``: the task has asked for it without one.
-    """
-    cause: BaseException | None = getattr(retry, "sqs_cause", None) or retry.exc
-    return cause or retry.__context__
-
-
-def rejected_for(reject: Reject) -> BaseException | None:
-    """Return what a message is rejected for: the error given or caught.
-
-    Of a copy that the broker has refused: what its retry was for.
-    """
-    caught = reject.reason if isinstance(reject.reason, Exception) else reject.__context__
-    cause: BaseException | None = getattr(reject, "sqs_cause", caught)
-    return cause
-
-
-def publish_as(retries: int, request: Any, publish: Callable[..., Retry]) -> Retry:
-    """Publish the message as the retry of that number, which we have allowed."""
-    before, request.retries = request.retries, retries - 1  # Celery adds one
-    try:
-        return publish(max_retries=retries)
-    finally:
-        request.retries = before
+    named = [*(args or ()), *(kwargs or {}).values()]
+    if not all(isinstance(value, _UNCHANGEABLE) for value in named):
+        return True
+    same_args = args is None or list(args) == list(request.args or ())
+    same_kwargs = kwargs is None or (
+        kwargs is not request.kwargs and dict(kwargs) == dict(request.kwargs or {})
+    )
+    same_queue = {"queue": (request.delivery_info or {}).get("routing_key")}
+    return not (same_args and same_kwargs and (not options or options == same_queue))

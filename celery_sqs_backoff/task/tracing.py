@@ -56,6 +56,7 @@ def note_end(run: Run, *, attempt: int) -> None:
 
 def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
     assert run.report is not None
+    assert run.delivery is not None
     ended, delivery = run.report.ended, run.delivery
     word = ended.word
     outcome = word.outcome if word is not None else Outcome.UNKNOWN

@@ -3,7 +3,6 @@
 import pickle
 
 import pytest
-from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
 
 from celery_sqs_backoff import Outcome
@@ -15,13 +14,12 @@ from celery_sqs_backoff.task.handover import (
     DELIVERY_KEY,
     RUNNING,
     BackoffRetry,
-    NamedRetry,
     Report,
     Run,
-    attach_report,
     delivery_of,
     describe,
     ended_by,
+    pack,
     report_of,
 )
 
@@ -57,13 +55,10 @@ def test_the_delivery_travels():
 
 
 def test_the_report_travels_beside_the_failure():
-    try:
-        raise OSError("down")
-    except OSError as exc:
-        einfo = ExceptionInfo()
-        error = describe(exc, Options())
+    exc = OSError("down")
+    error = describe(exc, Options())
     report = Report(Ended(End.RAISED, GiveUp(GiveUpReason.RETRY_FOR, Outcome.RETRYABLE)), error)
-    attach_report(einfo, report)
+    einfo = pack(exc, report, traceback="", internal=False)
     assert report_of(pickle.loads(pickle.dumps(einfo))) == report
     assert error.exception_type == "builtins.OSError"
     assert error.exception_message == "down"
@@ -107,6 +102,7 @@ def test_a_request_from_another_broker_has_no_delivery():
     assert delivery_of(Context(id="task-id", called_directly=False, properties=forged)) is None
 
 
-@pytest.mark.parametrize(("kind", "is_named"), [(BackoffRetry, False), (NamedRetry, True)])
-def test_the_word_says_whether_the_task_has_named_the_delay(kind, is_named):
-    assert ended_by(kind(when=7)) == Ended(End.RETRY_ASKED, RetryIn(7, is_named=is_named))
+@pytest.mark.parametrize("is_named", [False, True])
+def test_the_word_says_whether_the_task_has_named_the_delay(is_named):
+    ended = ended_by(BackoffRetry(when=7), is_named=is_named)
+    assert ended == Ended(End.RETRY_ASKED, RetryIn(7, is_named=is_named))

@@ -46,9 +46,9 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
 @pytest.mark.parametrize(
     ("exc", "rules", "expected"),
     [
-        pytest.param(ProviderDown(), {}, UNKNOWN, id="nobody has classified it"),
+        pytest.param(ProviderDown(), {}, None, id="nobody has classified it"),
         pytest.param(
-            ProviderDown(), {"retry_on": (OSError, ValueError)}, UNKNOWN, id="not on the allow list"
+            ProviderDown(), {"retry_on": (OSError, ValueError)}, None, id="not on the allow list"
         ),
         pytest.param(
             ProviderDown(), {"retry_on": (OSError, ProviderDown)}, RETRYABLE, id="allow list"
@@ -57,12 +57,12 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
             ProviderDownForGood(), {"retry_on": (ProviderDown,)}, RETRYABLE, id="a subclass counts"
         ),
         pytest.param(
-            ProviderDown(), {"retry_on": (ProviderDownForGood,)}, UNKNOWN, id="a base class not"
+            ProviderDown(), {"retry_on": (ProviderDownForGood,)}, None, id="a base class not"
         ),
         pytest.param(
             ProviderDownForGood(),
             {"retry_on": (ProviderDown,), "never_retry": (ProviderDownForGood,)},
-            UNKNOWN,
+            None,
             id="the deny list comes before the allow list",
         ),
         pytest.param(
@@ -122,7 +122,7 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
     ],
 )
 def test_the_first_that_knows_the_failure_has_the_say(
-    exc: Exception, rules: dict[str, Any], expected: Verdict
+    exc: Exception, rules: dict[str, Any], expected: Verdict | None
 ) -> None:
     assert judge(exc, **rules) == expected
 
@@ -132,7 +132,7 @@ def test_the_first_that_knows_the_failure_has_the_say(
 )
 def test_no_error_is_retryable_by_itself(exc: Exception) -> None:
     """Not even a timeout: the request may have left, and been processed."""
-    assert judge(exc) == UNKNOWN
+    assert judge(exc) is None
 
 
 def test_a_classifier_after_the_answer_is_not_asked() -> None:
@@ -164,9 +164,9 @@ def test_a_retryable_cause_does_not_make_the_error_around_it_retryable(explicit:
     else:
         outer.__context__ = ProviderDown()
 
-    assert judge(outer, retry_on=(ProviderDown,)) == UNKNOWN
+    assert judge(outer, retry_on=(ProviderDown,)) is None
     outer.__cause__ = Retryable("down")
-    assert judge(outer) == UNKNOWN
+    assert judge(outer) is None
 
 
 def test_a_classifier_may_look_at_the_cause() -> None:
@@ -223,7 +223,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_classifier_makes_nothing_retryable(broken: Any) -> None:
-    assert judge(ProviderDown(), classify=(broken,)) == UNKNOWN
+    assert judge(ProviderDown(), classify=(broken,)) is None
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -285,7 +285,7 @@ def test_an_exception_that_speaks_nonsense_for_itself_is_a_broken_classifier_too
     exc = Retryable("later")
     exc.retry_after = -5
 
-    assert judge(exc) == UNKNOWN
+    assert judge(exc) is None
     assert judge(exc, classify=(says(Outcome.NOT_PROCESSED),)) == NOT_PROCESSED
     assert "sqs_backoff.classifier_broken: task " in caplog.text
 

@@ -32,7 +32,7 @@ from celery_sqs_backoff.safe import (
     StoreUnavailable,
 )
 from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.task.refused import end_refused
+from celery_sqs_backoff.task.upstream import store_refusal
 
 GUARD = Guard(key="mail:{customer}", window=3600)
 
@@ -123,7 +123,7 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
             id="a", chord={"task": "count"}, chain=None, ignore_result=True, is_eager=False
         )
         mail.push_request(**vars(request))
-        end_refused(mail, Refused({"refused": "another message has passed"}))
+        store_refusal(mail, {"refused": "another message has passed"})
         assert parts == ["a"]
         return
     with start_worker(app, pool="solo", perform_ping_check=False):

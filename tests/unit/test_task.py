@@ -29,7 +29,7 @@ from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.redact import ErrorText
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.settings import records_of
-from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, NamedRetry, Run
+from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, Run
 
 URL = "https://sqs.example/1/q"
 
@@ -656,8 +656,9 @@ def published(monkeypatch):
     ],
 )
 def test_an_unchanged_retry_keeps_the_message(failing, published, options, delay):
-    raised, _ = retry(failing(), **options)
-    assert type(raised) is (NamedRetry if "countdown" in options else BackoffRetry)
+    raised, run = retry(failing(), **options)
+    assert type(raised) is BackoffRetry
+    assert run.asked.is_named is ("countdown" in options)
     assert raised.when == delay
     assert published == []
 

@@ -1,0 +1,536 @@
+"""The life of one run: begin, call, judge, undo, decide, report.
+
+It begins and ends in :func:`wrap_trace`, around Celery's tracer. Between them Celery calls the
+task's ``run``, which :func:`wrap_task` has wrapped. A failure is judged there, before Celery hears
+of it, so whatever fails after it (the result backend, a hook, the canvas) cannot change the
+decision. All of this happens in the process that runs the task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial, wraps
+from inspect import Parameter, getattr_static, signature
+from typing import Any, Final
+
+from celery import Task, states
+from celery._state import _task_stack
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
+from celery.utils.log import get_task_logger
+from celery.utils.threads import LocalStack
+
+from ..retry.budget import GiveUpReason, Standing, exhausted
+from ..retry.decision import End, Ended, GiveUp, Reply, RetryIn, Word, word_for
+from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge
+from ..sqs.delivery import Delivery
+from ..sqs.redact import ErrorText
+from ..sqs.visibility import standing, visibility_delay
+from ..store.errors import SafeError
+from ..text import error_site, printable, type_name
+from .extension import Answered
+from .handover import (
+    DELIVERY_KEY,
+    RUNNING,
+    Asked,
+    BackoffRetry,
+    Report,
+    Run,
+    begin_run,
+    describe,
+    ended_by,
+    pack,
+    run_of,
+)
+from .retries import draw_retry_delay, publish, retry_of_word
+from .tracing import current_trace, note_end
+from .upstream import (
+    bind_member,
+    chord_members,
+    contain_backend,
+    contain_hooks,
+    ends_the_process,
+    free_frames,
+    is_pools_time_limit,
+    log_failed_later,
+    store_refusal,
+)
+
+logger = get_task_logger(__name__)
+
+#: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
+#: failure. There is nothing else by which ``retry_for`` could be kept there.
+FIRST_FAILED_AT: Final = "sqs_backoff_first_failed_at"
+
+_RETURNED: Final = Report(Ended(End.RETURNED))
+
+
+class Aborted(BaseException):
+    """Takes a ``MemoryError`` past Celery's own handling, which would store a FAILURE at once."""
+
+
+# Around Celery's tracer
+
+
+def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function by which Celery runs a task, stores its result and calls its hooks."""
+
+    def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+        delivery = request.pop(DELIVERY_KEY, None) if request else None
+        if not isinstance(delivery, Delivery):  # another broker
+            return trace(task_id, args, kwargs, request)
+        # Asked now: Celery before 5.7 takes the next task off its list before it sends it.
+        is_awaited = bool(request.get("callbacks") or request.get("chain") or request.get("chord"))
+        run = Run(task_id, delivery, is_awaited=is_awaited)
+        token = RUNNING.set(run)
+        try:
+            contain_backend(task.backend)  # each thread has its own
+            result = trace(task_id, args, kwargs, request)
+        except BaseException as exc:
+            is_limit = is_pools_time_limit(exc, task, request.get("timelimit"))
+            if ends_the_process(exc) or (is_limit and run.report is None):
+                raise  # a limit that comes when the run has ended does not overrule it
+            return _hand_over_escaped(task, run, exc)
+        finally:
+            RUNNING.reset(token)
+        if result.info is not None:
+            # Rebound: this frame calls those of the failure, and must not hold the failure.
+            result = _hand_over(task, run, result)
+        return result
+
+    return traced
+
+
+def _hand_over(task: Any, run: Run, result: Any) -> Any:
+    """Return the tracer's result with a small ``ExceptionInfo``, and the report on it."""
+    from celery.app.trace import TraceInfo  # brings the worker along
+
+    exc, info = result.info.retval, result.retval
+    report = _report_at_last(task, run, exc)
+    small = pack(exc, report, traceback=info.traceback or "", internal=info.internal)
+    free_frames(exc)
+    return result._replace(retval=small, info=TraceInfo(result.info.state))
+
+
+def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
+    """Return what Celery's tracer would have returned, had the exception not got out of it."""
+    from celery.app.trace import TraceInfo, trace_ok_t  # brings the worker along
+
+    report = _report_at_last(task, run, exc)
+    if report is _RETURNED:
+        return trace_ok_t(None, None, 0.0, None)
+    if report.ended.end is End.ABORTED:
+        exc = WorkerLostError(f"The run was aborted: {report.error.exception_type}")
+    elif report.ended.end is not End.RETURNED:
+        log_failed_later(task.name, run.task_id, exc)
+    small = pack(exc, report, traceback=report.error.traceback or "", internal=True)
+    return trace_ok_t(small, TraceInfo(states.FAILURE, exc), 0.0, None)
+
+
+def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
+    """Return the run's report, now that Celery has stored its result, or failed to.
+
+    Arguments:
+        exc: what Celery has ended with.
+    """
+    report = run.report
+    if report is None and isinstance(exc, TaskPredicate):
+        return Report(ended_by(exc))
+    if report is None:
+        # Before the run nothing was processed: it is tried again, within the budgets.
+        end = End.RAISED if run.has_begun else End.NOT_BEGUN
+        end = end if isinstance(exc, Exception) else End.ABORTED
+        return Report(Ended(end), _describe(task, exc))
+    if report is _RETURNED:
+        log_failed_later(task.name, run.task_id, exc)
+        if run.is_awaited:
+            word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+            return Report(Ended(End.RETURNED, word), _describe(task, exc))
+    return report
+
+
+def _describe(task: Any, exc: BaseException) -> ErrorText:
+    if isinstance(exc, Aborted):
+        return ErrorText(exception_type=str(exc))
+    return describe(exc, task.backoff_options)
+
+
+# Around the task's own code
+
+
+def wrap_task(cls: Any) -> None:
+    """Wrap a task's own code and hooks, once; let it have its own requests."""
+    if "request_stack" not in vars(cls):  # Celery lets it share that of a task it inherits from
+        cls.request_stack = LocalStack()
+    _wrap_run(cls, "run")
+    if cls.__call__ is not Task.__call__:
+        # Celery calls it, and it calls ``run``: in a transaction, whose commit may fail.
+        _wrap_run(cls, "__call__")
+    if cls.before_start is not Task.before_start:
+        _wrap_before_start(cls)
+    contain_hooks(cls)
+
+
+def _wrap_run(cls: Any, name: str) -> None:
+    """Wrap a task's ``run``, or a ``__call__`` of its own, once.
+
+    This one function is all that a user's traceback shows of us. So it calls the task's code
+    itself, and raises what others have decided.
+    """
+    function, given = getattr(cls, name), getattr_static(cls, name)
+    if getattr(function, "_is_wrapped", False):
+        return
+    takes_self = not isinstance(given, staticmethod | classmethod)
+
+    @wraps(function)
+    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # A classmethod's class is the task's own, not that from which it inherits ``run``.
+        call = partial(function, self) if takes_self else given.__get__(None, type(self))
+        request = self.request_stack.top
+        if request is None or request.called_directly:  # nothing is guarded, ended or given up
+            return call(*args, **kwargs)
+        run = begin_run(request)
+        if run.is_running and name == "__call__":
+            return call(*args, **kwargs)
+        if run.is_running:
+            if not run.is_in_call and type(self).run is wrapped:
+                return _call_as_function(self, args, kwargs)
+            is_in_call, run.is_in_call = run.is_in_call, False
+            try:
+                return call(*args, **kwargs)
+            finally:
+                run.is_in_call = is_in_call
+
+        token = RUNNING.set(run)
+        run.has_begun = run.is_running = True
+        run.is_in_call = name == "__call__"
+        try:
+            self.extension.before_run(self, args, kwargs)
+            result = call(*args, **kwargs)
+            self.extension.after_run(self, result)
+        except Answered as answer:
+            result = _end_answered(self, run, answer, args, kwargs)
+        except BaseException as exc:
+            instead = _end_failed(self, run, exc, args, kwargs)
+            if instead is exc:
+                raise
+            raise instead from exc
+        else:
+            _end_returned(self, run)
+        finally:
+            run.is_running = False
+            RUNNING.reset(token)
+        return result
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    if not takes_self:
+        _sign_with_self(wrapped)
+    setattr(cls, name, wrapped)
+
+
+def _wrap_before_start(cls: Any) -> None:
+    """Judge a failure of the task's own hook as one of its ``run``."""
+    hook = getattr_static(cls, "before_start")
+    if getattr(hook, "_is_wrapped", False):
+        return
+
+    @wraps(hook)
+    def wrapped(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        request = self.request
+        if request.called_directly:
+            return bind_member(self, hook)(task_id, args, kwargs)
+        run = begin_run(request)
+        token = RUNNING.set(run)
+        try:
+            return bind_member(self, hook)(task_id, args, kwargs)
+        except BaseException as exc:
+            instead = _end_failed(self, run, exc, args, kwargs)
+            if instead is exc:
+                raise
+            raise instead from exc
+        finally:
+            RUNNING.reset(token)
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    cls.before_start = wrapped
+
+
+def _sign_with_self(wrapped: Any) -> None:
+    """Let the signature of a bound method be that of the function that takes no ``self``.
+
+    Else its first argument would pass for ``self``.
+    """
+    with suppress(TypeError, ValueError):  # one that does not say
+        plain = signature(wrapped)
+        first = Parameter("self", Parameter.POSITIONAL_ONLY)
+        wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
+
+
+def _call_as_function(task: Any, args: Any, kwargs: Any) -> Any:
+    """Run a task that calls itself, as one that calls another as a function.
+
+    For that call Celery uses the message's own request, or a copy of it with the same ID
+    (``Task.push_request``), so it would pass for the message: its failure, its guard, its keys.
+    """
+    _task_stack.push(task)
+    task.push_request(args=args, kwargs=kwargs, id=None, called_directly=True)
+    try:
+        return task.run(*args, **kwargs)
+    finally:
+        task.pop_request()
+        _task_stack.pop()
+
+
+# The run has ended
+
+
+def _end_returned(task: Any, run: Run) -> None:
+    """Report that the task's code has returned."""
+    if run.delivery is not None:
+        run.report = _RETURNED
+        note_end(run, attempt=task.request.retries + 1)
+
+
+def _end_answered(task: Any, run: Run, answer: Answered, args: Any, kwargs: Any) -> Any:
+    """Return the result of an earlier run, or end the message without a result of its own.
+
+    Raises:
+        Ignore: the message ends here.
+    """
+    request = task.request
+    is_lost = answer.is_done and not answer.has_result
+    if is_lost and (request.chain or request.callbacks or request.chord):
+        # The earlier run may have ended before it handed its result on; nobody can now.
+        raise _end_failed(task, run, answer, args, kwargs) from None
+    if answer.has_result:
+        _end_returned(task, run)
+        return answer.result
+    if not answer.is_done:  # an earlier run may have done something before the guard's window ended
+        task.extension.given_up(task, request.id, run=run.id, began=time.time())
+    logger.info(
+        "sqs_backoff.refused: %s[%s] ends without a run: %s",
+        *(printable(task.name), printable(request.id), answer),
+    )
+    try:
+        if not request.is_eager:
+            store_refusal(task, answer.result)
+    except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
+        logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
+        if request.chord or any(chord_members(request.chain)):
+            word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+            _report(task, run, Ended(End.IGNORED, word), exc)
+    raise Ignore(answer.result) from None
+
+
+def _end_failed(task: Any, run: Run, exc: BaseException, args: Any, kwargs: Any) -> BaseException:
+    """Judge a failure, undo, decide, report; return the exception to raise for Celery."""
+    if ends_the_process(exc) or is_pools_time_limit(exc, task, task.request.timelimit):
+        return exc
+    is_ours = run.delivery is not None
+    if is_ours and isinstance(exc, Retry):
+        exc = retry_of_word(task, exc)
+    if isinstance(exc, TaskPredicate):
+        _end_by_word(task, run, exc, args, kwargs)
+        return exc  # type: ignore[no-any-return]
+    if not is_ours:
+        return _end_elsewhere(task, run, exc, args, kwargs) if isinstance(exc, Exception) else exc
+    if isinstance(exc, SystemExit):
+        # In the pools that share the worker's process it would end the worker (solo) or
+        # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
+        exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
+    failure, verdict = exc, _judge_raised(task, run, exc)
+    if isinstance(exc, MemoryError) or not isinstance(exc, Exception):
+        if verdict is None:  # nobody knows how far the run got
+            _report(task, run, Ended(End.ABORTED), exc)
+            return Aborted(type_name(exc)) if isinstance(exc, Exception) else exc
+        if not isinstance(exc, Exception):
+            failure = WorkerLostError(f"The task raised {type_name(exc)}")
+    asked = run.asked_by(exc)
+    reply = _reply_of(asked.cause if asked else exc, verdict)
+    verdict = _undo(task, run, failure, verdict or _UNKNOWN, args, kwargs, raised=exc)
+    if asked is not None and asked.reason is not None:
+        word: Word = GiveUp(asked.reason, verdict.outcome)
+    else:
+        word = _decide(task, run, exc, verdict)
+    _report(task, run, Ended(End.RAISED, word, reply), exc)
+    return BackoffRetry(exc=failure, when=word.seconds) if isinstance(word, RetryIn) else failure
+
+
+def _end_by_word(task: Any, run: Run, word: TaskPredicate, args: Any, kwargs: Any) -> None:
+    """Report a Retry, an Ignore or a Reject: the task says itself what becomes of the message."""
+    asked, cause, reply = run.asked_by(word), word, None
+    if isinstance(word, Retry):
+        reason = _cause_of(word, asked)
+        verdict = _judge_cause(task, reason)
+        reply, cause = _reply_of(reason, verdict), reason or word
+        _undo(task, run, cause, verdict or _UNKNOWN, args, kwargs, raised=word)
+    elif isinstance(word, Reject):  # as a retry of the error that has been caught
+        caught = word.reason if isinstance(word.reason, Exception) else word.__context__
+        reason = asked.cause if asked else caught
+        verdict = _judge_cause(task, reason)
+        task.extension.run_failed(task, reason or word, verdict or _UNKNOWN)
+    ended = ended_by(word, is_named=asked is not None and asked.is_named)
+    _report(task, run, replace(ended, reply=reply), cause)
+
+
+def _end_elsewhere(task: Any, run: Run, exc: Exception, args: Any, kwargs: Any) -> BaseException:
+    """Return Celery's own retry, with our delay, on another broker than SQS; or the failure."""
+    request, now = task.request, time.time()
+    verdict = _judge_raised(task, run, exc) or _UNKNOWN
+    verdict = _undo(task, run, exc, verdict, args, kwargs, raised=exc)
+    is_endless = request.is_eager and task.max_retries is None  # no time passes there
+    if verdict.wants_retry and run.asked_by(exc) is None and not is_endless:
+        delay = _draw_delay(task, exc, verdict)
+        headers = dict(request.headers or {})
+        elapsed = now - headers.setdefault(FIRST_FAILED_AT, now)
+        spent = exhausted(
+            Standing(retries=request.retries, elapsed=elapsed),
+            max_retries=task.max_retries,
+            retry_for=task.backoff_options.retry_for,
+            delay=delay,
+        )
+        if spent is None:
+            given = {"exc": exc, "countdown": delay, "headers": headers, "throw": False}
+            retry = partial(Task.retry, task, **given)
+            return publish(task, request.retries + 1, retry)  # type: ignore[no-any-return]
+    task.extension.given_up(task, request.id, run=run.id, began=now)
+    return exc
+
+
+# Judge
+
+
+#: What a failure means that no rule knows.
+_UNKNOWN: Final = Verdict(Outcome.UNKNOWN)
+
+
+def judge_failure(task: Any, exc: BaseException) -> Verdict:
+    """Return what a failure of the task's run means, or a retry that it has asked for."""
+    run = run_of(task.request)
+    if isinstance(exc, Retry):
+        asked = None if run is None else run.asked_by(exc)
+        return _judge_cause(task, _cause_of(exc, asked)) or _UNKNOWN
+    return _judge_raised(task, run, exc) or _UNKNOWN
+
+
+def _cause_of(retry: Retry, asked: Asked | None) -> BaseException | None:
+    """Return what a retry is for: the error given or, in an ``except`` block, the one caught.
+
+    Celery notes a parent of an error that pickle cannot restore.
+    """
+    cause = None if asked is None else asked.cause
+    return cause or retry.exc or retry.__context__
+
+
+def _judge_raised(task: Any, run: Run | None, exc: BaseException) -> Verdict | None:
+    """Return what an exception means; ``None``: no rule knows it."""
+    asked = None if run is None else run.asked_by(exc)
+    return _judge(task, exc) if asked is None else _judge_cause(task, asked.cause)
+
+
+def _judge_cause(task: Any, cause: BaseException | None) -> Verdict | None:
+    """Return what it means that the task has asked for a retry, whether there is one left or not.
+
+    Arguments:
+        cause: the error it is for. ``None``: the task says itself that nothing was processed.
+    """
+    if cause is None:
+        return Verdict(Outcome.RETRYABLE)
+    return _judge(task, cause) if isinstance(cause, Exception) else None
+
+
+def _judge(task: Any, exc: BaseException) -> Verdict | None:
+    options = task.backoff_options
+    return judge(
+        exc,
+        classify=options.classify,
+        retry_on=options.retry_on,
+        never_retry=options.never_retry,
+        task=task.name,
+    )
+
+
+def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | None:
+    """Return what a failure shows of the task's provider; ``None``: nothing.
+
+    Arguments:
+        exc: the failure; ``None``: the task has asked for a retry without one.
+        verdict: what it means; ``None``: no rule knows it.
+    """
+    if exc is None or isinstance(exc, SafeError) or verdict is None:
+        return None
+    if verdict.outcome is Outcome.NOT_PROCESSED:
+        return Reply.ANSWERED
+    if isinstance(exc, NonRetryable):
+        return None
+    return Reply.FAILED if verdict.retry_after is None else Reply.REFUSED
+
+
+# Undo, decide, report
+
+
+def _undo(
+    task: Any,
+    run: Run,
+    cause: BaseException,
+    verdict: Verdict,
+    args: Any,
+    kwargs: Any,
+    *,
+    raised: BaseException,
+) -> Verdict:
+    """Undo if nothing can have been processed, by this run or by one before it.
+
+    Returns:
+        The verdict, which an earlier run in doubt changes to UNKNOWN.
+    """
+    if run.copy is not None and run.copy is not raised:
+        return verdict  # what would be undone may be the work of the copy
+    verdict = task.extension.run_failed(task, cause, verdict)
+    if verdict.nothing_was_processed and task.backoff_options.undo is not None:
+        try:
+            task.backoff_options.undo(task, cause, args, kwargs)
+        except Exception as failure:  # noqa: BLE001  # the user's code
+            # An undo that fails too must not turn a retry into a loss. No traceback: it would hold
+            # the text of the failure that is being handled, too.
+            logger.error(
+                "sqs_backoff.undo_failed: task %s: %s",
+                *(printable(task.name), error_site(failure)),
+                extra={"task_name": task.name},
+            )
+    return verdict
+
+
+def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Word:
+    """Decide whether the message is hidden or given up, by what the failure means."""
+    assert run.delivery is not None
+    now, options = time.time(), task.backoff_options
+    delay = _draw_delay(task, exc, verdict) if verdict.wants_retry else 0.0
+    word = word_for(
+        verdict,
+        standing(run.delivery, retries=int(task.request.retries), now=now),
+        max_retries=task.max_retries,
+        retry_for=options.retry_for,
+        delay=delay,
+    )
+    if isinstance(word, RetryIn):
+        return replace(word, seconds=visibility_delay(delay, run.delivery, now=now))
+    return word
+
+
+def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
+    """Draw the seconds until the retry; an error may say by when it has passed."""
+    delay = (verdict.retry_after or 0) + draw_retry_delay(task)
+    before: float | None = getattr(exc, "retry_before", None)
+    return delay if before is None else min(delay, before)
+
+
+def _report(task: Any, run: Run, ended: Ended, exc: BaseException) -> None:
+    """Note how the run has ended, for the main process and for a span."""
+    if run.delivery is not None:
+        is_retried = isinstance(ended.word, RetryIn)
+        error = describe(exc, task.backoff_options, with_traceback=not is_retried)
+        run.report = Report(ended, replace(error, trace=current_trace()))
+        note_end(run, attempt=task.request.retries + 1)

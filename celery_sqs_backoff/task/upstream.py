@@ -1,0 +1,243 @@
+"""What differs between versions of Celery and between its pools, in the process that runs a task.
+
+One guard each. On versions that need it not, it changes nothing that works.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, getattr_static
+from traceback import walk_tb
+from typing import Any, Final
+
+import celery.app.task as celery_task
+from billiard.process import current_process
+from celery import Task, states
+from celery.app.task import Context
+from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
+from celery.utils.log import get_task_logger
+from kombu.exceptions import EncodeError
+
+from ..text import error_site, printable
+from .handover import RUNNING, run_of
+
+logger = get_task_logger(__name__)
+
+#: Celery's hooks that run after the task's end has been decided.
+_HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
+
+#: Code whose frames can be suspended.
+_MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+
+#: Exceptions of one chain whose frames are freed.
+_MAX_CHAIN: Final = 10
+
+
+# What a failure after the run may not change
+
+
+def contain_backend(backend: Any) -> None:
+    """Keep a result that cannot be stored from becoming the task's failure. Does nothing twice.
+
+    All versions: Celery takes an error of the result backend for the task's failure. It calls
+    ``on_failure`` and ``link_error``, which may undo the task's work, and stores FAILURE if the
+    backend is back by then. A task that cannot be shown as STARTED fails without having run.
+
+    An error still counts if a chord waits for the success, or if the result cannot be encoded.
+    """
+    if getattr(backend.mark_as_done, "_is_wrapped", False):
+        return
+    done, retry, store = backend.mark_as_done, backend.mark_as_retry, backend.store_result
+
+    @wraps(done)
+    def mark_as_done(
+        task_id: str, result: Any, request: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        run = RUNNING.get()
+        if run is None or run.task_id != task_id or run.report is None:
+            done(task_id, result, request, *args, **kwargs)
+            return
+        has_chord = bool(getattr(request, "chord", None))
+        run.is_awaited = has_chord  # Celery has sent callbacks and the rest of the chain by now
+        try:
+            done(task_id, result, request, *args, **kwargs)
+        except Exception as exc:
+            if has_chord or isinstance(exc, EncodeError):
+                raise
+            log_failed_later(getattr(request, "task", None), task_id, exc)
+        run.is_awaited = False
+
+    @wraps(retry)
+    def mark_as_retry(task_id: str, *args: Any, **kwargs: Any) -> None:
+        run = RUNNING.get()
+        try:
+            retry(task_id, *args, **kwargs)
+        except Exception as exc:
+            if run is None or run.report is None:
+                raise
+            log_failed_later(getattr(kwargs.get("request"), "task", None), task_id, exc)
+
+    @wraps(store)
+    def store_result(task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        run = RUNNING.get()
+        if state != states.STARTED or run is None or run.has_begun or run.task_id != task_id:
+            return store(task_id, result, state, *args, **kwargs)
+        try:
+            return store(task_id, result, state, *args, **kwargs)
+        except SoftTimeLimitExceeded:
+            raise  # it comes only once: the run would have none
+        except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
+            task = printable(getattr(kwargs.get("request"), "task", None))
+            logger.error(
+                "sqs_backoff.start_not_stored: task %s[%s] runs all the same; %s",
+                *(task, printable(task_id), error_site(exc)),
+                extra={"task_name": task, "task_id": task_id},
+            )
+
+    mark_as_done._is_wrapped = True  # type: ignore[attr-defined]
+    backend.mark_as_done, backend.mark_as_retry = mark_as_done, mark_as_retry
+    backend.store_result = store_result
+
+
+def contain_hooks(cls: Any) -> None:
+    """Keep an error in the task's own hooks from changing the decision; it is logged.
+
+    Celery 5.7 contains ``on_success`` and ``after_return``, other versions none.
+    """
+    for name in _HOOKS:
+        hook = getattr(cls, name)
+        if hook is not getattr(Task, name) and not getattr(hook, "_is_wrapped", False):
+            setattr(cls, name, _contained(getattr_static(cls, name)))
+
+
+def _contained(hook: Any) -> Callable[..., Any]:
+    @wraps(hook)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return bind_member(self, hook)(*args, **kwargs)
+        except Exception as exc:
+            run = run_of(self.request)
+            if run is None or run.delivery is None:
+                raise  # another broker, or the main process, which contains it too
+            log_failed_later(self.name, run.task_id, exc)
+
+    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def bind_member(task: Any, given: Any) -> Any:
+    """Return what a class defines as the task has it, bound where it is a method.
+
+    Arguments:
+        given: as it stands in the class (``inspect.getattr_static``).
+    """
+    bind = getattr(given, "__get__", None)
+    return given if bind is None else bind(task, type(task))
+
+
+def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
+    """Log an error after the run. Its text is left out: it may quote the task's arguments.
+
+    Arguments:
+        task: its name.
+        task_id: the message's.
+    """
+    name = printable(task)
+    logger.error(
+        "sqs_backoff.after_run_failed: task %s[%s]: what had been decided stands; %s",
+        *(name, printable(task_id), error_site(exc)),
+        extra={"task_name": name, "task_id": task_id},
+    )
+
+
+# Exceptions that end more than a task
+
+
+def ends_the_process(exc: BaseException) -> bool:
+    """Return whether the exit is the worker's own, or ends a child process of the prefork pool."""
+    if isinstance(exc, WorkerShutdown | WorkerTerminate):
+        return True
+    is_child = current_process()._parent_pid is not None
+    return isinstance(exc, SystemExit | KeyboardInterrupt) and is_child
+
+
+def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
+    """Return whether gevent's pool has raised this for the hard time limit, in the task's greenlet.
+
+    The pool must see it again: it reports the time limit to the main process. A task's own
+    ``gevent.Timeout`` with exactly the same number of seconds cannot be told from it.
+
+    Arguments:
+        timelimit: the message's header: hard and soft limit, or nothing.
+    """
+    gevent = sys.modules.get("gevent")
+    if gevent is None or not isinstance(exc, gevent.Timeout):
+        return False
+    limit = (timelimit or (None,))[0] or task.time_limit
+    return limit is not None and exc.seconds == limit
+
+
+def free_frames(exc: BaseException | None) -> None:
+    """Free what the frames of a failure hold, now that they have ended.
+
+    All versions: the tracer's frame holds Celery's ``ExceptionInfo``, which holds the exception,
+    which holds the frame, some 150 KB for each failure. Celery 5.7 clears the frames of the
+    failure, but not those of its cause.
+
+    The frame of a generator or a coroutine may only wait, in a client that hands its errors to its
+    callers and goes on; before Python 3.13, to clear it would end it.
+    """
+    for _ in range(_MAX_CHAIN):
+        if exc is None:
+            return
+        for frame, _line in walk_tb(exc.__traceback__):
+            if not frame.f_code.co_flags & _MAY_WAIT:
+                with suppress(RuntimeError):  # still executing: a task that runs inside of another
+                    frame.clear()
+        exc = exc.__cause__ or exc.__context__
+
+
+# A message that ends without a run
+
+
+def store_refusal(task: Any, result: object) -> None:
+    """Store why a message was refused, which ends its chain there, and tell its chord.
+
+    Raises:
+        Exception: whatever the result backend's library raises.
+    """
+    request = task.request
+    task.backend.mark_as_done(  # a member of a chord, whether its result is stored or not
+        request.id, result, request=request, store_result=not ignores_result(task, request)
+    )
+    for member in chord_members(request.chain):
+        task.backend.mark_as_done(member.id, result, request=member)
+
+
+def chord_members(rest: Any) -> Iterator[Context]:
+    """Yield the tasks of the rest of a chain that a chord waits for, as requests.
+
+    As ``celery.backends.base.Backend._fail_chain`` has it.
+    """
+    waiting = list(rest or ())
+    while waiting:
+        follower = Context(waiting.pop(0))
+        options = follower.options or {}
+        follower.update(options)
+        follower.id, follower.group = options.get("task_id"), options.get("group_id")
+        if follower.chord is not None and follower.id is not None:
+            yield follower
+        body = (follower.kwargs or {}).get("body")
+        if getattr(follower, "subtask_type", None) == "chord" and body is not None:
+            waiting.append(body)  # what waits for that chord waits for its body
+
+
+def ignores_result(task: Any, request: Any) -> bool:
+    """Return whether Celery will store no result."""
+    celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7
+    if celerys_own is not None:
+        return bool(celerys_own(task, request))
+    return bool(task.ignore_result or request.ignore_result)
