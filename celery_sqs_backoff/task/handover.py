@@ -89,6 +89,7 @@ class Run:
         asked: the last thing that ``self.retry()`` has said.
         copy: the retry that was published as a copy of the message, if any.
         report: how the run ended; ``None`` until then.
+        is_known: a rule of the task has classified its failure.
         extension_state: of the task's extension.
     """
 
@@ -97,7 +98,7 @@ class Run:
     ) -> None:
         self.task_id = task_id
         self.delivery = delivery
-        self.has_begun = self.is_running = self.is_in_call = False
+        self.has_begun = self.is_running = self.is_in_call = self.is_known = False
         self.is_awaited = is_awaited
         self.asked: Asked | None = None
         self.copy: Retry | None = None

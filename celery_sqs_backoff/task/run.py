@@ -55,6 +55,7 @@ from .upstream import (
     free_frames,
     is_pools_time_limit,
     log_failed_later,
+    log_known_failures_once,
     store_refusal,
 )
 
@@ -171,6 +172,7 @@ def wrap_task(cls: Any) -> None:
     if cls.before_start is not Task.before_start:
         _wrap_before_start(cls)
     contain_hooks(cls)
+    log_known_failures_once()
 
 
 def _wrap_run(cls: Any, name: str) -> None:
@@ -347,6 +349,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException, args: Any, kwargs: Any)
             return Aborted(type_name(exc)) if isinstance(exc, Exception) else exc
         if not isinstance(exc, Exception):
             failure = WorkerLostError(f"The task raised {type_name(exc)}")
+    run.is_known = verdict is not None
     asked = run.asked_by(exc)
     reply = _reply_of(asked.cause if asked else exc, verdict)
     verdict = _undo(task, run, failure, verdict or _UNKNOWN, args, kwargs, raised=exc)
@@ -365,11 +368,13 @@ def _end_by_word(task: Any, run: Run, word: TaskPredicate, args: Any, kwargs: An
         reason = _cause_of(word, asked)
         verdict = _judge_cause(task, reason)
         reply, cause = _reply_of(reason, verdict), reason or word
+        run.is_known = verdict is not None and isinstance(word, BackoffRetry)
         _undo(task, run, cause, verdict or _UNKNOWN, args, kwargs, raised=word)
     elif isinstance(word, Reject):  # as a retry of the error that has been caught
         caught = word.reason if isinstance(word.reason, Exception) else word.__context__
         reason = asked.cause if asked else caught
         verdict = _judge_cause(task, reason)
+        run.is_known = verdict is not None
         task.extension.run_failed(task, reason or word, verdict or _UNKNOWN)
     ended = ended_by(word, is_named=asked is not None and asked.is_named)
     _report(task, run, replace(ended, reply=reply), cause)

@@ -5,6 +5,7 @@ One guard each. On versions that need it not, it changes nothing that works.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -151,6 +152,25 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
         *(name, printable(task_id), error_site(exc)),
         extra={"task_name": name, "task_id": task_id},
     )
+
+
+# The log
+
+
+def log_known_failures_once() -> None:
+    """Drop Celery's lines about a failure that one of the task's rules has classified.
+
+    The main process logs such a failure in one line. Celery would log it before that as one that
+    nobody expected, with its traceback.
+    """
+    logging.getLogger("celery.app.trace").addFilter(_is_news)  # once, however often it is called
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    run, about = RUNNING.get(), getattr(record, "data", None)
+    if run is None or not run.is_known or not isinstance(about, dict):
+        return True
+    return bool(about.get("id") != run.task_id)
 
 
 # Exceptions that end more than a task

@@ -1,4 +1,4 @@
-"""How much of us a user sees of a run: frames in tracebacks, and calls."""
+"""How much of us a user sees of a run: frames in tracebacks, lines in the log, calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 from collections import Counter
 
 import pytest
+from celery.exceptions import Reject
 
 import celery_sqs_backoff
-from celery_sqs_backoff import Retryable, Schedule, SQSBackoffTask
+from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask
 
 from .bodies import raises, returns
 
 OURS = os.path.dirname(celery_sqs_backoff.__file__)
-BAD, DOWN = ValueError("bad"), Retryable("down")
+BAD, DOWN, DECLINED = ValueError("bad"), Retryable("down"), NonRetryable("declined")
 
 
 class Transaction(SQSBackoffTask):
@@ -53,6 +54,58 @@ def test_frames(rig, caplog, base, exc):
     shown += [format_exception(each.exc_info) for each in caplog.records if each.exc_info]
     assert all("raise exc" in text for text in shown)
     assert [frames_of_ours(text) for text in shown] == [1] * len(shown)
+
+
+def lines_about(caplog, message):
+    lines = [each for each in caplog.records if message.task_id in each.getMessage()]
+    return [each for each in lines if not each.getMessage().endswith(" received")]
+
+
+@pytest.mark.parametrize(
+    ("body", "event", "facts"),
+    [
+        (raises(DOWN), "retry", "attempt=1 outcome=RETRYABLE reason=raised"),
+        (
+            lambda self: self.retry(countdown=5),
+            "retry",
+            'attempt=1 outcome=RETRYABLE reason="retry',
+        ),
+        (raises(DECLINED), "dead_letter", 'attempt=1 outcome=UNKNOWN reason="not retryable"'),
+        (raises(Reject("no")), "dead_letter", 'attempt=1 outcome=UNKNOWN reason="rejected by'),
+    ],
+    ids=["retry", "asked retry", "dead letter", "rejected"],
+)
+def test_known_failure(rig, caplog, body, event, facts):
+    """A failure that a rule has classified is logged in one line, without a traceback."""
+    caplog.set_level("INFO")
+    rig.task(body)
+    message = rig.send()
+    rig.run()
+    [line] = lines_about(caplog, message)
+    assert line.getMessage().startswith(f"sqs_backoff.{event}: task=mail id={message.task_id} ")
+    assert facts in line.getMessage()
+    assert line.exc_info is None
+
+
+def test_last_retry(rig, caplog):
+    """A known failure whose budget is used up is logged in one line, too."""
+    caplog.set_level("INFO")
+    rig.task(raises(DOWN), max_retries=0)
+    message = rig.send()
+    rig.run()
+    [line] = lines_about(caplog, message)
+    assert 'outcome=RETRYABLE reason="max_retries reached"' in line.getMessage()
+
+
+def test_unknown_failure(rig, caplog):
+    """A failure that no rule knows keeps Celery's line with its traceback."""
+    rig.task(raises(BAD))
+    message = rig.send()
+    rig.run()
+    celerys, ours = lines_about(caplog, message)
+    assert "raised unexpected: ValueError('bad')" in celerys.getMessage()
+    assert celerys.exc_info[0] is ValueError
+    assert ours.getMessage().startswith("sqs_backoff.dead_letter: ")
 
 
 def test_calls_of_a_success(rig):
