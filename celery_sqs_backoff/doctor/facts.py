@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..retry.budget import receives_needed, tolerant, under_cap
+from ..retry.budget import receives_needed, tolerant
 from ..retry.policies import FullJitter, Policy
 from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
@@ -156,7 +156,7 @@ class TaskFacts:
         """Task as it is on a FIFO queue, where its delays are shorter."""
         if self.backoff is None:
             return self
-        return replace(self, backoff=under_cap(tolerant(self.backoff), self.fifo_cap))
+        return replace(self, backoff=tolerant(self.backoff, cap=self.fifo_cap))
 
     @cached_property
     def about_receives_needed(self) -> int:

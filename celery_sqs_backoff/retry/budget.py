@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -167,61 +168,47 @@ def capped(delay: float, ceiling: float, cap: float) -> float:
 
 @dataclass(frozen=True)
 class _Tolerant(Policy):
-    """Another policy, and ``FullJitter()`` where that one fails."""
-
-    policy: Policy
-
-    def ceiling(self, attempt: int) -> float:
-        try:
-            return to_seconds("ceiling", self.policy.ceiling(attempt))
-        except Exception:  # noqa: BLE001  # the user's
-            return _FALLBACK.ceiling(attempt)
-
-    def delay(self, attempt: int, rng: RandomSource = random) -> float:
-        try:
-            return to_seconds("delay", self.policy.delay(attempt, rng))
-        except Exception:  # noqa: BLE001
-            return _FALLBACK.delay(attempt, rng)
-
-    def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        try:
-            return to_seconds("delay", self.policy.delay_for(message_id, attempt, rng))
-        except Exception:  # noqa: BLE001
-            return _FALLBACK.delay_for(message_id, attempt, rng)
-
-
-def tolerant(policy: Policy) -> Policy:
-    """Return a policy that never raises: as messages are delayed if the user's own one fails."""
-    return _Tolerant(policy)
-
-
-@dataclass(frozen=True)
-class _UnderCap(Policy):
-    """Another policy, shrunk: see :func:`capped`."""
+    """A user's policy that never raises, with delays of ``cap`` seconds at most."""
 
     policy: Policy
     cap: float
+    is_logged: bool
 
     def ceiling(self, attempt: int) -> float:
-        return min(to_seconds("ceiling", self.policy.ceiling(attempt)), self.cap)
+        return self._ask(attempt, lambda policy: policy.ceiling(attempt))
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
-        return self._capped(self.policy.delay(attempt, rng), attempt)
+        return self._ask(attempt, lambda policy: policy.delay(attempt, rng))
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        return self._capped(self.policy.delay_for(message_id, attempt, rng), attempt)
+        return self._ask(attempt, lambda policy: policy.delay_for(message_id, attempt, rng))
 
-    def _capped(self, delay: float, attempt: int) -> float:
-        ceiling = to_seconds("ceiling", self.policy.ceiling(attempt))
-        return capped(to_seconds("delay", delay), ceiling, self.cap)
+    def _ask(self, attempt: int, question: Callable[[Policy], float]) -> float:
+        try:
+            return self._capped(self.policy, attempt, question)
+        except Exception as exc:  # noqa: BLE001  # the user's code must not lose the message
+            if self.is_logged:
+                logger.error(
+                    "sqs_backoff.backoff_broken: %s fails for attempt %d (%s); using FullJitter()"
+                    " instead",
+                    *(type(self.policy).__qualname__, attempt, type(exc).__name__),
+                )
+            return self._capped(_FALLBACK, attempt, question)
+
+    def _capped(self, policy: Policy, attempt: int, question: Callable[[Policy], float]) -> float:
+        seconds = to_seconds("delay", question(policy))
+        if self.cap == math.inf:
+            return seconds
+        return capped(seconds, to_seconds("ceiling", policy.ceiling(attempt)), self.cap)
 
 
-def under_cap(policy: Policy, cap: float) -> Policy:
-    """Return a policy whose delays are those of another one, shrunk to ``cap`` seconds at most.
+def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
+    """Return a policy that never raises: ``FullJitter()`` takes its place if the user's one fails.
 
-    That is how messages of a FIFO queue are delayed: ``cap`` is the task's ``fifo_cap``.
+    Arguments:
+        cap: seconds; delays are shrunk to that at most, as ``fifo_cap`` does on a FIFO queue.
     """
-    return _UnderCap(policy, cap)
+    return _Tolerant(policy, cap, is_logged=False)
 
 
 def draw_delay(
@@ -235,20 +222,5 @@ def draw_delay(
     Arguments:
         cap: the longest delay, whatever the policy says; ``None``: the policy's own.
     """
-    try:
-        return _drawn(backoff, message_id, attempt, cap, rng)
-    except Exception as exc:  # noqa: BLE001  # the user's code must not lose the message
-        logger.error(
-            "sqs_backoff.backoff_broken: %s fails for attempt %d (%s); using FullJitter() instead",
-            type(backoff).__qualname__,
-            attempt,
-            type(exc).__name__,
-        )
-    return _drawn(_FALLBACK, message_id, attempt, cap, rng)
-
-
-def _drawn(
-    backoff: Policy, message_id: str, attempt: int, cap: float | None, rng: RandomSource
-) -> float:
-    policy = backoff if cap is None else under_cap(backoff, cap)
-    return to_seconds("delay", policy.delay_for(message_id, attempt, rng))
+    policy = _Tolerant(backoff, math.inf if cap is None else cap, is_logged=True)
+    return policy.delay_for(message_id, attempt, rng)

@@ -15,7 +15,7 @@ from celery_sqs_backoff.retry.budget import (
     exhausted,
     exhausted_before_run,
     receives_needed,
-    under_cap,
+    tolerant,
 )
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.visibility import longest_delay, standing, visibility_delay
@@ -279,7 +279,7 @@ def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
 
 def test_what_is_counted_under_a_cap_is_what_a_fifo_queue_is_asked_for():
     policy = FullJitter(base=2, cap=3600)
-    counted = under_cap(policy, 300)
+    counted = tolerant(policy, cap=300)
     for attempt in (1, 8, 20):
         drawn = draw_delay(policy, message_id="m", attempt=attempt, cap=300, rng=Random(attempt))
         assert counted.delay(attempt, Random(attempt)) == drawn <= counted.ceiling(attempt) <= 300
