@@ -6,25 +6,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any
 
 from .budget import receives_needed
 from .outcomes import Classifier
 from .policies import Exponential, FullJitter, Policy, Schedule, to_seconds
 
-#: Settings beside the options in ``app.conf.sqs_backoff``: see ``store.settings``.
-SAFE_SETTINGS = ("store", "namespace", "secret", "encrypt")
-
-#: Another one: what makes tasks of messages that other senders wrote.
+#: The setting that says what makes tasks of messages that other senders wrote.
 FOREIGN = "foreign"
 
-#: The settings that ``worker.observation`` reads.
-OBSERVE_SETTINGS = ("heartbeat", "prometheus_port", "prometheus_host", "status")
-
-#: What ``sqs-doctor`` is not to report.
-IGNORE_FINDINGS = "ignore_findings"
-
-_APP_WIDE_ONLY = (*SAFE_SETTINGS, FOREIGN, *OBSERVE_SETTINGS, IGNORE_FINDINGS)
+#: Settings beside the options in ``app.conf.sqs_backoff``, which other rooms read.
+_APP_WIDE_ONLY = (
+    *("store", "namespace", "secret", "encrypt"),
+    FOREIGN,
+    *("heartbeat", "prometheus_port", "prometheus_host", "status"),
+    "ignore_findings",
+)
 
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"
@@ -70,42 +67,26 @@ class Options:
     provider: Any = None
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the way to normalise a frozen dataclass
-        if not isinstance(self.backoff, Policy):
-            _refuse("backoff", self.backoff, "a delay policy, such as FullJitter(base=2, cap=3600)")
-        put(self, "retry_for", _seconds("retry_for", self.retry_for))
-        if self.max_retries is not None and not _is_count(self.max_retries):
-            _refuse("max_retries", self.max_retries, "a whole number from 0 up, or None: no limit")
-        for name in ("retry_on", "never_retry"):
-            put(self, name, _exception_classes(name, getattr(self, name)))
-        put(self, "classify", _classifiers(self.classify))
-        if self.undo is not None and not callable(self.undo):
-            _refuse("undo", self.undo, "a callable (task, exc, args, kwargs), or None")
-        if self.on_give_up not in (DEAD_LETTER, FAIL):
-            _refuse("on_give_up", self.on_give_up, f"{DEAD_LETTER!r} or {FAIL!r}")
-        if not _is_count(self.crash_budget) or self.crash_budget < 1:
-            _refuse("crash_budget", self.crash_budget, "a whole number from 1 up")
-        put(self, "fifo_cap", _seconds_above_0("fifo_cap", self.fifo_cap))
-        if self.park_above is not None and not _is_share(self.park_above):
-            _refuse("park_above", self.park_above, "a share above 0, up to 1, or None: never")
-        if self.record_detail not in (FULL, TYPE_ONLY):
-            _refuse("record_detail", self.record_detail, f"{FULL!r} or {TYPE_ONLY!r}")
-        if self.redact is not None and not callable(self.redact):
-            _refuse("redact", self.redact, "a callable (text) -> text, or None")
-
-        is_provider = isinstance(self.provider, str) or hasattr(self.provider, "thresholds")
-        if self.provider is not None and (not is_provider or not self.provider):
-            _refuse("provider", self.provider, "a Provider, its name, or None")
+        for name, (read, expected) in _OPTIONS.items():
+            value = getattr(self, name)
+            try:
+                value = read(value)
+            except (TypeError, ValueError) as exc:
+                why = f"; {exc}" if isinstance(exc, _Hint) else ""
+                raise InvalidOption(
+                    f"invalid {name} {value!r}: expected {expected}{why}", name
+                ) from None
+            object.__setattr__(self, name, value)  # the way to normalise a frozen dataclass
 
     def receives_needed(self, *, at_most: int) -> int:
-        """About how many receives a message may need (see :func:`.budget.receives_needed`)."""
+        """Estimate how many receives a message needs (see :func:`.budget.receives_needed`)."""
         return receives_needed(
             self.backoff, retry_for=self.retry_for, max_retries=self.max_retries, at_most=at_most
         )
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names that ``app.conf.sqs_backoff`` may set."""
+        """Return the names of the options that ``app.conf.sqs_backoff`` may set."""
         return tuple(f.name for f in fields(cls) if f.name != "never_retry")
 
     @classmethod
@@ -128,10 +109,11 @@ class Options:
         for name in app_wide:
             if name not in known:
                 raise InvalidOption(
-                    f"{setting}: unknown setting {name!r}{_did_you_mean(name, known)};"
+                    f"{setting}: unknown setting {name!r}{_suggest(name, known)};"
                     f" expected {', '.join(known)}"
                 )
-        check_foreign(app_wide.get(FOREIGN), setting)
+        if app_wide.get(FOREIGN) is not None:
+            _check_foreign(app_wide[FOREIGN], setting)
         defaults = {name: value for name, value in app_wide.items() if name in cls.names()}
         try:
             return cls(**{**defaults, **own})
@@ -147,20 +129,15 @@ class Options:
         Celery turns any keyword into an attribute, so a misspelt option would do nothing, silently.
         """
         for name in given:
-            if name not in cls.names() and _close(name, cls.names()):
-                raise InvalidOption(
-                    f"unknown task option {name!r}{_did_you_mean(name, cls.names())}"
-                )
+            if name not in cls.names() and (hint := _suggest(name, cls.names())):
+                raise InvalidOption(f"unknown task option {name!r}{hint}")
 
 
-def check_foreign(value: object, setting: str = "sqs_backoff") -> None:
+def _check_foreign(value: object, setting: str) -> None:
     """Refuse a ``foreign`` setting that is no dict of queue names and callables.
 
-    Raises:
-        InvalidOption: see above. Import strings are not imported here.
+    Import strings are not imported here.
     """
-    if value is None:
-        return
     expected = "a dict of queue name -> import string or callable (body, attributes)"
     if not isinstance(value, Mapping):
         raise InvalidOption(f"invalid foreign {value!r} in {setting}: expected {expected}", FOREIGN)
@@ -173,17 +150,29 @@ def check_foreign(value: object, setting: str = "sqs_backoff") -> None:
             )
 
 
-def _refuse(name: str, value: object, expected: str) -> NoReturn:
-    raise InvalidOption(f"invalid {name} {value!r}: expected {expected}", name)
-
-
-def _close(name: object, known: Iterable[str]) -> list[str]:
-    return get_close_matches(str(name), tuple(known), n=1, cutoff=0.8)
-
-
-def _did_you_mean(name: object, known: Iterable[str]) -> str:
-    close = _close(name, known)
+def _suggest(name: object, known: Iterable[str]) -> str:
+    close = get_close_matches(str(name), tuple(known), n=1, cutoff=0.8)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+# How each option is read. A reader returns the value to keep, and raises if it is not legal.
+
+
+class _Hint(ValueError):
+    """A value that is not legal, with a hint for the user."""
+
+
+def _if(is_legal: Callable[[Any], object]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not is_legal(value):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
 
 
 def _is_count(value: object) -> bool:
@@ -194,48 +183,29 @@ def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
-def _seconds_above_0(name: str, value: object) -> float:
-    seconds = None if value is None else _seconds(name, value)
-    if not seconds:
-        _refuse(name, value, "seconds or a timedelta above 0")
-    return seconds
+def _is_provider(value: object) -> bool:
+    return bool(value) if isinstance(value, str) else hasattr(value, "thresholds")
 
 
-def _seconds(name: str, value: object) -> float | None:
-    try:
-        return None if value is None else to_seconds(name, value)
-    except (TypeError, ValueError):
-        _refuse(name, value, "seconds or a timedelta from 0 up, or None: no limit")
-
-
-def _exception_classes(name: str, value: object) -> tuple[type[BaseException], ...]:
-    classes = (value,) if isinstance(value, type) else value
-    legal = "an exception class or a tuple of them"
-    if not isinstance(classes, Iterable):
-        _refuse(name, value, legal)
-    classes = tuple(classes)
+def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
+    classes = (value,) if isinstance(value, type) else tuple(value)
     if not all(isinstance(c, type) and issubclass(c, BaseException) for c in classes):
-        _refuse(name, value, legal)
+        raise ValueError
     return classes
 
 
-def _classifiers(value: object) -> tuple[Classifier, ...]:
-    classifiers = (value,) if callable(value) else value
-    expected = "a callable (exc) -> Outcome, Verdict or None, or a tuple of them"
-    if not isinstance(classifiers, Iterable):
-        _refuse("classify", value, expected)
-    classifiers = tuple(classifiers)
-    if not all(callable(c) for c in classifiers):
-        _refuse("classify", value, expected)
+def _classifiers(value: Any) -> tuple[Classifier, ...]:
+    classifiers = (value,) if callable(value) else tuple(value)
+    if not all(map(callable, classifiers)):
+        raise ValueError
     for classifier in classifiers:
         if not _takes_one_argument(classifier):
-            name = getattr(classifier, "__name__", repr(classifier))
-            _refuse("classify", classifier, f"{expected}; did you mean {name}()?")
+            raise _Hint(f"did you mean {getattr(classifier, '__name__', repr(classifier))}()?")
     return classifiers
 
 
 def _takes_one_argument(function: Callable[..., object]) -> bool:
-    """Whether it can be called with an exception. A factory of a classifier cannot."""
+    """Return whether it can be called with an exception. A factory of a classifier cannot."""
     try:
         signature(function).bind(Exception())
     except TypeError:
@@ -243,6 +213,40 @@ def _takes_one_argument(function: Callable[..., object]) -> bool:
     except ValueError:  # a builtin that does not say
         return True
     return True
+
+
+#: How each option is read, and how its legal values are named.
+_OPTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "backoff": (
+        _if(lambda value: isinstance(value, Policy)),
+        "a delay policy, such as FullJitter(base=2, cap=3600)",
+    ),
+    "retry_for": (
+        _or_none(lambda value: to_seconds("retry_for", value)),
+        "seconds or a timedelta from 0 up, or None: no limit",
+    ),
+    "max_retries": (_or_none(_if(_is_count)), "a whole number from 0 up, or None: no limit"),
+    "retry_on": (_exception_classes, "an exception class or a tuple of them"),
+    "never_retry": (_exception_classes, "an exception class or a tuple of them"),
+    "classify": (
+        _classifiers,
+        "a callable (exc) -> Outcome, Verdict or None, or a tuple of them",
+    ),
+    "undo": (_or_none(_if(callable)), "a callable (task, exc, args, kwargs), or None"),
+    "on_give_up": (_if((DEAD_LETTER, FAIL).__contains__), f"{DEAD_LETTER!r} or {FAIL!r}"),
+    "crash_budget": (
+        _if(lambda value: _is_count(value) and value > 0),
+        "a whole number from 1 up",
+    ),
+    "fifo_cap": (
+        lambda value: to_seconds("fifo_cap", value, may_be_zero=False),
+        "seconds or a timedelta above 0",
+    ),
+    "park_above": (_or_none(_if(_is_share)), "a share above 0, up to 1, or None: never"),
+    "record_detail": (_if((FULL, TYPE_ONLY).__contains__), f"{FULL!r} or {TYPE_ONLY!r}"),
+    "redact": (_or_none(_if(callable)), "a callable (text) -> text, or None"),
+    "provider": (_or_none(_if(_is_provider)), "a Provider, its name, or None"),
+}
 
 
 #: Keywords of ``@app.task`` that are Celery's, although ``celery.Task`` has no such attributes.
