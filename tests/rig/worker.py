@@ -495,12 +495,12 @@ class Worker:
         return self._parts.places_taken
 
 
-#: Celery's state of a worker, which is global in its process.
+#: Celery's state of a worker, which is global in its process. ``scheduled_requests`` is new in 5.7.
 _STATE = (
     state.requests,
     state.reserved_requests,
     state.active_requests,
-    state.scheduled_requests,
+    getattr(state, "scheduled_requests", set()),
     state.revoked,
     state.successful_requests,
 )
