@@ -17,10 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from .options import RedriveOptions
+from typing import Any, TypeAlias
 
 logger = logging.getLogger(__name__)
 
@@ -303,7 +300,7 @@ class Listener:
 
 
 def audited(
-    options: RedriveOptions,
+    options: Mapping[str, Any],
     report: RedriveReport,
     *,
     source: str,
@@ -315,7 +312,7 @@ def audited(
         who=_who(),
         source=source,
         destinations=tuple(sorted(set(destinations))),
-        options=options.changed,
+        options=dict(options),
         by_task=dict(Counter(by_task).most_common(_MOST_TASKS)),
         sent=report.sent,
         deleted=report.deleted,

@@ -193,7 +193,7 @@ class Restore:
         )
         self._ledger.emit(
             audited(
-                self._options,
+                self._options.changed,
                 report,
                 source=str(self._archive),
                 destinations=[str(self._queue.arn)],

@@ -335,7 +335,7 @@ class RedriveRun:
         report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
         ledger.emit(
             audited(
-                self._options,
+                self._options.changed,
                 report,
                 source=str(self._source.arn),
                 destinations=[str(queue.arn) for queue in self._sender.destinations.values()],

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from ..task.handover import RUNNING, run_of
 from .errors import OutsideRun

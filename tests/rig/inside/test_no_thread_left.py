@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from celery_sqs_backoff.observe.waiting import Waiting
+from celery_sqs_backoff.observe.board import WorkerNow
 from celery_sqs_backoff.worker.bulletin import Bulletin
 from celery_sqs_backoff.worker.check_up import start_check_up
 from celery_sqs_backoff.worker.upstream import give_back_before_soft_shutdown
@@ -25,9 +25,7 @@ def test_worker_starts_without_background_threads(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     app = Celery("full", set_as_current=False)
     start_check_up(app, [])
-    bulletin = Bulletin(
-        app, "w", waiting=Waiting(), running=lambda queue: 0, consumed=tuple, held=tuple
-    )
+    bulletin = Bulletin(app, "w", WorkerNow)
     bulletin.start()
     bulletin.stop()
     assert caplog.text.count("sqs_backoff.no_thread_left") == 2
