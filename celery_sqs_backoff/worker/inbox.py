@@ -10,8 +10,8 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from .capacity import Capacity
 from .lease import Lease, State
+from .window import Window
 
 logger = get_logger(__name__)
 
@@ -38,7 +38,7 @@ class Inbox:
 
     Arguments:
         deliver: gives a message to Celery; called in its loop.
-        capacity: updated with the fate of each message.
+        window: updated with the fate of each message.
         is_stopping: whether no further task may start.
         soon: schedules a callable in the event loop, from any thread. ``None``: Celery has no
             event loop and calls :meth:`drain_events` instead.
@@ -51,7 +51,7 @@ class Inbox:
         self,
         *,
         deliver: Callable[[Arrival], object],
-        capacity: Capacity,
+        window: Window,
         is_stopping: Callable[[], bool],
         soon: Callable[[Callable[[], object]], object] | None,
         one_at_a_time: bool,
@@ -59,7 +59,7 @@ class Inbox:
         on_turn: Callable[[], object] = lambda: None,
     ) -> None:
         self._deliver = deliver
-        self._capacity = capacity
+        self._window = window
         self._is_stopping = is_stopping
         self._soon = soon
         self._one_at_a_time = one_at_a_time
@@ -68,7 +68,7 @@ class Inbox:
         self._cond = threading.Condition()
         self._arrivals: deque[Arrival] = deque()
         self._will_drain = False
-        capacity.on_freed = self.wake
+        window.on_freed = self.wake
 
     def put(self, arrival: Arrival) -> None:
         """Add a message; from any thread."""
@@ -95,7 +95,7 @@ class Inbox:
             left, self._arrivals = list(self._arrivals), deque()
             self._will_drain = False
         for arrival in left:
-            self._capacity.freed(arrival.tag)
+            self._window.freed(arrival.tag)
 
     def drain_events(self) -> None:
         """Wait briefly for a message, then deliver everything that can be delivered.
@@ -127,7 +127,7 @@ class Inbox:
     def _can_deliver(self) -> bool:
         if not self._arrivals or self._is_stopping():
             return False
-        return not self._one_at_a_time or self._capacity.has_free_process
+        return not self._one_at_a_time or self._window.has_free_process
 
     def _deliver_one(self) -> None:
         try:
@@ -136,11 +136,11 @@ class Inbox:
             return
         lease = arrival.lease
         if lease.state is not State.HELD:
-            self._capacity.freed(arrival.tag)  # given back, or lost, while it waited
+            self._window.freed(arrival.tag)  # given back, or lost, while it waited
             return
         try:
             self._deliver(arrival)
         except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
             self._on_error(arrival, exc)
         if lease.state is State.HELD and not lease.keeps_place:
-            self._capacity.blocked(arrival.tag)
+            self._window.blocked(arrival.tag)

@@ -26,7 +26,6 @@ from ..sqs.memory import Memory
 from ..sqs.queues import Queue
 from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, Want
 from ..text import BUG_CALLS, error_site
-from .backlog import Backlog
 from .lease import Lease, State
 from .relay import Relay
 from .reports import report, settled
@@ -69,7 +68,7 @@ class Keeper:
         self.clock = clock
         self.memory = Memory()
         self._table = SettlementTable(linger_seconds=linger_seconds, rng=rng)
-        self.is_behind = Backlog(self._table.waiting_for, clock).is_behind
+        self.waiting_for = self._table.waiting_for
         self._calls: dict[str, Calls] = {}
         self._lock = threading.RLock()
         self._relay = Relay(

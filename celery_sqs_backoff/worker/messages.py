@@ -18,7 +18,6 @@ from ..sqs.eta import parse_eta
 from ..sqs.queues import Queue, read_queue
 from ..sqs.visibility import visibility_delay
 from ..text import BUG_CALLS, error_site
-from .capacity import Capacity
 from .foreign import IGNORED, Foreign
 from .gates import Gates
 from .inbox import Arrival
@@ -26,6 +25,7 @@ from .keeper import Keeper
 from .lease import Lease
 from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
+from .window import Window
 
 logger = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Receiver:
     Arguments:
         keeper: who renews and settles the leases.
         clients: for the queues.
-        capacity: counts what is held.
+        window: counts what is held.
         foreign: makes tasks of messages that Celery has not sent.
         retry_for: from a task's name to its time budget in seconds; ``None``: it has none.
         gates: of the tasks' providers, once the room for messages is known; ``None``: made here.
@@ -69,7 +69,7 @@ class Receiver:
         keeper: Keeper,
         *,
         clients: Clients,
-        capacity: Capacity,
+        window: Window,
         foreign: Foreign,
         retry_for: Callable[[str], float | None] = lambda name: None,
         gates: Callable[[Callable[[], int]], Gates] | None = None,
@@ -81,7 +81,7 @@ class Receiver:
         #: Where messages go that can be delivered; and those that no task can be made of.
         self.deliver: Callable[[Arrival], object] = lambda arrival: None
         self.keep: Callable[[Lease, Mapping[str, Any], str], object] = lambda *about: None
-        self._capacity = capacity
+        self._window = window
         make = gates or (lambda room: Gates(keeper, calls=clients.settling, room=room))
         self.gates = make(self._room)
         self._foreign = foreign
@@ -96,7 +96,7 @@ class Receiver:
         """Messages to bring forward at once: more than we run, for other workers run them too."""
         if not self._is_open:  # the pool may be gone
             return 0
-        return 2 * self._capacity.startable_within(RECOVERY_LOOK_SECONDS)
+        return 2 * self._window.startable_within(RECOVERY_LOOK_SECONDS)
 
     # Queues
 
@@ -236,14 +236,14 @@ class Receiver:
             free=lambda: self._free(tag),
             hidden_seconds=receive.hidden_seconds,
         )
-        self._capacity.received(tag)
+        self._window.received(tag)
         self.keeper.hold(lease)
         return lease
 
     def _free(self, tag: str) -> None:
         with self._lock:
             self._leases.pop(tag, None)
-        self._capacity.freed(tag)
+        self._window.freed(tag)
 
     def _arrive(
         self,

@@ -21,8 +21,8 @@ from ..sqs.calls import Calls, Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..text import BUG_CALLS, error_site
 from ..threads import start_daemon
-from .capacity import Capacity
 from .reports import queue_name
+from .window import Window
 
 logger = get_logger(__name__)
 
@@ -60,7 +60,7 @@ class Poller:
     Arguments:
         url: of the queue. Others may have the same name, in another account or Region.
         calls: the port to receive with.
-        capacity: decides when to receive, and how many messages.
+        window: decides when to receive, and how many messages.
         take: called in the poller's thread with each response's messages, the seconds (at least)
             since SQS sent it, and the visibility timeout that was requested.
         before_each: called before each long poll, and now and then while there is no room for one.
@@ -77,7 +77,7 @@ class Poller:
         url: str,
         *,
         calls: Calls,
-        capacity: Capacity,
+        window: Window,
         take: Callable[[list[dict[str, Any]], float, int | None], object],
         before_each: Callable[[], object] = lambda: None,
         wait_seconds: int = 20,
@@ -95,7 +95,7 @@ class Poller:
         self._name = f"the poller of {url}"
         self._thread_name = f"sqs-poll-{self.queue}"
         self._calls = calls
-        self._capacity = capacity
+        self._window = window
         self._take = take
         self._before_each = before_each
         # One message per receive on a FIFO queue. SQS hands out no other message of its group until
@@ -130,7 +130,7 @@ class Poller:
         with self._lock:
             self._stopped.set()
         self._more.set()
-        self._capacity.wake()
+        self._window.wake()
 
     # The threads
 
@@ -165,7 +165,7 @@ class Poller:
         while (
             not self._stopped.is_set()
             and self._most >= MAX_BATCH_ENTRIES
-            and (asked_for := self._capacity.take_more(self.url))
+            and (asked_for := self._window.take_more(self.url))
         ):
             self._receive(asked_for, wait_seconds=0, name=name)
 
@@ -185,7 +185,7 @@ class Poller:
         self._before_each()
         self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
-        asked_for = self._capacity.wait_for_room(
+        asked_for = self._window.wait_for_room(
             self.url, lambda: self._is_over() or self._clock() >= until, most=self._most
         )
         if asked_for:
@@ -233,9 +233,7 @@ class Poller:
                 seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
                 self._take(received.messages, seconds_ago, hidden_seconds)
         finally:
-            self._capacity.responded(
-                self.url, asked_for=asked_for, messages=brought, seconds=seconds
-            )
+            self._window.responded(self.url, asked_for=asked_for, messages=brought, seconds=seconds)
         if failures:
             self._stopped.wait(_AFTER_FAILURE.delay(failures, self._rng))
         elif brought >= asked_for:

@@ -15,7 +15,6 @@ from ..observe.events import Started
 from ..sqs.clients import Clients
 from ..sqs.limits import MAX_WAIT_TIME_SECONDS
 from . import unreadable, upstream
-from .capacity import Capacity
 from .ends import is_stopping
 from .foreign import Foreign
 from .gates import Gates
@@ -29,6 +28,7 @@ from .providers import fleet_of
 from .request import BackoffRequest, was_handed_to_pool
 from .strategy import is_kept_back_at_start
 from .upstream.pools import is_pool_of
+from .window import Window
 
 logger = get_logger(__name__)
 
@@ -53,15 +53,15 @@ class Receive:
         self._pollers: dict[str, Poller] = {}
         self._keeper = keeper
         self._clients = Clients()
-        self._capacity = Capacity(
+        self._window = Window(
             processes=lambda: _processes(consumer),
             multiplier=lambda: int(consumer.prefetch_multiplier),
-            is_behind=keeper.is_behind,
+            waiting_for=keeper.waiting_for,
         )
         self.receiver = Receiver(
             keeper,
             clients=self._clients,
-            capacity=self._capacity,
+            window=self._window,
             foreign=Foreign(
                 (consumer.app.conf.get("sqs_backoff") or {}).get("foreign") or {},
                 is_registered=lambda name: name in consumer.strategies,
@@ -72,7 +72,7 @@ class Receive:
         )
         self._inbox = Inbox(
             deliver=self._deliver,
-            capacity=self._capacity,
+            window=self._window,
             is_stopping=is_stopping,
             soon=_soon(consumer.hub),
             one_at_a_time=_blocks(consumer.pool),
@@ -145,7 +145,7 @@ class Receive:
         return Poller(
             url,
             calls=self._clients.polling(url),
-            capacity=self._capacity,
+            window=self._window,
             take=take,
             before_each=lambda: receiver.read_queue(url),
             wait_seconds=_wait_seconds(self._channel),
@@ -223,7 +223,7 @@ class Receive:
         return [poller.queue for poller in list(self._pollers.values())]
 
     def _note_started(self, request: Any) -> None:
-        self._capacity.started(request.message.delivery_tag)
+        self._window.started(request.message.delivery_tag)
         if not isinstance(request, BackoffRequest) or request.lease is None:
             return
         self._keeper.events.emit(

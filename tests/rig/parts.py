@@ -16,7 +16,6 @@ from unittest import mock
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.carry_out import carry_out
 from celery_sqs_backoff.worker import (
-    capacity,
     gates,
     keeper,
     pacing,
@@ -24,6 +23,7 @@ from celery_sqs_backoff.worker import (
     receive,
     step,
     upstream,
+    window,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _Poller(poller.Poller):
         return self._stopped.is_set()
 
     def _is_over(self) -> bool:
-        room = self._capacity
+        room = self._window
         return self._stopped.is_set() or max(room._cond.waits, room._aside.waits) > 1
 
     def _start_helper(self) -> None:
@@ -129,7 +129,7 @@ class _Poller(poller.Poller):
 
     def poll(self) -> tuple[int, float]:
         """Receive once, if there is room; return the number of messages, and seconds to pause."""
-        self._capacity._cond.waits = self._capacity._aside.waits = 0
+        self._window._cond.waits = self._window._aside.waits = 0
         self._stopped.pause_seconds = 0.0
         self._brought = 0
         self._survive(self._poll)
@@ -211,7 +211,7 @@ class Parts:
         providers._changed = _Condition(providers.lock)
         pacer = providers.pacer
         pacer._changed, pacer._wanted = _Condition(pacer._lock), _Condition(pacer._lock)
-        self._room = room = self.step._receive._capacity
+        self._room = room = self.step._receive._window
         room._cond, room._aside = _NeverWaits(room._cond._lock), _NeverWaits(room._cond._lock)
         room._clock = self._keeper.clock
 
@@ -296,7 +296,7 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (gates, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (upstream.pools, "start_daemon", lambda name, run: run()),
-        (capacity, "_LINGER_SECONDS", 0.0),
+        (window, "_LINGER_SECONDS", 0.0),
     ]
     with ExitStack() as stack:
         for module, name, value in replaced:

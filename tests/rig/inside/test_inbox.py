@@ -7,22 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_sqs_backoff.worker.capacity import Capacity
 from celery_sqs_backoff.worker.inbox import Arrival, Inbox
 from celery_sqs_backoff.worker.lease import State
+from celery_sqs_backoff.worker.window import Window
 
 
 class Worker:
     """An inbox, its loop turned by hand, and the messages that Celery got."""
 
     def __init__(self, *, has_loop: bool = True) -> None:
-        self.capacity = Capacity(processes=lambda: 1, multiplier=lambda: 4)
+        self.window = Window(processes=lambda: 1, multiplier=lambda: 4)
         self.soon: list[Callable[[], object]] = []
         self.delivered: list[str] = []
         self.turns = 0
         self.inbox = Inbox(
             deliver=self._deliver,
-            capacity=self.capacity,
+            window=self.window,
             is_stopping=lambda: False,
             soon=self.soon.append if has_loop else None,
             one_at_a_time=False,
@@ -39,7 +39,7 @@ class Worker:
 
     def put(self, *tags: str, state: State = State.HELD) -> None:
         for tag in tags:
-            self.capacity.received(tag)
+            self.window.received(tag)
             lease = SimpleNamespace(state=state, keeps_place=False)
             self.inbox.put(Arrival("q", {}, tag, lease))  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ def test_no_longer_held(state: State) -> None:
     worker = Worker()
     worker.put("a", state=state)
     worker.turn()
-    assert (worker.delivered, worker.capacity.held) == ([], 0)
+    assert (worker.delivered, worker.window.held) == ([], 0)
 
 
 def test_loop_reset() -> None:
@@ -75,7 +75,7 @@ def test_loop_reset() -> None:
     worker.put("a")
     worker.soon.clear()
     worker.inbox.clear()
-    assert worker.capacity.held == 0
+    assert worker.window.held == 0
     worker.put("b")
     worker.turn()
     assert worker.delivered == ["b"]

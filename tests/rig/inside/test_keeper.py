@@ -179,17 +179,16 @@ def test_stop(keeper: Keeper) -> None:
     assert client.calls == ["change_message_visibility_batch"]
 
 
-def test_is_behind() -> None:
-    """Only a queue that takes no deletes is behind, until it has taken them."""
+def test_waiting_for() -> None:
+    """Settlements wait per queue, until SQS has taken them."""
     keeper, client = Keeper(), Client()
     stuck, well = Queue("https://sqs/1/stuck"), Queue("https://sqs/1/well")
-    for _ in range(1_001):
+    for _ in range(11):
         hold(keeper, client, queue=stuck).done()
     hold(keeper, client, queue=well).done()
-    assert keeper.is_behind(stuck.url)
-    assert not keeper.is_behind(well.url)
+    assert (keeper.waiting_for(stuck.url), keeper.waiting_for(well.url)) == (11, 1)
     turn(keeper)
-    assert not keeper.is_behind(stuck.url)
+    assert (keeper.waiting_for(stuck.url), keeper.waiting_for(well.url)) == (1, 1)  # a batch of ten
 
 
 # A lost message that is received again while its run ends

@@ -12,10 +12,10 @@ import pytest
 
 from celery_sqs_backoff.observe.health import Pulse
 from celery_sqs_backoff.sqs.calls import Received
-from celery_sqs_backoff.worker import capacity as capacity_module
 from celery_sqs_backoff.worker import poller as module
-from celery_sqs_backoff.worker.capacity import Capacity
+from celery_sqs_backoff.worker import window as window_module
 from celery_sqs_backoff.worker.poller import Poller
+from celery_sqs_backoff.worker.window import Window
 from tests.support.processes import eventually
 
 
@@ -48,28 +48,28 @@ class Port:
 
 
 class Queue:
-    """A poller on a port, and the capacity that it shares with others."""
+    """A poller on a port, and the window that it shares with others."""
 
-    def __init__(self, capacity: Capacity, url: str, **options: Any) -> None:
-        self.port, self.capacity = Port(), capacity
+    def __init__(self, window: Window, url: str, **options: Any) -> None:
+        self.port, self.window = Port(), window
         self.held: list[str] = []
         self.take: Callable[[list[dict[str, Any]]], object] = self._hold
         self.poller = Poller(
             url,
             calls=self.port,  # type: ignore[arg-type]
-            capacity=capacity,
+            window=window,
             take=lambda messages, seconds_ago, hidden_seconds: self.take(messages),
             **options,
         )
 
     def _hold(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
-            self.capacity.received(message["MessageId"])
+            self.window.received(message["MessageId"])
             self.held.append(message["MessageId"])
 
 
-def room(processes: int = 2, multiplier: int = 4, **options: Any) -> Capacity:
-    return Capacity(processes=lambda: processes, multiplier=lambda: multiplier, **options)
+def room(processes: int = 2, multiplier: int = 4, **options: Any) -> Window:
+    return Window(processes=lambda: processes, multiplier=lambda: multiplier, **options)
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Queue]]:
     monkeypatch.setattr(module, "_AFTER_TOO_SOON_SECONDS", 0.0)
     made: list[Queue] = []
 
-    def make_queue(capacity: Capacity | None = None, url: str = "q", **options: Any) -> Queue:
-        made.append(Queue(capacity or room(), url, **options))
+    def make_queue(window: Window | None = None, url: str = "q", **options: Any) -> Queue:
+        made.append(Queue(window or room(), url, **options))
         return made[-1]
 
     yield make_queue
@@ -94,7 +94,7 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     poller = Poller(
         "q",
         calls=port,
-        capacity=room(),
+        window=room(),
         take=print,
         clock=lambda: now[0],  # type: ignore[arg-type]
     )
@@ -109,18 +109,18 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_quiet_queues(make: Callable[..., Queue]) -> None:
     """Long polls on quiet queues take no room from a queue, of the same name in other Regions."""
-    capacity = room()
-    quiet = [make(capacity, f"https://sqs.region{n}.example/1/mail") for n in range(20)]
+    window = room()
+    quiet = [make(window, f"https://sqs.region{n}.example/1/mail") for n in range(20)]
     for queue in quiet:
         queue.poller.start()
     for queue in quiet:
         assert queue.port.wait_for_calls(1) == [(8, 20)]
-    busy = make(capacity, "https://sqs.example/1/mail")
+    busy = make(window, "https://sqs.example/1/mail")
     busy.poller.start()
     busy.port.respond(8)
     eventually(lambda: len(busy.held) == 8)
     for tag in busy.held:
-        capacity.freed(tag)
+        window.freed(tag)
     assert busy.port.wait_for_calls(2) == [(8, 20)] * 2
 
 
@@ -134,16 +134,16 @@ def test_same_name_elsewhere(make: Callable[..., Queue]) -> None:
 
 def test_behind_is_not_woken(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is behind is not woken in the place of another."""
-    monkeypatch.setattr(capacity_module, "_LOOK_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 60.0)
     behind: list[str] = []
-    capacity = room(1, 1, is_behind=lambda queue: queue in behind)
-    capacity.received("runs")
-    stuck, other = make(capacity, "stuck"), make(capacity, "other")
+    window = room(1, 1, waiting_for=lambda url: 1_001 * (url in behind))
+    window.received("runs")
+    stuck, other = make(window, "stuck"), make(window, "other")
     for each, waiting in ((stuck, 1), (other, 2)):
         each.poller.start()
-        eventually(lambda waiting=waiting: capacity._waiting == waiting)
+        eventually(lambda waiting=waiting: window._waiting == waiting)
     behind.append("stuck")
-    capacity.freed("runs")
+    window.freed("runs")
     other.port.wait_for_calls(1)
     assert stuck.port.asked == []
 
@@ -151,7 +151,7 @@ def test_behind_is_not_woken(make: Callable[..., Queue], monkeypatch: pytest.Mon
 def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue is looked at now and then while a task of hours leaves no room."""
     monkeypatch.setattr(module, "_WAIT_FOR_ROOM_SECONDS", 0.05)
-    monkeypatch.setattr(capacity_module, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 0.01)
     looks: list[int] = []
     queue = make(room(1, 1), before_each=lambda: looks.append(len(queue.port.asked)))
     queue.port.respond(1)

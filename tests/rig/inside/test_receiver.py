@@ -14,10 +14,10 @@ from celery.exceptions import InvalidTaskError
 
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.worker import strategy
-from celery_sqs_backoff.worker.capacity import Capacity
 from celery_sqs_backoff.worker.foreign import Foreign
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.messages import Receiver
+from celery_sqs_backoff.worker.window import Window
 
 from .test_payload import ENVELOPE
 
@@ -47,7 +47,7 @@ class Worker:
         self.receiver = Receiver(
             Keeper(clock=lambda: self.now),
             clients=clients,
-            capacity=Capacity(processes=lambda: int(self.processes), multiplier=lambda: 4),
+            window=Window(processes=lambda: int(self.processes), multiplier=lambda: 4),
             foreign=Foreign({}, is_registered=lambda name: True, origin="o"),
         )
         self.arrived: list[Any] = []

@@ -1,4 +1,4 @@
-"""How many messages the worker asks SQS for: the arithmetic alone."""
+"""How many messages the worker asks SQS for, without its threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.worker.demand import MAX_BLOCKED, Load, Throughput
+from celery_sqs_backoff.worker.window import MAX_BLOCKED, Load, Throughput, Window
+
+URL = "https://sqs.example/1/q"
 
 
 @pytest.mark.parametrize(
@@ -129,3 +131,28 @@ def test_a_clock_that_stands_still_is_survived() -> None:
     throughput.responded(next(now), 0.1, full=True)
     throughput.settled(next(now), more=True)
     assert throughput.settled_during_a_call == 10
+
+
+def test_settlements_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """A queue whose settlements SQS does not confirm for long is named once, and once again later.
+
+    It brings no messages as long as that is so.
+    """
+    waiting, now = [1_001], [0.0]
+    window = Window(
+        processes=lambda: 1,
+        multiplier=lambda: 4,
+        waiting_for=lambda url: waiting[0],
+        clock=lambda: now[0],
+    )
+    for start in (0.0, 100.0):
+        waiting[0] = 1_001
+        for now[0] in (start, start + 9.0):
+            assert window.is_behind(URL)
+        logged = caplog.text.count("sqs_backoff.settling_behind: queue q: 1001 messages")
+        assert logged == start / 100.0
+        for now[0] in (start + 10.0, start + 11.0):
+            assert window.is_behind(URL)
+        waiting[0] = 1_000
+        assert not window.is_behind(URL)
+    assert caplog.text.count("sqs_backoff.settling_behind") == 2

@@ -1,0 +1,367 @@
+"""How many messages a worker may hold, and which poller may ask SQS for more.
+
+:class:`Load` computes how many messages to request now, :class:`Throughput` estimates how many are
+settled during a call. Both are pure. :class:`Window` counts messages and lets the pollers wait.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from celery.utils.log import get_logger
+
+from ..sqs.limits import MAX_BATCH_ENTRIES
+from .reports import queue_name
+
+logger = get_logger(__name__)
+
+#: Receive up to this many windows ahead of the tasks that are about to end. If tasks suddenly
+#: take longer, that many more messages wait under their leases.
+_MAX_AHEAD = 3
+
+#: One call's worth is settled before the response is here; a second keeps the processes busy while
+#: the response is unpacked and the next call is under way.
+_CALLS_AHEAD = 2
+
+#: Messages that may wait beside a window of others for something other than a process: for their
+#: time, or for a rate limit.
+MAX_BLOCKED = 100
+
+#: The window where the user wants no limit (prefetch multiplier 0).
+_NO_WINDOW = 1_000_000
+
+#: A call that takes longer than this has waited for messages.
+_WAITED_SECONDS = 1.0
+
+#: Weight of the newest measurement in an average.
+_WEIGHT = 1 / 8
+
+#: With some room, but not for a whole batch: short tasks fill it in this time, and long ones keep
+#: the pool busy meanwhile.
+_LINGER_SECONDS = 0.01
+
+#: A call for a queue with a backlog that takes longer has found the queue empty: it waits.
+_SOON_SECONDS = 0.1
+
+#: Nothing signals a change of the pool's size or of the settlement backlog, so poll for it.
+_LOOK_AGAIN_SECONDS = 1.0
+
+#: Settlements of a queue that SQS has not confirmed. With more of them the worker receives no more
+#: of its messages.
+_BEHIND = 1_000
+
+#: A burst of short tasks is soon over. A backlog of settlements that lasts longer is logged.
+_LONG_BEHIND_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a worker holds, and what it could hold.
+
+    Attributes:
+        processes: that the pool has, or could have (autoscale).
+        multiplier: of the prefetch window; 0 = no limit; 1 = no message waits for another.
+        held: messages received and not settled.
+        blocked: those of them that would not start if a process were free.
+        expected: messages that calls under way are likely to bring.
+        settled_during_a_call: messages expected to be settled before a call made now returns.
+    """
+
+    processes: int
+    multiplier: int
+    held: int = 0
+    blocked: int = 0
+    expected: int = 0
+    settled_during_a_call: int = 0
+
+    @property
+    def window(self) -> int:
+        """Messages that may run, or wait for a process."""
+        return max(1, self.processes) * self.multiplier or _NO_WINDOW
+
+    @property
+    def room(self) -> int:
+        """Messages that there will be room for when the response is here; may be negative."""
+        room = self.window - (self.held - self.blocked) - self.expected
+        if self.window > self.processes:  # else the user wants none to wait
+            room += min(_MAX_AHEAD * self.window, _CALLS_AHEAD * self.settled_during_a_call)
+        return min(room, self.window + MAX_BLOCKED - self.held - self.expected)
+
+    @property
+    def enough(self) -> int:
+        """Room that makes a call worthwhile: then no more messages wait than there are processes,
+        or a full batch is missing."""
+        return max(1, min(MAX_BATCH_ENTRIES, self.window - self.processes))
+
+    @property
+    def batch(self) -> int:
+        """Room that makes waiting for more pointless."""
+        return max(self.enough, min(MAX_BATCH_ENTRIES, self.window))
+
+    @property
+    def wanted(self) -> int:
+        """How many messages to ask for: 0 to 10."""
+        return min(MAX_BATCH_ENTRIES, self.room) if self.room >= self.enough else 0
+
+
+class Throughput:
+    """Estimates, from recent calls, how many messages are settled while SQS responds to one.
+
+    Times are passed in: seconds, of any one clock.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._seconds_per_message = math.inf
+        self._seconds_per_call = 0.0
+
+    def settled(self, now: float, *, more: bool) -> None:
+        """Note that a message was settled, and whether others are held."""
+        if self._since is not None:
+            self._seconds_per_message = _smooth(self._seconds_per_message, now - self._since)
+        self._since = now if more else None
+
+    def responded(self, now: float, seconds: float, *, full: bool) -> None:
+        """Note the response to a call. Only one that brought all it could did not wait for it."""
+        if full and seconds < _WAITED_SECONDS:
+            self._seconds_per_call = _smooth(self._seconds_per_call or seconds, seconds)
+            self._since = self._since or now
+
+    @property
+    def settled_during_a_call(self) -> int:
+        """0 as long as nothing is known."""
+        return self.settled_within(self._seconds_per_call)
+
+    def settled_within(self, seconds: float) -> int:
+        """How many messages a busy worker settles in so many seconds; 0 if nothing is known."""
+        if self._seconds_per_message <= 0:
+            return MAX_BATCH_ENTRIES
+        return int(seconds / self._seconds_per_message)
+
+
+def _smooth(average: float, value: float) -> float:
+    return value if math.isinf(average) else average + (value - average) * _WEIGHT
+
+
+@dataclass
+class _Queue:
+    """One queue's calls, and how long its settlements have been behind."""
+
+    asked_for: int = 0
+    #: Its last response brought all it could, so the next one is likely to do so, at once.
+    has_backlog: bool = False
+    last_asked_at: float = 0.0
+    behind_since: float | None = None
+    is_behind_logged: bool = False
+
+    def is_about_to_bring(self, now: float) -> bool:
+        return self.has_backlog and self.asked_for > 0 and now - self.last_asked_at < _SOON_SECONDS
+
+
+class Window:
+    """Counts the messages that a worker holds, and lets pollers wait for room. Thread-safe.
+
+    A message is any hashable object that stands for it. A poller names its queue by the URL.
+
+    Arguments:
+        processes: how many tasks the pool could run at once; asked each time.
+        multiplier: of the prefetch window; 0 = no limit.
+        waiting_for: how many of a queue's settlements SQS has not confirmed.
+        clock: seconds, monotonic.
+
+    Attributes:
+        on_freed: called, without any lock, when a message is settled or blocked.
+    """
+
+    def __init__(
+        self,
+        *,
+        processes: Callable[[], int],
+        multiplier: Callable[[], int],
+        waiting_for: Callable[[str], int] = lambda url: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processes = processes
+        self._multiplier = multiplier
+        self._waiting_for = waiting_for
+        self._clock = clock
+        self.on_freed: Callable[[], object] = lambda: None
+        lock = threading.RLock()
+        self._cond = threading.Condition(lock)
+        #: A poller that cannot use room waits here, so that the others are woken for it.
+        self._aside = threading.Condition(lock)
+        self._held: set[Hashable] = set()
+        self._blocked: set[Hashable] = set()
+        self._running: set[Hashable] = set()
+        self._queues: dict[str, _Queue] = {}
+        self._throughput = Throughput()
+        self._waiting = 0
+
+    # Messages
+
+    def received(self, message: Hashable) -> None:
+        """Note that a message is held from now on."""
+        with self._cond:
+            self._held.add(message)
+
+    def blocked(self, message: Hashable) -> None:
+        """Note that a message waits for something other than a process, unless it has started."""
+        with self._cond:
+            if message in self._held and message not in self._running:
+                self._blocked.add(message)
+                self._wake_one()
+
+    def started(self, message: Hashable) -> None:
+        """Note that a message's task was handed to the pool."""
+        with self._cond:
+            self._blocked.discard(message)
+            if message in self._held:
+                self._running.add(message)
+
+    def freed(self, message: Hashable) -> None:
+        """Note that a message is settled. May be called more than once."""
+        with self._cond:
+            if message not in self._held:
+                return
+            self._held.remove(message)
+            self._blocked.discard(message)
+            self._running.discard(message)
+            self._throughput.settled(self._clock(), more=bool(self._held))
+            self._wake_one()
+        self.on_freed()
+
+    @property
+    def has_free_process(self) -> bool:
+        """Whether a task that is started now would run at once."""
+        return len(self._running) < max(1, self._processes())
+
+    def startable_within(self, seconds: float) -> int:
+        """How many messages that arrive in the next seconds would have a place in the window."""
+        with self._cond:
+            waiting = len(self._held) - len(self._blocked)
+            free = Load(self._processes(), self._multiplier()).window - waiting
+            return max(0, free + self._throughput.settled_within(seconds))
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    # Calls
+
+    def wait_for_room(
+        self, queue: str, is_over: Callable[[], bool], *, most: int = MAX_BATCH_ENTRIES
+    ) -> int:
+        """Wait until a receive is worthwhile; return how many messages to request.
+
+        They count as expected until :meth:`responded`. Returns 0 when ``is_over()``.
+        """
+        linger_until: float | None = None
+        with self._cond:
+            self._waiting += 1
+            try:
+                while not is_over():
+                    if self.is_behind(queue):
+                        self._stand_aside()
+                        continue
+                    load = self._load(queue)
+                    now = self._clock()
+                    if load.wanted == 0:
+                        linger_until = None
+                        soon = any(q.is_about_to_bring(now) for q in self._queues.values())
+                        self._cond.wait(_SOON_SECONDS if soon else _LOOK_AGAIN_SECONDS)
+                    elif load.room < load.batch and (linger_until is None or now < linger_until):
+                        linger_until = linger_until or now + _LINGER_SECONDS
+                        self._cond.wait(max(0.0, linger_until - now))
+                    else:
+                        return self._reserve(queue, min(most, load.wanted))
+                return 0
+            finally:
+                self._waiting -= 1
+                self._wake_one()  # there may be room for another queue, too
+
+    def _stand_aside(self) -> None:
+        self._waiting -= 1
+        self._wake_one()
+        self._aside.wait(_LOOK_AGAIN_SECONDS)
+        self._waiting += 1
+
+    def take_more(self, queue: str) -> int:
+        """Return how many messages a further call beside others may ask for; 0 = none.
+
+        Only full batches: calls cost money, and the poller's own call is under way.
+        """
+        with self._cond:
+            load = self._load(queue)
+            more = self._queues[queue].has_backlog and load.room >= MAX_BATCH_ENTRIES
+            if not more or self.is_behind(queue):
+                return 0
+            return self._reserve(queue, load.wanted)
+
+    def responded(self, queue: str, *, asked_for: int, messages: int, seconds: float) -> None:
+        """Note the response to a call; its messages have been counted by :meth:`received`."""
+        full = messages >= asked_for
+        with self._cond:
+            calls = self._queues[queue]
+            calls.asked_for -= asked_for
+            calls.has_backlog = full
+            self._throughput.responded(self._clock(), seconds, full=full)
+            self._wake_one()
+
+    def wake(self) -> None:
+        """Let all waiting pollers check again."""
+        with self._cond:
+            self._cond.notify_all()
+            self._aside.notify_all()
+
+    def is_behind(self, url: str) -> bool:
+        """Return whether too many settlements of a queue wait to take on more of its messages."""
+        queue, waiting = self._queues.setdefault(url, _Queue()), self._waiting_for(url)
+        if waiting <= _BEHIND:
+            queue.behind_since, queue.is_behind_logged = None, False
+            return False
+        now = self._clock()
+        since = queue.behind_since = now if queue.behind_since is None else queue.behind_since
+        if not queue.is_behind_logged and now - since >= _LONG_BEHIND_SECONDS:
+            queue.is_behind_logged = True
+            logger.warning(
+                "sqs_backoff.settling_behind: queue %s: %d messages are done or retried, and SQS"
+                " has not confirmed it; no more are received until it does",
+                *(queue_name(url), waiting),
+            )
+        return True
+
+    def _reserve(self, queue: str, messages: int) -> int:
+        calls = self._queues[queue]
+        calls.asked_for += messages
+        calls.last_asked_at = self._clock()
+        return messages
+
+    def _load(self, queue: str) -> Load:
+        """The load as the queue's poller sees it.
+
+        A long poll on another queue may bring nothing for long, so it takes no room away, unless
+        that queue is known to have more and was asked just now.
+        """
+        self._queues.setdefault(queue, _Queue())
+        now = self._clock()
+        return Load(
+            processes=self._processes(),
+            multiplier=self._multiplier(),
+            held=len(self._held),
+            blocked=len(self._blocked),
+            expected=sum(
+                calls.asked_for
+                for name, calls in self._queues.items()
+                if name == queue or calls.is_about_to_bring(now)
+            ),
+            settled_during_a_call=self._throughput.settled_during_a_call,
+        )
+
+    def _wake_one(self) -> None:
+        """Wake the poller that has waited longest."""
+        if self._waiting:
+            self._cond.notify()
