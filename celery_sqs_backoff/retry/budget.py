@@ -34,6 +34,7 @@ class GiveUpReason(str, Enum):
     DELAY_TOO_LONG = "the delay is longer than retry_for"
     MAX_RECEIVE_COUNT = "the queue's maxReceiveCount is reached"
     RETENTION = "the queue's retention period is nearly over"
+    NEVER_DUE = "its ETA is after the end of the queue's retention period"
     WORKER_LOST = "worker lost"
     TIME_LIMIT = "hard time limit"
     ABORTED = "the run was aborted"

@@ -68,6 +68,31 @@ def check_headers(headers: Mapping[str, Any]) -> None:
             raise NotUnderstood(f"its header {name} is {_kind(value)}, or out of range")
 
 
+def check_call(payload: Any) -> None:
+    """Refuse arguments that would make Celery fail in the pool, before the task's own code.
+
+    There gevent, eventlet and threads report nothing, so the message would be held, and its place
+    taken, as long as the worker lives; and a failure that Celery takes for a success is deleted.
+
+    Arguments:
+        payload: the decoded body.
+
+    Raises:
+        NotUnderstood: these are not the arguments of a task, or a field of protocol 1 is of the
+            wrong type.
+    """
+    embed: Any = None
+    if isinstance(payload, dict):  # protocol 1, where the body has the fields of the headers
+        check_headers(payload)
+        args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
+    else:
+        args, kwargs, embed = payload
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        raise NotUnderstood("its arguments are no list and no dict of keyword arguments")
+    if embed is not None and not (isinstance(embed, dict) and all(map(_is_text, embed))):
+        raise NotUnderstood("its third part is no dict of what the task is embedded in")
+
+
 def task_payload(
     task: str, args: Any, kwargs: Any, *, task_id: str, queue: str, origin: str
 ) -> dict[str, Any]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from celery.utils.log import get_logger
 
 from ..observe.events import Received as Polled
 from ..observe.events import ReceiveFailed, ReceivingAgain
-from ..observe.health import Pulse
-from ..observe.log_lines import logged_events
-from ..observe.stream import Events
 from ..retry.policies import EqualJitter
 from ..sqs.calls import Calls, Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
+from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
 from ..threads import start_daemon
+from .keeper import Keeper
 from .reports import queue_name
 from .window import Window
 
@@ -37,7 +34,7 @@ _MAX_CALLS = 3
 _TOO_SOON_SECONDS = 0.2
 _AFTER_TOO_SOON_SECONDS = 1.0
 
-#: Longest wait for room between two runs of ``before_each``: one task may fill a worker for hours.
+#: Longest wait for room between two reads of its attributes: one task may fill a worker for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
 #: Most time of a call, not counting the long poll: credentials, connect, client timeout.
@@ -60,16 +57,15 @@ class Poller:
     Arguments:
         url: of the queue. Others may have the same name, in another account or Region.
         calls: the port to receive with.
-        window: decides when to receive, and how many messages.
-        take: called in the poller's thread with each response's messages, the seconds (at least)
-            since SQS sent it, and the visibility timeout that was requested.
-        before_each: called before each long poll, and now and then while there is no room for one.
+        keeper: says for how long a receive hides its messages.
+        window: says when to receive, and how many messages.
+        read_queue: returns the queue's attributes. It is called before each long poll, and now and
+            then while there is no room for one.
+        take: gets the messages of a response, in the poller's thread; see
+            :meth:`~.receive.Receiver.take`.
         wait_seconds: of the long poll; 0 = the user wants none.
         pause_seconds: between two receives that bring nothing, where they do not wait.
-        visibility_timeout_seconds: passed to each receive; ``None`` = the queue's own.
-        clock: seconds, monotonic.
         rng: for the jitter of pauses.
-        events, pulse: of the worker, for whoever observes it.
     """
 
     def __init__(
@@ -77,34 +73,29 @@ class Poller:
         url: str,
         *,
         calls: Calls,
+        keeper: Keeper,
         window: Window,
-        take: Callable[[list[dict[str, Any]], float, int | None], object],
-        before_each: Callable[[], object] = lambda: None,
+        read_queue: Callable[[], Queue],
+        take: Callable[..., object],
         wait_seconds: int = 20,
         pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
-        visibility_timeout_seconds: Callable[[], int | None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        events: Events | None = None,
-        pulse: Pulse | None = None,
     ) -> None:
         self.url = url
         self.queue = queue_name(url)  # as all events call it, whatever Celery calls it
-        self._events = events or logged_events()
-        self._pulse = pulse or Pulse()
+        self._keeper = keeper
+        self._events, self._pulse, self._clock = keeper.events, keeper.pulse, keeper.clock
+        self._window = window
+        self._read_queue = read_queue
+        self._take = take
         self._name = f"the poller of {url}"
         self._thread_name = f"sqs-poll-{self.queue}"
         self._calls = calls
-        self._window = window
-        self._take = take
-        self._before_each = before_each
         # One message per receive on a FIFO queue. SQS hands out no other message of its group until
         # that one is deleted or visible again, so the queue itself keeps the order of each group.
         self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
         self._wait_seconds = wait_seconds
         self._pause_seconds = pause_seconds
-        self._visibility_timeout_seconds = visibility_timeout_seconds
-        self._clock = clock
         self._rng = rng or random.Random()
         self._failures = 0  # in a row
         self._lock = threading.Lock()
@@ -182,7 +173,7 @@ class Poller:
 
     def _poll(self) -> None:
         self._pulse.turned(self._name, limit_seconds=_LONGEST_CALL_SECONDS)
-        self._before_each()
+        self._queue = self._read_queue()
         self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
         asked_for = self._window.wait_for_room(
@@ -219,7 +210,7 @@ class Poller:
     def _receive(self, asked_for: int, *, wait_seconds: int, name: str) -> None:
         asked_at, brought, seconds, failures = self._clock(), 0, 0.0, 0
         try:
-            hidden_seconds = self._visibility_timeout_seconds()
+            hidden_seconds = self._keeper.seconds_to_receive_for(self._queue)
             self._pulse.turned(name, limit_seconds=wait_seconds + _LONGEST_CALL_SECONDS)
             received = self._calls.receive(
                 max_messages=asked_for,
@@ -231,7 +222,9 @@ class Poller:
             failures = self._tell(received, asked_for)  # before anything becomes of them
             if received.messages:
                 seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
-                self._take(received.messages, seconds_ago, hidden_seconds)
+                self._take(
+                    received.messages, seconds_ago=seconds_ago, hidden_seconds=hidden_seconds
+                )
         finally:
             self._window.responded(self.url, asked_for=asked_for, messages=brought, seconds=seconds)
         if failures:

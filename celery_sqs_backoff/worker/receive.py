@@ -1,32 +1,34 @@
-"""Receives for a worker: one poller per consumed queue, and the inbox that Celery's loop drains."""
+"""Receives for a worker: from each consumed queue to messages that Celery's loop may take."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial, wraps
+import time
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
 from celery.utils.log import get_logger
-from celery.worker import state
 
-from ..observe.events import Started
+from ..provider.gate import RECOVERY_LOOK_SECONDS
 from ..sqs.clients import Clients
+from ..sqs.delivery import Delivery
+from ..sqs.eta import parse_eta
 from ..sqs.limits import MAX_WAIT_TIME_SECONDS
+from ..sqs.queues import Queue, read_queue
+from ..text import BUG_CALLS, error_site
 from . import unreadable, upstream
-from .ends import is_stopping
+from .admission import Admission, Answer, Arrival, held_seconds
 from .foreign import Foreign
 from .gates import Gates
-from .inbox import Arrival, Inbox
+from .inbox import Inbox
 from .keeper import Keeper
-from .lease import Lease, State, may_start
-from .messages import Receiver
-from .observation import EVENT_LOOP
+from .lease import Lease, State
+from .lost import LostFlags
+from .payload import NotUnderstood, celery_payload
 from .poller import Poller
 from .providers import fleet_of
-from .request import BackoffRequest, was_handed_to_pool
-from .strategy import is_kept_back_at_start
 from .upstream.pools import is_pool_of
 from .window import Window
 
@@ -38,303 +40,306 @@ _MARK: Final = uuid4().hex[:8]
 #: Pools in which handing a task over may wait until it, or another, has ended.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
+#: Between two reads of a queue's attributes: as long as it could not be read, and afterwards.
+_UNREAD_SECONDS = 2.0
+_READ_SECONDS = 60.0
 
-class Receive:
+
+@dataclass(frozen=True)
+class _Response:
+    """What the messages of one receive have in common; see :meth:`Receiver.take`."""
+
+    name: str
+    queue: Queue
+    #: Seconds since the epoch, and by the keeper's clock. One time for all messages: reading the
+    #: first of them may take a while.
+    seen_at: float
+    received_at: float
+    hidden_seconds: int | None
+
+
+class Receiver:
     """Everything between SQS and Celery's consumer, for the life of a worker.
+
+    Pollers call :meth:`take` in their threads. It makes a lease on each message, and puts those
+    that may run into the inbox, which Celery's loop empties into :meth:`deliver`.
 
     Arguments:
         consumer: Celery's, which has no channel yet.
-        keeper: who renews and settles the leases.
+        keeper: renews and settles the leases.
     """
 
     def __init__(self, consumer: Any, keeper: Keeper) -> None:
-        self._consumer = consumer
-        self._channel: Any = None
-        self._pollers: dict[str, Poller] = {}
-        self._keeper = keeper
-        self._clients = Clients()
-        self._window = Window(
-            processes=lambda: _processes(consumer),
+        self.consumer = consumer
+        self.keeper = keeper
+        self.clients = Clients()
+        self.lost_flags = LostFlags()
+        self.window = Window(
+            processes=self._processes,
             multiplier=lambda: int(consumer.prefetch_multiplier),
             waiting_for=keeper.waiting_for,
         )
-        self.receiver = Receiver(
+        self.inbox = Inbox(
+            self.deliver,
+            window=self.window,
+            hub=consumer.hub,
+            one_at_a_time=any(is_pool_of(consumer.pool, name) for name in _BLOCKING_POOLS),
+            pulse=keeper.pulse,
+        )
+        self.admission = Admission(consumer.hostname, self.inbox.put)
+        self.gates = Gates(
             keeper,
-            clients=self._clients,
-            window=self._window,
-            foreign=Foreign(
-                (consumer.app.conf.get("sqs_backoff") or {}).get("foreign") or {},
-                is_registered=lambda name: name in consumer.strategies,
-                origin=consumer.hostname,
-            ),
-            retry_for=lambda name: _retry_for_of(consumer.app.tasks.get(name)),
-            gates=self._gates,
+            calls=self.clients.settling,
+            room=self._room,
+            fleet=fleet_of(consumer.app, worker=name_among_workers(consumer)),
         )
-        self._inbox = Inbox(
-            deliver=self._deliver,
-            window=self._window,
-            is_stopping=is_stopping,
-            soon=_soon(consumer.hub),
-            one_at_a_time=_blocks(consumer.pool),
-            on_error=self._on_error,
-            on_turn=lambda: keeper.pulse.turned(EVENT_LOOP),
+        self._foreign = Foreign(
+            (consumer.app.conf.get("sqs_backoff") or {}).get("foreign") or {},
+            is_registered=lambda name: name in consumer.strategies,
+            origin=consumer.hostname,
         )
-        self.receiver.deliver = self._inbox.put
-        self.receiver.keep = lambda lease, headers, what: unreadable.keep(
-            lease, headers, what, worker=consumer.hostname
-        )
-        self._note_started_tasks(consumer)
-
-    def _gates(self, room: Callable[[], int]) -> Gates:
-        app = self._consumer.app
-        return Gates(
-            self._keeper,
-            calls=self._clients.settling,
-            room=room,
-            fleet=fleet_of(app, worker=name_among_workers(self._consumer)),
-        )
+        self.channel: Any = None
+        self._pollers: dict[str, Poller] = {}
+        self._queues: dict[str, tuple[Queue, float]] = {}
+        self._arrivals: dict[str, Arrival] = {}  # by receipt handle, until they are settled
 
     def attach(self, channel: Any) -> None:
         """Deliver through this channel from now on. Call it before the channel consumes."""
-        self._channel = channel
-        self._clients.attach(channel)
-        self._inbox.clear()
-        self.receiver.open()
+        self.channel = channel
+        self.clients.attach(channel)
+        self.inbox.clear()
+        self.admission.is_open = True
         upstream.receive_ourselves(
             channel,
             on_consume=self._start,
             on_cancel=self._stop,
-            drain_events=self._inbox.drain_events,
+            drain_events=self.inbox.drain_events,
         )
-        self._settle_by_leases(channel)
-        unreadable.install(self._consumer, self.receiver)
 
     def pause(self) -> None:
         """Stop receiving; give back messages that have not started, and those that still arrive."""
-        self.receiver.close()
+        self.admission.is_open = False
         for poller in self._pollers.values():
             poller.stop()
-        self._inbox.clear()
-        for lease in self._keeper.held():
+        self.inbox.clear()
+        for lease in self.keeper.held():
             if not lease.handed_to_pool():
                 lease.give_back()
 
-    # Pollers
+    def consumed(self) -> list[str]:
+        """Return the names on SQS of the queues that this worker has received from."""
+        return [poller.queue for poller in list(self._pollers.values())]
 
     def _start(self, name: str) -> None:
         poller = self._pollers.get(name)
         if poller is None:
-            poller = self._pollers[name] = self._poller(name)
+            url = self.channel._resolve_queue_url(name)
+            wait_seconds = self.channel.transport_options.get("wait_time_seconds")
+            poller = self._pollers[name] = Poller(
+                url,
+                calls=self.clients.polling(url),
+                keeper=self.keeper,
+                window=self.window,
+                read_queue=partial(self.read_queue, url),
+                take=partial(self.take, name, url),
+                wait_seconds=_bounded_wait(wait_seconds),
+                pause_seconds=max(0.0, float(self.channel.connection.polling_interval or 0)),
+            )
         poller.start()
 
     def _stop(self, name: str) -> None:
         if name in self._pollers:
             self._pollers[name].stop()
 
-    def _poller(self, name: str) -> Poller:
-        url = self._channel._resolve_queue_url(name)
-        receiver = self.receiver
+    def _processes(self) -> int:
+        """Return how many tasks can run at once, counting processes that autoscale may add."""
+        autoscaler = getattr(self.consumer.controller, "autoscaler", None)  # its limits may change
+        most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
+        return max(upstream.pool_size(self.consumer.pool), most)
 
-        def take(
-            messages: list[dict[str, Any]], seconds_ago: float, hidden_seconds: int | None
-        ) -> None:
-            receiver.take(
-                name, url, messages, seconds_ago=seconds_ago, hidden_seconds=hidden_seconds
-            )
+    def _room(self) -> int:
+        """Messages to bring forward at once: more than we run, for other workers run them too."""
+        if not self.admission.is_open:  # the pool may be gone
+            return 0
+        return 2 * self.window.startable_within(RECOVERY_LOOK_SECONDS)
 
-        return Poller(
-            url,
-            calls=self._clients.polling(url),
-            window=self._window,
-            take=take,
-            before_each=lambda: receiver.read_queue(url),
-            wait_seconds=_wait_seconds(self._channel),
-            pause_seconds=max(0.0, float(self._channel.connection.polling_interval or 0)),
-            clock=self._keeper.clock,
-            visibility_timeout_seconds=lambda: self._keeper.seconds_to_receive_for(
-                receiver.queue(url)
+    # Queues
+
+    def queue(self, url: str) -> Queue:
+        """Return what was last read of a queue; read it, if it never was."""
+        known = self._queues.get(url)
+        return known[0] if known else self.read_queue(url)
+
+    def read_queue(self, url: str) -> Queue:
+        """Return a queue's attributes; read them again if that was long ago."""
+        known = self._queues.get(url)
+        if known is not None:
+            queue, read_at = known
+            fresh_for = _READ_SECONDS if queue.is_read else _UNREAD_SECONDS
+            if self.keeper.clock() - read_at < fresh_for:
+                return queue
+        queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
+        # Its end counts: a call that hangs for longer would otherwise hold up each poll.
+        self._queues[url] = (queue, self.keeper.clock())
+        self.keeper.queue_read(queue)
+        return queue
+
+    # Messages, in the pollers' threads
+
+    def take(
+        self,
+        name: str,
+        url: str,
+        messages: list[dict[str, Any]],
+        *,
+        seconds_ago: float = 0.0,
+        hidden_seconds: int | None = None,
+    ) -> None:
+        """Hold the messages of one receive, and send each on its way.
+
+        Arguments:
+            name: of the queue, in Celery.
+            url: of the queue.
+            messages: as ReceiveMessage returned them, in order.
+            seconds_ago: how long ago SQS has handed them out, at least.
+            hidden_seconds: the visibility timeout that was named; ``None``: the queue's own.
+        """
+        seen_at, received_at = time.time() - seconds_ago, self.keeper.clock() - seconds_ago
+        response = _Response(name, self.queue(url), seen_at, received_at, hidden_seconds)
+        for message in messages:
+            try:
+                self._take(response, message)
+            except Exception as exc:  # noqa: BLE001
+                # Left to its visibility timeout; the others of its batch are not.
+                logger.error(
+                    "sqs_backoff.take_failed: a message on %s: %s",
+                    *(name, error_site(exc, calls=BUG_CALLS)),
+                )
+
+    def _take(self, response: _Response, message: dict[str, Any]) -> None:
+        payload, why = self._read(response.name, message)
+        headers = payload["headers"] if payload else {}
+        lease = self._hold(response, message, headers)
+        arrival = Arrival(message["ReceiptHandle"], lease, response.name, payload, why)
+        try:
+            self._set_options(arrival, self.consumer.app.tasks.get(headers.get("task")))
+            if self.admission.admit(arrival, starts=False) is not Answer.KEEP_BACK:
+                self._prepare(arrival, message)
+                self.inbox.put(arrival)
+        except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
+            lease.lose()  # else it would be renewed, and take up its place, with nobody to run it
+            raise
+
+    def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """Return the payload, or why there is none."""
+        why = "it is no Celery message"
+        try:
+            if (payload := celery_payload(message["Body"])) is not None:
+                return payload, ""
+        except NotUnderstood as exc:
+            why = str(exc)
+        try:
+            return self._foreign.payload(name, message), why
+        except NotUnderstood as exc:
+            return None, str(exc)
+
+    def _hold(self, response: _Response, message: dict[str, Any], headers: Any) -> Lease:
+        queue, tag, memory = response.queue, message["ReceiptHandle"], self.keeper.memory
+        lease = Lease(
+            calls=self.clients.settling(queue.url),
+            queue=queue,
+            message=message,
+            body=message["Body"],
+            delivery=Delivery.from_sqs(
+                message,
+                queue_url=queue.url,
+                received_at=response.seen_at,
+                max_receive_count=queue.max_receive_count,
+                retention_seconds=queue.retention_seconds,
+                eta=parse_eta(headers.get("eta")),
+                held_seconds=held_seconds(queue),
+                times_given_back=memory.times_given_back(message["MessageId"]),
+                due_since=memory.due_since(message["MessageId"]),
+                lost_flag=self.lost_flags.path,
             ),
-            events=self._keeper.events,
-            pulse=self._keeper.pulse,
+            received_at=response.received_at,
+            keeper=self.keeper,
+            free=lambda: self._free(tag),
+            hidden_seconds=response.hidden_seconds,
         )
+        self.window.received(tag)
+        self.keeper.hold(lease)
+        return lease
 
-    # Celery's loop
+    def _free(self, tag: str) -> None:
+        self._arrivals.pop(tag, None)
+        self.window.freed(tag)
+
+    def _set_options(self, arrival: Arrival, task: Any) -> None:
+        if not getattr(task, "is_covered", False):
+            return
+        arrival.options, lease = task.backoff_options, arrival.lease
+        retry_for = task.backoff_options.retry_for
+        if retry_for is not None:
+            lease.retry_for = retry_for
+            lease.gives_up_at = lease.delivery.first_due_at + retry_for
+
+    def _prepare(self, arrival: Arrival, message: dict[str, Any]) -> None:
+        """Complete the payload as kombu needs it, without a second copy of the body."""
+        assert arrival.payload is not None
+        self._arrivals[arrival.tag] = arrival
+        properties = arrival.payload["properties"]
+        properties["delivery_tag"] = arrival.tag
+        properties["delivery_info"] |= {
+            "sqs_message": {key: value for key, value in message.items() if key != "Body"},
+            "sqs_queue": arrival.lease.queue.url,
+        }
+
+    def arrival(self, tag: str) -> Arrival | None:
+        """Return a message that was delivered and is not settled or lost, by its delivery tag."""
+        return self._arrivals.get(tag)
+
+    # In Celery's loop
+
+    def deliver(self, arrival: Arrival) -> None:
+        """Give a message to Celery, or let it go on where its provider made it wait.
+
+        A message that Celery or kombu fails to take is hidden, unless its task is running.
+        """
+        lease = arrival.lease
+        if lease.state is not State.HELD:
+            return  # it was given back, or lost, while it waited
+        try:
+            self._deliver(arrival)
+        except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
+            if lease.state is State.HELD and not lease.handed_to_pool():
+                what = f"its headers or its body cannot be used ({type(exc).__name__})"
+                unreadable.keep(lease, {}, what, worker=self.consumer.hostname)
+        if lease.state is State.HELD and not lease.keeps_place:
+            self.window.blocked(arrival.tag)
 
     def _deliver(self, arrival: Arrival) -> None:
-        if arrival.again is not None:
-            arrival.again()
+        if arrival.go_on is not None:
+            arrival.go_on()
             return
-        channel = self._channel
-        if arrival.queue not in channel.connection._callbacks:
+        connection = self.channel.connection
+        if arrival.queue not in connection._callbacks:
             # Its queue has been cancelled meanwhile ("cancel_consumer"). kombu would reject it on
             # whatever channel it finds first, which need not be ours.
             arrival.lease.give_back()
             return
-        channel.connection._deliver(arrival.payload, arrival.queue)
+        connection._deliver(arrival.payload, arrival.queue)
         # What becomes of it is the lease's business: kombu need not hold, or restore, it.
-        channel.qos.ack(arrival.tag)
-
-    def _on_error(self, arrival: Arrival, exc: BaseException) -> None:
-        """Keep a message that Celery or kombu failed to accept, unless its task is running."""
-        what = f"its headers or its body cannot be used ({type(exc).__name__})"
-        if arrival.lease.state is State.HELD and not arrival.lease.handed_to_pool():
-            self.receiver.keep(arrival.lease, {}, what)
-
-    def _settle_by_leases(self, channel: Any) -> None:
-        """Make kombu's ack and reject settle the message's lease."""
-
-        def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
-            if (lease := self.receiver.lease_of(delivery_tag)) is not None:
-                lease.done()
-
-        def basic_reject(delivery_tag: str, requeue: bool = False) -> None:
-            if (lease := self.receiver.lease_of(delivery_tag)) is not None:
-                self._reject(lease, requeue)
-
-        channel.basic_ack = basic_ack
-        channel.basic_reject = basic_reject
-
-    def _reject(self, lease: Lease, requeue: bool) -> None:
-        """Settle the message of a plain Celery task as kombu 5.7 does.
-
-        A message to be requeued is visible again after the length of a long poll. One that is
-        rejected for good is deleted, or left to its queue's redrive policy.
-        """
-        if requeue:
-            lease.defer(self._channel.wait_time_seconds)
-        elif lease.queue.dlq_url is None and lease.queue.is_read:
-            lease.done()
-        else:
-            lease.defer(lease.queue.visibility_timeout_seconds)
-
-    def _lease_of_plain(self, request: Any) -> Lease | None:
-        """Let a request of Celery's own class settle its lease, also if the message is lost."""
-        lease = self.receiver.lease(request.message)
-        if lease is not None:
-            request.lease = lease
-            lease.handed_to_pool = partial(was_handed_to_pool, request)
-            request._on_ack = lambda logger, errors: lease.done()
-            request._on_reject = lambda logger, errors, requeue: self._reject(lease, requeue)
-            request.on_failure = _releasing(lease, request.on_failure)
-        return lease
-
-    def consumed(self) -> list[str]:
-        """Return the names on SQS of the queues that this worker has received from."""
-        return [poller.queue for poller in list(self._pollers.values())]
-
-    def _note_started(self, request: Any) -> None:
-        self._window.started(request.message.delivery_tag)
-        if not isinstance(request, BackoffRequest) or request.lease is None:
-            return
-        self._keeper.events.emit(
-            Started(
-                queue=request.lease.queue.name,
-                task=request.name,
-                task_id=request.id,
-                message_id=request.lease.delivery.message_id,
-            )
-        )
-
-    def _note_started_tasks(self, consumer: Any) -> None:
-        """Distinguish tasks handed to the pool from those that wait for an ETA or a rate limit."""
-        handle: Callable[[Any], object] = consumer.on_task_request
-
-        def on_task_request(request: Any) -> None:
-            if getattr(request, "lease", None) is None and self._lease_of_plain(request) is None:
-                _forget(request)  # its message was lost, or given back, a moment ago
-                return
-
-            def start() -> None:
-                tag, lease = request.message.delivery_tag, request.lease
-                self._inbox.put(Arrival("", {}, tag, lease, lambda: on_task_request(request)))
-
-            is_kept_back = _may_start(request) and is_kept_back_at_start(request, start)
-            if not _may_start(request):
-                _forget(request)
-            elif not is_kept_back:
-                self._note_started(request)
-                self._hand_over(handle, request)
-
-        consumer.on_task_request = on_task_request
-        upstream.start_nothing_given_back(consumer.controller, _may_start, self._hand_over)
-
-    def _hand_over(self, handle: Callable[[Any], object], request: Any) -> bool:
-        """Give a request to the pool; keep its message if that fails before the task has begun.
-
-        Returns:
-            Whether the pool has taken it.
-        """
-        try:
-            handle(request)
-            return True
-        except Exception as exc:
-            lease = request.lease
-            if lease.state is not State.HELD or lease.handed_to_pool():
-                raise
-            what = f"the pool cannot take it ({type(exc).__name__})"
-            self.receiver.keep(lease, {"task": request.name, "id": request.id}, what)
-            _forget(request)
-            return False
+        self.channel.qos.ack(arrival.tag)
 
 
 def name_among_workers(consumer: Any) -> str:
-    """This worker's name in a store. On SQS nobody warns of a node name that is taken."""
+    """Return this worker's name in a store. On SQS nobody warns of a node name that is taken."""
     return f"{consumer.hostname} {os.getpid()} {_MARK}"
 
 
-def _may_start(request: Any) -> bool:
-    """Return whether this worker still holds the request's message."""
-    return may_start(request.lease)
-
-
-def _releasing(lease: Lease, on_failure: Callable[..., object]) -> Callable[..., None]:
-    """Give a message back if Celery is done with its request and has not settled it.
-
-    Celery leaves it to the broker after a cancelled run (a lost connection, with
-    ``worker_cancel_long_running_tasks_on_connection_loss``) and after a ``MemoryError``.
-    """
-
-    @wraps(on_failure)
-    def fail_and_release(*args: Any, **kwargs: Any) -> None:
-        try:
-            on_failure(*args, **kwargs)
-        finally:
-            lease.release()
-
-    return fail_and_release
-
-
-def _retry_for_of(task: Any) -> float | None:
-    """Return the time budget of a task; ``None`` if it has none, or not our base class."""
-    if not getattr(task, "is_covered", False):
-        return None
-    retry_for: float | None = task.backoff_options.retry_for
-    return retry_for
-
-
-def _forget(request: Any) -> None:
-    """Celery keeps a request, and its message's body, until its task has ended."""
-    if state.requests.get(request.id) is request:
-        state.task_ready(request)
-
-
-def _soon(hub: Any) -> Callable[[Callable[[], object]], object] | None:
-    """Look ``call_soon`` up at each call: ``wake_event_loop`` replaces it at each (re)connect."""
-    return None if hub is None else lambda callback: hub.call_soon(callback)
-
-
-def _processes(consumer: Any) -> int:
-    """Return how many tasks can run at once, counting processes that autoscale may add."""
-    autoscaler = getattr(consumer.controller, "autoscaler", None)  # may be told other limits
-    most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
-    return max(upstream.pool_size(consumer.pool), most)
-
-
-def _blocks(pool: Any) -> bool:
-    return any(is_pool_of(pool, name) for name in _BLOCKING_POOLS)
-
-
-def _wait_seconds(channel: Any) -> int:
-    """The length of a long poll: what the user has set, else SQS's longest."""
-    seconds = channel.transport_options.get("wait_time_seconds", MAX_WAIT_TIME_SECONDS)
+def _bounded_wait(seconds: object) -> int:
+    """Return the length of a long poll: the user's, else SQS's longest."""
+    if not isinstance(seconds, int | float | str):
+        return MAX_WAIT_TIME_SECONDS
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))

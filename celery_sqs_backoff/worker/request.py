@@ -29,6 +29,7 @@ from ..store.connections import ask_and_close
 from ..task.handover import DELIVERY_KEY
 from ..text import error_site, printable
 from ..threads import call_in_time
+from .admission import Arrival
 from .ends import WITHOUT_THE_TASK, raised, read_end
 from .lease import Lease, may_start
 from .lost import LostFlags
@@ -74,10 +75,12 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
-        lease = getattr(message, "sqs_lease", None)
-        self.lease: Lease | None = lease if isinstance(lease, Lease) else None
+        arrival = getattr(message, "sqs_arrival", None)
+        self._arrival: Arrival | None = arrival if isinstance(arrival, Arrival) else None
+        self.lease: Lease | None = None
         self._cancelling = False
-        if self.lease is not None:
+        if self._arrival is not None:
+            self.lease = self._arrival.lease
             self.lease.handed_to_pool = partial(was_handed_to_pool, self)
             self.lease.on_lost = self._on_lost
             self._apply_counts(self.lease.delivery)
@@ -89,9 +92,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                 task_id=self.id,
                 hostname=self.hostname,
                 retries=self._request_dict["retries"],
-                gate=getattr(message, "sqs_gate", None),
+                gate=self._arrival.gate,
             )
-            self._refuse_if_exhausted()
+            if self._arrival.refused is not None:
+                self.refuse()
+                raise SettledBeforeRun
 
     def _apply_counts(self, delivery: Delivery) -> None:
         """Correct what only SQS knows, and spare the pool's pipe a second copy of the body.
@@ -119,17 +124,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return self._request_dict  # type: ignore[no-any-return]
         return {**self._request_dict, DELIVERY_KEY: self.lease.delivery}
 
-    def _refuse_if_exhausted(self) -> None:
-        """The receipt gate. Expired and revoked messages pass: Celery has its own end for them."""
-        if self.maybe_expire() or self.id in state.revoked:
-            return
-        reason = self._settler.exhausted()
-        if reason is not None:
-            why = f"{_named(self)} was not run: {reason.value}"
-            failure = self.task.MaxRetriesExceededError(why)
-            ended = Ended(End.REFUSED, GiveUp(reason, Outcome.UNKNOWN))
-            self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
-            raise SettledBeforeRun
+    def refuse(self) -> None:
+        """Give the message up without running its task: admission has refused it."""
+        assert self._arrival is not None
+        assert self._arrival.refused is not None
+        reason = self._arrival.refused
+        failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
+        ended = Ended(End.REFUSED, GiveUp(reason, Outcome.UNKNOWN))
+        self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
 
     def _on_lost(self) -> None:
         """Tell the task by its flag, and whoever observes. Called by the keeper's thread."""
@@ -159,12 +161,6 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             # The pool would drop the run, and tell nobody.
             self._end(Ended(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
             raise SettledBeforeRun from exc
-
-    def revoked(self) -> bool:
-        """Whether not to start the task: also when its message has been given back, or lost."""
-        if self.lease is not None and not may_start(self.lease):
-            return True
-        return bool(super().revoked())
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run for a cold shutdown or after a lost connection, where the pool can.

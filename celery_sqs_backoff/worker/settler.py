@@ -12,7 +12,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
-from ..retry.budget import GiveUpReason, Standing, draw_delay, exhausted_before_run
+from ..retry.budget import GiveUpReason, Standing, draw_delay
 from ..retry.decision import (
     DeadLetter,
     Delete,
@@ -88,16 +88,6 @@ class Settler:
         self._hostname = hostname
         self._retries = retries
         self._gate = gate
-
-    def exhausted(self) -> GiveUpReason | None:
-        """Say which budget was used up before this receive; ``None``: the task may start."""
-        return exhausted_before_run(
-            self._standing(),
-            max_retries=self._options.max_retries,
-            retry_for=self._options.retry_for,
-            crashes=self._lease.keeper.memory.crashes(self._lease.delivery.message_id),
-            crash_budget=self._options.crash_budget,
-        )
 
     def settle(self, ended: Ended, error: ErrorText) -> Settle:
         """Decide, and settle the lease. Does not wait for SQS. Never raises.

@@ -13,12 +13,12 @@ from celery.worker.consumer.tasks import Tasks
 
 from ..sqs.handshakes import guard_forks
 from ..sqs.queues import Queue
-from . import upstream
+from . import consume, upstream
 from .check_up import start_check_up
 from .keeper import Keeper
 from .observation import EVENT_LOOP, Observation
 from .providers import introduce
-from .receive import Receive, name_among_workers
+from .receive import Receiver, name_among_workers
 from .request import BackoffRequest
 from .running import active_requests, running
 from .upstream.pools import is_pool_of
@@ -47,8 +47,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def create(self, c: Any) -> None:
         """Before any start(): Tasks.start() asks each task for its strategy."""
         self._keeper = Keeper()
-        self._receive = Receive(c, self._keeper)
-        c.sqs_receiver = self._receive.receiver
+        self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
+        consume.install(c, self._receiver)
         self._keeper.pulse.check("the gates", c.sqs_receiver.gates.fault)
         self._has_introduced_itself = False
         self._wake_event_loop: Callable[[], None] = lambda: None
@@ -59,21 +59,23 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             events=self._keeper.events,
             pulse=self._keeper.pulse,
             running=running,
-            consumed=self._receive.consumed,
+            consumed=self._receiver.consumed,
             held=self._keeper.held,
             providers=lambda: c.sqs_receiver.gates.now(),
         )
         if is_pool_of(c.pool, "prefork"):
             guard_forks()
         upstream.declare_without_asking(c)
-        upstream.give_back_before_soft_shutdown(c, self._receive.pause)
+        upstream.give_back_before_soft_shutdown(c, self._receiver.pause)
         upstream.remember_running_tasks(c)
 
     def start(self, c: Any) -> None:
         """Run before the first message is asked for: after Tasks, before the event loop."""
         if c.hub is not None:
             self._wake_event_loop = upstream.wake_event_loop(c.hub)
-        self._receive.attach(c.task_consumer.channel)
+        channel = c.task_consumer.channel
+        self._receiver.attach(channel)
+        consume.settle_by_leases(channel, self._receiver)
         self._watch_event_loop(c)
         self._keeper.start()
         atexit.register(self.shutdown, c)  # some ends of a worker skip its blueprint's shutdown
@@ -88,7 +90,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         Those messages are given back at once; the running ones keep their leases.
         """
         self._keeper.pulse.forget(EVENT_LOOP)
-        self._receive.pause()
+        self._receiver.pause()
 
     def terminate(self, c: Any) -> None:
         self.stop(c)

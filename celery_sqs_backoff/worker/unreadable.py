@@ -1,8 +1,6 @@
 """Keeps messages that this worker cannot turn into a task: they are hidden, never deleted.
 
-Celery acks (deletes) what it cannot decode, and rejects (kombu 5.7: deletes, where the queue has
-no redrive policy) what it does not know, after logging the whole body. A worker of yesterday's
-release, though, does not know today's tasks; and the body is the user's.
+A worker of yesterday's release does not know today's tasks, so such a message waits for another.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.visibility import standing, visibility_delay
 from ..text import printable
 from .lease import Lease
-from .messages import Receiver
 
 logger = get_logger(__name__)
 
@@ -30,33 +27,6 @@ _BACKOFF = FullJitter(base=8, cap=900)
 
 #: The cap on a FIFO queue, where a hidden message blocks its message group.
 _FIFO_CAP_SECONDS = 60.0
-
-
-def install(consumer: Any, receiver: Receiver) -> None:
-    """Replace Celery's four handlers for bad messages, which delete them."""
-
-    def keep_message(message: Any, what: str, exc: BaseException | None) -> None:
-        lease = receiver.lease(message)
-        if lease is None:
-            return  # it was lost, or given back, a moment ago
-        if exc is not None:
-            what = f"{what} ({type(exc).__name__})"
-        keep(lease, message.headers or {}, what, worker=consumer.hostname)
-
-    def unknown_task(body: Any, message: Any, exc: BaseException) -> None:
-        name = printable((message.headers or {}).get("task"))
-        keep_message(message, f"task {name} is not registered here", None)
-
-    consumer.on_unknown_message = lambda body, message: keep_message(
-        message, "it is no Celery message", None
-    )
-    consumer.on_unknown_task = unknown_task
-    consumer.on_invalid_task = lambda body, message, exc: keep_message(
-        message, "its headers or its content type are not those of a task", exc
-    )
-    consumer.on_decode_error = lambda message, exc: keep_message(
-        message, "its body does not decode", exc
-    )
 
 
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:

@@ -211,7 +211,7 @@ class Parts:
         providers._changed = _Condition(providers.lock)
         pacer = providers.pacer
         pacer._changed, pacer._wanted = _Condition(pacer._lock), _Condition(pacer._lock)
-        self._room = room = self.step._receive._window
+        self._room = room = consumer.sqs_receiver.window
         room._cond, room._aside = _NeverWaits(room._cond._lock), _NeverWaits(room._cond._lock)
         room._clock = self._keeper.clock
 
@@ -292,7 +292,7 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (step.upstream, "wake_event_loop", lambda hub: lambda: None),
         (keeper, "Relay", lambda lock, **_: _InlineRelay(rig.acting_worker)),
         (receive, "Clients", lambda: _Clients(rig.acting_worker)),
-        (receive, "Poller", lambda url, **options: _Poller(rig.acting_worker, url, **options)),
+        (receive, "Poller", lambda *args, **options: _Poller(rig.acting_worker, *args, **options)),
         (gates, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (upstream.pools, "start_daemon", lambda name, run: run()),

@@ -327,6 +327,21 @@ def test_eta_near_end_of_retention(rig):
     assert (message.fate, message.receives) == ("deleted", 1)
 
 
+@pytest.mark.parametrize("dlq", [True, False], ids=["dead-letter queue", "no dead-letter queue"])
+def test_eta_beyond_retention(rig, dlq):
+    """A task that SQS would delete before it is due is given up at once, with that reason."""
+    rig.queue(dlq=dlq, MessageRetentionPeriod=str(DAY))
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, DAY + 60))
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(HOUR)
+    assert message.fate == ("dead letter" if dlq else "deleted")
+    [letter] = rig.told("DeadLettered")
+    assert letter.reason == "its ETA is after the end of the queue's retention period"
+    assert message.result == "FAILURE"
+    assert rig.worker.runs == []
+
+
 @pytest.mark.hazard("H10")
 def test_eta_beyond_12_hours(rig):
     """A task that is due in a week is hidden for less than 12 hours at a time, and then runs."""
@@ -379,6 +394,29 @@ def test_expired(rig):
     rig.worker  # noqa: B018 - starts
     rig.pass_time(5)
     assert (message.fate, message.result) == ("deleted", "REVOKED")
+
+
+def test_expires_before_retention_ends(rig):
+    """A task that has expired is deleted as REVOKED, although SQS would never keep it till due."""
+    rig.queue(MessageRetentionPeriod=str(DAY))
+    rig.task(returns)
+    message = rig.send(eta=due_in(rig, 2 * DAY), expires=due_in(rig, 1000))
+    rig.pass_time(1001)
+    rig.worker  # noqa: B018 - starts
+    rig.pass_time(5)
+    assert (message.fate, message.result) == ("deleted", "REVOKED")
+
+
+def test_over_budget_behind_rate_limit(rig):
+    """A task whose budget ends while Celery's rate limit holds it back is given up, and not run."""
+    rig.task(returns, backoff=Schedule([5]), retry_for=600, crash_budget=1, rate_limit="6/h")
+    first, second = rig.send(), rig.send()
+    second._sent.receives = 3  # lost before, by other workers
+    rig.run()
+    rig.pass_time(900)
+    assert (first.fate, second.fate) == ("deleted", "dead letter")
+    assert second.record.reason == "retry_for is over"
+    assert rig.worker.runs == []
 
 
 def test_revoked_before_eta(rig):
@@ -473,3 +511,14 @@ def test_plain_task_out_of_memory(rig):
     assert (message.receives, rig.worker.places_taken) == (2, 1)
     rig.run()
     assert message.fate == "deleted"
+
+
+def test_attributes_read_again(rig):
+    """A queue's attributes are read once a minute, however often it is polled."""
+    rig.task(returns)
+    rig.start_worker()
+    for _ in range(30):
+        rig.send()
+        rig.run()
+        rig.pass_time(2)
+    assert len(rig.calls("GetQueueAttributes")) == 2

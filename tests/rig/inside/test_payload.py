@@ -22,6 +22,7 @@ from celery_sqs_backoff.worker.payload import (
     MAX_DECOMPRESSED_BYTES,
     NotUnderstood,
     celery_payload,
+    check_call,
     task_payload,
 )
 
@@ -229,3 +230,9 @@ def test_a_task_s_payload_is_what_celery_makes_of_it() -> None:
     needed = {"task", "id", "root_id", "parent_id", "group", "retries", "eta", "expires"}
     assert needed <= payload["headers"].keys()
     assert payload["headers"].keys() <= sent.headers.keys()
+
+
+def test_keys_of_embed() -> None:
+    """The keys of what a task is embedded in are text; pickle, unlike JSON, brings others."""
+    with pytest.raises(NotUnderstood):
+        check_call([[], {}, {1: 2}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.observe.health import Pulse
+from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.sqs.calls import Received
 from celery_sqs_backoff.worker import poller as module
 from celery_sqs_backoff.worker import window as window_module
@@ -50,17 +52,33 @@ class Port:
 class Queue:
     """A poller on a port, and the window that it shares with others."""
 
-    def __init__(self, window: Window, url: str, **options: Any) -> None:
+    def __init__(
+        self,
+        window: Window,
+        url: str,
+        *,
+        pulse: Pulse | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        look: Callable[[], object] = lambda: None,
+        **options: Any,
+    ) -> None:
         self.port, self.window = Port(), window
         self.held: list[str] = []
         self.take: Callable[[list[dict[str, Any]]], object] = self._hold
-        self.poller = Poller(
-            url,
-            calls=self.port,  # type: ignore[arg-type]
-            window=window,
-            take=lambda messages, seconds_ago, hidden_seconds: self.take(messages),
-            **options,
+        keeper = SimpleNamespace(
+            clock=clock,
+            events=Events(),
+            pulse=pulse or Pulse(),
+            seconds_to_receive_for=lambda queue: None,
         )
+        parts = {
+            "calls": self.port,
+            "keeper": keeper,
+            "window": window,
+            "read_queue": look,
+            "take": lambda messages, **_: self.take(messages),
+        }
+        self.poller = Poller(url, **{**parts, **options})
 
     def _hold(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
@@ -91,13 +109,7 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty response that did not wait is followed by a pause, one that waited by the next."""
     now, paused = [0.0], []
     port = SimpleNamespace(receive=lambda **_: now.__setitem__(0, now[0] + 0.3) or Received())
-    poller = Poller(
-        "q",
-        calls=port,
-        window=room(),
-        take=print,
-        clock=lambda: now[0],  # type: ignore[arg-type]
-    )
+    poller = Queue(room(), "q", clock=lambda: now[0], calls=port).poller
     poller._stopped.clear()
     monkeypatch.setattr(poller._stopped, "wait", paused.append)
     poller._poll()
@@ -153,7 +165,7 @@ def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_WAIT_FOR_ROOM_SECONDS", 0.05)
     monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 0.01)
     looks: list[int] = []
-    queue = make(room(1, 1), before_each=lambda: looks.append(len(queue.port.asked)))
+    queue = make(room(1, 1), look=lambda: looks.append(len(queue.port.asked)))
     queue.port.respond(1)
     queue.poller.start()
     eventually(lambda: looks.count(1) >= 2)

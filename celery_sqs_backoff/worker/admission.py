@@ -1,0 +1,200 @@
+"""Whether a received message runs: every reason not to, in one function."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from ..retry.budget import GiveUpReason, exhausted_before_run
+from ..retry.options import Options
+from ..sqs.eta import parse_eta
+from ..sqs.queues import Queue
+from ..sqs.visibility import standing, visibility_delay
+from . import unreadable
+from .foreign import IGNORED
+from .gate import Gate
+from .lease import Lease, may_start
+
+logger = get_logger(__name__)
+
+#: A task that is due within this time is held here. A later one goes back to SQS, because messages
+#: that are held use up the 100 places for those that wait.
+_LONGEST_HELD_SECONDS = 15.0
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """One received message on its way to the pool.
+
+    Attributes:
+        tag: kombu's delivery tag, which is the receipt handle.
+        lease: on the message.
+        queue: the name of its queue in Celery.
+        payload: as kombu gets it; ``None`` if no task can be made of the message.
+        why: the reason for that.
+        options: of its task; ``None`` if that is not known yet, or has not our base class.
+        gate: of its task's provider, once Celery has found the task.
+        waits_in_celery: for its ETA or a rate limit; then it is admitted again when it is to start.
+        go_on: continues where it had to wait for its provider; ``None`` delivers it to Celery.
+        refused: why its request is to give it up instead of running it.
+    """
+
+    tag: str
+    lease: Lease
+    queue: str
+    payload: dict[str, Any] | None
+    why: str = ""
+    options: Options | None = None
+    gate: Gate | None = None
+    waits_in_celery: bool = False
+    go_on: Callable[[], object] | None = None
+    refused: GiveUpReason | None = None
+
+
+class Answer(Enum):
+    """What admission says of a message."""
+
+    RUN = "run"
+    #: Its request gives it up, so that Celery reports the failure: see ``Arrival.refused``.
+    REFUSE = "refuse"
+    #: It is settled, it waits for its provider, or another receive or worker has it.
+    KEEP_BACK = "keep back"
+
+
+class Admission:
+    """Admits the messages of one worker.
+
+    Arguments:
+        worker: its name, for dead letters.
+        put: hands a message to Celery's loop, once its provider lets it start. Any thread calls it.
+    """
+
+    def __init__(self, worker: str, put: Callable[[Arrival], object]) -> None:
+        self._worker = worker
+        self._put = put
+        #: False while the worker stops, or has lost its connection.
+        self.is_open = True
+
+    def admit(self, arrival: Arrival, *, starts: bool) -> Answer:
+        """Say whether a message runs, and settle it if not. The first reason counts.
+
+        Asked when the message is received, when Celery has found its task, and once more when the
+        task is to start, if Celery made it wait. Whether the message is still the worker's is
+        asked again at the very moment of the start, see :func:`.lease.may_start`.
+
+        ====================  ==========================================  ==========================
+        reason                sign                                        what becomes of it
+        ====================  ==========================================  ==========================
+        stopping              the worker receives no more                 given back
+        known, or lost        this worker has settled it, or goes on      nothing
+                              with an earlier receive; or it was lost
+        ignored               the app's adapter says so                   deleted
+        not understood        no task can be made of it                   hidden; a dead letter at
+                                                                          its last receive
+        expired or revoked    its headers, and Celery's list              runs: Celery ends it
+        never due             its ETA is after the queue's retention      given up
+        not due               its ETA is later than a worker holds it     hidden until then
+        over budget           ``retry_for`` or ``crash_budget`` were      given up
+                              used up before this receive
+        provider is down      the gate hides it                           hidden
+        not its turn          the provider recovers, or has a rate        waits here, or is hidden
+        ====================  ==========================================  ==========================
+
+        Arguments:
+            starts: whether the task is to start now; else Celery makes it wait first.
+        """
+        lease, now = arrival.lease, time.time()
+        if not self.is_open:
+            lease.give_back()
+        if not may_start(lease):
+            return Answer.KEEP_BACK
+        if arrival.payload is IGNORED:
+            message_id = lease.delivery.message_id
+            logger.info("sqs_backoff.ignored: message %s on %s", message_id, arrival.queue)
+            lease.done()
+            return Answer.KEEP_BACK
+        if arrival.payload is None:
+            unreadable.keep(lease, {}, arrival.why, worker=self._worker)
+            return Answer.KEEP_BACK
+        headers: Mapping[str, Any] = arrival.payload["headers"]
+        if _ends_in_celery(headers, now):
+            return Answer.RUN
+        arrival.refused = _reason_to_give_up(arrival, headers, now)
+        if arrival.refused is not None:
+            return Answer.REFUSE
+        if _is_hidden_until_due(lease, headers, now):
+            return Answer.KEEP_BACK
+        if arrival.gate is not None and self._waits_for_provider(arrival, arrival.gate, starts):
+            return Answer.KEEP_BACK
+        return Answer.RUN
+
+    def _waits_for_provider(self, arrival: Arrival, gate: Gate, starts: bool) -> bool:
+        """Return whether the message's provider keeps it back.
+
+        A task that Celery makes wait is asked for again when it is to start. A gate that lets it
+        pass now is no use to it, because the provider may be down by then.
+        """
+        options = arrival.options
+        if options is None or not (starts or gate.hides_all):
+            return False
+        lease = arrival.lease
+        if gate.hides(lease, options) or gate.waits(lease, options, lambda: self._put(arrival)):
+            return True
+        if not starts:
+            lease.slot_at = None
+        return False
+
+
+def held_seconds(queue: Queue) -> float:
+    """Return how long a worker holds a task that is not due rather than give it back to SQS."""
+    return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
+
+
+def is_early(headers: Mapping[str, Any]) -> bool:
+    """Return whether a task is not due yet."""
+    eta = parse_eta(headers.get("eta"))
+    return eta is not None and eta > time.time()
+
+
+def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
+    expires = parse_eta(headers.get("expires"))
+    return (expires is not None and expires <= now) or headers.get("id") in state.revoked
+
+
+def _reason_to_give_up(
+    arrival: Arrival, headers: Mapping[str, Any], now: float
+) -> GiveUpReason | None:
+    """Return why a message is given up without being run, by facts from before this receive."""
+    options, delivery = arrival.options, arrival.lease.delivery
+    if options is None:
+        return None
+    ends_at = delivery.expires_at
+    if ends_at is not None and (delivery.due_at or 0.0) >= ends_at:
+        return GiveUpReason.NEVER_DUE
+    retries = (headers.get("retries") or 0) + delivery.earlier_runs
+    return exhausted_before_run(
+        standing(delivery, retries=retries, now=now),
+        max_retries=options.max_retries,
+        retry_for=options.retry_for,
+        crashes=arrival.lease.keeper.memory.crashes(delivery.message_id),
+        crash_budget=options.crash_budget,
+    )
+
+
+def _is_hidden_until_due(lease: Lease, headers: Mapping[str, Any], now: float) -> bool:
+    """Give a message back to SQS until its task is due, or as long as SQS can hide it.
+
+    Not on the last receive that the queue allows: at the next one SQS would move the message to the
+    dead-letter queue.
+    """
+    eta = parse_eta(headers.get("eta"))
+    if eta is None or eta <= now or lease.delivery.is_last_before_sqs_moves_it:
+        return False
+    seconds = visibility_delay(eta - now, lease.delivery, now=now)
+    return seconds > held_seconds(lease.queue) and lease.defer(seconds)

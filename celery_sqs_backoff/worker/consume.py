@@ -1,0 +1,181 @@
+"""What the worker replaces on Celery's consumer and on kombu's channel.
+
+Celery acks (deletes) what it cannot decode, and rejects (kombu 5.7: deletes, where the queue has
+no redrive policy) what it does not know, after logging the whole body. A worker of yesterday's
+release, though, does not know today's tasks; and the body is the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from celery.worker import state
+
+from ..observe.events import Started
+from ..text import printable
+from . import unreadable, upstream
+from .admission import Answer, Arrival
+from .lease import Lease, State, may_start
+from .receive import Receiver
+from .request import BackoffRequest, was_handed_to_pool
+
+
+def install(consumer: Any, receiver: Receiver) -> None:
+    """Put a receiver between Celery's consumer and its pool. Once for the life of the worker."""
+    _keep_bad_messages(consumer, receiver)
+    _admit_at_start(consumer, receiver)
+
+
+def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
+    """Replace Celery's four handlers for bad messages, which delete them."""
+
+    def keep(message: Any, what: str, exc: BaseException | None = None) -> None:
+        arrival = receiver.arrival(message.delivery_tag)
+        if arrival is not None:  # else it was lost, or given back, a moment ago
+            what = what if exc is None else f"{what} ({type(exc).__name__})"
+            unreadable.keep(arrival.lease, message.headers or {}, what, worker=consumer.hostname)
+
+    def unknown_task(body: Any, message: Any, exc: BaseException) -> None:
+        name = printable((message.headers or {}).get("task"))
+        keep(message, f"task {name} is not registered here")
+
+    consumer.on_unknown_message = lambda body, message: keep(message, "it is no Celery message")
+    consumer.on_unknown_task = unknown_task
+    consumer.on_invalid_task = lambda body, message, exc: keep(
+        message, "its headers or its content type are not those of a task", exc
+    )
+    consumer.on_decode_error = lambda message, exc: keep(message, "its body does not decode", exc)
+
+
+def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
+    """Admit once more what Celery made wait, and hand to the pool only what is still ours."""
+    hand_to_pool: Callable[[Any], object] = consumer.on_task_request
+
+    def on_task_request(request: Any) -> None:
+        arrival = receiver.arrival(request.message.delivery_tag)
+        if arrival is None:
+            _forget(request)  # its message was lost, or given back, a moment ago
+            return
+        if not isinstance(request, BackoffRequest):
+            _settle_plain(request, arrival.lease, receiver)
+        if arrival.waits_in_celery:
+            arrival.go_on = partial(on_task_request, request)
+            answer = receiver.admission.admit(arrival, starts=True)
+            if answer is Answer.REFUSE and isinstance(request, BackoffRequest):
+                request.refuse()
+            if answer is not Answer.RUN:
+                if arrival.lease.state is not State.HELD:
+                    _forget(request)
+                return
+        elif not may_start(arrival.lease):
+            _forget(request)
+            return
+        _note_started(request, arrival, receiver)
+        _hand_over(hand_to_pool, request, receiver)
+
+    consumer.on_task_request = on_task_request
+    upstream.start_nothing_given_back(
+        consumer.controller,
+        lambda request: may_start(request.lease),
+        lambda start, request: _hand_over(start, request, receiver),
+    )
+
+
+def _note_started(request: Any, arrival: Arrival, receiver: Receiver) -> None:
+    receiver.window.started(arrival.tag)
+    if isinstance(request, BackoffRequest):
+        lease = arrival.lease
+        receiver.keeper.events.emit(
+            Started(
+                queue=lease.queue.name,
+                task=request.name,
+                task_id=request.id,
+                message_id=lease.delivery.message_id,
+            )
+        )
+
+
+def _hand_over(start: Callable[[Any], object], request: Any, receiver: Receiver) -> bool:
+    """Give a request to the pool; keep its message if that fails before the task has begun.
+
+    Returns:
+        Whether the pool has taken it.
+    """
+    try:
+        start(request)
+        return True
+    except Exception as exc:
+        lease = request.lease
+        if lease.state is not State.HELD or lease.handed_to_pool():
+            raise
+        what = f"the pool cannot take it ({type(exc).__name__})"
+        headers = {"task": request.name, "id": request.id}
+        unreadable.keep(lease, headers, what, worker=receiver.consumer.hostname)
+        _forget(request)
+        return False
+
+
+def _forget(request: Any) -> None:
+    """Let Celery drop a request, which it keeps with the body until its task has ended."""
+    if state.requests.get(request.id) is request:
+        state.task_ready(request)
+
+
+# Acks and rejects
+
+
+def settle_by_leases(channel: Any, receiver: Receiver) -> None:
+    """Make kombu's ack and reject settle the message's lease."""
+
+    def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
+        if (arrival := receiver.arrival(delivery_tag)) is not None:
+            arrival.lease.done()
+
+    def basic_reject(delivery_tag: str, requeue: bool = False) -> None:
+        if (arrival := receiver.arrival(delivery_tag)) is not None:
+            _reject(arrival.lease, channel, requeue)
+
+    channel.basic_ack = basic_ack
+    channel.basic_reject = basic_reject
+
+
+def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
+    """Settle the message of a plain Celery task as kombu 5.7 does.
+
+    A message to be requeued is visible again after the length of a long poll. One that is rejected
+    for good is deleted, or left to its queue's redrive policy.
+    """
+    if requeue:
+        lease.defer(channel.wait_time_seconds)
+    elif lease.queue.dlq_url is None and lease.queue.is_read:
+        lease.done()
+    else:
+        lease.defer(lease.queue.visibility_timeout_seconds)
+
+
+def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
+    """Let a request of Celery's own class settle its lease, also if the message is lost."""
+    request.lease = lease
+    lease.handed_to_pool = partial(was_handed_to_pool, request)
+    request._on_ack = lambda logger, errors: lease.done()
+    request._on_reject = lambda logger, errors, requeue: _reject(lease, receiver.channel, requeue)
+    request.on_failure = _releasing(lease, request.on_failure)
+
+
+def _releasing(lease: Lease, on_failure: Callable[..., object]) -> Callable[..., None]:
+    """Give a message back if Celery is done with its request and has not settled it.
+
+    Celery leaves it to the broker after a cancelled run (a lost connection, with
+    ``worker_cancel_long_running_tasks_on_connection_loss``) and after a ``MemoryError``.
+    """
+
+    @wraps(on_failure)
+    def fail_and_release(*args: Any, **kwargs: Any) -> None:
+        try:
+            on_failure(*args, **kwargs)
+        finally:
+            lease.release()
+
+    return fail_and_release
