@@ -187,6 +187,11 @@ class Keeper:
                 timeout_seconds,
             )
 
+    def carry_out_late(self) -> None:
+        """Carry out in this thread what is settled after the keeper's own threads have ended."""
+        while self._stopping and (job := self.next_job()) is not None:
+            self.perform(job)
+
     def _look(self) -> None:
         """Wake the thread that waits, if something is due before it would look."""
         self._relay.look_at(self._table.next_at())

@@ -215,6 +215,7 @@ class Receiver:
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
                 )
+        self.keeper.carry_out_late()  # if this long poll has outlived the keeper's threads
 
     def _take(self, response: _Response, message: dict[str, Any]) -> None:
         payload, why = self._read(response.name, message)

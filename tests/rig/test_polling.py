@@ -287,6 +287,21 @@ def test_answer_after_stop(rig):
     assert first.fate == "deleted"
 
 
+@pytest.mark.parametrize("messages", [1, 3])
+def test_answer_after_end(rig, messages):
+    """Messages that still come when a worker has stopped are given back at once."""
+    worker = started(rig, processes=2)
+    rig.during("ReceiveMessage", worker.stop)
+    late = [rig.send() for _ in range(messages)]
+    rig.pass_time(1)
+    assert not worker.is_alive
+    assert [(each.fate, each.receives) for each in late] == [("visible", 1)] * messages
+    stopped = rig.timeline.now
+    rig.start_worker()
+    rig.begin()
+    assert rig.timeline.now - stopped < 1
+
+
 def test_message_waits_at_stop(rig):
     """No task starts once the worker was told to stop."""
     worker = started(rig)
@@ -341,6 +356,21 @@ def test_event_loop_ended(rig):
     rig.pass_time(30)
     rig.run()
     assert message.fate == "deleted"
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_event_loop_refuses_once(rig):
+    """An event loop that refuses one message gets the next ones."""
+    worker = started(rig)
+    refused = rig.send()
+    worker.fail_loop(RuntimeError("not now"))
+    rig.pass_time(1)
+    message = rig.send()
+    rig.run()
+    assert message.fate == "deleted"
+    rig.pass_time(30)
+    rig.run()
+    assert refused.fate == "deleted"
 
 
 # Pools that block the event loop

@@ -329,7 +329,7 @@ class Worker:
         now = self.timeline.now
         self._wakes_at = {at for at in self._wakes_at if at > now}
         is_busy = True
-        while is_busy:
+        while is_busy and self.is_alive:
             is_busy = self._loop.turn()
             while (call := self._parts.next_call()) is not None:
                 is_busy = True
