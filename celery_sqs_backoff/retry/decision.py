@@ -130,6 +130,10 @@ class Facts:
     keeps_dead_letters: bool = True
 
 
+#: For ends that need none: see :func:`needs_facts`.
+NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Delete:
     """Delete the message. ``reason`` and ``outcome`` are set if it was given up."""
@@ -188,6 +192,11 @@ def word_for(
     if reason is not None:
         return GiveUp(reason, verdict.outcome)
     return RetryIn(delay, verdict.outcome, verdict.retry_after)
+
+
+def needs_facts(ended: Ended) -> bool:
+    """Return whether :func:`decide` looks at any fact beside the end itself."""
+    return ended.word is not None or ended.end not in _DECIDED_BY_THE_END
 
 
 def needs_delay(ended: Ended) -> bool:
@@ -274,6 +283,11 @@ _WITHOUT_A_WORD: Mapping[End, Callable[[Facts], Settle]] = {
     End.REFUSED: _not_retryable,
     End.NOT_STARTED: _give_back_unstarted,
 }
+
+#: Those of most messages are among them, so that a success costs no more than it must.
+_DECIDED_BY_THE_END: Final = frozenset(
+    {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED, End.NOT_STARTED}
+)
 
 _HIDDEN_WITHOUT_A_WORD: Final = frozenset(
     {End.REQUEUED, End.NOT_BEGUN, End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED}

@@ -23,7 +23,6 @@ from kombu.utils.encoding import safe_repr, safe_str
 from ..observe.events import LeaseLost
 from ..retry.decision import End, Ended, GiveBack, GiveUp, Hide, RetryIn, Settle
 from ..retry.outcomes import Outcome
-from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 from ..store.connections import ask_and_close
 from ..task.handover import DELIVERY_KEY
@@ -33,12 +32,9 @@ from .admission import Arrival
 from .ends import WITHOUT_THE_TASK, raised, read_end
 from .lease import Lease, may_start
 from .lost import LostFlags
-from .settler import Settler
+from .settle import Settler
 
 logger = get_logger(__name__)
-
-#: More than any message is retried; what is above it is forged.
-_MAX_COUNT = 1_000_000
 
 _NO_ERROR = ErrorText()
 
@@ -75,43 +71,24 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
-        arrival = getattr(message, "sqs_arrival", None)
-        self._arrival: Arrival | None = arrival if isinstance(arrival, Arrival) else None
-        self.lease: Lease | None = None
         self._cancelling = False
-        if self._arrival is not None:
-            self.lease = self._arrival.lease
-            self.lease.handed_to_pool = partial(was_handed_to_pool, self)
-            self.lease.on_lost = self._on_lost
-            self._apply_counts(self.lease.delivery)
-            self._settler = Settler(
-                lease=self.lease,
-                options=self.task.backoff_options,
-                app=self.app,
-                task=self._type,
-                task_id=self.id,
-                hostname=self.hostname,
-                retries=self._request_dict["retries"],
-                gate=self._arrival.gate,
-            )
-            if self._arrival.refused is not None:
-                self.refuse()
-                raise SettledBeforeRun
-
-    def _apply_counts(self, delivery: Delivery) -> None:
-        """Correct what only SQS knows, and spare the pool's pipe a second copy of the body.
-
-        The headers of a message never change, so ``retries`` and ``redelivered`` in them say
-        what was true when it was first sent.
-        """
-        request = self._request_dict
-        request["retries"] = _count(request.get("retries")) + delivery.earlier_runs
-        self._delivery_info["redelivered"] = delivery.earlier_runs > 0
-        properties = dict(request["properties"])
-        info = dict(properties["delivery_info"])
-        info["sqs_message"] = {k: v for k, v in info["sqs_message"].items() if k != "Body"}
-        properties["delivery_info"] = info
-        request["properties"] = properties
+        self.lease: Lease | None = None
+        arrival = getattr(message, "sqs_arrival", None)
+        if not isinstance(arrival, Arrival):
+            return
+        self._arrival = arrival
+        self.lease = lease = arrival.lease
+        lease.handed_to_pool = partial(was_handed_to_pool, self)
+        lease.on_lost = self._on_lost
+        # The headers of a message never change, so these say what was true when it was first sent.
+        earlier_runs = lease.delivery.earlier_runs
+        self.retries: int = (self._request_dict.get("retries") or 0) + earlier_runs
+        self._request_dict["retries"] = self.retries
+        self._delivery_info["redelivered"] = earlier_runs > 0
+        self._settler = Settler(self, arrival)
+        if arrival.refused is not None:
+            self.refuse()
+            raise SettledBeforeRun
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -126,7 +103,6 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def refuse(self) -> None:
         """Give the message up without running its task: admission has refused it."""
-        assert self._arrival is not None
         assert self._arrival.refused is not None
         reason = self._arrival.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
@@ -134,13 +110,13 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
 
     def _on_lost(self) -> None:
-        """Tell the task by its flag, and whoever observes. Called by the keeper's thread."""
-        assert self.lease is not None
-        if self.lease.delivery.lost_flag is not None:
-            LostFlags.set(self.lease.delivery.lost_flag)
-        queue, message_id = self.lease.queue.name, self.lease.delivery.message_id
-        lost = LeaseLost(queue=queue, task=self._type, task_id=self.id, message_id=message_id)
-        self.lease.keeper.events.emit(lost)
+        """Tell the task by its flag, and the observers. The keeper's thread calls this."""
+        lease = self._arrival.lease
+        if lease.delivery.lost_flag is not None:
+            LostFlags.set(lease.delivery.lost_flag)
+        queue, message_id = lease.queue.name, lease.delivery.message_id
+        lost = LeaseLost(queue=queue, task=self.type, task_id=self.id, message_id=message_id)
+        lease.keeper.events.emit(lost)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Run just before the task where the pool shares this process, else after it was begun.
@@ -148,15 +124,18 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         Raises:
             SettledBeforeRun: the message is settled, or lost; the task must not begin.
         """
-        if self.lease is not None and pid == os.getpid() and not may_start(self.lease):
-            self.lease.release()  # if it was lost: the run that was to come has ended
+        lease, begins_now = self.lease, pid == os.getpid()
+        if lease is None:
+            super().on_accepted(pid, time_accepted)
+            return
+        if begins_now and not may_start(lease):
+            lease.release()  # if it was lost: the run that was to come has ended
             raise SettledBeforeRun
-        if self.lease is not None:
-            self.lease.slot_at = None  # it is used
+        lease.slot_at = None  # it is used
         try:
             super().on_accepted(pid, time_accepted)
         except Exception as exc:
-            if self.lease is None or pid != os.getpid():
+            if not begins_now:
                 raise
             # The pool would drop the run, and tell nobody.
             self._end(Ended(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
@@ -391,11 +370,6 @@ def _settling_first(on_success: Callable[..., None]) -> Callable[..., None]:
 
 
 BackoffRequest.on_success = _settling_first(Request.on_success)
-
-
-def _count(header: object) -> int:
-    """A count from a message's headers: whoever sent it may have written anything there."""
-    return min(max(0, header), _MAX_COUNT) if type(header) is int else 0
 
 
 def _exc_info(exc: BaseException) -> Any:

@@ -16,6 +16,7 @@ from ..observe.events import UNKNOWN_TASK, DeadLettered
 from ..retry.budget import GiveUpReason, capped
 from ..retry.policies import FullJitter
 from ..sqs.dead_letter import DeadLetterRecord
+from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import printable
 from .lease import Lease
@@ -28,6 +29,8 @@ _BACKOFF = FullJitter(base=8, cap=900)
 #: The cap on a FIFO queue, where a hidden message blocks its message group.
 _FIFO_CAP_SECONDS = 60.0
 
+_NO_ERROR = ErrorText()
+
 
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
     """Hide a message for a while; at its last receive make it a dead letter.
@@ -36,52 +39,71 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
     It is logged at its 1st, 2nd, 4th, 8th ... receive: whoever can send such messages must not be
     able to fill the log.
     """
-    count, now = lease.delivery.receive_count, time.time()
-    ends = standing(lease.delivery, retries=0, now=now)
-    is_last = (ends.is_last_receive or ends.is_expiring) and lease.queue.dlq_url is not None
+    queue, delivery, now = lease.queue, lease.delivery, time.time()
+    count, message_id = delivery.receive_count, delivery.message_id
+    ends = standing(delivery, retries=0, now=now)
+    is_last = (ends.is_last_receive or ends.is_expiring) and queue.dlq_url is not None
     if is_last or count & (count - 1) == 0:
         logger.error(
             "sqs_backoff.not_understood: message %s on %s, receive %d: %s",
-            lease.delivery.message_id,
-            lease.queue.name,
-            count,
-            what,
+            *(message_id, queue.name, count, what),
         )
-    if is_last:
-        is_kept = lease.dead_letter(
-            DeadLetterRecord(
-                task=_text(headers.get("task")),
-                id=_text(headers.get("id")),
-                reason=f"{GiveUpReason.NOT_UNDERSTOOD.value}: {what}",
+    if not is_last:
+        delay = _BACKOFF.delay(count, random)
+        if queue.is_fifo:
+            delay = capped(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
+        lease.defer(visibility_delay(delay, delivery, now=now))
+        return
+    reason, task_id = GiveUpReason.NOT_UNDERSTOOD.value, _text(headers.get("id"))
+    record = record_of(
+        lease,
+        worker=worker,
+        task=_text(headers.get("task")),
+        task_id=task_id,
+        reason=f"{reason}: {what}",
+        attempts=count,
+    )
+    if lease.dead_letter(record):
+        # Its task is in the record alone, because its sender may name any number of tasks.
+        lease.keeper.events.emit(
+            DeadLettered(
+                queue=queue.name,
+                task=UNKNOWN_TASK,
+                task_id=task_id or "",
+                message_id=message_id,
+                reason=reason,
                 outcome=None,
-                attempts=count,
-                first_received_at=lease.delivery.first_received_at,
-                failed_at=now,
-                origin=lease.queue.arn or lease.queue.url,
-                worker=worker,
+                attempt=0,
             )
         )
-        if is_kept:
-            _tell(lease, headers)
-        return
-    delay = _BACKOFF.delay(count, random)
-    if lease.queue.is_fifo:
-        delay = capped(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
-    lease.defer(visibility_delay(delay, lease.delivery, now=now))
 
 
-def _tell(lease: Lease, headers: Mapping[str, Any]) -> None:
-    """Emit the dead letter. Its task is in the record alone: its sender may name any number."""
-    lease.keeper.events.emit(
-        DeadLettered(
-            queue=lease.queue.name,
-            task=UNKNOWN_TASK,
-            task_id=_text(headers.get("id")) or "",
-            message_id=lease.delivery.message_id,
-            reason=GiveUpReason.NOT_UNDERSTOOD.value,
-            outcome=None,
-            attempt=0,
-        )
+def record_of(
+    lease: Lease,
+    *,
+    worker: str,
+    task: str | None,
+    task_id: str | None,
+    reason: str,
+    attempts: int,
+    outcome: str | None = None,
+    error: ErrorText = _NO_ERROR,
+) -> DeadLetterRecord:
+    """Return the record of a message that is given up now."""
+    return DeadLetterRecord(
+        task=task,
+        id=task_id,
+        reason=reason,
+        outcome=outcome,
+        exception_type=error.exception_type,
+        exception_message=error.exception_message,
+        traceback=error.traceback,
+        trace=error.trace,
+        attempts=attempts,
+        first_received_at=lease.delivery.first_received_at,
+        failed_at=time.time(),
+        origin=lease.queue.arn or lease.queue.url,
+        worker=worker,
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
-from ..retry.budget import GiveUpReason, Standing, draw_delay
+from ..retry.budget import GiveUpReason, draw_delay
 from ..retry.decision import (
+    NO_FACTS,
     DeadLetter,
     Delete,
     End,
@@ -24,8 +25,9 @@ from ..retry.decision import (
     Settle,
     decide,
     needs_delay,
+    needs_facts,
 )
-from ..retry.options import DEAD_LETTER, Options
+from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import Outcome
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
@@ -33,8 +35,8 @@ from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable
 from ..threads import call_in_time
-from .gate import Gate
-from .lease import Lease
+from .admission import Arrival
+from .unreadable import record_of
 
 logger = get_logger(__name__)
 
@@ -56,38 +58,17 @@ _SEND_SECONDS = 3.0
 
 
 class Settler:
-    """Settles the lease of one message. Runs in the worker's main process.
+    """Settles the message of one request. Runs in the worker's main process.
 
     Arguments:
-        lease: of the message.
-        options: the task's.
-        app: the task's app.
-        task, task_id: as the message names them.
-        hostname: the worker's.
-        retries: runs before this one, at the most.
-        gate: of the task's provider.
+        request: Celery's, of our class.
+        arrival: its message.
     """
 
-    def __init__(
-        self,
-        *,
-        lease: Lease,
-        options: Options,
-        app: Any,
-        task: str,
-        task_id: str,
-        hostname: str,
-        retries: int,
-        gate: Gate | None = None,
-    ) -> None:
-        self._lease = lease
-        self._options = options
-        self._app = app
-        self._task = task
-        self._task_id = task_id
-        self._hostname = hostname
-        self._retries = retries
-        self._gate = gate
+    def __init__(self, request: Any, arrival: Arrival) -> None:
+        self._request = request
+        self._lease, self._gate = arrival.lease, arrival.gate
+        self._options = request.task.backoff_options
 
     def settle(self, ended: Ended, error: ErrorText) -> Settle:
         """Decide, and settle the lease. Does not wait for SQS. Never raises.
@@ -97,15 +78,13 @@ class Settler:
         """
         settle: Settle | None = None
         try:
-            facts = self._facts(ended)
+            facts = self._facts(ended) if needs_facts(ended) else NO_FACTS
             settle = decide(ended, facts)
             return self._carry_out(settle, ended, error, facts)
         except Exception as exc:  # noqa: BLE001  # a user's store, or a bug
             logger.error(
                 "sqs_backoff.settle_failed: task %s[%s]: %s",
-                printable(self._task),
-                printable(self._task_id),
-                error_site(exc),
+                *(printable(self._request.name), printable(self._request.id), error_site(exc)),
             )
         if isinstance(settle, Delete) and settle.reason is None:
             self._lease.done()
@@ -115,35 +94,43 @@ class Settler:
 
     def _carry_out(self, settle: Settle, ended: Ended, error: ErrorText, facts: Facts) -> Settle:
         if ended.end not in _WITHOUT_A_RUN:
-            outcome = "succeeded" if ended.end in _SUCCESSES else _outcome_of(ended)
-            self._emit(RunEnded, outcome=outcome, attempt=self._retries + 1)
+            self._emit(RunEnded, outcome=_outcome_of(ended), attempt=self._attempt)
         if self._gate is not None:
             self._gate.ended(self._lease, ended)
-        is_given_up = _gives_up(settle) and ended.end not in _SUCCESSES
-        is_owed = (is_given_up or ended.end is End.REVOKED) and not self._give_up()
+        is_given_up = _reason_of(settle) is not None and ended.end not in _SUCCESSES
+        is_owed = (is_given_up or ended.end is End.REVOKED) and not self._take_back()
         if is_owed and not self._goes_all_the_same(ended, settle):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
-        is_settled = True
-        if isinstance(settle, DeadLetter):
-            is_settled = self._dead_letter(settle, error)
-        elif isinstance(settle, GiveBack):
+        if isinstance(settle, GiveBack):
             if not settle.started:
                 self._lease.give_back()
             elif self._lease.release():
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
+            return settle
+        if isinstance(settle, DeadLetter):
+            is_settled = self._dead_letter(settle, error)
         elif settle.reason is not None:
             is_settled = self._lease.drop()
-        elif self._lease.done() and ended.end is End.REVOKED:
-            self._emit(Discarded)
+        else:
+            is_settled = self._lease.done()
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
-        if is_settled and isinstance(settle, DeadLetter | Delete) and settle.reason is not None:
-            self._emit_given_up(settle, error)
+        if is_settled and settle.reason is not None:
+            self._emit(
+                DeadLettered,
+                reason=settle.reason.value,
+                outcome=settle.outcome.value if settle.outcome else None,
+                attempt=self._attempt,
+                error=error.exception_type,
+                is_kept=isinstance(settle, DeadLetter),
+            )
+        elif is_settled and ended.end is End.REVOKED:
+            self._emit(Discarded)
         return settle
 
     def _goes_all_the_same(self, ended: Ended, settle: Settle) -> bool:
-        """Whether the message goes although something is owed.
+        """Return whether the message goes although something is owed.
 
         A run that raised may have done what must not be repeated. And at the next receive SQS would
         move the message itself, without its reason.
@@ -151,15 +138,13 @@ class Settler:
         is_last = self._lease.delivery.is_last_before_sqs_moves_it
         return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
 
-    def _give_up(self) -> bool:
+    def _take_back(self) -> bool:
         """Let the task's extension do what is owed for the message; return whether that is done."""
-        task, delivery = self._app.tasks.get(self._task), self._lease.delivery
-        if not getattr(task, "is_covered", False):
-            return True
+        delivery, request = self._lease.delivery, self._request
         give_up = partial(
-            task.extension.given_up,
-            task,
-            self._task_id,
+            request.task.extension.given_up,
+            request.task,
+            request.id,
             run=delivery.run_id,
             began=delivery.received_at,
             queue=self._lease.queue.name,
@@ -167,14 +152,18 @@ class Settler:
         asked = call_in_time(give_up, seconds=_SEND_SECONDS)
         return asked is not None and asked.done() and bool(asked.result())
 
+    @property
+    def _attempt(self) -> int:
+        return int(self._request.retries) + 1
+
     def _facts(self, ended: Ended) -> Facts:
-        options, queue = self._options, self._lease.queue
+        options, queue, delivery = self._options, self._lease.queue, self._lease.delivery
         has_dlq = queue.dlq_url is not None
         crashes = 0
         if ended.word is None and ended.end in _CRASHES:
-            crashes = self._lease.keeper.memory.count_crash(self._lease.delivery.message_id)
+            crashes = self._lease.keeper.memory.count_crash(delivery.message_id)
         return Facts(
-            standing=self._standing(),
+            standing=standing(delivery, retries=self._request.retries, now=time.time()),
             max_retries=options.max_retries,
             retry_for=options.retry_for,
             crash_budget=options.crash_budget,
@@ -183,14 +172,11 @@ class Settler:
             keeps_dead_letters=options.on_give_up == DEAD_LETTER and (has_dlq or not queue.is_read),
         )
 
-    def _standing(self) -> Standing:
-        return standing(self._lease.delivery, retries=self._retries, now=time.time())
-
     def _draw_delay(self) -> float:
         return draw_delay(
             self._options.backoff,
             message_id=self._lease.delivery.message_id,
-            attempt=self._retries + 1,
+            attempt=self._attempt,
             cap=self._options.fifo_cap if self._lease.queue.is_fifo else None,
             rng=random,
         )
@@ -200,14 +186,16 @@ class Settler:
         if self._gate is not None:
             delay = self._gate.delayed(delay, self._lease, ended, self._options)
         seconds = visibility_delay(delay, self._lease.delivery, now=time.time())
-
-        if self._must_park():
+        parks = self._must_park()
+        if parks:
             record = self._record(GiveUpReason.PARKED, hide.outcome, error)
-            if self._lease.dead_letter(replace(record, due_at=time.time() + seconds)):
-                self._emit_retry(seconds, hide.outcome, ended, error, facts)
-                self._emit_given_up(DeadLetter(GiveUpReason.PARKED, hide.outcome), error)
-        elif self._lease.defer(seconds):
+            is_kept = self._lease.dead_letter(replace(record, due_at=time.time() + seconds))
+        else:
+            is_kept = self._lease.defer(seconds)
+        if is_kept:
             self._emit_retry(seconds, hide.outcome, ended, error, facts)
+            if parks:
+                self._emit_given_up(DeadLetter(GiveUpReason.PARKED, hide.outcome), error)
         return replace(hide, seconds=seconds)
 
     def _must_park(self) -> bool:
@@ -218,7 +206,7 @@ class Settler:
         queue, above = self._lease.queue, self._options.park_above
         if above is None or queue.dlq_url is None or queue.is_fifo:
             return False
-        return queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES
+        return bool(queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES)
 
     def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> bool:
         record = self._record(settle.reason, settle.outcome, error)
@@ -228,53 +216,36 @@ class Settler:
         return True
 
     def _record(self, reason: GiveUpReason, outcome: Outcome, error: ErrorText) -> DeadLetterRecord:
-        return DeadLetterRecord(
-            task=self._task,
-            id=self._task_id,
+        return record_of(
+            self._lease,
+            worker=self._request.hostname,
+            task=self._request.type,
+            task_id=self._request.id,
             reason=reason.value,
             outcome=outcome.name,
-            exception_type=error.exception_type,
-            exception_message=error.exception_message,
-            traceback=error.traceback,
-            trace=error.trace,
-            attempts=self._retries + 1,
-            first_received_at=self._lease.delivery.first_received_at,
-            failed_at=time.time(),
-            origin=self._lease.queue.arn or self._lease.queue.url,
-            worker=self._hostname,
+            attempts=self._attempt,
+            error=error,
         )
 
     def _emit_retry(
         self, seconds: int, outcome: Outcome, ended: Ended, error: ErrorText, facts: Facts
     ) -> None:
-        retry_for = self._options.retry_for
+        retry_for, elapsed = facts.retry_for, facts.standing.elapsed
         self._emit(
             Retried,
             delay=float(seconds),
-            attempt=self._retries + 1,
+            attempt=self._attempt,
             outcome=outcome.value,
             reason=ended.end.value,
             error=error.exception_type,
-            budget_left=None
-            if retry_for is None
-            else max(0, int(retry_for - facts.standing.elapsed)),
-        )
-
-    def _emit_given_up(self, settle: DeadLetter | Delete, error: ErrorText) -> None:
-        self._emit(
-            DeadLettered,
-            reason=settle.reason.value if settle.reason else "",
-            outcome=settle.outcome.value if settle.outcome else None,
-            attempt=self._retries + 1,
-            error=error.exception_type,
-            is_kept=isinstance(settle, DeadLetter),
+            budget_left=None if retry_for is None else max(0, int(retry_for - elapsed)),
         )
 
     def _emit(self, kind: Callable[..., OfTask], **facts: object) -> None:
         event = kind(
             queue=self._lease.queue.name,
-            task=self._task,
-            task_id=self._task_id,
+            task=self._request.type,
+            task_id=self._request.id,
             message_id=self._lease.delivery.message_id,
             **facts,
         )
@@ -282,10 +253,12 @@ class Settler:
 
 
 def _outcome_of(ended: Ended) -> str:
-    """What a failed run means; a run that left no word may have done anything."""
+    """Return what a run means; one that failed and left no word may have done anything."""
+    if ended.end in _SUCCESSES:
+        return "succeeded"
     outcome = ended.word.outcome if ended.word is not None else Outcome.UNKNOWN
     return outcome.value
 
 
-def _gives_up(settle: Settle) -> bool:
-    return isinstance(settle, DeadLetter | Delete) and settle.reason is not None
+def _reason_of(settle: Settle) -> GiveUpReason | None:
+    return settle.reason if isinstance(settle, DeadLetter | Delete) else None
