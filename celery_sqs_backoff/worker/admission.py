@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ class Arrival:
     go_on: Callable[[], object] | None = None
     refused: GiveUpReason | None = None
 
+    @property
+    def is_early(self) -> bool:
+        """Whether its task is not due yet."""
+        eta = self.lease.delivery.due_at
+        return eta is not None and eta > time.time()
+
 
 class Answer(Enum):
     """What admission says of a message."""
@@ -84,9 +91,9 @@ class Admission:
     def admit(self, arrival: Arrival, *, starts: bool) -> Answer:
         """Say whether a message runs, and settle it if not. The first reason counts.
 
-        Asked when the message is received, when Celery has found its task, and once more when the
-        task is to start, if Celery made it wait. Whether the message is still the worker's is
-        asked again at the very moment of the start, see :func:`.lease.may_start`.
+        Asked when the message is received; when Celery has found its task, if that has a provider;
+        and when the task is to start, if Celery made it wait. Whether the message is still the
+        worker's is asked again at the very moment of the start, see :func:`.lease.may_start`.
 
         ====================  ==========================================  ==========================
         reason                sign                                        what becomes of it
@@ -128,7 +135,7 @@ class Admission:
         arrival.refused = _reason_to_give_up(arrival, headers, now)
         if arrival.refused is not None:
             return Answer.REFUSE
-        if _is_hidden_until_due(lease, headers, now):
+        if _is_hidden_until_due(lease, now):
             return Answer.KEEP_BACK
         if arrival.gate is not None and self._waits_for_provider(arrival, arrival.gate, starts):
             return Answer.KEEP_BACK
@@ -156,12 +163,6 @@ def held_seconds(queue: Queue) -> float:
     return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
 
 
-def is_early(headers: Mapping[str, Any]) -> bool:
-    """Return whether a task is not due yet."""
-    eta = parse_eta(headers.get("eta"))
-    return eta is not None and eta > time.time()
-
-
 def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
     expires = parse_eta(headers.get("expires"))
     return (expires is not None and expires <= now) or headers.get("id") in state.revoked
@@ -174,26 +175,28 @@ def _reason_to_give_up(
     options, delivery = arrival.options, arrival.lease.delivery
     if options is None:
         return None
-    ends_at = delivery.expires_at
-    if ends_at is not None and (delivery.due_at or 0.0) >= ends_at:
+    if delivery.due_at is not None and delivery.due_at >= (delivery.expires_at or math.inf):
         return GiveUpReason.NEVER_DUE
     retries = (headers.get("retries") or 0) + delivery.earlier_runs
+    crashes = arrival.lease.keeper.memory.crashes(delivery.message_id)
+    if not retries and not crashes:
+        return None
     return exhausted_before_run(
         standing(delivery, retries=retries, now=now),
         max_retries=options.max_retries,
         retry_for=options.retry_for,
-        crashes=arrival.lease.keeper.memory.crashes(delivery.message_id),
+        crashes=crashes,
         crash_budget=options.crash_budget,
     )
 
 
-def _is_hidden_until_due(lease: Lease, headers: Mapping[str, Any], now: float) -> bool:
+def _is_hidden_until_due(lease: Lease, now: float) -> bool:
     """Give a message back to SQS until its task is due, or as long as SQS can hide it.
 
     Not on the last receive that the queue allows: at the next one SQS would move the message to the
     dead-letter queue.
     """
-    eta = parse_eta(headers.get("eta"))
+    eta = lease.delivery.due_at
     if eta is None or eta <= now or lease.delivery.is_last_before_sqs_moves_it:
         return False
     seconds = visibility_delay(eta - now, lease.delivery, now=now)

@@ -19,7 +19,7 @@ WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORT
 
 def is_stopping() -> bool:
     """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
-    return any(_is_set(code) for code in (state.should_stop, state.should_terminate))
+    return _is_set(state.should_stop) or _is_set(state.should_terminate)
 
 
 def _is_set(code: object) -> bool:

@@ -63,8 +63,16 @@ def check_headers(headers: Mapping[str, Any]) -> None:
     Raises:
         NotUnderstood: one of them is of the wrong type.
     """
-    for name, check in _HEADERS.items():
-        if (value := headers.get(name)) is not None and not check(value):
+    for name, types in _HEADERS.items():
+        value: Any = headers.get(name)
+        if value is None:
+            continue
+        if (
+            not isinstance(value, types)
+            or (types is int and not _is_number(value, int))
+            or (name == "timelimit" and not _is_time_limit(value))
+            or (name == "stamped_headers" and not _are_texts(value))
+        ):
             raise NotUnderstood(f"its header {name} is {_kind(value)}, or out of range")
 
 
@@ -89,7 +97,7 @@ def check_call(payload: Any) -> None:
         args, kwargs, embed = payload
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         raise NotUnderstood("its arguments are no list and no dict of keyword arguments")
-    if embed is not None and not (isinstance(embed, dict) and all(map(_is_text, embed))):
+    if embed is not None and not (isinstance(embed, dict) and _are_texts(embed)):
         raise NotUnderstood("its third part is no dict of what the task is embedded in")
 
 
@@ -139,39 +147,36 @@ def task_payload(
     }
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is_number(value: Any, *types: type) -> bool:
+    return type(value) in types and 0 <= value < _MAX_NUMBER  # True is an int, too
 
 
-def _is_time(value: Any) -> bool:
-    return isinstance(value, str | datetime)
+def _is_time_limit(limits: Any) -> bool:
+    return len(limits) == 2 and all(
+        limit is None or _is_number(limit, int, float) for limit in limits
+    )
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1_000_000
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e9
-
-
-def _is_time_limit(value: Any) -> bool:
-    limits = value if isinstance(value, list | tuple) else ()
-    return len(limits) == 2 and all(limit is None or _is_number(limit) for limit in limits)
-
-
-#: The headers that Celery's main process works with, and what it takes for granted. ``None``, or
-#: none, is right for all of them. https://docs.celeryq.dev/en/stable/internals/protocol.html
-_HEADERS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "shadow", "lang"), _is_text),
-    **dict.fromkeys(("argsrepr", "kwargsrepr", "origin"), _is_text),
-    **dict.fromkeys(("eta", "expires"), _is_time),
-    **dict.fromkeys(("retries", "replaced_task_nesting"), _is_count),
-    "timelimit": _is_time_limit,
-    "ignore_result": lambda value: isinstance(value, bool),
-    "stamped_headers": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-    "stamps": lambda value: isinstance(value, dict),
+#: The headers that Celery's main process works with, and the types that it takes for granted.
+#: ``None``, or none, is right for all of them.
+#: https://docs.celeryq.dev/en/stable/internals/protocol.html
+_HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "shadow", "lang"), str),
+    **dict.fromkeys(("argsrepr", "kwargsrepr", "origin"), str),
+    **dict.fromkeys(("eta", "expires"), (str, datetime)),
+    **dict.fromkeys(("retries", "replaced_task_nesting"), int),
+    **dict.fromkeys(("timelimit",), (list, tuple)),
+    **dict.fromkeys(("ignore_result",), bool),
+    **dict.fromkeys(("stamped_headers",), list),
+    **dict.fromkeys(("stamps",), dict),
 }
+
+#: More than any count of retries, or than any time limit in seconds.
+_MAX_NUMBER: Final = 1_000_000
+
+
+def _are_texts(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _load(body: str) -> Any:

@@ -174,7 +174,6 @@ class Poller:
     def _poll(self) -> None:
         self._pulse.turned(self._name, limit_seconds=_LONGEST_CALL_SECONDS)
         self._queue = self._read_queue()
-        self._pulse.turned(self._name, limit_seconds=_LONGEST_TURN_SECONDS)
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
         asked_for = self._window.wait_for_room(
             self.url, lambda: self._is_over() or self._clock() >= until, most=self._most

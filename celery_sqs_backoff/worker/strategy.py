@@ -9,7 +9,7 @@ from typing import Any
 from celery.worker.strategy import default as celery_default
 from kombu.exceptions import DecodeError
 
-from .admission import Answer, is_early
+from .admission import Answer
 from .payload import check_call
 from .receive import Receiver
 from .request import SettledBeforeRun
@@ -31,14 +31,14 @@ def default(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...,
             return  # it was lost, or given back, a moment ago: it runs elsewhere
         message.sqs_arrival = arrival
         try:
-            arrival.options = task.backoff_options
-            arrival.gate = receiver.gates.of_call(task, lambda: message.payload)
-            arrival.go_on = lambda: admit(message, *args, **kwargs)
-            arrival.waits_in_celery = waits = consumer.task_buckets[
-                task.name
-            ] is not None or is_early(message.headers or {})
-            if receiver.admission.admit(arrival, starts=not waits) is Answer.KEEP_BACK:
-                return
+            is_limited = consumer.task_buckets[task.name] is not None
+            arrival.waits_in_celery = waits = is_limited or arrival.is_early
+            arrival.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
+            is_unknown, arrival.options = arrival.options is None, task.backoff_options
+            if gate is not None or is_unknown:  # else it was admitted when it was received
+                arrival.go_on = lambda: admit(message, *args, **kwargs)
+                if receiver.admission.admit(arrival, starts=not waits) is Answer.KEEP_BACK:
+                    return
             check_call(message.payload)
             with suppress(SettledBeforeRun):
                 handle(message, *args, **kwargs)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 from celery.utils.log import get_logger
 
@@ -78,12 +79,12 @@ class Load:
     expected: int = 0
     settled_during_a_call: int = 0
 
-    @property
+    @cached_property
     def window(self) -> int:
         """Messages that may run, or wait for a process."""
         return max(1, self.processes) * self.multiplier or _NO_WINDOW
 
-    @property
+    @cached_property
     def room(self) -> int:
         """Messages that there will be room for when the response is here; may be negative."""
         room = self.window - (self.held - self.blocked) - self.expected
@@ -91,18 +92,18 @@ class Load:
             room += min(_MAX_AHEAD * self.window, _CALLS_AHEAD * self.settled_during_a_call)
         return min(room, self.window + MAX_BLOCKED - self.held - self.expected)
 
-    @property
+    @cached_property
     def enough(self) -> int:
         """Room that makes a call worthwhile: then no more messages wait than there are processes,
         or a full batch is missing."""
         return max(1, min(MAX_BATCH_ENTRIES, self.window - self.processes))
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Room that makes waiting for more pointless."""
         return max(self.enough, min(MAX_BATCH_ENTRIES, self.window))
 
-    @property
+    @cached_property
     def wanted(self) -> int:
         """How many messages to ask for: 0 to 10."""
         return min(MAX_BATCH_ENTRIES, self.room) if self.room >= self.enough else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from ...threads import start_daemon
@@ -10,7 +11,13 @@ from ...threads import start_daemon
 
 def is_pool_of(pool: Any, name: str) -> bool:
     """Return whether a pool is one of Celery's by its module's name, or a subclass of it."""
-    return any(cls.__module__ == f"celery.concurrency.{name}" for cls in type(pool).__mro__)
+    kind: Any = type(pool)
+    return _is_class_of(kind, name)
+
+
+@cache
+def _is_class_of(kind: Any, name: str) -> bool:
+    return any(cls.__module__ == f"celery.concurrency.{name}" for cls in kind.__mro__)
 
 
 def pool_size(pool: Any) -> int:
