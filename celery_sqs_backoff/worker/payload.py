@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from kombu.utils.json import loads
@@ -226,48 +227,42 @@ def _raw_body(body: Any, encoding: Any) -> bytes:
 
 
 def _decompress(data: bytes, compression: Any) -> bytes:
-    decompress = _DECOMPRESSORS.get(compression) if isinstance(compression, str) else None
-    if decompress is None:
+    make = _DECOMPRESSORS.get(compression) if isinstance(compression, str) else None
+    if make is None:
         raise NotUnderstood("its compression is not known here")
     try:
-        result, is_whole = decompress(data)
+        stream = make()
+        result: bytes = stream.decompress(data, MAX_DECOMPRESSED_BYTES)
     except Exception as exc:  # noqa: BLE001  # each library has its own errors
         raise NotUnderstood(f"its body does not decompress ({type(exc).__name__})") from None
-    if not is_whole:
+    if not stream.eof:
         raise NotUnderstood(
             f"its body does not end within {MAX_DECOMPRESSED_BYTES} bytes, decompressed"
         )
     return result
 
 
-def _gzip(data: bytes) -> tuple[bytes, bool]:
-    stream = zlib.decompressobj()
-    return stream.decompress(data, MAX_DECOMPRESSED_BYTES), stream.eof
+class _Zstd:
+    """zstandard's decompressor, with the methods of those in Python's library."""
 
+    eof = False
 
-def _bz2(data: bytes) -> tuple[bytes, bool]:
-    stream = bz2.BZ2Decompressor()
-    return stream.decompress(data, MAX_DECOMPRESSED_BYTES), stream.eof
+    def decompress(self, data: bytes, most: int) -> bytes:
+        import zstandard  # type: ignore[import-not-found,unused-ignore]  # optional, as in kombu
 
-
-def _lzma(data: bytes) -> tuple[bytes, bool]:
-    stream = lzma.LZMADecompressor(memlimit=8 * MAX_DECOMPRESSED_BYTES)
-    return stream.decompress(data, MAX_DECOMPRESSED_BYTES), stream.eof
-
-
-def _zstd(data: bytes) -> tuple[bytes, bool]:
-    import zstandard  # type: ignore[import-not-found,unused-ignore]  # optional, as in kombu
-
-    window = MAX_DECOMPRESSED_BYTES
-    with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(data) as stream:
-        result = stream.read(MAX_DECOMPRESSED_BYTES)
-        return result, not stream.read(1)
+        with zstandard.ZstdDecompressor(max_window_size=most).stream_reader(data) as stream:
+            result: bytes = stream.read(most)
+            self.eof = not stream.read(1)
+            return result
 
 
 #: kombu's names (``kombu.compression``). Brotli's library has no bound, so it is not among them.
-_DECOMPRESSORS: dict[str, Callable[[bytes], tuple[bytes, bool]]] = {
-    **dict.fromkeys(("application/x-gzip", "gzip", "zlib"), _gzip),
-    **dict.fromkeys(("application/x-bz2", "bzip2", "bzip"), _bz2),
-    **dict.fromkeys(("application/x-lzma", "lzma", "xz"), _lzma),
-    **dict.fromkeys(("application/zstd", "zstd", "zstandard"), _zstd),
+_DECOMPRESSORS: Final[dict[str, Callable[[], Any]]] = {
+    **dict.fromkeys(("application/x-gzip", "gzip", "zlib"), zlib.decompressobj),
+    **dict.fromkeys(("application/x-bz2", "bzip2", "bzip"), bz2.BZ2Decompressor),
+    **dict.fromkeys(
+        ("application/x-lzma", "lzma", "xz"),
+        partial(lzma.LZMADecompressor, memlimit=8 * MAX_DECOMPRESSED_BYTES),
+    ),
+    **dict.fromkeys(("application/zstd", "zstd", "zstandard"), _Zstd),
 }

@@ -37,12 +37,8 @@ _AFTER_TOO_SOON_SECONDS = 1.0
 #: Longest wait for room between two reads of its attributes: one task may fill a worker for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
-#: Most time of a call, not counting the long poll: credentials, connect, client timeout.
-_LONGEST_CALL_SECONDS = 40.0
-
-#: Most time of what is done between two calls, none of which waits for anybody: the longest pause,
-#: and some, for a machine that is busy.
-_LONGEST_TURN_SECONDS = 20.0
+#: Most time of one turn, not counting the long poll: credentials, connect, client timeout.
+_LONGEST_TURN_SECONDS = 40.0
 
 #: SQS responds when a long poll ends. A response that arrives more than this later was delayed,
 #: for example because the machine was suspended, and its messages become visible that much sooner.
@@ -112,7 +108,7 @@ class Poller:
             if self._main is None or not self._main.is_alive():
                 self._main = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
                 self._main.start()  # without it, nothing is received: let it raise
-        limit = self._wait_seconds + _LONGEST_CALL_SECONDS
+        limit = self._wait_seconds + self._pause_seconds + _LONGEST_TURN_SECONDS
         self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
 
     def stop(self) -> None:
@@ -158,7 +154,8 @@ class Poller:
             and self._most >= MAX_BATCH_ENTRIES
             and (asked_for := self._window.take_more(self.url))
         ):
-            self._receive(asked_for, wait_seconds=0, name=name)
+            self._pulse.turned(name)
+            self._receive(asked_for, wait_seconds=0, is_main=False)
 
     def _survive(self, step: Callable[[], object]) -> None:
         try:
@@ -172,14 +169,14 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(1, self._rng))
 
     def _poll(self) -> None:
-        self._pulse.turned(self._name, limit_seconds=_LONGEST_CALL_SECONDS)
+        self._pulse.turned(self._name)
         self._queue = self._read_queue()
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
         asked_for = self._window.wait_for_room(
             self.url, lambda: self._is_over() or self._clock() >= until, most=self._most
         )
         if asked_for:
-            self._receive(asked_for, wait_seconds=self._wait_seconds, name=self._name)
+            self._receive(asked_for, wait_seconds=self._wait_seconds, is_main=True)
 
     def _is_over(self) -> bool:
         """Return whether to stop. Called every second while there is no room."""
@@ -206,17 +203,15 @@ class Poller:
         )
         return 0
 
-    def _receive(self, asked_for: int, *, wait_seconds: int, name: str) -> None:
+    def _receive(self, asked_for: int, *, wait_seconds: int, is_main: bool) -> None:
         asked_at, brought, seconds, failures = self._clock(), 0, 0.0, 0
         try:
             hidden_seconds = self._keeper.seconds_to_receive_for(self._queue)
-            self._pulse.turned(name, limit_seconds=wait_seconds + _LONGEST_CALL_SECONDS)
             received = self._calls.receive(
                 max_messages=asked_for,
                 wait_seconds=wait_seconds,
                 visibility_timeout_seconds=hidden_seconds,
             )
-            self._pulse.turned(name, limit_seconds=_LONGEST_TURN_SECONDS)
             brought, seconds = len(received.messages), self._clock() - asked_at
             failures = self._tell(received, asked_for)  # before anything becomes of them
             if received.messages:
@@ -230,14 +225,12 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(failures, self._rng))
         elif brought >= asked_for:
             self._start_helper()
-        elif not brought and name == self._name:  # a helper asks for no more by itself
+        elif not brought and is_main:  # a helper asks for no more by itself
             self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
         """Wait after a receive that brought nothing, unless it has waited itself."""
         if not self._wait_seconds:
-            limit = self._pause_seconds + _LONGEST_TURN_SECONDS
-            self._pulse.turned(self._name, limit_seconds=limit)
             self._stopped.wait(self._pause_seconds)
         elif seconds < _TOO_SOON_SECONDS:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)

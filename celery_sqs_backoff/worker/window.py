@@ -191,16 +191,12 @@ class Window:
         self._waiting_for = waiting_for
         self._clock = clock
         self.on_freed: Callable[[], object] = lambda: None
-        lock = threading.RLock()
-        self._cond = threading.Condition(lock)
-        #: A poller that cannot use room waits here, so that the others are woken for it.
-        self._aside = threading.Condition(lock)
+        self._cond = threading.Condition()
         self._held: set[Hashable] = set()
         self._blocked: set[Hashable] = set()
         self._running: set[Hashable] = set()
         self._queues: dict[str, _Queue] = {}
         self._throughput = Throughput()
-        self._waiting = 0
 
     # Messages
 
@@ -214,7 +210,7 @@ class Window:
         with self._cond:
             if message in self._held and message not in self._running:
                 self._blocked.add(message)
-                self._wake_one()
+                self._cond.notify_all()
 
     def started(self, message: Hashable) -> None:
         """Note that a message's task was handed to the pool."""
@@ -232,7 +228,7 @@ class Window:
             self._blocked.discard(message)
             self._running.discard(message)
             self._throughput.settled(self._clock(), more=bool(self._held))
-            self._wake_one()
+            self._cond.notify_all()
         self.on_freed()
 
     @property
@@ -262,33 +258,20 @@ class Window:
         """
         linger_until: float | None = None
         with self._cond:
-            self._waiting += 1
-            try:
-                while not is_over():
-                    if self.is_behind(queue):
-                        self._stand_aside()
-                        continue
-                    load = self._load(queue)
-                    now = self._clock()
-                    if load.wanted == 0:
-                        linger_until = None
-                        soon = any(q.is_about_to_bring(now) for q in self._queues.values())
-                        self._cond.wait(_SOON_SECONDS if soon else _LOOK_AGAIN_SECONDS)
-                    elif load.room < load.batch and (linger_until is None or now < linger_until):
-                        linger_until = linger_until or now + _LINGER_SECONDS
-                        self._cond.wait(max(0.0, linger_until - now))
-                    else:
-                        return self._reserve(queue, min(most, load.wanted))
-                return 0
-            finally:
-                self._waiting -= 1
-                self._wake_one()  # there may be room for another queue, too
-
-    def _stand_aside(self) -> None:
-        self._waiting -= 1
-        self._wake_one()
-        self._aside.wait(_LOOK_AGAIN_SECONDS)
-        self._waiting += 1
+            while not is_over():
+                load, now = self._load(queue), self._clock()
+                if self.is_behind(queue):
+                    self._cond.wait(_LOOK_AGAIN_SECONDS)
+                elif load.wanted == 0:
+                    linger_until = None
+                    soon = any(q.is_about_to_bring(now) for q in self._queues.values())
+                    self._cond.wait(_SOON_SECONDS if soon else _LOOK_AGAIN_SECONDS)
+                elif load.room < load.batch and (linger_until is None or now < linger_until):
+                    linger_until = linger_until or now + _LINGER_SECONDS
+                    self._cond.wait(max(0.0, linger_until - now))
+                else:
+                    return self._reserve(queue, min(most, load.wanted))
+            return 0
 
     def take_more(self, queue: str) -> int:
         """Return how many messages a further call beside others may ask for; 0 = none.
@@ -310,13 +293,12 @@ class Window:
             calls.asked_for -= asked_for
             calls.has_backlog = full
             self._throughput.responded(self._clock(), seconds, full=full)
-            self._wake_one()
+            self._cond.notify_all()
 
     def wake(self) -> None:
         """Let all waiting pollers check again."""
         with self._cond:
             self._cond.notify_all()
-            self._aside.notify_all()
 
     def is_behind(self, url: str) -> bool:
         """Return whether too many settlements of a queue wait to take on more of its messages."""
@@ -361,8 +343,3 @@ class Window:
             ),
             settled_during_a_call=self._throughput.settled_during_a_call,
         )
-
-    def _wake_one(self) -> None:
-        """Wake the poller that has waited longest."""
-        if self._waiting:
-            self._cond.notify()

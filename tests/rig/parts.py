@@ -109,7 +109,7 @@ class _Poller(poller.Poller):
 
     def _is_over(self) -> bool:
         room = self._window
-        return self._stopped.is_set() or max(room._cond.waits, room._aside.waits) > 1
+        return self._stopped.is_set() or room._cond.waits > 1
 
     def _start_helper(self) -> None:
         self._receive_more(self._name)
@@ -129,7 +129,7 @@ class _Poller(poller.Poller):
 
     def poll(self) -> tuple[int, float]:
         """Receive once, if there is room; return the number of messages, and seconds to pause."""
-        self._window._cond.waits = self._window._aside.waits = 0
+        self._window._cond.waits = 0
         self._stopped.pause_seconds = 0.0
         self._brought = 0
         self._survive(self._poll)
@@ -212,7 +212,7 @@ class Parts:
         pacer = providers.pacer
         pacer._changed, pacer._wanted = _Condition(pacer._lock), _Condition(pacer._lock)
         self._room = room = consumer.sqs_receiver.window
-        room._cond, room._aside = _NeverWaits(room._cond._lock), _NeverWaits(room._cond._lock)
+        room._cond = _NeverWaits(room._cond._lock)
         room._clock = self._keeper.clock
 
     # Calls to SQS
