@@ -117,14 +117,7 @@ class Settler:
             is_settled = self._lease.done()
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
         if is_settled and settle.reason is not None:
-            self._emit(
-                DeadLettered,
-                reason=settle.reason.value,
-                outcome=settle.outcome.value if settle.outcome else None,
-                attempt=self._attempt,
-                error=error.exception_type,
-                is_kept=isinstance(settle, DeadLetter),
-            )
+            self._emit_given_up(settle, error)
         elif is_settled and ended.end is End.REVOKED:
             self._emit(Discarded)
         return settle
@@ -239,6 +232,16 @@ class Settler:
             reason=ended.end.value,
             error=error.exception_type,
             budget_left=None if retry_for is None else max(0, int(retry_for - elapsed)),
+        )
+
+    def _emit_given_up(self, settle: DeadLetter | Delete, error: ErrorText) -> None:
+        self._emit(
+            DeadLettered,
+            reason=settle.reason.value if settle.reason else "",
+            outcome=settle.outcome.value if settle.outcome else None,
+            attempt=self._attempt,
+            error=error.exception_type,
+            is_kept=isinstance(settle, DeadLetter),
         )
 
     def _emit(self, kind: Callable[..., OfTask], **facts: object) -> None:
