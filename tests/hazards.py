@@ -1,7 +1,7 @@
 """Which test guards against which known way to lose a message, or to run it twice.
 
 A test says what it guards against by ``@pytest.mark.hazard("H4")``. ``python -m tests.hazards``
-writes the page ``docs/hazards.md`` from these marks.
+writes the page ``tests/hazards.md`` from these marks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["HAZARDS", "PAGE", "REASONS", "marks", "render"]
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "hazards.md"
+PAGE = TESTS / "hazards.md"
 
 #: What goes wrong in stock Celery on SQS (0.x), or in a naive way to retry there (Hx).
 HAZARDS: Mapping[str, str] = {
@@ -102,7 +102,7 @@ def render() -> str:
     found = marks()
     for hazard, text in HAZARDS.items():
         guards = [
-            f"[`{name}`](../{path.relative_to(TESTS.parent).as_posix()})"
+            f"[`{name}`]({path.relative_to(TESTS).as_posix()})"
             for path, name in sorted(found.get(hazard, ()))
         ]
         reason = [f"*{REASONS[hazard]}*"] if hazard in REASONS else []

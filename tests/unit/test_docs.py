@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from botocore import xform_name
 from botocore.session import get_session
 from celery import signals
@@ -45,7 +46,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(celery_sqs_backoff.__path__[0])
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *DOCS]
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/field-stories.md")
+PAGES = [*(ROOT / name for name in OUTSIDE), *DOCS]
+
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+#: Where the project says that it lives.
+URLS = dict(
+    re.split(r"\s*=\s*", line, maxsplit=1)
+    for line in SETUP["metadata"]["project_urls"].strip().splitlines()
+)
 
 
 # Reading a page
@@ -193,16 +203,20 @@ def test_the_tests_of_a_page_pass(pytester: pytest.Pytester) -> None:
 
 
 def test_a_block_says_what_it_is() -> None:
-    known = {"python", "console", "json", "text"}  # text: what a command prints
+    known = {"python", "console", "json", "yaml", "hcl", "mermaid"}
+    known |= {"text"}  # what a command prints
+    known |= {"{toctree}", "{eval-rst}", "{command-help}"}  # what only the site shows
     for page in PAGES:
         infos = [token.info for token in tokens(page) if token.type == "fence"]
         assert {info.partition(" ")[0] for info in infos} <= known, page
 
 
-def test_the_json_of_the_documentation_is_json() -> None:
+def test_the_json_and_yaml_of_the_documentation_are_that() -> None:
     for page in PAGES:
         for block in blocks(page, "json"):
             json.loads(block.code)
+        for block in blocks(page, "yaml"):
+            assert [*yaml.safe_load_all(block.code)]
 
 
 # The README's promise, and the policy that it needs
@@ -287,23 +301,44 @@ def links(page: Path) -> list[str]:
     ]
 
 
+def target_of(page: Path, path: str) -> Path | None:
+    """The file that a link leads to, on the site and in the repository too; None: to others."""
+    if path.startswith(URLS["Documentation"]):
+        name = path.removeprefix(URLS["Documentation"]).strip("/") or "index.html"
+        return ROOT / "docs" / f"{name.removesuffix('.html')}.md"
+    if path.startswith(URLS["Source"]):
+        return ROOT / re.sub(r"^/(blob|tree)/main/", "", path.removeprefix(URLS["Source"]))
+    if "://" in path:
+        return None
+    return (page.parent / path).resolve() if path else page
+
+
 def test_every_link_leads_somewhere() -> None:
     broken = []
     for page in PAGES:
         for link in links(page):
             path, _, anchor = link.partition("#")
-            target = (page.parent / path).resolve() if path else page
-            if "://" not in link and not (
+            target = target_of(page, path)
+            if target is not None and not (
                 target.exists() and (not anchor or anchor in anchors(target))
             ):
                 broken.append(f"{page.name}: {link}")
     assert broken == []
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
-    readme = ROOT / "README.md"
-    linked = {(readme.parent / link.partition("#")[0]).resolve() for link in links(readme)}
-    assert set(DOCS) <= linked
+def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
+    """The site has the pages alone; the rest of the repository has addresses."""
+    for page in DOCS:
+        for link in links(page):
+            target = target_of(page, link.partition("#")[0])
+            assert "://" in link or target in DOCS, f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_contents() -> None:
+    index = ROOT / "docs/index.md"
+    lines = [line for block in blocks(index, "{toctree}") for line in block.code.splitlines()]
+    named = [line for line in lines if line and not line.startswith(":")]
+    assert sorted([*named, "index"]) == sorted(page.stem for page in DOCS)
 
 
 # Commands
@@ -354,10 +389,8 @@ def check_celery(arguments: list[str]) -> None:
 def check_pip(arguments: list[str]) -> None:
     install, requirement = arguments
     name, _, extra = requirement.rstrip("]").partition("[")
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    assert (install, name) == ("install", setup["metadata"]["name"])
-    assert not extra or extra in setup["options.extras_require"]
+    assert (install, name) == ("install", SETUP["metadata"]["name"])
+    assert not extra or extra in SETUP["options.extras_require"]
 
 
 def check_python(arguments: list[str]) -> None:
@@ -523,7 +556,7 @@ EXISTING_STORIES = (
 
 
 def test_every_story_has_its_place() -> None:
-    shown = [row[0] for rows in tables(ROOT / "docs/field-stories.md") for row in rows[1:]]
+    shown = [row[0] for rows in tables(ROOT / "tests/field-stories.md") for row in rows[1:]]
     assert len(set(shown)) == len(shown)
     assert set(EXISTING_STORIES) <= set(shown)
 
