@@ -65,9 +65,9 @@ def classifiers() -> str:
 
 #: What makes each table, by the page and the name in its marks.
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
-    ("watch.md", "metrics"): metrics,
-    ("watch.md", "events"): events,
-    ("classifiers.md", "classifiers"): classifiers,
+    ("monitoring.md", "metrics"): metrics,
+    ("monitoring.md", "events"): events,
+    ("errors.md", "classifiers"): classifiers,
 }
 
 

@@ -1,4 +1,4 @@
-"""The policies of docs/iam.md against the calls that are made, queue by queue."""
+"""The policies of docs/queues.md against the calls that are made, queue by queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OF_KMS = {
 
 
 def shown(number: int) -> Any:
-    return json.loads(blocks(ROOT / "docs/iam.md", "json")[number].code)
+    return json.loads(blocks(ROOT / "docs/queues.md", "json")[number].code)
 
 
 def granted(number: int, name: str) -> set[str]:

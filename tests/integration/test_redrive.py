@@ -472,7 +472,7 @@ def test_two_looks_at_once_do_not_disturb_a_redrive(stage):
 
 
 def test_a_look_needs_no_more_rights_than_its_policy(stage, proxy):
-    """docs/iam.md: who only looks needs no right to send or delete."""
+    """docs/queues.md: who only looks needs no right to send or delete."""
     stage.fill_numbered(12)
     proxy.reset()
     peek(stage.app, stage.dlq.url)

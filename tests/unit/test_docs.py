@@ -523,7 +523,7 @@ def worker_policy() -> set[str]:
 
 
 def policy(number: int) -> set[str]:
-    block = blocks(ROOT / "docs/iam.md", "json")[number]
+    block = blocks(ROOT / "docs/queues.md", "json")[number]
     return {
         action
         for statement in json.loads(block.code)["Statement"]
@@ -532,7 +532,7 @@ def policy(number: int) -> set[str]:
 
 
 def shown_actions(heading_row: int) -> set[str]:
-    rows = list(tables(ROOT / "docs/iam.md"))[heading_row][1:]
+    rows = list(tables(ROOT / "docs/queues.md"))[heading_row][1:]
     return {name for row in rows for name in code_spans(row[0])}
 
 
@@ -571,5 +571,5 @@ def test_the_tables_that_are_made_from_code(page: str, table: str) -> None:
 def test_the_rules_of_the_doctor() -> None:
     from celery_sqs_backoff.doctor import RULES
 
-    shown = [(code_spans(row[0])[0], row[1]) for row in table("docs/doctor.md", heading="rule")]
+    shown = [(code_spans(row[0])[0], row[1]) for row in table("docs/doctor-rules.md", heading="rule")]
     assert shown == [(rule.id, rule.title) for rule in RULES]

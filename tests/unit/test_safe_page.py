@@ -62,7 +62,7 @@ def page(
     app.close()
 
 
-@pytest.mark.parametrize("page", ["safe-to-retry.md"], indirect=True)
+@pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
 def test_one_mail_per_customer_and_hour(page: dict[str, Any]) -> None:
     welcome = page["welcome"]
     for message in ("1", "1"):
@@ -71,7 +71,7 @@ def test_one_mail_per_customer_and_hour(page: dict[str, Any]) -> None:
     assert welcome.apply((8,), task_id="3").get() == "sent"
 
 
-@pytest.mark.parametrize("page", ["safe-to-retry.md"], indirect=True)
+@pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
 def test_a_charge_in_doubt_is_repeated_under_the_same_key(
     page: dict[str, Any], provider: Provider
 ) -> None:

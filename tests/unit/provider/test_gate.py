@@ -94,7 +94,7 @@ def recovering(now: float = 20.0, **options: Any) -> Worker:
 
 
 def test_the_docs_show_the_table_of_states() -> None:
-    page = Path("docs/provider.md").read_text()
+    page = Path("docs/providers.md").read_text()
     rows = re.findall(r"^\| (?:CLOSED|OPEN|RECOVERING) \|.*$", str(gate_module.__doc__), re.M)
     assert len(rows) == 6
     assert "\n".join(rows) in page
