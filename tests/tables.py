@@ -1,4 +1,4 @@
-"""The tables in the documentation that are made from code.
+"""The tables and diagrams in the documentation that are made from code.
 
 ``python -m tests.tables`` writes them between their marks in the pages.
 """
@@ -6,14 +6,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from celery_sqs_backoff.classifiers import botocore, httpx, requests, sdk, smtplib, urllib
 from celery_sqs_backoff.classifiers.answers import STATUSES, StatusRule
 from celery_sqs_backoff.classifiers.exchange import Finding, Meaning, Rule
+from celery_sqs_backoff.doctor import RULES
 from celery_sqs_backoff.observe.events import ALL
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS
+from celery_sqs_backoff.provider import gate
+from celery_sqs_backoff.retry import decision
+from celery_sqs_backoff.sqs.settlement import Want
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -63,11 +69,58 @@ def classifiers() -> str:
     return "\n".join(tables)
 
 
+def provider_states() -> str:
+    """Return the diagram of a provider's states, from the table that its gate keeps to."""
+    rows = read_table(gate.__doc__, heading="state")
+    return _diagram([(state, _label(event), _first_word(after)) for state, event, after in rows])
+
+
+def message_states() -> str:
+    """Return the diagram of a message that a worker holds, from its possible ends."""
+    held, *ends = Want
+    edges = [("[*]", "receive", held.name)]
+    edges += [(held.name, _label(end.value), end.name) for end in ends]
+    return _diagram([*edges, *((end.name, "", "[*]") for end in ends)])
+
+
+#: What may become of a message, as the table of runs says it, and as a diagram names it.
+_ENDS = {"delete": "deleted", "hide": "hidden", "dead letter": "dead_letter", "give": "given_back"}
+
+
+def run_ends() -> str:
+    """Return the diagram of a run, from the table of what becomes of its message."""
+    rows = read_table(decision.__doc__, heading="how the run ended")
+    cells_of = {run: cells for run, *cells in rows}
+    lead_to: dict[str, list[str]] = {end: [] for end in _ENDS}
+    for run, cells in cells_of.items():
+        as_another = re.match(r"as ([a-z ]+)", cells[0])
+        for cell in cells_of[as_another[1]] if as_another else cells:
+            for end, runs in lead_to.items():
+                if re.search(rf"\b{end}\b", cell.partition(":")[0]) and run not in runs:
+                    runs.append(run)
+    return _diagram(
+        [
+            ("[*]", "receive", "running"),
+            *(("running", ", ".join(lead_to[end]), name) for end, name in _ENDS.items()),
+            *((name, "", "[*]") for name in _ENDS.values()),
+        ]
+    )
+
+
+def rules() -> str:
+    """Return the table of the doctor's rules."""
+    return _table(("rule", "what is wrong"), [(f"`{rule.id}`", rule.title) for rule in RULES])
+
+
 #: What makes each table, by the page and the name in its marks.
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("monitoring.md", "metrics"): metrics,
     ("monitoring.md", "events"): events,
     ("errors.md", "classifiers"): classifiers,
+    ("providers.md", "states"): provider_states,
+    ("how-it-works.md", "messages"): message_states,
+    ("how-it-works.md", "runs"): run_ends,
+    ("doctor-rules.md", "rules"): rules,
 }
 
 
@@ -83,6 +136,50 @@ def write_into(page: str, name: str, text: str) -> str:
     if not found or not ended:
         raise ValueError(f"the page has no {begin.strip()} and {end.strip()}")
     return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def read_table(text: str | None, *, heading: str) -> list[list[str]]:
+    """Return the rows of the table in a docstring whose first heading is this.
+
+    Raises:
+        LookupError: there is none. It has moved: import the module that has it.
+    """
+    lines = inspect.cleandoc(text or "").splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith(f"| {heading} |"):
+            rows = takewhile(lambda row: row.startswith("|"), lines[at + 2 :])
+            return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+        if line.startswith(heading) and set(lines[at + 1]) == {"=", " "}:
+            return _rest_rows(lines[at + 1], lines[at + 2 :])
+    raise LookupError(f"no table with the heading {heading!r}")
+
+
+def _rest_rows(ruler: str, lines: Sequence[str]) -> list[list[str]]:
+    """Return the rows of a simple table in reST; a row goes on where its first cell is empty."""
+    spans = [slice(match.start(), match.end()) for match in re.finditer("=+", ruler)]
+    spans[-1] = slice(spans[-1].start, None)
+    rows: list[list[str]] = []
+    for line in takewhile(lambda line: line != ruler, lines):
+        cells = [line[span].strip() for span in spans]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [f"{old} {new}".strip() for old, new in zip(rows[-1], cells, strict=True)]
+    return rows
+
+
+def _diagram(edges: Sequence[tuple[str, str, str]]) -> str:
+    lines = [f"    {a} --> {b}{f' : {label}' if label else ''}" for a, label, b in edges]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"]) + "\n"
+
+
+def _label(text: str) -> str:
+    """Return the text without what a diagram would take for syntax."""
+    return text.replace("`", "").replace(":", " -").replace(";", ",")
+
+
+def _first_word(text: str) -> str:
+    return re.split(r"\W", text, maxsplit=1)[0]
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -570,12 +570,3 @@ def test_the_tables_that_are_made_from_code(page: str, table: str) -> None:
     """``python -m tests.tables`` writes them."""
     text = (ROOT / "docs" / page).read_text()
     assert write_into(text, table, TABLES[page, table]()) == text
-
-
-def test_the_rules_of_the_doctor() -> None:
-    from celery_sqs_backoff.doctor import RULES
-
-    shown = [
-        (code_spans(row[0])[0], row[1]) for row in table("docs/doctor-rules.md", heading="rule")
-    ]
-    assert shown == [(rule.id, rule.title) for rule in RULES]
