@@ -25,7 +25,9 @@ from .redrive_stage import RedriveStage
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-WORKER, LOOK, WRITERS, SOURCES, ROLE, STORE, KEYS = range(7)
+#: Page and number of each policy.
+WORKER, LOOK, WRITERS, SOURCES, ROLE, KEYS = (("queues.md", number) for number in range(6))
+STORE = ("stores.md", 0)
 MAIN, DLQ = "mail", "mail-dlq"
 WORKERS_ROLE = "arn:aws:iam::123456789012:role/mail-worker"
 SOMEBODY = "arn:aws:iam::123456789012:role/web"
@@ -37,23 +39,24 @@ OF_KMS = {
 }
 
 
-def shown(number: int) -> Any:
-    return json.loads(blocks(ROOT / "docs/queues.md", "json")[number].code)
+def shown(policy: tuple[str, int]) -> Any:
+    page, number = policy
+    return json.loads(blocks(ROOT / "docs" / page, "json")[number].code)
 
 
-def granted(number: int, name: str) -> set[str]:
+def granted(policy: tuple[str, int], name: str) -> set[str]:
     """Actions that a policy of the page allows on the resource whose ARN ends so."""
     return {
         action
-        for statement in shown(number)["Statement"]
+        for statement in shown(policy)["Statement"]
         if statement["Effect"] == "Allow" and statement["Resource"].endswith(name)
         for action in statement["Action"]
     }
 
 
-def is_denied(number: int, principal: str, action: str) -> bool:
+def is_denied(policy: tuple[str, int], principal: str, action: str) -> bool:
     """By the Deny statements of a resource policy with ArnNotEquals, which is all it has."""
-    for statement in shown(number)["Statement"]:
+    for statement in shown(policy)["Statement"]:
         assert statement["Effect"] == "Deny"
         assert set(statement["Condition"]) == {"ArnNotEquals"}
         excepted = statement["Condition"]["ArnNotEquals"]["aws:PrincipalArn"]

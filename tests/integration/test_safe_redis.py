@@ -110,7 +110,7 @@ def test_a_server_that_may_not_be_asked_is_not_named(tmp_path: Path) -> None:
         assert [finding.id for finding in examine(look(app)) if "store" in finding.subject] == []
 
 
-#: As docs/run-twice.md has it.
+#: As docs/stores.md has it.
 _RIGHTS = (
     "~celery-sqs-backoff:* +select +evalsha +script|load +get +set +del +pttl"
     " +time +hgetall +hdel +hset +pexpire"

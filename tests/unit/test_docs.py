@@ -338,6 +338,13 @@ def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
             assert "://" in link or target in DOCS, f"{page.name}: {link}"
 
 
+def test_each_command_has_its_help() -> None:
+    text = (ROOT / "docs/commands.md").read_text()
+    shown = re.findall(r"^```\{command-help\} (\S+)$", text, re.M)
+    entries = SETUP["options.entry_points"]["celery.commands"].split("\n")
+    assert sorted(shown) == sorted(line.partition(" =")[0] for line in entries if line)
+
+
 def test_every_page_is_in_the_contents() -> None:
     index = ROOT / "docs/index.md"
     lines = [line for block in blocks(index, "{toctree}") for line in block.code.splitlines()]
