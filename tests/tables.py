@@ -19,6 +19,7 @@ from celery_sqs_backoff.observe.events import ALL
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS
 from celery_sqs_backoff.provider import gate
 from celery_sqs_backoff.retry import decision
+from celery_sqs_backoff.retry.outcomes import Outcome
 from celery_sqs_backoff.sqs.settlement import Want
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -60,12 +61,11 @@ def events() -> str:
 
 def classifiers() -> str:
     """Return the tables of HTTP statuses and of the errors of each library."""
-    heading = ("class", "if idempotent")
-    statuses = [(_statuses(rule), rule.why, *_classes(rule.means)) for rule in STATUSES]
-    tables = ["### HTTP statuses\n\n" + _table(("status", "why", *heading), statuses)]
+    statuses = [(_statuses(rule), rule.why, _outcome(rule.means)) for rule in STATUSES]
+    tables = ["## HTTP statuses\n\n" + _table(("status", "why", "outcome"), statuses)]
     for name, rules in LIBRARIES.items():
-        rows = [(_errors(rule), rule.when, *_classes(rule.means)) for rule in rules]
-        tables.append(f"### `{name}_errors`\n\n" + _table(("error", "when", *heading), rows))
+        rows = [(_errors(rule), rule.when, _outcome(rule.means)) for rule in rules]
+        tables.append(f"## `{name}_errors`\n\n" + _table(("error", "when", "outcome"), rows))
     return "\n".join(tables)
 
 
@@ -116,7 +116,7 @@ def rules() -> str:
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("monitoring.md", "metrics"): metrics,
     ("monitoring.md", "events"): events,
-    ("errors.md", "classifiers"): classifiers,
+    ("classifiers.md", "classifiers"): classifiers,
     ("providers.md", "states"): provider_states,
     ("how-it-works.md", "messages"): message_states,
     ("how-it-works.md", "runs"): run_ends,
@@ -206,12 +206,13 @@ def _errors(rule: Rule) -> str:
     return ", ".join(f"`{module}{error}`" for error in rule.names.split())
 
 
-def _classes(means: object) -> tuple[str, str]:
+def _outcome(means: object) -> str:
     if not isinstance(means, Meaning):
-        return ("not classified" if means is None else "as it says"), ""
-    verdicts = [Finding(means).verdict(idempotent=i) for i in (False, True)]
-    words = [v.outcome.name + (", but repeated" if v.safe_to_repeat else "") for v in verdicts]
-    return words[0], words[1]
+        return "not classified" if means is None else "as it says"
+    verdict = Finding(means).verdict(idempotent=True)
+    is_in_doubt = verdict.outcome is Outcome.UNKNOWN
+    never = ", never repeated" if is_in_doubt and not verdict.safe_to_repeat else ""
+    return verdict.outcome.name + never
 
 
 def main() -> None:
