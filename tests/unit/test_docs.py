@@ -25,15 +25,15 @@ import pytest
 import yaml
 from botocore import xform_name
 from botocore.session import get_session
-from celery import signals
+from celery import Celery, signals
 from celery.bin.celery import celery as celery_command
+from celery.exceptions import ImproperlyConfigured
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import celery_sqs_backoff
 from celery_sqs_backoff.observe.log_lines import LINES
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
 from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
 from tests.support.fault_proxy import FaultProxy
@@ -428,27 +428,35 @@ def check_aws(arguments: list[str]) -> None:
 # Tables
 
 
+def known_settings() -> set[str]:
+    """What ``app.conf.sqs_backoff`` may have, as its refusal of another name says."""
+    app = Celery("settings", set_as_current=False)
+    app.conf.sqs_backoff = {"no such": None}
+
+    @app.task(base=celery_sqs_backoff.SQSBackoffTask)
+    def send() -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="expected") as refused:
+        app.finalize()
+    return set(str(refused.value).partition("expected ")[2].split(", "))
+
+
 def test_the_options_and_their_defaults() -> None:
-    shown = {
-        code_spans(row[0])[0]: code_spans(row[1])[0]
-        for row in table("docs/options.md", heading="option")
-    }
-    # Each task's own, never app-wide:
-    assert shown.pop("guard") == repr(celery_sqs_backoff.SQSBackoffTask.guard)
-    assert tuple(shown) == Options.names()
+    rows = table("docs/options.md", heading="option")
+    shown = {code_spans(row[0])[0]: code_spans(row[1])[0] for row in rows}
     names = vars(celery_sqs_backoff) | {"timedelta": timedelta}
-    defaults = {name: eval(code, names) for name, code in shown.items()}
-    assert Options(**defaults) == Options()
+    for name, code in shown.items():
+        assert eval(code, names) == getattr(celery_sqs_backoff.SQSBackoffTask, name), name
+    settings = {code_spans(row[0])[0] for row in table("docs/options.md", heading="setting")}
+    assert {*shown, *settings} - {"guard"} == known_settings()  # a guard is each task's own
 
 
-def test_every_app_wide_setting_that_is_named_is_accepted():
+def test_every_app_wide_setting_that_is_named_is_one() -> None:
     texts = [path.read_text() for path in (*PAGES, *PACKAGE.rglob("*.py"))]
     named = {
         name for text in texts for name in re.findall(r"""sqs_backoff\[["']([a-z_]+)["']\]""", text)
     }
-    assert {"store", "status", "ignore_findings"} <= named
-    for name in named:
-        Options.resolve(app_wide={name: None}, own={})
+    assert {"store", "status"} <= named <= known_settings()
 
 
 def log_events() -> set[tuple[str, str, str]]:
@@ -497,7 +505,7 @@ def test_the_words_of_the_other_lines_are_in_the_source() -> None:
 def test_the_fields_and_reasons_of_a_dead_letter() -> None:
     shown = [
         name
-        for row in table("docs/dead-letters.md", heading="field")
+        for row in table("docs/dead-letter-record.md", heading="field")
         for name in code_spans(row[0])
     ]
     assert sorted(shown) == sorted(field.name for field in fields(DeadLetterRecord))

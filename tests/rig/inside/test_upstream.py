@@ -13,7 +13,6 @@ from celery.bootsteps import Blueprint
 
 from celery_sqs_backoff.worker import upstream
 from celery_sqs_backoff.worker.upstream import pools
-from tests.unit.test_docs import table
 
 
 class Hub:
@@ -240,10 +239,3 @@ def test_a_pool_that_grows_says_so():
 def test_a_subclass_of_a_pool_is_known():
     assert pools.is_pool_of(a_pool("gevent"), "gevent")
     assert not pools.is_pool_of(a_pool("gevent"), "prefork")
-
-
-def test_docs_list_each_guard():
-    """docs/how-it-works.md names every guard against a bug upstream, and no other."""
-    guards = [row[-1] for row in table("docs/how-it-works.md", heading="what happens")]
-    named = {name for name in upstream.__all__ if name.islower()}
-    assert sorted(guards) == sorted(f"`{name}`" for name in named)
