@@ -15,7 +15,6 @@ from celery_sqs_backoff.classifiers import botocore, httpx, requests, sdk, smtpl
 from celery_sqs_backoff.classifiers.answers import STATUSES, StatusRule
 from celery_sqs_backoff.classifiers.exchange import Finding, Meaning, Rule
 from celery_sqs_backoff.doctor import RULES
-from celery_sqs_backoff.observe.events import ALL
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS
 from celery_sqs_backoff.provider import gate
 from celery_sqs_backoff.retry import decision
@@ -47,16 +46,6 @@ def metrics() -> str:
         for one in INSTRUMENTS
     ]
     return _table(("metric", "kind", "labels", "what"), rows)
-
-
-def events() -> str:
-    """Return the table of events."""
-    first_sentences = [(inspect.getdoc(kind) or "").partition("\n\n")[0] for kind in ALL]
-    rows = [
-        (f"`{kind.__name__}`", text.replace("\n", " "))
-        for kind, text in zip(ALL, first_sentences, strict=True)
-    ]
-    return _table(("kind of event", "what"), rows)
 
 
 def classifiers() -> str:
@@ -114,8 +103,7 @@ def rules() -> str:
 
 #: What makes each table, by the page and the name in its marks.
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
-    ("monitoring.md", "metrics"): metrics,
-    ("monitoring.md", "events"): events,
+    ("metrics.md", "metrics"): metrics,
     ("classifiers.md", "classifiers"): classifiers,
     ("providers.md", "states"): provider_states,
     ("how-it-works.md", "messages"): message_states,

@@ -456,7 +456,7 @@ def test_every_app_wide_setting_that_is_named_is_one() -> None:
     named = {
         name for text in texts for name in re.findall(r"""sqs_backoff\[["']([a-z_]+)["']\]""", text)
     }
-    assert {"store", "status"} <= named <= known_settings()
+    assert {"store", "heartbeat"} <= named <= known_settings()
 
 
 def log_events() -> set[tuple[str, str, str]]:
