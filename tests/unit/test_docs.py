@@ -459,12 +459,9 @@ def test_every_app_wide_setting_that_is_named_is_one() -> None:
     assert {"store", "heartbeat"} <= named <= known_settings()
 
 
-def log_events() -> set[tuple[str, str, str]]:
-    """Event, logger and level of each event in the package's source."""
-    found = {
-        (f"sqs_backoff.{line.kind.name}", "observe.log_lines", logging.getLevelName(line.level))
-        for line in LINES
-    }
+def log_events() -> set[tuple[str, str]]:
+    """Name and level of each event in the package's source."""
+    found = {(line.text.partition(":")[0], logging.getLevelName(line.level)) for line in LINES}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -474,32 +471,25 @@ def log_events() -> set[tuple[str, str, str]]:
                 ) if text.startswith("sqs_backoff."):
                     event = re.match(r"[\w.]+", text)
                     assert event
-                    logger = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-                    severity = "ERROR" if level == "exception" else level.upper()
-                    found.add((event[0], logger, severity))
-                case ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="logger"), attr="log"),
-                    args=[_, ast.Constant(value=str(text)), *_],
-                ) if text.startswith("sqs_backoff."):
-                    event = re.match(r"[\w.]+", text)
-                    assert event
-                    logger = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-                    found.add((event[0], logger, "INFO, WARNING or ERROR"))
+                    found.add((event[0], "ERROR" if level == "exception" else level.upper()))
     return found
 
 
 def test_the_log_events() -> None:
     shown = {
-        (code_spans(row[0])[0], code_spans(row[1])[0], row[2])
-        for row in table("docs/log-events.md", heading="event")
+        (event, rows[0][0])
+        for rows in tables(ROOT / "docs/log-events.md")
+        for row in rows[1:]
+        for event in code_spans(row[0])
     }
     assert shown == log_events()
 
 
-def test_the_words_of_the_other_lines_are_in_the_source() -> None:
-    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    for row in table("docs/log-events.md", heading="words"):
-        assert code_spans(row[0])[0] in source
+def test_the_checks_of_django() -> None:
+    source = "".join(path.read_text() for path in (PACKAGE / "contrib/django").rglob("*.py"))
+    ids = set(re.findall(r"celery_sqs_backoff\.([EWI]\d{3})\"", source))
+    shown = {code_spans(row[0])[0] for row in table("docs/doctor-rules.md", heading="check")}
+    assert shown == ids
 
 
 def test_the_fields_and_reasons_of_a_dead_letter() -> None:
