@@ -323,7 +323,7 @@ def test_the_example_of_the_documentation_works(
     provider_proxy: Any, sqs_celery_app: Celery, sqs_worker: Any
 ) -> None:
     """Its blocks run with the other pages; the test in it needs fixtures, and runs here."""
-    page = Path(__file__).parents[2] / "docs" / "testing-providers.md"
+    page = Path(__file__).parents[2] / "docs" / "testing.md"
     *blocks, last = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:
