@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -336,6 +337,20 @@ def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
         for link in links(page):
             target = target_of(page, link.partition("#")[0])
             assert "://" in link or target in DOCS, f"{page.name}: {link}"
+
+
+def test_the_public_names() -> None:
+    """Each is on the page of the API: by its name, or with all others of its module."""
+    page = ROOT / "docs/api.md"
+    text = "".join(block.code for block in blocks(page, "{eval-rst}"))
+    listed = {
+        name.rpartition(".")[2] for name in re.findall(r"^ *\.\. auto\w+:: (\S+)$", text, re.M)
+    }
+    wholly = re.findall(r"^\.\. automodule:: (\S+)$", text, re.M)
+    for token in tokens(page):
+        if token.type == "inline" and re.fullmatch(r"`celery_sqs_backoff[\w.]*`", token.content):
+            module = import_module(token.content.strip("`"))
+            assert module.__name__ in wholly or set(module.__all__) <= listed, module
 
 
 def test_each_command_has_its_help() -> None:
