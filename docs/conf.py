@@ -37,6 +37,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3  # as GitHub makes them
 copybutton_prompt_text = "$ "
+html_extra_path = ["../llms.txt"]
 html_theme = "furo"
 html_title = project
 html_baseurl = PROJECT_URLS["Documentation"]

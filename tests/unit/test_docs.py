@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(celery_sqs_backoff.__path__[0])
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/field-stories.md")
+OUTSIDE = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "example_project/README.md"),
+    *("tests/README.md", "tests/field-stories.md", "tests/hazards.md"),
+)
 PAGES = [*(ROOT / name for name in OUTSIDE), *DOCS]
 
 #: tests/acceptance/test_quickstart.py does what these say.
@@ -337,6 +340,11 @@ def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
         for link in links(page):
             target = target_of(page, link.partition("#")[0])
             assert "://" in link or target in DOCS, f"{page.name}: {link}"
+
+
+def test_llms_txt_has_every_page() -> None:
+    targets = [target_of(ROOT / "llms.txt", link) for link in links(ROOT / "llms.txt")]
+    assert sorted(map(str, targets)) == sorted(str(page) for page in DOCS if page.stem != "index")
 
 
 def test_the_public_names() -> None:
