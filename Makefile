@@ -29,7 +29,7 @@ HISTORIES ?= 20000
 # The lines of Celery of `make celery-suite`: 5.5, 5.6 and 5.7 unless it names some.
 CELERY ?=
 
-.PHONY: help docs demo test quick room mutants coverage long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
+.PHONY: help docs release-check demo test quick room mutants coverage long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
 
 help:
 	@echo "make demo   an outage of a mail provider, and how 2,000 mails survive it"
@@ -41,6 +41,7 @@ help:
 	@echo "make long   the long forms that make test leaves out"
 	@echo "make durations  all tests, and write down how long each takes"
 	@echo "make docs   the site, into build/docs; each warning is an error"
+	@echo "make release-check  two equal builds, the wheel with each extra, public names and their types"
 	@echo "make bench  our worker beside stock Celery, in one run"
 	@echo "make conformance  the tests that speak to SQS, on other servers; SQS_SERVER=aws: on the real one"
 	@echo "make celery-suite  Celery's own tests, on stock and with our task class; CELERY=5.7: on that line"
@@ -63,6 +64,13 @@ $(VENV)/.installed-docs: $(STAMP)
 # Into build/docs. A warning is an error, and so is a name of ours that does not exist.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs build/docs
+
+$(VENV)/.installed-release: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[release]'
+	@touch $@
+
+release-check: $(VENV)/.installed-release
+	$(BIN)/python -m tests.release
 
 demo: $(STAMP)
 	$(BIN)/python -m example_project.demo
