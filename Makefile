@@ -46,7 +46,7 @@ help:
 	@echo "make conformance  the tests that speak to SQS, on other servers; SQS_SERVER=aws: on the real one"
 	@echo "make celery-suite  Celery's own tests, on stock and with our task class; CELERY=5.7: on that line"
 	@echo "make simulate-faults  workers and SQS in virtual time, with faults; SEED=0 HISTORIES=20000"
-	@echo "make simulate-safe  guard, step, workflow and outbox, killed between any two lines; SEED=0"
+	@echo "make simulate-safe  guard, step and workflow, killed between any two lines; SEED=0"
 	@echo "make simulate-redrive  redrives with faults, killed between any two calls; SEED=0"
 	@echo "make chaos  2,500 tasks, spoiled calls to SQS and killed workers: nothing lost"
 

@@ -122,7 +122,7 @@ def order(rig, store):
     """Send a task whose first run did a step of a workflow, and whose message has come back."""
 
     def send(*, then=returns, **options):
-        expires = options.pop("expires", None)
+        sent = {name: options.pop(name, None) for name in ("expires", "chain")}
         runs = []
 
         def body(self):
@@ -135,7 +135,7 @@ def order(rig, store):
 
         refund = rig.task(lambda self, done: None, name="refund")
         rig.task(body, base=WorkflowTask, backoff=Schedule([7]), **options)
-        message = rig.send(expires=expires)
+        message = rig.send(**{name: given for name, given in sent.items() if given})
         rig.run()
         assert (message.fate, rig.published) == ("hidden", ["mail"])
         return message
@@ -187,6 +187,19 @@ def test_workflow_is_taken_back(rig, store, order, end, is_away):
     rig.pass_time(120, until=lambda: any(run.task_id != message.task_id for run in rig.worker.runs))
     rig.run()
     assert "refund" in rig.published
+
+
+@pytest.mark.parametrize(
+    ("then", "published"),
+    [(returns, ["mail", "next"]), (raises(NonRetryable("no")), ["mail", TAKE_BACK])],
+    ids=["ends well", "given up"],
+)
+def test_chain_after_workflow(rig, order, then, published):
+    """The rest of a chain is sent once the workflow has ended well, and never if it is given up."""
+    order(then=then, chain=[rig.app.signature("next", options={"task_id": "2"})])
+    rig.run()
+    rig.pass_time(1)
+    assert rig.published == published
 
 
 @pytest.mark.parametrize(

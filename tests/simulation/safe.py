@@ -1,4 +1,4 @@
-"""Histories of guard, step, workflow and outbox in which processes end between any two lines.
+"""Histories of guard, step and workflow in which processes end between any two lines.
 
 ``python -m tests.simulation.safe --histories 2000 --seed 0``; ``make simulate-safe``.
 
@@ -15,8 +15,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
 from random import Random
 from types import CodeType
 from typing import Any
@@ -29,8 +27,8 @@ from . import workflow
 from .kills import Killed, MortalStore, killed_after
 
 #: Lines at which a process can end: ours, and those of the work in this file.
-_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/records", "django/outbox")
-_WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo", "book", "send")
+_OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/records")
+_WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo")
 
 
 class World:
@@ -39,8 +37,6 @@ class World:
     def __init__(self) -> None:
         #: Lines of a run, about: it is killed at one of them, or ends well before.
         self.lines = 400
-        #: Share of the broker's refusals.
-        self.broker_fails = 0.0
         #: Share of the store's calls that fail.
         self.store_fails = 0.0
         self.app = Celery("simulation", broker="memory://", set_as_current=False)
@@ -153,93 +149,12 @@ def stepped(world: World) -> History:
     return history
 
 
-class RolledBack(Exception):
-    """The caller's transaction has failed."""
-
-
-def sent_after_commit(world: World) -> History:
-    """A durable call is sent if and only if its data is committed; twice only after a kill."""
-    from tests.integration.django_app import project
-
-    project.add_database("default", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
-    from django.db import connections
-
-    if hasattr(connections._connections, "default"):
-        del connections["default"]
-    project.migrate("default")
-    from django.db import transaction
-    from django.db.models import F
-    from django.utils import timezone
-
-    from celery_sqs_backoff.contrib.django.models import OutboxCall, Record
-    from celery_sqs_backoff.contrib.django.outbox import send_left_calls
-
-    @world.app.task(shared=False, base=SQSBackoffTask, name="mail")
-    def mail(order: str) -> None: ...
-
-    def is_committed(order: str) -> bool:
-        return bool(Record.objects.filter(key=order).exists())
-
-    def send(_: Any, args: Any, kwargs: Any, task_id: str = "", **options: Any) -> None:
-        if transaction.get_connection().in_atomic_block or not is_committed(args[0]):
-            world.effects["too early"] += 1  # not raised: it would be taken for the broker's
-        if world.rng.random() < world.broker_fails:
-            world.effects["refused"] += 1
-            raise ConnectionError
-        world.done.append(task_id)
-
-    type(mail).apply_async = send
-
-    @transaction.atomic  # As a block, a kill on the line of its "with" would leave it open.
-    def book(order: str) -> None:
-        Record.objects.create(key=order, value="", digest="", expires_at=timezone.now())
-        mail.apply_async_on_commit((order,), durable=True, task_id=order)
-        if world.rng.random() < 0.2:
-            raise RolledBack
-
-    def command() -> None:
-        send_left_calls(world.app)
-
-    def let_pass(seconds: float) -> None:
-        passed = timedelta(seconds=seconds)
-        OutboxCall.objects.update(send_at=F("send_at") - passed)
-
-    world.lines = 60
-
-    def history(seed: int) -> None:
-        world.begin(seed)
-        world.broker_fails = world.rng.choice([0.0, 0.0, 0.5])
-        OutboxCall.objects.all().delete()
-        Record.objects.all().delete()
-        orders = [f"order {n}" for n in range(world.rng.randint(1, 3))]
-        for order in orders:
-            with suppress(RolledBack):
-                world.attempt(lambda order=order: book(order))
-            let_pass(world.rng.choice([0, 30, 90]))
-            if world.rng.random() < 0.5:
-                world.attempt(command)
-        troubles = world.effects["killed"]
-        world.broker_fails = 0.0
-        for _ in range(2):
-            let_pass(90)
-            world.attempt(command, killable=False)
-        sent = Counter(world.done)
-        assert not world.effects["too early"], "sent before the commit"
-        for order in orders:
-            assert bool(sent[order]) is is_committed(order), f"{order}: {sent}"
-        assert sum(sent.values()) <= len(sent) + troubles, f"{sent}, {troubles} kills"
-        assert not OutboxCall.objects.exists()
-
-    return history
-
-
 #: Those have a world of their own.
 WORKFLOW = "workflow"
 
 KINDS: dict[str, Callable[[World], History]] = {
     "guard": guarded,
     "step": stepped,
-    "outbox": sent_after_commit,
 }
 
 

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 
 import pytest
-
-from tests.integration.django_app import project
 
 from . import workflow
 from .safe import KINDS, WORKFLOW, World, simulate
 from .workflow_mutations import MUTATIONS, mutated
 
-HISTORIES = {"guard": 150, "step": 120, "workflow": 100, "outbox": 60}
-
-
-@pytest.fixture
-def default_database() -> Iterator[None]:
-    """The histories' own, and afterwards that of whoever had one."""
-    project.set_up()
-    from django.db import connections
-
-    before = connections.settings.get("default")
-    if hasattr(connections._connections, "default"):
-        del connections["default"]
-    yield
-    project.close("default")
-    del connections["default"]
-    if before is not None:
-        connections.settings["default"] = before
+HISTORIES = {"guard": 150, "step": 120, "workflow": 100}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, WORKFLOW])
-def test_what_is_promised_holds_wherever_a_process_ends(kind: str, default_database: None) -> None:
+def test_what_is_promised_holds_wherever_a_process_ends(kind: str) -> None:
     happened = simulate(kind, histories=HISTORIES[kind])
     assert happened["killed"] > HISTORIES[kind] / 3
 

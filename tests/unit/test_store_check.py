@@ -13,8 +13,7 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.solo import TaskPool as Solo
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe import StoreUnavailable
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, warnings_of
 from celery_sqs_backoff.store.errors import StoreRefused
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -114,15 +113,6 @@ def test_records_that_are_not_signed_on_a_shared_store_are_warned_of(app: Celery
     assert list(warnings_of(app)) == []
 
 
-def test_a_workflow_on_a_shared_store_needs_signed_records(app: Celery) -> None:
-    @app.task(shared=False, base=WorkflowTask, bind=True, name="fund")
-    def fund(self: Any) -> None:
-        self.workflow("order:7")
-
-    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
-    assert isinstance(fund.apply().result, ImproperlyConfigured)
-
-
 def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
     check_by_asking(app)
 
@@ -179,22 +169,6 @@ def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher
     with pytest.raises(ImproperlyConfigured, match="encrypt") as refused:
         check_by_asking(app)
     assert "hunter2" not in str(refused.value)
-
-
-def test_a_task_without_guard_lock_or_step_never_asks_the_store(app: Celery) -> None:
-    class Away:
-        def __getattr__(self, name: str) -> Any:
-            raise StoreUnavailable("asked")
-
-        add = get = replace = delete = __getattr__
-
-    app.conf.sqs_backoff = {"store": Away()}
-
-    @app.task(shared=False, base=SQSBackoffTask, name="mail")
-    def mail() -> str:
-        return "sent"
-
-    assert mail.apply().get() == "sent"
 
 
 @pytest.mark.parametrize("option", ["socket_timeout=-1", "socket_keepalive_options=x"])
