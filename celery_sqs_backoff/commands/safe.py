@@ -1,4 +1,4 @@
-"""``celery sqs-safe``: what do guards, locks, steps and workflows say, and how are they freed?"""
+"""``celery sqs-safe`` shows guards, locks, steps and workflows, and frees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of one scope, in one record: what is done, and what would take it back.
+"""The steps of one scope in one record, with the tasks that would take them back.
 
 ::
 
@@ -64,14 +64,14 @@ class Document:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The record's fields; the record is made if there is none."""
+        """Fields of the record, which is made if there is none."""
         if self._record is None:
             empty: dict[str, Any] = {"state": OPEN, "steps": {}}
             self._record = self._records.add(self._kind, self._name, empty, KEEP_SECONDS)
         return self._record.fields
 
     def update(self, change: Change) -> dict[str, Any]:
-        """Write what ``change`` returns for the fields as they are; return the new ones.
+        """Write the fields that ``change`` returns for the present ones, and return all of them.
 
         Raises:
             LockLost: another run has written the record of this workflow.
@@ -88,7 +88,7 @@ class Document:
             self._record = None
 
     def enter(self, message: str | None, run: str) -> None:
-        """Note that a run has entered the workflow: a run that was in it before fails now.
+        """Note that a run has entered the workflow, so that an earlier run in it fails.
 
         Raises:
             Compensated: the steps were taken back.
@@ -116,7 +116,7 @@ class Document:
         confirm: Signature | None = None,
         before: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Do a step, unless it is recorded as done; return its result.
+        """Do a step unless it is recorded as done, and return its result.
 
         Arguments:
             message: that answers for the workflow from now on; ``None``: it stays as it is.
@@ -209,7 +209,7 @@ class Document:
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
-        """Write a step; if a concurrent run has recorded a result, that one counts."""
+        """Write a step, unless a concurrent run has recorded a result."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             there = fields["steps"].get(name, {})

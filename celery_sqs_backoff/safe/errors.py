@@ -1,4 +1,4 @@
-"""What can go wrong in the parts that make a retry safe, and what the task makes of it.
+"""Errors of the parts that make a retry safe, and what each means for the message.
 
 ::
 
@@ -88,15 +88,15 @@ class LockLost(SafeError):
 
 
 class HeldByItself(SafeError):
-    """This run holds the lock already: pass on what ``with`` has given."""
+    """This run holds the lock already. Pass on what ``with`` has given."""
 
 
 class StepNotRecorded(SafeError):
-    """A step has been done, but not recorded: a later run would do it again."""
+    """A step has been done, but not recorded, so a later run would do it again."""
 
 
 class Compensated(SafeError):
-    """The workflow's steps have been taken back; there is nothing to go on with."""
+    """The workflow's steps have been taken back, so there is nothing to go on with."""
 
 
 class OutsideRun(SafeError):

@@ -1,4 +1,4 @@
-"""One message per key and window: the same message may pass again, another one may not.
+"""Let one message per key and window run, as often as it comes, and refuse all others.
 
 ::
 
@@ -43,24 +43,24 @@ class Passage:
 
     @property
     def is_done(self) -> bool:
-        """Whether an earlier run of the message has ended well."""
+        """True if an earlier run of the message has ended well."""
         return bool(self.record.fields["state"] == "done")
 
     @property
     def has_result(self) -> bool:
-        """Whether the result of that run could be kept."""
+        """True if the result of that run could be kept."""
         return "result" in self.record.fields
 
     @property
     def result(self) -> Any:
-        """The result of that run; ``None`` if it could not be kept."""
+        """Result of that run, ``None`` if it could not be kept."""
         return loads(self.record.fields["result"]) if self.has_result else None
 
 
 def enter(
     records: Records, key: str, message: str, run: str, window: float, *, kind: str = "guard"
 ) -> Passage:
-    """Let one message pass per window, and that one as often as it comes.
+    """Let one message pass per window, as often as it comes.
 
     Arguments:
         window: seconds above 0, from the first time the message passed.
@@ -107,7 +107,7 @@ def finish(records: Records, passage: Passage, result: object) -> None:
 
 
 def cut_short(records: Records, passage: Passage) -> None:
-    """Note that the run has done nothing: the message's next run counts as the first."""
+    """Note that the run has done nothing, so that the message's next run counts as the first."""
     if passage.is_first:
         records.replace(passage.record, passage.record.fields | {"run": ""}, None)
 
@@ -119,7 +119,7 @@ def release(records: Records, passage: Passage) -> bool:
 
 @dataclass(frozen=True, init=False)
 class Guard:
-    """The task option: at most one message per key and window gets to run.
+    """A task option that lets at most one message per key and window run.
 
     Arguments:
         key: text with the task's arguments in braces, ``"mail:{customer_id}"``, or a callable
@@ -180,7 +180,7 @@ class Guard:
 
 
 class _Filler(Formatter):
-    """Fills a key; an argument that names nobody is no part of it."""
+    """Fills a key, and refuses an argument that is ``None`` or empty."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         text = str(super().format_field(value, format_spec))

@@ -1,4 +1,4 @@
-"""What the task's machinery calls around a run, and when a message is given up."""
+"""The hooks that guard runs, and that send workflows to be taken back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SafeExtension(Extension):
     """Guards runs, keeps a record of runs that may have to be undone, and gives workflows up."""
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note the run; pass the task's guard.
+        """Note the run, and pass the task's guard.
 
         Raises:
             Refused: another message has passed.
@@ -60,7 +60,7 @@ class SafeExtension(Extension):
         _try(partial(records_of, task.app), finish, state.guard, result)
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Take back what says that the run may have done something. Never raises.
+        """Remove the records which say that the run may have done something. Never raises.
 
         Returns:
             The verdict; UNKNOWN if an earlier run may have done what this one has not. The task's
@@ -88,7 +88,7 @@ class SafeExtension(Extension):
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None
     ) -> bool:
-        """Send the task that takes the message's workflows back; return whether it was sent."""
+        """Send the task that takes the message's workflows back, and return whether it was sent."""
         if not task.has_workflows or not has_store(task.app):
             return True
         try:
@@ -117,12 +117,12 @@ def signature_of(cls: type) -> inspect.Signature:
 
 
 def unset(app: Any, passage: Passage) -> None:
-    """Let another message pass a guard. Never raises: the record ends with its window."""
+    """Let another message pass a guard. Never raises, because the record ends with its window."""
     _try(partial(records_of, app), release, passage)
 
 
 def _try(records: Callable[[], Records], act: Callable[..., object], *args: Any) -> bool:
-    """Do what must not change how the run has ended; return whether it was done."""
+    """Return whether something was done that must not change how the run has ended."""
     try:
         return act(records(), *args) is not False
     except Exception as exc:  # noqa: BLE001  # the store is away, or a transaction is open

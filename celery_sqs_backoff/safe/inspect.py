@@ -1,4 +1,4 @@
-"""What the store holds for a scope, and how it is freed by hand.
+"""Find the records of a scope, and free them by hand.
 
 Keys are hashed, so nothing is searched for: each record is asked for by what it is about.
 """
@@ -57,7 +57,7 @@ def look(records: Records, scope: str) -> list[Entry]:
 
 
 def free(records: Records, entry: Entry) -> bool:
-    """Delete a record if it is still as it was seen; return whether it was.
+    """Return whether a record was still as it was seen, and so was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
     done again. A freed workflow forgets its steps. One that was taken back begins again: its steps

@@ -95,7 +95,7 @@ class Lock:
         self._record = new
 
     def release(self) -> None:
-        """Free the lock. A failure is logged, because the body has ended; the lease ends too."""
+        """Free the lock. A failure is only logged, because the lease ends too."""
         self._held.discard(self._name)
         record, self._record = self._record, None
         try:

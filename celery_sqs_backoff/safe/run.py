@@ -1,4 +1,4 @@
-"""Whose record is it? The message that is being run in this thread, greenlet or coroutine."""
+"""The message that runs in this thread, greenlet or coroutine, to which its records belong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunState:
 
     @property
     def message(self) -> tuple[str, str]:
-        """The task's name and the message's task ID: the same on every attempt."""
+        """Name of the task and task ID of the message, the same on every attempt."""
         return str(self.task.name), str(self.request.id)
 
 
@@ -57,7 +57,7 @@ def state_of(request: Any) -> RunState | None:
 
 
 def current() -> RunState | None:
-    """Return the run of the message that is running here, whichever task is asking."""
+    """Return the run of the message that is running here, also if another task asks."""
     run = RUNNING.get()
     return run.extension_state if run is not None and run.is_running else None
 

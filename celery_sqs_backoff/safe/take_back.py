@@ -94,7 +94,7 @@ def next_step(
     undone: str | None = None,
     **options: Any,
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return the next step to undo; ``None``: nothing is left, or the workflow is not ours.
+    """Return the next step to undo, or ``None`` if nothing is left or the workflow is not ours.
 
     Raises:
         Busy: a run is in the workflow.

@@ -1,4 +1,4 @@
-"""The task base classes: what makes a retry safe, on top of the machinery of ``task``."""
+"""The task base classes, with guards, steps, locks and workflows on top of ``task``."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         scope: object = None,
         **kwargs: Any,
     ) -> Any:
-        """Do a step, unless it is recorded as done; return its result.
+        """Do a step unless it is recorded as done, and return its result.
 
         The result is recorded when ``fn(*args, **kwargs)`` has returned, and kept for 30 days. If
         the process ends between the two, the next run does the step again: let ``fn`` pass
@@ -100,7 +100,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     def exclusive(
         self, key: object, *, lease: float | timedelta = DEFAULT_LEASE_SECONDS
     ) -> Iterator[Lock]:
-        """``with self.exclusive("account:7"):`` one run at a time, on all machines.
+        """Let one run at a time enter ``with self.exclusive("account:7"):``, on all machines.
 
         When another run holds the lock, or is in the workflow of that name, the task is retried:
         take locks before you do anything that must not be done twice. The lock ends with the block,
@@ -119,7 +119,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
     @contextmanager
     def guarded(self, key: object, *, window: float | timedelta) -> Iterator[None]:
-        """The option ``guard`` for a part of the task, or for a key that it must look up first.
+        """Guard a part of the task, or guard by a key that the task must look up first.
 
         If the block fails such that nothing can have been processed, and no step of it was done,
         another message may pass. The same message passes again, also after the block has ended
@@ -142,7 +142,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             raise
 
     def idempotency_key(self, name: object, *, scope: object = None, version: int = 1) -> str:
-        """Return a UUID for a provider's idempotency header: the same on every attempt.
+        """Return a UUID for a provider's idempotency header, the same on every attempt.
 
         Nothing is stored.
 
@@ -186,7 +186,7 @@ class WorkflowTask(SQSBackoffTask):
     def workflow(
         self, scope: object, *, lease: float | timedelta = DEFAULT_LEASE_SECONDS
     ) -> Workflow:
-        """``with self.workflow(f"order:{order_id}") as order:`` steps under one lock.
+        """Enter ``with self.workflow(f"order:{order_id}") as order:`` for steps under one lock.
 
         ``order.step(...)`` does a step and renews the lock first; ``order.key("release")`` is an
         idempotency key. The message that last began a step answers for the workflow: if that

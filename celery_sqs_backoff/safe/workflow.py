@@ -1,4 +1,4 @@
-"""A workflow: the steps of a business object, under its lock."""
+"""The steps of a business object, under its lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRIES = 10
 
 
 class Workflow:
-    """What ``with self.workflow("order:7") as order:`` gives. See ``WorkflowTask.workflow``.
+    """The steps and keys that ``with self.workflow("order:7") as order:`` gives.
 
     Arguments:
         scope: name of the business object.
@@ -67,7 +67,7 @@ class Workflow:
         confirm: Signature | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Do a step, unless it is recorded as done; return its result. Renews the lock first.
+        """Renew the lock, do a step unless it is recorded as done, and return its result.
 
         Arguments:
             name: of the step, once per workflow: ``"account"``, ``f"release {funding.pk}"``.
@@ -101,7 +101,7 @@ class Workflow:
         )
 
     def key(self, name: object) -> str:
-        """Return a UUID for a provider's idempotency header: the same on every attempt."""
+        """Return a UUID for a provider's idempotency header, the same on every attempt."""
         version = self._document.fields.get("versions", {}).get(text_of("name", name), 1)
         return idempotency_key(self._namespace, f"scope:{self._scope}", name, version)
 

@@ -1,4 +1,4 @@
-"""Can the store that the settings name be used? Asked before the first message needs it."""
+"""Check at a worker's start whether its store can be used, and wait for one that is away."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_offline(app: Any) -> None:
 
 
 def check_by_asking(app: Any) -> None:
-    """Refuse a store that is wrong: without a table or a right, or with a broken cipher.
+    """Refuse a store that lacks a table or a right, or has a broken cipher.
 
     Raises:
         ImproperlyConfigured: names the store's kind and what to do; never its URL.
@@ -104,7 +104,7 @@ def _try_cipher(records: Records) -> None:
 
 
 def warnings_of(app: Any) -> Iterator[str]:
-    """What works, and should not stay so in production."""
+    """Yield warnings of settings that work and are not safe in production."""
     if is_store_shared(app) and not is_signed(app):
         yield (
             "sqs_backoff['secret'] is missing: whoever can write to the store can make a step or"
@@ -113,7 +113,7 @@ def warnings_of(app: Any) -> Iterator[str]:
 
 
 def eviction_of(app: Any) -> str | None:
-    """Say why the store may drop records before their end; ``None``: nothing says that it does.
+    """Return why the store may drop records before their end, or ``None`` if nothing says so.
 
     A guard, a lock or a step whose record is dropped lets a second run do the work again.
 
@@ -206,7 +206,7 @@ def _check_and_close(app: Any) -> None:
 
 
 def _forget_pools() -> None:
-    """In a process that has been forked: open database pools (``OPTIONS["pool"]``) of its own.
+    """Forget the parent's database pools (``OPTIONS["pool"]``) in a process that has been forked.
 
     Those of the main process may be open then. Their threads have stayed there, and so have their
     connections, which two processes must not share. First of all in that process: to close such a

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def refuse_open_transaction(what: str, *, why: str) -> None:
-    """Refuse what would not go together with the end of a transaction.
+    """Refuse an open transaction, whose end would not go together with a record.
 
     Raises:
         StoreInTransaction: a Django transaction is open in this thread.
@@ -26,7 +26,7 @@ def refuse_open_transaction(what: str, *, why: str) -> None:
 
 
 def is_in_transaction(connection: Any) -> bool:
-    """Whether what is done on a connection now may still be rolled back.
+    """Return whether a statement on the connection may still be rolled back.
 
     The transaction that Django's ``TestCase`` wraps around each test does not count.
     """
@@ -43,10 +43,7 @@ def close(connection: Any) -> None:
 
 
 def ask_and_close(ask: Callable[[], T]) -> T:
-    """Return what ``ask`` returns, in a thread whose next call may be to another service.
-
-    Django's connections of this thread are closed then.
-    """
+    """Return the result of ``ask``, and close the connections of Django that this thread has."""
     try:
         return ask()
     finally:
@@ -55,7 +52,7 @@ def ask_and_close(ask: Callable[[], T]) -> T:
 
 
 def open_connections() -> Iterator[Any]:
-    """Django's open connections of this thread; none without Django, or where it is not set up."""
+    """Yield the open connections of Django in this thread, if Django is set up."""
     if "django.db" in sys.modules:
         from django.conf import settings  # type: ignore[import-untyped]
         from django.db import connections  # type: ignore[import-untyped]

@@ -88,7 +88,7 @@ class DjangoStore:
         return bool(self._ask(delete))
 
     def remove_expired(self) -> int:
-        """Delete what has ended; return how many records that were."""
+        """Delete the records that have ended, and return how many there were."""
         return self._ask(
             lambda records, now: int(records.filter(expires_at__lte=now)._raw_delete(self._using))
         )
@@ -192,7 +192,7 @@ def _kind_of(exc: Exception) -> type[StoreUnavailable]:
 
 
 def _key(key: str) -> str:
-    """The keys of ``key_of`` as they are; any other hashed."""
+    """Return a key of ``key_of`` unchanged, and any other one hashed."""
     return key if _HASHED.fullmatch(key) else f"raw:{_digest(key)}"
 
 

@@ -1,4 +1,4 @@
-"""Records in a DynamoDB table: each change one conditional write.
+"""Records in a DynamoDB table, where each change is one conditional write.
 
 DynamoDB has no clock that a condition could ask, so the caller's decides when a record ends. A
 record is taken over only ``clock_skew_seconds`` after that: as long as clocks differ by less,

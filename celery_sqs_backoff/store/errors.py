@@ -27,22 +27,22 @@ class TryLater(SafeError):
 
 
 class StoreUnavailable(TryLater):
-    """The store did not answer; whether the call took effect there is not known."""
+    """The store did not answer, so nobody knows whether the call took effect."""
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered that it will not do this: no right, no such table or database.
+    """The store refuses the call, for the lack of a right, a table or a database.
 
     Waiting does not help. A worker that is told so at its start ends; one that is running retries.
     """
 
 
 class StoreInTransaction(SafeError):
-    """A Django transaction is open: a rollback would part a record from what it records.
+    """A Django transaction is open, and its rollback would part a record from its work.
 
     And a lock would end before what its holder has written is committed.
     """
 
 
 class RecordRejected(SafeError):
-    """A record's signature is missing or wrong: this project did not write it."""
+    """A record's signature is missing or wrong, so this project did not write it."""

@@ -1,4 +1,4 @@
-"""Records in this process alone: for tests, and for pools in one process."""
+"""Records in this process alone, for tests and for pools in one process."""
 
 from __future__ import annotations
 

@@ -33,19 +33,19 @@ class Store(Protocol):
     """
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        """Create a record if there is none: ``None``. Else change nothing, return its value."""
+        """Create the record and return ``None``, or return the value that is there."""
 
     def get(self, key: str) -> str | None:
         """Return the value, or ``None``."""
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
-        """Put ``new`` in place of ``old``; ``False`` if ``old`` is not there.
+        """Put ``new`` in place of ``old``, and return whether ``old`` was there.
 
         The record gets a new end; ``ttl=None`` keeps the one that it has.
         """
 
     def delete(self, key: str, old: str) -> bool:
-        """Delete the record; ``False`` if its value is not ``old``, or it is not there."""
+        """Delete the record if its value is ``old``, and return whether it was."""
 
 
 def seconds_kept(name: str, value: float | timedelta) -> float:
@@ -66,7 +66,7 @@ def seconds_kept(name: str, value: float | timedelta) -> float:
 
 
 def key_of(kind: str, *parts: object) -> str:
-    """Return the key of a record: its kind, and a hash of what it is about. Never ambiguous."""
+    """Return the key of a record, which is its kind and a hash of its name."""
     # As JSON, so that ("a:b", "c") and ("a", "b:c") differ.
     text = json.dumps([str(part) for part in parts], ensure_ascii=True)
     return f"{kind}:{sha256(text.encode()).hexdigest()}"

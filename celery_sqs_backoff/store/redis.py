@@ -1,4 +1,4 @@
-"""Records in Redis. Its own clock decides when one ends; it also removes what has ended.
+"""Records in Redis, whose clock decides when one ends, and which removes it then.
 
 The server must keep what it was told: with another ``maxmemory-policy`` than ``noeviction``, or
 without persistence, a record may be gone before its time. (``volatile-*`` is no better: each record
@@ -83,7 +83,7 @@ class RedisStore:
             raise ValueError("an option of the URL is invalid") from None
 
     def evicts(self) -> str | None:
-        """Say by which setting the server drops records before their end; ``None``: by none.
+        """Return the setting by which the server drops records before their end, if there is one.
 
         ``None`` too if it does not say: it is away, or the user may not ask. (``CONFIG GET`` would
         say it too, but managed servers refuse that.)

@@ -1,4 +1,4 @@
-"""What ``app.conf.sqs_backoff`` says of the store, and the vault that follows from it.
+"""Read the store, and how its records are signed, from ``app.conf.sqs_backoff``.
 
 =============  =================================================================================
 ``store``      a URL or an object; without it there are no guards, steps, locks and workflows

@@ -16,7 +16,7 @@ from .protocol import Store
 
 
 class Vault:
-    """A :class:`Store` over another: the same four methods, with records that are ours alone.
+    """A :class:`Store` over another one that signs records and keeps projects apart.
 
     Arguments:
         store: where the records are.
@@ -67,13 +67,13 @@ class Vault:
         return self._at(key)
 
     def discard(self, key: str) -> bool:
-        """Delete a record whoever wrote it; whether there was one."""
+        """Delete a record that anybody may have written, and return whether there was one."""
         at = self._at(key)
         there = self.store.get(at)
         return there is not None and self.store.delete(at, there)
 
     def digest(self, *parts: str) -> str:
-        """Return what stands for a task ID or an input: who reads the store learns neither."""
+        """Return a digest of a task ID or an input, which hides it from readers of the store."""
         # A task ID may be any text that JSON can hold: half a surrogate pair too.
         text = _joined(self._namespace, *parts).encode(errors="surrogatepass")
         return sha256(text).hexdigest()[:32]
@@ -83,7 +83,7 @@ class Vault:
         return f"{key.partition(':')[0]}:{digest}"
 
     def _sealed(self, at: str, value: str, secret: bytes | None = None) -> str:
-        """Put the signature before the value: ``s1:<hex>:<value>``; ``s0::`` = not signed."""
+        """Put the signature before the value, as ``s1:<hex>:<value>``, or ``s0::`` for none."""
         if secret is None:
             if not self._secrets:
                 return f"s0::{value}"
@@ -108,7 +108,7 @@ class Vault:
         return [self._sealed(at, value, secret) for secret in self._secrets]
 
     def _any(self, at: str, old: str, change: Callable[[str], bool]) -> bool:
-        """Make a change for the signature of ``old`` that is there: mostly the first."""
+        """Return whether a change was made for one of the possible signatures of ``old``."""
         return any(change(was) for was in self._all_sealed(at, old))
 
 

@@ -1,4 +1,4 @@
-"""Where the parts that make a retry safe meet the machinery that runs a task: four hooks."""
+"""The four hooks by which ``safe`` takes part in a run of a task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..retry.outcomes import Verdict
 
 
 class Answered(Exception):
-    """Raised in place of a run, or in it: the message ends here, with a result.
+    """Raised in place of a run, or in it, to end the message with a result.
 
     Attributes:
         result: of the message.
@@ -22,7 +22,7 @@ class Answered(Exception):
 
 
 class Extension:
-    """What is done around a run. This one does nothing.
+    """The hooks around a run. These do nothing.
 
     The first three run in the process that runs the task, ``given_up`` in the process that settles
     the message.
@@ -35,13 +35,13 @@ class Extension:
         """Note that a run has ended well. Never raises."""
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Note that a run has failed; return what the failure means for the message."""
+        """Note that a run has failed, and return what the failure means for the message."""
         return verdict
 
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None
     ) -> bool:
-        """Do what is owed for a message that is given up, or not run again.
+        """Return whether everything was done that a message which is given up leaves behind.
 
         Arguments:
             run, began: ID of the run that gives it up, and when that began or was received, in
