@@ -131,7 +131,7 @@ def stepped(world: World) -> History:
         world.done.append(key)  # the provider does it once per key
         return "receipt"
 
-    world.lines = 900
+    world.lines = 600
 
     def history(seed: int) -> None:
         world.begin(seed)
