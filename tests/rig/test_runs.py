@@ -273,6 +273,20 @@ def test_plain_call_raises(rig):
             call()
 
 
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, lambda hook: hook])
+def test_kinds_of_hooks(rig, kind):
+    """A hook may be a method, static, or of the class."""
+    called, is_static = [], kind is staticmethod
+    hooks = {
+        name: kind(lambda *args, name=name: called.append((name, len(args) + is_static)))
+        for name in ("before_start", "on_failure", "after_return")
+    }
+    rig.task(raises(Away()), base=type("Hooks", (SQSBackoffTask,), {"abstract": True, **hooks}))
+    rig.send()
+    rig.run()
+    assert called == [("before_start", 4), ("on_failure", 6), ("after_return", 7)]
+
+
 # Retries by hand
 
 

@@ -679,6 +679,23 @@ def test_a_changed_retry_is_published_as_celery_does(failing, published, options
     assert len(published) == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((["a"],), {}), ((), {"page": 1})], ids=["a list", "its own kwargs"]
+)
+def test_arguments_that_the_run_may_have_changed_are_published(failing, published, args, kwargs):
+    """The message was kept: its next run sent the first mail again."""
+    task = failing()
+    with received(task, args=args, kwargs=kwargs):
+        if kwargs:
+            task.request.kwargs["page"] += 1
+        given = {"kwargs": task.request.kwargs} if kwargs else {"args": [*args]}
+        with pytest.raises(Retry):
+            task.retry(countdown=1, **given)
+    assert [(copy.args, copy.kwargs) for copy in published] == [
+        (args, {"page": 2} if kwargs else {})
+    ]
+
+
 def test_throw_false_publishes_and_returns(failing, published):
     task = failing()
     with received(task):
