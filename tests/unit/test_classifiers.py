@@ -20,6 +20,7 @@ import stripe
 import urllib3.exceptions
 
 from celery_sqs_backoff import classifiers
+from celery_sqs_backoff.classifiers.exchange import Finding, find
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.verdicts import REPEATED, shown
 from tests.tables import LIBRARIES
@@ -124,6 +125,24 @@ def test_every_name_of_a_table_is_a_class_of_the_newest_version(library: str) ->
     assert stripe  # loaded for the table of SDKs
     for rule in LIBRARIES[library]:
         assert len(list(rule.classes())) == len(rule.names.split()), rule
+
+
+@pytest.mark.parametrize("library", [*ROOTS, "sdk"])
+def test_dropped_rules(library: str) -> None:
+    """No error in doubt becomes RETRYABLE, whichever rule is dropped."""
+    table = LIBRARIES[library]
+    for error in {error for rule in table for error in rule.classes()}:
+        exc: Any = error.__new__(error)
+        exc.__dict__.update(response={}, file=None, smtp_error="", smtp_code=None, recipients={})
+        if outcome_of(find(table, exc)) is Outcome.UNKNOWN:
+            for dropped in table:
+                others = tuple(rule for rule in table if rule is not dropped)
+                assert outcome_of(find(others, exc)) is not Outcome.RETRYABLE, (dropped, error)
+
+
+def outcome_of(finding: Finding | None) -> Outcome:
+    """Return what a task's failure means; what no rule knows is in doubt."""
+    return Outcome.UNKNOWN if finding is None else finding.meaning.outcome()
 
 
 def test_no_library_is_imported_nor_needed() -> None:
