@@ -1,113 +1,165 @@
-"""The simulator against the real thing: one scene, played by two workers and in virtual time."""
+"""The simulator against real workers: scenes that are played by two workers and in virtual time."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+import urllib.request
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from celery.bin.celery import celery
 from click.testing import CliRunner
 
-from celery_sqs_backoff import FullJitter, Provider, SQSBackoffTask
+from celery_sqs_backoff import FullJitter, Provider, Retryable, SQSBackoffTask
 from tests.support.processes import eventually
-from tests.support.record import note
 
 from .stage import KILLED, Stage, app_of_this_module
 
 app = app_of_this_module()
 
-MAILS_PER_SECOND = 25
-CALL_SECONDS = 0.05
-PROCESSES = 2
+OUTAGE_SECONDS = 30
+WORKERS = 2
+SEEDS = 20
 
-#: The simulator knows no slow machine: what is real may take this much longer than its slowest
-#: draw. Calls while the provider is down depend on time less: they are probes, and what was under
-#: way when the gate closed.
-DRAIN_FACTOR, DRAIN_SECONDS = 2.0, 10.0
-DRAIN_LESS_SECONDS = 2.0
-CALLS_FACTOR, CALLS_MORE = 1.5, 4
+#: A real figure may lie outside of what the seeds give by this share.
+TOLERANCE = 0.2
 
 
-class Down(Exception):
-    """The provider does not answer."""
+class MailServer:
+    """An HTTP server that is down at first, and later takes so many calls a second.
+
+    As in the simulator, calls beyond that are refused, after at most a second's worth at once.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, int]] = []
+        self.sent: set[int] = set()
+        self._capacity, self._tokens, self._filled_at = 0, 0.0, 0.0
+        self._lock = threading.Lock()
+        take = self._take
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # the base's name
+                number = int(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(take(number))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> MailServer:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def recover(self, capacity: int) -> None:
+        with self._lock:
+            self._capacity, self._tokens, self._filled_at = capacity, capacity, time.time()
+
+    def _take(self, number: int) -> int:
+        with self._lock:
+            now, status = time.time(), 503
+            if self._capacity:
+                filled = (now - self._filled_at) * self._capacity
+                self._tokens = min(self._capacity, self._tokens + filled)
+                self._filled_at, status = now, 429
+                if self._tokens >= 1:
+                    self._tokens, status = self._tokens - 1, 200
+                    self.sent.add(number)
+            self.calls.append((now, status))
+            return status
 
 
 @app.task(
     name="calibration.mail",
     base=SQSBackoffTask,
-    bind=True,
-    retry_on=Down,
     backoff=FullJitter(base=1, cap=60),
     provider=Provider("mail", probe_interval=1),
 )
-def send(self: Any, number: int, flag: str) -> None:
-    is_down = Path(flag).exists()
-    note(task=self.name, number=number, failed=is_down)
-    time.sleep(CALL_SECONDS)
-    if is_down:
-        raise Down
+def send(number: int, url: str, call_seconds: float) -> None:
+    status = 200
+    try:
+        urllib.request.urlopen(url, data=str(number).encode(), timeout=10)
+    except HTTPError as exc:
+        status = exc.code
+    time.sleep(call_seconds)
+    if status != 200:
+        raise Retryable(f"answered {status}", retry_after=0 if status == 429 else None)
 
 
-def simulated(outage_seconds: int, seed: int) -> tuple[int, float]:
-    """Return how many calls are made while the provider is down, and the seconds to drain."""
-    options = {
-        "task": send.name,
-        "outage": f"{outage_seconds}s",
-        "messages": f"{MAILS_PER_SECOND}/s",
-        "capacity": f"{PROCESSES * 2 / CALL_SECONDS:g}/s",
-        "workers": 2,
-        "processes": PROCESSES,
-        "seed": seed,
-        "call": f"{CALL_SECONDS:g}s",
-    }
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-    done = CliRunner().invoke(celery, ["-A", __name__, "sqs-simulate", "--json", *arguments])
-    assert done.exit_code == 0, done.output
-    results = {each["strategy"]: each for each in json.loads(done.stdout)["results"]}
-    return results["provider"]["wasted"], results["provider"]["drain"]
+@dataclass(frozen=True)
+class Scene:
+    """An outage; the workers' processes can make more calls than the provider takes."""
+
+    mails_per_second: int
+    capacity: int
+    call_seconds: float
+    processes: int
+
+    def simulate(self, seed: int) -> tuple[int, float]:
+        """Return how many calls are made while the provider is down, and the seconds to drain."""
+        options = {
+            "task": send.name,
+            "outage": f"{OUTAGE_SECONDS}s",
+            "messages": f"{self.mails_per_second}/s",
+            "capacity": f"{self.capacity}/s",
+            "workers": WORKERS,
+            "processes": self.processes,
+            "call": f"{self.call_seconds:g}s",
+            "seed": seed,
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        done = CliRunner().invoke(celery, ["-A", __name__, "sqs-simulate", "--json", *arguments])
+        assert done.exit_code == 0, done.output
+        [_, found] = json.loads(done.stdout)["results"]
+        return found["wasted"], found["drain"]
+
+    def play(self, stage: Stage) -> tuple[int, float]:
+        """Return the same of real workers."""
+        mails = self.mails_per_second * OUTAGE_SECONDS
+        options = {"concurrency": self.processes, **KILLED}
+        workers = {f"worker-{number}": options for number in range(WORKERS)}
+        with MailServer() as server, stage.workers(**workers):
+            began = time.monotonic()
+            for number in range(mails):
+                stage.send(send.name, number, server.url, self.call_seconds)
+                time.sleep(max(0.0, began + number / self.mails_per_second - time.monotonic()))
+            time.sleep(max(0.0, began + OUTAGE_SECONDS - time.monotonic()))
+            server.recover(self.capacity)
+            back_at = time.time()
+            eventually(lambda: len(server.sent) == mails, timeout=180, interval=0.2)
+        last = max(at for at, status in server.calls if status == 200)
+        wasted = sum(status == 503 for _, status in server.calls)
+        return wasted, last + self.call_seconds - back_at
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("outage_seconds", "seeds"),
-    [pytest.param(4, 3, id="4 s"), pytest.param(10, 20, id="10 s", marks=pytest.mark.long)],
+    "scene",
+    [
+        pytest.param(Scene(20, capacity=20, call_seconds=0.05, processes=2), id="calls of 0.05 s"),
+        pytest.param(Scene(8, capacity=6, call_seconds=1.0, processes=4), id="calls of 1 s"),
+    ],
 )
-def test_simulator(
-    make_stage: Callable[..., Stage], tmp_path: Path, outage_seconds: int, seeds: int
-) -> None:
-    """Two workers make as many calls during an outage as the simulator says, and drain as fast.
-
-    Calls: within 1.5 times what its seeds say, and 4 more or less. Seconds to drain: at most twice
-    the longest and 10; at least half the shortest, less 2.
-    """
-    stage = make_stage()
-    flag = tmp_path / "down"
-    flag.touch()
-    mails = MAILS_PER_SECOND * outage_seconds
-    running = {name: {"concurrency": PROCESSES, **KILLED} for name in ("first", "second")}
-    with stage.workers(**running):
-        began = time.monotonic()
-        for number in range(mails):
-            stage.send("calibration.mail", number, str(flag))
-            time.sleep(max(0.0, began + number / MAILS_PER_SECOND - time.monotonic()))
-        eventually(lambda: stage.runs("calibration.mail"), timeout=20)
-        eventually(lambda: time.monotonic() > began + outage_seconds, timeout=60)
-        flag.unlink()
-        back_at = time.monotonic()
-        eventually(
-            lambda: sum(not run["failed"] for run in stage.runs("calibration.mail")) >= mails,
-            timeout=60,
-        )
-        drained = time.monotonic() - back_at
-    calls = sum(run["failed"] for run in stage.runs("calibration.mail"))
-    draws = [simulated(outage_seconds, seed) for seed in range(seeds)]
-    wasted, drains = [calls for calls, _ in draws], [seconds for _, seconds in draws]
-    figures = f"{calls} calls, simulated {wasted}; {drained:.1f} s to drain, simulated {drains}"
-    print(figures)  # noqa: T201
-    assert min(wasted) / CALLS_FACTOR - CALLS_MORE <= calls, figures
-    assert calls <= CALLS_FACTOR * max(wasted) + CALLS_MORE, figures
-    assert min(drains) / DRAIN_FACTOR - DRAIN_LESS_SECONDS <= drained, figures
-    assert drained <= DRAIN_FACTOR * max(drains) + DRAIN_SECONDS, figures
+def test_simulator(make_stage: Callable[..., Stage], scene: Scene) -> None:
+    """Calls while the provider is down, and the time to drain, are within 20 % of the seeds'."""
+    draws = [scene.simulate(seed) for seed in range(SEEDS)]
+    real = scene.play(make_stage())
+    columns = zip(("calls", "drain"), real, zip(*draws, strict=True), strict=True)
+    for what, figure, simulated in columns:
+        said = f"{what}: {figure:.1f}, simulated {min(simulated):.1f} to {max(simulated):.1f}"
+        print(said)  # noqa: T201
+        assert figure >= (1 - TOLERANCE) * min(simulated), said
+        assert figure <= (1 + TOLERANCE) * max(simulated), said
