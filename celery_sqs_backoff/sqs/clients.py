@@ -20,7 +20,7 @@ from botocore.session import Session, get_session
 
 from ..threads import SharedCall, call_in_time
 from .calls import Calls
-from .credentials import RoleCredentials, renew_beside, wait_for_credentials
+from .credentials import renew_beside, role_credentials, wait_for_credentials
 from .handshakes import announce_handshakes, handshakes
 from .limits import MAX_WAIT_TIME_SECONDS
 
@@ -48,8 +48,9 @@ _POLLING = Config(
     parameter_validation=False,
 )
 
-#: The most that a call may take, however slowly its response drips: botocore's timeouts are for
-#: the wait for the next byte. Besides, a request gets a second for so many of its own bytes.
+#: The most that a call may take. botocore's timeouts are those of urllib3: they begin anew at each
+#: byte (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover the
+#: search for an address. Besides, a request gets a second for so many of its own bytes.
 _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
@@ -151,7 +152,7 @@ class Clients:
         if key in self._refused:
             make = inspect.unwrap(make)
         if role is not None:
-            credentials = RoleCredentials.of(token_source(channel, role))
+            credentials = role_credentials(_token_source(channel, role))
             access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
         kombu_client = make(region, access_key, secret_key, token)
         return _Pair(
@@ -230,7 +231,7 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 def _share_clients(channel: Any) -> None:
     """Let kombu make one client per set of credentials.
 
-    kombu, all versions: a boto3 session and a client (8 MB, 0.1 s) per predefined queue.
+    kombu 5.5 to 5.7 makes a boto3 session and a client (8 MB, 0.1 s) per predefined queue.
     """
     if "new_sqs_client" in vars(channel):
         return
@@ -251,8 +252,12 @@ def _share_clients(channel: Any) -> None:
     channel.new_sqs_client = new_sqs_client
 
 
-def token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
-    """How kombu gets a token for a role; works when the channel has been closed, too."""
+def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
+    """Return what fetches a token for a role as kombu does, also when the channel is closed.
+
+    kombu itself remembers one expiry for the tokens of all queues, and renews one of them
+    (https://github.com/celery/kombu/pull/2224).
+    """
     options = dict(channel.transport_options)
     seconds = options.get("sts_token_timeout", _TOKEN_SECONDS)
 

@@ -1,7 +1,8 @@
 """Credentials that are renewed beside the calls that need them.
 
-botocore renews them in the thread that happens to make a call. STS may hang for minutes, and on
-that thread the holds of all messages of a queue may depend.
+botocore renews them in the thread that happens to make a call, and lets all other threads wait
+(https://github.com/boto/botocore/pull/790). STS may hang for minutes, and on those threads the
+holds of all messages of a queue may depend.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .handshakes import handshakes
 _Result = TypeVar("_Result")
 
 #: Shares of a token's lifetime that may be left when it is renewed: in the background, and before
-#: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has.
+#: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has, so each
+#: call would renew it (https://github.com/boto/botocore/issues/2189).
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
 
@@ -93,36 +95,28 @@ class _Renewal:
             return self._renew()
 
 
-class RoleCredentials(RefreshableCredentials):
-    """botocore's credentials that refresh themselves, for tokens of any lifetime."""
+def role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCredentials:
+    """Make credentials that fetch a role's token now, and each further one in time."""
 
-    @classmethod
-    def of(cls, fetch: Callable[[], Mapping[str, Any]]) -> RoleCredentials:
-        """Fetch the first token now, and each further one before the last has expired."""
-        credentials: list[RoleCredentials] = []
+    def refresh() -> dict[str, str]:
+        token = fetch()
+        return {
+            "access_key": str(token["AccessKeyId"]),
+            "secret_key": str(token["SecretAccessKey"]),
+            "token": str(token["SessionToken"]),
+            "expiry_time": _utc(token["Expiration"]).isoformat(),
+        }
 
-        def refresh() -> dict[str, str]:
-            token = fetch()
-            metadata = {
-                "access_key": str(token["AccessKeyId"]),
-                "secret_key": str(token["SecretAccessKey"]),
-                "token": str(token["SessionToken"]),
-                "expiry_time": _utc(token["Expiration"]).isoformat(),
-            }
-            for made in credentials:
-                made._plan(_utc(token["Expiration"]))
-            return metadata
-
-        metadata = refresh()
-        made = cls.create_from_metadata(metadata, refresh_using=refresh, method="sts-assume-role")
-        made._plan(datetime.fromisoformat(metadata["expiry_time"]))
-        credentials.append(made)
-        return made
-
-    def _plan(self, expires: datetime) -> None:
-        lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
-        self._advisory_refresh_timeout = lifetime * _RENEW_EARLY_SHARE
-        self._mandatory_refresh_timeout = lifetime * _RENEW_NOW_SHARE
+    metadata = refresh()
+    expires = datetime.fromisoformat(metadata["expiry_time"])
+    lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
+    return RefreshableCredentials.create_from_metadata(
+        metadata,
+        refresh_using=refresh,
+        method="sts-assume-role",
+        advisory_timeout=int(lifetime * _RENEW_EARLY_SHARE),
+        mandatory_timeout=int(lifetime * _RENEW_NOW_SHARE),
+    )
 
 
 def _utc(time_: Any) -> datetime:

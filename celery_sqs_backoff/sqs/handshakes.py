@@ -1,9 +1,9 @@
 """No fork while another thread sets up a TLS connection.
 
-OpenSSL's locks do not survive a fork. A pool process that is forked while a thread of the worker
-loads certificates, or shakes hands, finds such a lock taken for good: it hangs in its first own TLS
-connection, and with it its task, whose message stays held. Celery alone forks in the one thread
-that speaks to SQS.
+OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). A pool
+process that is forked while a thread of the worker loads certificates, or shakes hands, finds such
+a lock taken for good. It hangs in its first own TLS connection, and with it its task, whose message
+stays held. Celery alone forks in the one thread that speaks to SQS.
 """
 
 from __future__ import annotations
