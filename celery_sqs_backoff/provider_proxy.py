@@ -94,11 +94,11 @@ class Fault:
 
     def __post_init__(self) -> None:
         if not 200 <= self.status <= 599:
-            raise ValueError(f"status must be 200 to 599, not {self.status!r}")
+            raise ValueError(f"invalid status {self.status!r}: expected 200 to 599")
         if self.times is not None and self.times < 1:
-            raise ValueError(f"times must be from 1 up, or None, not {self.times!r}")
+            raise ValueError(f"invalid times {self.times!r}: expected 1 or more, or None")
         if self.per is not None and self.times is None:
-            raise ValueError("per: say how many times per id, with times=")
+            raise ValueError("invalid per: expected times= too, which says how many per id")
 
 
 def fail(
@@ -182,43 +182,35 @@ class ProviderProxy:
                     return fault
         return None
 
-    def _serve(self, request: ProviderRequest, answer: _Answering) -> None:
+    def _answer_to(self, request: ProviderRequest) -> _Answer | None:
+        """Return what the caller gets; ``None``: the connection is closed."""
         try:
             fault = self._fault_for(request)
         except Exception as exc:  # noqa: BLE001  # the test's own mistake, raised when the proxy ends
             self._broken = self._broken or exc
-            answer(HTTPStatus.INTERNAL_SERVER_ERROR, (), b"when= or per= of a fault has raised")
-            return
+            return 500, (), b"when= or per= of a fault has raised"
+        answer: _Answer | None
         if fault is not None and fault.kind == "fail":
-            self._note(Exchange(request, False, fault.status, fault))
-            answer(fault.status, fault.headers.items(), fault.body)
-            return
-        try:
-            status, headers, body = _forward(self._upstream, request)
-        except _NoAnswer as failed:
-            self._note(Exchange(request, failed.was_sent, HTTPStatus.BAD_GATEWAY, fault))
-            why = type(failed.__cause__).__name__
-            answer(HTTPStatus.BAD_GATEWAY, (), f"no answer: {why}".encode())
-            return
-        if fault is not None and fault.kind == "drop-answer":
-            self._note(Exchange(request, True, None, fault))
-            return
-        self._note(Exchange(request, True, status, fault))
-        if fault is not None:
-            self._over.wait(fault.seconds)
-        answer(status, headers, body)
-
-    def _note(self, exchange: Exchange) -> None:
+            forwarded, answer = False, (fault.status, fault.headers.items(), fault.body)
+        else:
+            forwarded, answer = _forward(self._upstream, request)
+            if fault is not None and fault.kind == "drop-answer":
+                answer = None
         # Before the caller has its answer, so that it finds its own call among the exchanges.
         with self._lock:
-            self._exchanges.append(exchange)
+            status = None if answer is None else answer[0]
+            self._exchanges.append(Exchange(request, forwarded, status, fault))
+        if fault is not None:
+            self._over.wait(fault.seconds)
+        return answer
 
 
-_Headers = Iterable[tuple[str, str]]
-_Answering = Callable[[int, _Headers, bytes], None]
+#: Status, headers and body.
+_Answer = tuple[int, Iterable[tuple[str, str]], bytes]
 
 
-def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[int, _Headers, bytes]:
+def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[bool, _Answer]:
+    """Pass a request on. Returns whether the provider may have acted, and its answer."""
     connect = (
         http.client.HTTPSConnection if upstream.scheme == "https" else http.client.HTTPConnection
     )
@@ -232,43 +224,36 @@ def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[int, _Hea
         connection.request(request.method, path, body=request.body or None, headers=headers)
         response = connection.getresponse()
         passed = [(k, v) for k, v in response.getheaders() if k.lower() not in _NOT_PASSED_ON]
-        return response.status, passed, response.read()
+        return True, (response.status, passed, response.read())
     except (OSError, http.client.HTTPException) as exc:
-        raise _NoAnswer(was_sent=is_connected) from exc
+        return is_connected, (502, (), f"no answer: {type(exc).__name__}".encode())
     finally:
         connection.close()
-
-
-class _NoAnswer(Exception):
-    """The provider has not answered; ``was_sent``: it may have acted all the same."""
-
-    def __init__(self, *, was_sent: bool) -> None:
-        super().__init__()
-        self.was_sent = was_sent
 
 
 class _Server(ThreadingHTTPServer):
     proxy: ProviderProxy
 
     def handle_error(self, *args: object) -> None:
-        """A caller that has hung up meanwhile is what a proxy of faults is for: say nothing."""
+        """Say nothing: a caller that has hung up meanwhile is what a proxy of faults is for."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def handle_any(self) -> None:
-        if "Transfer-Encoding" in self.headers:
-            self._answer(HTTPStatus.LENGTH_REQUIRED, (), b"the proxy takes no chunked requests")
-            return
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = ProviderRequest(self.command, self.path, self.headers, body)
-        self.server.proxy._serve(request, self._answer)
+        answer: _Answer | None = (411, (), b"the proxy takes no chunked requests")
+        if "Transfer-Encoding" not in self.headers:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = ProviderRequest(self.command, self.path, self.headers, body)
+            answer = self.server.proxy._answer_to(request)
+        if answer is not None:
+            self._answer(*answer)
 
     # Names that http.server calls.
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = handle_any  # noqa: N815
 
-    def _answer(self, status: int, headers: _Headers, body: bytes) -> None:
+    def _answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -279,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Requests are the user's data: log nothing."""
+        """Log nothing: requests are the user's data."""
 
 
 @contextmanager
@@ -296,7 +281,7 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     """
     split = urlsplit(upstream)
     if split.scheme not in ("http", "https") or not split.netloc:
-        raise ValueError(f"upstream must be an http or https URL, not {upstream!r}")
+        raise ValueError(f"invalid upstream {upstream!r}: expected an http or https URL")
     server = _Server(("127.0.0.1", 0), _Handler)
     proxy = server.proxy = ProviderProxy(f"http://127.0.0.1:{server.server_address[1]}", split)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

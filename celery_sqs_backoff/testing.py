@@ -55,7 +55,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -68,7 +68,7 @@ from celery.signals import setup_logging
 from kombu.transport.SQS import Channel
 
 from .provider_proxy import ProviderProxy, running_provider_proxy
-from .sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS
+from .sqs.limits import MAX_MAX_RECEIVE_COUNT, MAX_VISIBILITY_TIMEOUT_SECONDS
 from .store.memory import MemoryStore
 
 try:
@@ -102,10 +102,6 @@ __all__ = [
 REGION = "us-east-1"
 ACCESS_KEY = SECRET_KEY = "testing"
 
-#: Range of ``maxReceiveCount`` in a queue's redrive policy.
-#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
-_MAX_RECEIVE_COUNTS = range(1, 1001)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalQueue:
@@ -117,19 +113,8 @@ class LocalQueue:
     dlq: LocalQueue | None = None
 
 
-class LocalQueueFactory(Protocol):
-    """The type of the fixture ``sqs_queue_factory``."""
-
-    def __call__(
-        self,
-        *,
-        name: str | None = None,
-        fifo: bool = False,
-        visibility_timeout_seconds: int = 30,
-        dead_letter_queue: bool = True,
-        max_receive_count: int = 10,
-        attributes: Mapping[str, str] | None = None,
-    ) -> LocalQueue: ...
+#: The type of the fixture ``sqs_queue_factory``: takes the arguments of ``create_local_queue``.
+LocalQueueFactory = Callable[..., LocalQueue]
 
 
 def local_sqs_client(endpoint_url: str, **config: Any) -> SQSClient:
@@ -168,11 +153,14 @@ def create_local_queue(
     """
     if not 0 <= visibility_timeout_seconds <= MAX_VISIBILITY_TIMEOUT_SECONDS:
         raise ValueError(
-            f"visibility_timeout_seconds must be 0 to {MAX_VISIBILITY_TIMEOUT_SECONDS},"
-            f" not {visibility_timeout_seconds!r}"
+            f"invalid visibility_timeout_seconds {visibility_timeout_seconds!r}: expected 0 to"
+            f" {MAX_VISIBILITY_TIMEOUT_SECONDS}"
         )
-    if max_receive_count not in _MAX_RECEIVE_COUNTS:
-        raise ValueError(f"max_receive_count must be 1 to 1000, not {max_receive_count!r}")
+    if not 1 <= max_receive_count <= MAX_MAX_RECEIVE_COUNT:
+        raise ValueError(
+            f"invalid max_receive_count {max_receive_count!r}: expected 1 to"
+            f" {MAX_MAX_RECEIVE_COUNT}"
+        )
     stem = (name or f"test-{uuid4().hex}").removesuffix(".fifo")
     suffix = ".fifo" if fifo else ""
     common = dict(attributes or {})
@@ -203,7 +191,7 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
     ``UndefinedQueueException`` instead of creating that queue.
     """
     if not queues:
-        raise ValueError("queues: name at least one")
+        raise ValueError("invalid queues: expected at least one")
     broker_url = f"sqs://{ACCESS_KEY}:{SECRET_KEY}@{urlsplit(endpoint_url).netloc}//"
     return {
         "broker_url": broker_url,
@@ -254,10 +242,7 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         settings = local_sqs_settings(endpoint_url, *queues)
         app.conf.get("broker_url")  # Celery replaces ``app.conf`` when it is first read
         # Records of another test, or of a real store, must not decide about this one's tasks.
-        settings["sqs_backoff"] = {
-            **(app.conf.get("sqs_backoff") or {}),
-            "store": MemoryStore(),
-        }
+        settings["sqs_backoff"] = {**(app.conf.get("sqs_backoff") or {}), "store": MemoryStore()}
         for name, value in settings.items():
             patch.setitem(app.conf.changes, name, value)
         _forget_connections(app)
@@ -300,7 +285,7 @@ def running_worker(
         RuntimeError: a task was still running after ``shutdown_timeout_seconds``.
     """
     if pool not in ("solo", "threads"):
-        raise ValueError(f"pool must be 'solo' or 'threads', not {pool!r}")
+        raise ValueError(f"invalid pool {pool!r}: expected 'solo' or 'threads'")
     options.setdefault("queues", list(app.conf.broker_transport_options["predefined_queues"]))
     setup_logging.connect(_leave_logging_alone)
     others = set(threading.enumerate())

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -95,22 +96,15 @@ class _Caller:
     """A thread for one call after the other: to start one costs more CPU than the call to SQS."""
 
     def __init__(self) -> None:
-        self._is_due = threading.Lock()
-        self._is_due.acquire()
-        self._work: Callable[[], None] | None = None
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def begin(self, future: Future[T], call: Callable[[], T]) -> None:
         """Carry this out. To be called when it is new or idle."""
-        self._work = partial(_carry_out, future, call, self)
-        self._is_due.release()
+        self._work.put(partial(_carry_out, future, call, self))
 
     def run(self) -> None:
         while True:
-            self._is_due.acquire()
-            work, self._work = self._work, None
-            assert work is not None
-            work()
-            del work  # the answer is kept by who asked for it
+            self._work.get()()  # no name keeps the answer: it may be large
 
 
 #: Those without work. A process's own: a fork has none of these threads.

@@ -183,11 +183,6 @@ def test_a_fault_is_for_chosen_requests_so_many_times_per_id(
     assert statuses == [[503, 503, 201, 201], [503, 503, 201, 201], [201] * 4]
 
 
-def test_without_ids_one_count_is_for_all(proxy: ProviderProxy) -> None:
-    proxy.inject(fail(503, times=1))
-    assert [pay(proxy, name).status_code for name in "ab"] == [503, 201]
-
-
 def test_faults_follow_one_another(proxy: ProviderProxy) -> None:
     proxy.inject(fail(500, times=1), fail(429, times=1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [500, 429, 201]
@@ -200,14 +195,6 @@ def test_healing_drops_the_faults_and_their_counts(proxy: ProviderProxy) -> None
     assert pay(proxy, "a").status_code == 201
     proxy.inject(fail(times=1))
     assert pay(proxy, "a").status_code == 503
-
-
-def test_a_provider_that_is_not_there_is_a_bad_gateway(
-    provider_proxy: Callable[[str], ProviderProxy],
-) -> None:
-    proxy = provider_proxy(f"http://{nobody()}")
-    assert pay(proxy, "a").status_code == 502
-    assert not proxy.exchanges[0].forwarded
 
 
 def test_a_provider_over_tls_is_reached_if_it_is_trusted(
@@ -256,13 +243,13 @@ def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        pytest.param(lambda: fail(99), "status must be .* not 99", id="status"),
-        pytest.param(lambda: fail(times=0), "times must be .* not 0", id="times"),
+        pytest.param(lambda: fail(99), "invalid status 99", id="status"),
+        pytest.param(lambda: fail(times=0), "invalid times 0", id="times"),
         pytest.param(lambda: fail(per=key), "per", id="per without times"),
         pytest.param(lambda: delay(-1), "invalid seconds -1", id="seconds"),
         pytest.param(
             lambda: running_provider_proxy("localhost:80").__enter__(),
-            "upstream must",
+            "invalid upstream",
             id="upstream",
         ),
     ],
@@ -298,25 +285,6 @@ def test_a_payment_whose_answer_is_lost_twice_is_charged_once(
 
     assert payments.calls == {unlucky.id: 3, lucky.id: 1}
     assert payments.charged == {unlucky.id: 666, lucky.id: 10}
-
-
-def test_a_call_that_is_not_idempotent_is_not_made_again(
-    proxy: ProviderProxy, payments: Payments, sqs_celery_app: Celery, sqs_worker: Any
-) -> None:
-    proxy.inject(drop_answer())
-
-    @sqs_celery_app.task(
-        base=SQSBackoffTask, bind=True, backoff=Schedule([1]), classify=requests_errors()
-    )
-    def charge(self: Any, amount: int) -> None:
-        pay(proxy, self.request.id, amount)
-
-    with sqs_worker():
-        result = charge.delay(10)
-        with pytest.raises(Exception, match="Connection aborted"):
-            result.get(timeout=20)
-
-    assert payments.calls == {result.id: 1}
 
 
 def test_the_example_of_the_documentation_works(
