@@ -22,19 +22,10 @@ from celery_sqs_backoff.redrive import (
 from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict, is_logged
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
 
+from . import exit_codes
 from .command import Failed
 from .environment import until_signalled
-from .exit_codes import (
-    DONE,
-    FOUND,
-    GATE,
-    INCOMPLETE,
-    INTERRUPTED,
-    NOTHING_MATCHED,
-    POISON,
-    UNREACHABLE,
-    USAGE,
-)
+from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection
 from .progress import JsonEvents, bar
 from .show import looked, no_match, plan_as_dict, print_plan, print_report
@@ -218,7 +209,7 @@ def _ended_by(exc: BaseException) -> tuple[str, int, str]:
 _OF_END = {
     Ended.UNREACHABLE: UNREACHABLE,
     Ended.INTERRUPTED: INTERRUPTED,
-    Ended.GATE: GATE,
+    Ended.GATE: exit_codes.GATE,
     Ended.FAILED: FOUND,
     Ended.ERROR: FOUND,
 }
@@ -238,9 +229,9 @@ def exit_code(
     if report.failed or report.not_deleted or (in_doubt_is_held and report.in_doubt):
         return FOUND
     if report.ended is Ended.INCOMPLETE:
-        return INCOMPLETE
+        return exit_codes.INCOMPLETE
     if report.poison:
-        return POISON
+        return exit_codes.POISON
     done = report.sent + report.dropped + report.deleted
     return NOTHING_MATCHED if has_selection and not done else DONE
 

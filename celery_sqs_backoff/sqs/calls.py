@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from botocore import xform_name
+
 from .errors import NOT_LISTED, Failure, Kind, Operation, failure_of, failure_of_entry
 from .limits import MAX_BATCH_ENTRIES
 
@@ -108,35 +110,23 @@ class Calls:
             Operation.RECEIVE,
             lambda client: list(client.receive_message(**parameters).get("Messages") or ()),
         )
-        if isinstance(result, Failure):
-            return Received(failure=result)
-        return Received(messages=result)
+        return Received(failure=result) if isinstance(result, Failure) else Received(result)
 
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
         """Hide up to ten messages: receipt handle, seconds from now (0 = show it at once)."""
-        return self._batch(
-            Operation.CHANGE_VISIBILITY,
-            lambda client: client.change_message_visibility_batch,
-            [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries],
-        )
+        numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
+        return self._batch(Operation.CHANGE_VISIBILITY, numbered)[1]
 
     def delete(self, receipt_handles: Sequence[str]) -> Results:
         """Delete up to ten messages."""
-        return self._batch(
-            Operation.DELETE,
-            lambda client: client.delete_message_batch,
-            [{"ReceiptHandle": handle} for handle in receipt_handles],
-        )
+        entries = [{"ReceiptHandle": handle} for handle in receipt_handles]
+        return self._batch(Operation.DELETE, entries)[1]
 
     def send(self, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
         """Send up to ten messages: entries as for SendMessageBatch, without ``Id``."""
-        listed, failures = self._call(
-            Operation.SEND, lambda client: client.send_message_batch, entries
-        )
+        listed, failures = self._batch(Operation.SEND, entries)
         return [
-            Sent(message_id=listed[i].get("MessageId"))
-            if failure is None
-            else Sent(failure=failure)
+            Sent(listed[i].get("MessageId") if failure is None else None, failure)
             for i, failure in enumerate(failures)
         ]
 
@@ -153,13 +143,10 @@ class Calls:
 
     def attributes(self, names: Sequence[str] = ("All",)) -> dict[str, str] | Failure:
         """Return the queue's attributes by name, or why they could not be read."""
+        parameters = {"QueueUrl": self.queue_url, "AttributeNames": list(names)}
         return self.attempt(
             Operation.GET_ATTRIBUTES,
-            lambda client: dict(
-                client.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=list(names))[
-                    "Attributes"
-                ]
-            ),
+            lambda client: dict(client.get_queue_attributes(**parameters)["Attributes"]),
         )
 
     def attempt(
@@ -179,18 +166,7 @@ class Calls:
         return failure
 
     def _batch(
-        self,
-        operation: Operation,
-        method: Callable[[Any], Callable[..., Any]],
-        entries: Sequence[Mapping[str, Any]],
-    ) -> Results:
-        return self._call(operation, method, entries)[1]
-
-    def _call(
-        self,
-        operation: Operation,
-        method: Callable[[Any], Callable[..., Any]],
-        entries: Sequence[Mapping[str, Any]],
+        self, operation: Operation, entries: Sequence[Mapping[str, Any]]
     ) -> tuple[dict[int, Mapping[str, Any]], Results]:
         """Number the entries by position; return what SQS listed as successful, and the results."""
         if len(entries) > MAX_BATCH_ENTRIES:
@@ -200,7 +176,8 @@ class Calls:
         numbered = [{**entry, "Id": str(i)} for i, entry in enumerate(entries)]
 
         def call(client: Any) -> tuple[dict[int, Mapping[str, Any]], dict[int, Failure]]:
-            response = method(client)(QueueUrl=self.queue_url, Entries=numbered)
+            method = getattr(client, xform_name(operation.value))
+            response = method(QueueUrl=self.queue_url, Entries=numbered)
             try:
                 successful = {int(e["Id"]): e for e in response.get("Successful") or ()}
                 failed = response.get("Failed") or ()

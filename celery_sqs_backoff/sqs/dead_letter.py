@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from .limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
@@ -29,6 +28,10 @@ _MAX_CHARACTERS = {
 _MAX_DIGITS = 20
 
 _TIMES = ("first_received_at", "failed_at", "due_at")
+_TEXTS = (
+    *("task", "id", "reason", "outcome", "exception_type", "exception_message", "traceback"),
+    *("origin", "worker", "trace"),
+)
 
 #: The keys of an attribute that SendMessage accepts. ReceiveMessage adds lists, always empty.
 _VALUE_KEYS = ("DataType", "StringValue", "BinaryValue")
@@ -133,22 +136,14 @@ def json_object(text: object) -> dict[str, Any] | None:
 
 
 def _record(found: Mapping[str, Any]) -> DeadLetterRecord:
-    text = partial(_text, found)
+    texts: dict[str, Any] = {name: _text(found, name) for name in _TEXTS}
+    texts |= {name: texts[name] or "" for name in ("reason", "origin", "worker")}
     return DeadLetterRecord(
-        task=text("task"),
-        id=text("id"),
-        reason=text("reason") or "",
-        outcome=text("outcome"),
-        exception_type=text("exception_type"),
-        exception_message=text("exception_message"),
-        traceback=text("traceback"),
-        origin=text("origin") or "",
-        worker=text("worker") or "",
+        **texts,
         attempts=_count(found.get("attempts")),
         first_received_at=_time(found.get("first_received_at")),
         failed_at=_time(found.get("failed_at")) or 0.0,
         due_at=_time(found.get("due_at")),
-        trace=text("trace"),
         attributes=_unpacked(found.get("attributes")),
         version=_count(found.get("version")),
     )
@@ -174,19 +169,17 @@ def with_record(
     packed = {name: value for name, value in own.items() if name not in kept}
     room = MAX_MESSAGE_BYTES - message_bytes(body, kept)
     record = replace(_bounded(record), attributes=packed)
-    for smaller in (
-        record,
-        replace(record, traceback=None),
-        replace(record, traceback=None, exception_message=None),
-    ):
-        attribute = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": smaller.to_json()}}
+    for dropped in ((), ("traceback",), ("traceback", "exception_message")):
+        left_out: dict[str, Any] = dict.fromkeys(dropped)
+        text = replace(record, **left_out).to_json()
+        attribute = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": text}}
         if _size(attribute) <= room:
             return {**kept, **attribute}
     return own  # a body of the full 1 MiB: better a dead letter without its reason than none
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Bytes of a message as SQS counts them against its limit of 1 MiB."""
+    """Return the bytes of a message as SQS counts them against its limit of 1 MiB."""
     return len(body.encode()) + _size(attributes)
 
 
@@ -229,7 +222,7 @@ def _sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packed(attribute: Mapping[str, Any]) -> dict[str, str]:
-    """An attribute as JSON takes it."""
+    """Return an attribute as JSON takes it."""
     return {
         key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
         for key, value in attribute.items()
@@ -237,36 +230,31 @@ def _packed(attribute: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _unpacked(attributes: object) -> dict[str, dict[str, Any]]:
-    """The attributes that were packed; without those that cannot have been."""
-    if not isinstance(attributes, dict):
-        return {}
-    found = {name: _unpacked_value(value) for name, value in attributes.items()}
+    """Return the attributes that were packed, without those that cannot have been."""
+    found = attributes if isinstance(attributes, dict) else {}
     return {
         name: value
-        for name, value in found.items()
-        if value is not None and name.isascii()  # SQS takes letters, digits and three marks
+        for name, packed in found.items()
+        if name.isascii()  # SQS takes letters, digits and three marks
+        and (value := _unpacked_value(packed)) is not None
     }
 
 
 def _unpacked_value(packed: object) -> dict[str, Any] | None:
-    if not isinstance(packed, dict):
-        return None
-    value: dict[str, Any] = _sendable(packed)
-    if not all(isinstance(part, str) for part in value.values()):
-        return None
+    value: dict[str, Any] = _sendable(packed) if isinstance(packed, dict) else {}
     if "DataType" not in value or len(value) != 2:
         return None
     try:
         "".join(value.values()).encode()
         if "BinaryValue" in value:
             value["BinaryValue"] = base64.b64decode(value["BinaryValue"], validate=True)
-    except ValueError:
+    except (TypeError, ValueError):  # not texts, or none that SQS takes
         return None
     return value
 
 
 def _size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Bytes that SQS counts: names, types and values."""
+    """Return the bytes that SQS counts: names, types and values."""
     return sum(
         len(name.encode())
         + sum(len(v if isinstance(v, bytes) else v.encode()) for v in value.values())

@@ -109,13 +109,7 @@ class Failure:
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
 _TRANSIENT = frozenset(
-    {
-        Kind.THROTTLED,
-        Kind.UNREACHABLE,
-        Kind.IN_DOUBT,
-        Kind.CREDENTIALS,
-        Kind.CREDENTIALS_LATE,
-    }
+    {Kind.THROTTLED, Kind.UNREACHABLE, Kind.IN_DOUBT, Kind.CREDENTIALS, Kind.CREDENTIALS_LATE}
 )
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
@@ -158,15 +152,9 @@ REFUSED_CODES = tuple(
 )
 
 #: Denied, but for how the request was signed: keys that were rotated look like this.
-_SIGNED_WRONGLY = frozenset(
-    {
-        "AuthFailure",
-        "IncompleteSignature",
-        "InvalidSecurity",
-        "InvalidSignatureException",
-        "MissingAuthenticationToken",
-        "SignatureDoesNotMatch",
-    }
+_SIGNED_WRONGLY = (
+    *("AuthFailure", "IncompleteSignature", "InvalidSecurity", "InvalidSignatureException"),
+    *("MissingAuthenticationToken", "SignatureDoesNotMatch"),
 )
 
 #: Codes that mean an entry where something is sent, and a receipt handle where one is used.
@@ -278,13 +266,10 @@ def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
 
 
 def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
-    response, code = _mapping(exc.response), code_of(exc)
-    error = _mapping(response.get("Error"))
-    metadata = _mapping(response.get("ResponseMetadata"))
+    code, text = code_of(exc), _mapping(_mapping(exc.response).get("Error")).get("Message", "")
+    metadata = _mapping(_mapping(exc.response).get("ResponseMetadata"))
     status = metadata.get("HTTPStatusCode")
-    kind = _kind(code, str(error.get("Message", "")), operation)
-    if kind is None:
-        kind = _of_status(status, operation)
+    kind = _kind(code, str(text), operation) or _of_status(status, operation)
     return Failure(kind, code, _retry_after(metadata), is_of_call=True)
 
 

@@ -121,10 +121,7 @@ class ErrorText:
         if type_only:
             return cls(exception_type=type_name(exc))
         message = redacted(_text(exc), MAX_MESSAGE_CHARACTERS)
-        if not with_traceback:
-            traceback = None
-        elif traceback is None:
-            traceback = _formatted(exc)
+        traceback = (traceback or _formatted(exc)) if with_traceback else None
         frames = redacted(traceback, MAX_TRACEBACK_CHARACTERS, keep_end=True)
         return cls(
             exception_type=type_name(exc),
@@ -146,13 +143,10 @@ def redacted(text: str | None, limit: int, *, keep_end: bool = False) -> str | N
     if text is None:
         return None
     window = limit + _MARGIN
-    if len(text) <= window:
-        masked = mask(text)
-        is_cut = False
-    elif keep_end:
-        masked, is_cut = mask(_from_a_boundary(text[-window:])), True
-    else:
-        masked, is_cut = mask(text[:window]), True
+    is_cut = len(text) > window
+    if is_cut:
+        text = _from_a_boundary(text[-window:]) if keep_end else text[:window]
+    masked = mask(text)
     if not is_cut and len(masked) <= limit:
         return masked
     return f"... {masked[-limit:]}" if keep_end else f"{masked[:limit]} ..."
@@ -219,7 +213,7 @@ def _text(exc: BaseException) -> str:
 
 
 def _formatted(exc: BaseException) -> str | None:
-    """The traceback as Python prints it, of the innermost frames only."""
+    """Return the traceback as Python prints it, of the innermost frames only."""
     if exc.__traceback__ is None:
         return None
     try:
