@@ -103,7 +103,9 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort) as exc:
-            raise Failed("interrupted, or answered with no", INTERRUPTED) from exc
+            is_no = not isinstance(exc.__context__ or exc, KeyboardInterrupt)
+            why = "nothing was done: the answer was not yes" if is_no else "interrupted"
+            raise Failed(why, INTERRUPTED) from exc
         except BrokenPipeError:
             drop_stdout()
             sys.exit(NO_READER)

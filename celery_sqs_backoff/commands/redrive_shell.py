@@ -165,8 +165,8 @@ class Shell:
         except click.Abort as exc:
             if isinstance(exc.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
-            why = "Nothing was sent: there is no terminal to ask on. Pass --yes to send without."
-            click.echo(f"\n{why}", err=True)
+            why = "Nothing was sent: there is no terminal to ask on."
+            click.echo(f"\n{why} Pass --yes to send without asking.", err=True)
             sys.exit(self._declined())
 
     def run(self) -> RedriveReport:

@@ -44,9 +44,9 @@ from .options import FILE, option
     default="20/s",
     help="Calls that the provider takes; it refuses more.",
 )
-@option("Scenario", "--call DURATION", default="0.2s", help="How long a call of it takes.")
+@option("Scenario", "--call DURATION", default="0.2s", help="How long a call to it takes.")
 @option("Scenario", "--workers", type=click.IntRange(1), default=10)
-@option("Scenario", "--processes", type=click.IntRange(1), default=4, help="Of each worker.")
+@option("Scenario", "--processes", type=click.IntRange(1), default=4, help="Per worker.")
 @option("Scenario", "--task NAME", help="Use the options of this task. [default: app-wide]")
 @option("Scenario", "--seed", type=int, default=0, help="Another draw.")
 @option(
