@@ -1,25 +1,25 @@
 """What becomes of a message when a run of its task has ended: one table.
 
-Both processes ask it. The process that ran the task asks what the failure is worth
-(:func:`word_for`) and hands over the answer, the task's *word*. The worker's main process asks
-what to do with the message (:func:`decide`) before any of Celery's own code runs, so nothing that
-fails later, such as a result backend or a user's hook, can change the answer.
+A message is deleted, hidden, sent to the dead-letter queue, or given back. The process that ran
+the task decides about a failure (:func:`decide_failure`) and reports its decision. The worker's
+main process settles each end (:func:`decide`), before any of Celery's own code runs, so nothing
+that fails later, such as a result backend or a user's hook, can change the answer.
 
 =================  ===========================================  ================================
-how the run ended  without a word                               with a word
+how the run ended  without a decision                           with a decision of its process
 =================  ===========================================  ================================
-returned           delete                                       (returning is the word)
+returned           delete                                       dead letter: not handed on
 raised             dead letter, not retryable                   hide, or dead letter
 retry asked        delete: Celery has published a copy          hide
 ignored            delete                                       dead letter: its chord is untold
 rejected           dead letter
 requeued           hide within the budgets, else dead letter
 not begun          as requeued: Celery failed before the run
-process lost       hide within crash budget and budgets,        the word
+process lost       hide within crash budget and budgets,        the decision
                    else dead letter
-hard time limit    as process lost                              the word
-aborted            as process lost                              the word
-cancelled          give back at once                            the word
+hard time limit    as process lost                              the decision
+aborted            as process lost                              the decision
+cancelled          give back at once                            the decision
 revoked            delete: expired, revoked or terminated
 refused            (a budget was used up before)                dead letter
 not started        give back: this receive was no attempt
@@ -30,7 +30,7 @@ A dead letter is a delete where the task, or the queue, has no place for dead le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
@@ -65,8 +65,16 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RetryIn:
-    """The task's word: run it again in so many seconds."""
+class Delete:
+    """Delete the message. ``reason`` and ``outcome`` are set if it was given up."""
+
+    reason: GiveUpReason | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hide:
+    """Hide the message for so many seconds from now on, then let it run again."""
 
     seconds: float
     outcome: Outcome = Outcome.RETRYABLE
@@ -77,14 +85,24 @@ class RetryIn:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The task's word: do not run it again, for this reason."""
+class DeadLetter:
+    """Send the message to the dead-letter queue, with the reason on it."""
 
     reason: GiveUpReason
     outcome: Outcome
 
 
-Word: TypeAlias = RetryIn | GiveUp
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Let another worker receive the message at once.
+
+    ``started`` is false if the task has not been started: then the receive was no attempt.
+    """
+
+    started: bool = True
+
+
+Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
 
 
 class Reply(Enum):
@@ -100,10 +118,10 @@ class Reply(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of one run, the task's word, and the provider's reply. ``None`` = there is none."""
+    """The end of one run, its process's decision, and the provider's reply. ``None`` = none."""
 
     end: End
-    word: Word | None = None
+    decision: Hide | DeadLetter | None = None
     reply: Reply | None = None
 
 
@@ -134,52 +152,15 @@ class Facts:
 NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete the message. ``reason`` and ``outcome`` are set if it was given up."""
-
-    reason: GiveUpReason | None = None
-    outcome: Outcome | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hide:
-    """Hide the message for so many seconds from now on, then let it run again."""
-
-    seconds: float
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """Send the message to the dead-letter queue, with the reason on it."""
-
-    reason: GiveUpReason
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """Let another worker receive the message at once.
-
-    ``started`` is false if the task has not been started: then the receive was no attempt.
-    """
-
-    started: bool = True
-
-
-Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
-
-
-def word_for(
+def decide_failure(
     verdict: Verdict,
     standing: Standing,
     *,
     max_retries: int | None,
     retry_for: float | None,
     delay: float,
-) -> Word:
-    """Say what a failure is worth, in the process that ran the task.
+) -> Hide | DeadLetter:
+    """Decide about a failure, in the process that ran the task.
 
     Arguments:
         verdict: what the failure means.
@@ -187,108 +168,69 @@ def word_for(
         delay: seconds until a retry would begin, the verdict's ``retry_after`` included.
     """
     if not verdict.wants_retry:
-        return GiveUp(GiveUpReason.NOT_RETRYABLE, verdict.outcome)
+        return DeadLetter(GiveUpReason.NOT_RETRYABLE, verdict.outcome)
     reason = exhausted(standing, max_retries=max_retries, retry_for=retry_for, delay=delay)
     if reason is not None:
-        return GiveUp(reason, verdict.outcome)
-    return RetryIn(delay, verdict.outcome, verdict.retry_after)
+        return DeadLetter(reason, verdict.outcome)
+    return Hide(delay, verdict.outcome, verdict.retry_after)
+
+
+_DELETED: Final = frozenset({End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED})
+
+_GIVEN_UP: Final[Mapping[End, GiveUpReason]] = {
+    End.RAISED: GiveUpReason.NOT_RETRYABLE,
+    End.REFUSED: GiveUpReason.NOT_RETRYABLE,
+    End.REJECTED: GiveUpReason.REJECTED,
+}
+
+#: With the reason why the last of too many is given up.
+_CRASHES: Final[Mapping[End, GiveUpReason]] = {
+    End.PROCESS_LOST: GiveUpReason.WORKER_LOST,
+    End.TIME_LIMIT: GiveUpReason.TIME_LIMIT,
+    End.ABORTED: GiveUpReason.ABORTED,
+}
+
+_COMES_BACK: Final = frozenset({End.REQUEUED, End.NOT_BEGUN, *_CRASHES})
+
+#: Most messages end so. A success costs no more than it must.
+_NEEDS_NO_FACTS: Final = _DELETED | {End.NOT_STARTED}
 
 
 def needs_facts(ended: Ended) -> bool:
     """Return whether :func:`decide` looks at any fact beside the end itself."""
-    return ended.word is not None or ended.end not in _DECIDED_BY_THE_END
+    return ended.decision is not None or ended.end not in _NEEDS_NO_FACTS
 
 
 def needs_delay(ended: Ended) -> bool:
     """Return whether :func:`decide` may hide the message for the delay of the task's policy."""
-    return ended.word is None and ended.end in _HIDDEN_WITHOUT_A_WORD
+    return ended.decision is None and ended.end in _COMES_BACK
 
 
 def decide(ended: Ended, facts: Facts) -> Settle:
-    """Say what becomes of the message. A word, once given, stands."""
-    if isinstance(ended.word, RetryIn):
-        return Hide(ended.word.seconds, ended.word.outcome)
-    if isinstance(ended.word, GiveUp):
-        return _give_up(facts, ended.word.reason, ended.word.outcome)
-    return _WITHOUT_A_WORD[ended.end](facts)
+    """Say what becomes of the message. The decision of the task's process, once given, stands."""
+    settle = ended.decision or _decide_end(ended.end, facts)
+    if isinstance(settle, DeadLetter) and not facts.keeps_dead_letters:
+        return Delete(settle.reason, settle.outcome)
+    return settle
 
 
-def _give_up(facts: Facts, reason: GiveUpReason, outcome: Outcome) -> Settle:
-    if facts.keeps_dead_letters:
-        return DeadLetter(reason, outcome)
-    return Delete(reason, outcome)
+def _decide_end(end: End, facts: Facts) -> Settle:
+    """Decide about an end for which the task's process has not."""
+    if end in _DELETED:
+        return Delete()
+    if end in _GIVEN_UP:
+        return DeadLetter(_GIVEN_UP[end], Outcome.UNKNOWN)
+    if end not in _COMES_BACK:
+        return GiveBack(started=end is End.CANCELLED)
 
-
-def _delete(facts: Facts) -> Settle:
-    return Delete()
-
-
-def _not_retryable(facts: Facts) -> Settle:
-    return _give_up(facts, GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)
-
-
-def _rejected(facts: Facts) -> Settle:
-    return _give_up(facts, GiveUpReason.REJECTED, Outcome.UNKNOWN)
-
-
-def _comes_back(when_exhausted: Outcome) -> Callable[[Facts], Settle]:
-    def rule(facts: Facts) -> Settle:
-        reason = _exhausted(facts, facts.delay)
-        if reason is not None:
-            return _give_up(facts, reason, when_exhausted)
-        return Hide(facts.delay, Outcome.RETRYABLE)
-
-    return rule
-
-
-def _crashed(when_exhausted: GiveUpReason) -> Callable[[Facts], Settle]:
-    def rule(facts: Facts) -> Settle:
-        delay = max(MIN_CRASH_DELAY_SECONDS, facts.delay)
-        too_many = facts.crashes >= facts.crash_budget
-        reason = when_exhausted if too_many else _exhausted(facts, delay)
-        if reason is not None:
-            return _give_up(facts, reason, Outcome.UNKNOWN)
-        return Hide(delay, Outcome.UNKNOWN)
-
-    return rule
-
-
-def _exhausted(facts: Facts, delay: float) -> GiveUpReason | None:
-    return exhausted(
+    is_crash = end in _CRASHES
+    delay = max(MIN_CRASH_DELAY_SECONDS, facts.delay) if is_crash else facts.delay
+    reason = exhausted(
         facts.standing, max_retries=facts.max_retries, retry_for=facts.retry_for, delay=delay
     )
-
-
-def _give_back(facts: Facts) -> Settle:
-    return GiveBack()
-
-
-def _give_back_unstarted(facts: Facts) -> Settle:
-    return GiveBack(started=False)
-
-
-_WITHOUT_A_WORD: Mapping[End, Callable[[Facts], Settle]] = {
-    End.RETURNED: _delete,
-    End.RAISED: _not_retryable,
-    End.RETRY_ASKED: _delete,
-    End.IGNORED: _delete,
-    End.REJECTED: _rejected,
-    End.REQUEUED: _comes_back(Outcome.UNKNOWN),  # the task has not said why
-    End.NOT_BEGUN: _comes_back(Outcome.RETRYABLE),
-    End.PROCESS_LOST: _crashed(GiveUpReason.WORKER_LOST),
-    End.TIME_LIMIT: _crashed(GiveUpReason.TIME_LIMIT),
-    End.ABORTED: _crashed(GiveUpReason.ABORTED),
-    End.CANCELLED: _give_back,
-    End.REVOKED: _delete,
-    End.REFUSED: _not_retryable,
-    End.NOT_STARTED: _give_back_unstarted,
-}
-
-#: Those of most messages are among them, so that a success costs no more than it must.
-_DECIDED_BY_THE_END: Final = frozenset(
-    {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED, End.NOT_STARTED}
-)
-
-_HIDDEN_WITHOUT_A_WORD: Final = frozenset(
-    {End.REQUEUED, End.NOT_BEGUN, End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED}
-)
+    if is_crash and facts.crashes >= facts.crash_budget:
+        reason = _CRASHES[end]
+    if reason is None:
+        return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
+    # A task that was requeued has not said why.
+    return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)

@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostEr
 from kombu.utils.encoding import safe_repr
 
 from ..retry.budget import GiveUpReason
-from ..retry.decision import End, Ended, RetryIn
+from ..retry.decision import End, Ended, Hide
 from ..retry.options import TYPE_ONLY, Options
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
@@ -86,6 +86,7 @@ class Run:
         is_running: the task's own code is running now.
         is_in_call: a ``__call__`` of the task's own is running, and has not called ``run``.
         is_awaited: callbacks, the rest of a chain or a chord have not been told of a success.
+        arguments: those of the task's own code, positional and by name.
         asked: the last thing that ``self.retry()`` has said.
         copy: the retry that was published as a copy of the message, if any.
         report: how the run ended; ``None`` until then.
@@ -100,6 +101,7 @@ class Run:
         self.delivery = delivery
         self.has_begun = self.is_running = self.is_in_call = self.is_known = False
         self.is_awaited = is_awaited
+        self.arguments: tuple[Any, Any] = ((), {})
         self.asked: Asked | None = None
         self.copy: Retry | None = None
         self.report: Report | None = None
@@ -161,7 +163,7 @@ def ended_by(exc: TaskPredicate, *, is_named: bool = False) -> Ended:
         is_named: the task has named the delay of a retry itself.
     """
     if isinstance(exc, BackoffRetry):
-        return Ended(End.RETRY_ASKED, RetryIn(exc.when, is_named=is_named))
+        return Ended(End.RETRY_ASKED, Hide(exc.when, is_named=is_named))
     if isinstance(exc, Retry):
         return Ended(End.RETRY_ASKED)
     if isinstance(exc, Reject):

@@ -63,11 +63,13 @@ def ask_for_retry(
             delay=delay,
         )
     if reason is not None:
-        failure = exc or task.MaxRetriesExceededError(
-            f"Can't retry {task.name}[{request.id}]: {reason.value}",
-            task_args=request.args,
-            task_kwargs=request.kwargs,
-        )
+        failure = exc
+        if failure is None:
+            failure = task.MaxRetriesExceededError(
+                f"Can't retry {task.name}[{request.id}]: {reason.value}",
+                task_args=request.args,
+                task_kwargs=request.kwargs,
+            )
         if run is not None:
             run.asked = Asked(failure, cause, reason)
         raise_with_context(failure)
@@ -117,25 +119,25 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
     return 0.0 if eta is None else maybe_make_aware(eta, task.app.timezone).timestamp() - now
 
 
-def retry_of_word(task: Any, word: Retry) -> Exception:
+def retry_in_place_of(task: Any, raised: Retry) -> Exception:
     """Return what the task's ``retry()`` raises in place of a ``Retry`` without a message.
 
     A task that is called as a function raises one, for its ``retry()`` has no message to publish;
     or the task's code raises one by hand. Celery takes it for a published copy, and acknowledges
     the message. A task that overrides ``retry()`` may have published a copy in its own way.
     """
-    has_message = word.sig is not None or isinstance(word, BackoffRetry)
+    has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
     if has_message or type(task).retry is not task._base_retry:
-        return word  # type: ignore[no-any-return]
-    cause = word.exc or word.__cause__ or word.__context__
+        return raised  # type: ignore[no-any-return]
+    cause = raised.exc or raised.__cause__ or raised.__context__
     if not isinstance(cause, Exception) or isinstance(cause, TaskPredicate):
         cause = None
-    when = {"eta" if isinstance(word.when, datetime) else "countdown": word.when}
+    when = {"eta" if isinstance(raised.when, datetime) else "countdown": raised.when}
     try:
         task.retry(exc=cause, **when)
     except Exception as asked:  # noqa: BLE001  # Retry, Reject, or the failure itself
-        return asked
-    return word  # type: ignore[no-any-return]
+        return asked.with_traceback(None)
+    return raised  # type: ignore[no-any-return]
 
 
 def _make(error: type[BaseException]) -> BaseException:

@@ -23,7 +23,7 @@ from celery.utils.log import get_task_logger
 from celery.utils.threads import LocalStack
 
 from ..retry.budget import GiveUpReason, Standing, exhausted
-from ..retry.decision import End, Ended, GiveUp, Reply, RetryIn, Word, word_for
+from ..retry.decision import DeadLetter, End, Ended, Hide, Reply, decide_failure
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
@@ -44,7 +44,7 @@ from .handover import (
     pack,
     run_of,
 )
-from .retries import draw_retry_delay, publish, retry_of_word
+from .retries import draw_retry_delay, publish, retry_in_place_of
 from .tracing import current_trace, note_end
 from .upstream import (
     bind_member,
@@ -147,8 +147,8 @@ def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
     if report is _RETURNED:
         log_failed_later(task.name, run.task_id, exc)
         if run.is_awaited:
-            word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
-            return Report(Ended(End.RETURNED, word), _describe(task, exc))
+            decision = DeadLetter(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+            return Report(Ended(End.RETURNED, decision), _describe(task, exc))
     return report
 
 
@@ -205,7 +205,7 @@ def _wrap_run(cls: Any, name: str) -> None:
             finally:
                 run.is_in_call = is_in_call
 
-        token = RUNNING.set(run)
+        token, run.arguments = RUNNING.set(run), (args, kwargs)
         run.has_begun = run.is_running = True
         run.is_in_call = name == "__call__"
         try:
@@ -213,9 +213,9 @@ def _wrap_run(cls: Any, name: str) -> None:
             result = call(*args, **kwargs)
             self.extension.after_run(self, result)
         except Answered as answer:
-            result = _end_answered(self, run, answer, args, kwargs)
+            result = _end_answered(self, run, answer)
         except BaseException as exc:
-            instead = _end_failed(self, run, exc, args, kwargs)
+            instead = _end_failed(self, run, exc)
             if instead is exc:
                 raise
             raise instead from exc
@@ -244,11 +244,11 @@ def _wrap_before_start(cls: Any) -> None:
         if request.called_directly:
             return bind_member(self, hook)(task_id, args, kwargs)
         run = begin_run(request)
-        token = RUNNING.set(run)
+        token, run.arguments = RUNNING.set(run), (args, kwargs)
         try:
             return bind_member(self, hook)(task_id, args, kwargs)
         except BaseException as exc:
-            instead = _end_failed(self, run, exc, args, kwargs)
+            instead = _end_failed(self, run, exc)
             if instead is exc:
                 raise
             raise instead from exc
@@ -295,7 +295,7 @@ def _end_returned(task: Any, run: Run) -> None:
         note_end(run, attempt=task.request.retries + 1)
 
 
-def _end_answered(task: Any, run: Run, answer: Answered, args: Any, kwargs: Any) -> Any:
+def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     """Return the result of an earlier run, or end the message without a result of its own.
 
     Raises:
@@ -305,7 +305,7 @@ def _end_answered(task: Any, run: Run, answer: Answered, args: Any, kwargs: Any)
     is_lost = answer.is_done and not answer.has_result
     if is_lost and (request.chain or request.callbacks or request.chord):
         # The earlier run may have ended before it handed its result on; nobody can now.
-        raise _end_failed(task, run, answer, args, kwargs) from None
+        raise _end_failed(task, run, answer) from None
     if answer.has_result:
         _end_returned(task, run)
         return answer.result
@@ -321,23 +321,23 @@ def _end_answered(task: Any, run: Run, answer: Answered, args: Any, kwargs: Any)
     except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
         logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
         if request.chord or any(chord_members(request.chain)):
-            word = GiveUp(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
-            _report(task, run, Ended(End.IGNORED, word), exc)
+            decision = DeadLetter(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
+            _report(task, run, Ended(End.IGNORED, decision), exc)
     raise Ignore(answer.result) from None
 
 
-def _end_failed(task: Any, run: Run, exc: BaseException, args: Any, kwargs: Any) -> BaseException:
+def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
     """Judge a failure, undo, decide, report; return the exception to raise for Celery."""
     if ends_the_process(exc) or is_pools_time_limit(exc, task, task.request.timelimit):
         return exc
     is_ours = run.delivery is not None
     if is_ours and isinstance(exc, Retry):
-        exc = retry_of_word(task, exc)
+        exc = retry_in_place_of(task, exc)
     if isinstance(exc, TaskPredicate):
-        _end_by_word(task, run, exc, args, kwargs)
+        _end_asked(task, run, exc)
         return exc  # type: ignore[no-any-return]
     if not is_ours:
-        return _end_elsewhere(task, run, exc, args, kwargs) if isinstance(exc, Exception) else exc
+        return _end_elsewhere(task, run, exc) if isinstance(exc, Exception) else exc
     if isinstance(exc, SystemExit):
         # In the pools that share the worker's process it would end the worker (solo) or
         # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
@@ -352,39 +352,41 @@ def _end_failed(task: Any, run: Run, exc: BaseException, args: Any, kwargs: Any)
     run.is_known = verdict is not None
     asked = run.asked_by(exc)
     reply = _reply_of(asked.cause if asked else exc, verdict)
-    verdict = _undo(task, run, failure, verdict or _UNKNOWN, args, kwargs, raised=exc)
+    verdict = _undo(task, run, failure, verdict or _UNKNOWN, raised=exc)
     if asked is not None and asked.reason is not None:
-        word: Word = GiveUp(asked.reason, verdict.outcome)
+        decision: Hide | DeadLetter = DeadLetter(asked.reason, verdict.outcome)
     else:
-        word = _decide(task, run, exc, verdict)
-    _report(task, run, Ended(End.RAISED, word, reply), exc)
-    return BackoffRetry(exc=failure, when=word.seconds) if isinstance(word, RetryIn) else failure
+        decision = _decide(task, run, exc, verdict)
+    _report(task, run, Ended(End.RAISED, decision, reply), exc)
+    return (
+        BackoffRetry(exc=failure, when=decision.seconds) if isinstance(decision, Hide) else failure
+    )
 
 
-def _end_by_word(task: Any, run: Run, word: TaskPredicate, args: Any, kwargs: Any) -> None:
+def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
     """Report a Retry, an Ignore or a Reject: the task says itself what becomes of the message."""
-    asked, cause, reply = run.asked_by(word), word, None
-    if isinstance(word, Retry):
-        reason = _cause_of(word, asked)
+    asked, cause, reply = run.asked_by(said), said, None
+    if isinstance(said, Retry):
+        reason = _cause_of(said, asked)
         verdict = _judge_cause(task, reason)
-        reply, cause = _reply_of(reason, verdict), reason or word
-        run.is_known = verdict is not None and isinstance(word, BackoffRetry)
-        _undo(task, run, cause, verdict or _UNKNOWN, args, kwargs, raised=word)
-    elif isinstance(word, Reject):  # as a retry of the error that has been caught
-        caught = word.reason if isinstance(word.reason, Exception) else word.__context__
+        reply, cause = _reply_of(reason, verdict), reason or said
+        run.is_known = verdict is not None and isinstance(said, BackoffRetry)
+        _undo(task, run, cause, verdict or _UNKNOWN, raised=said)
+    elif isinstance(said, Reject):  # as a retry of the error that has been caught
+        caught = said.reason if isinstance(said.reason, Exception) else said.__context__
         reason = asked.cause if asked else caught
         verdict = _judge_cause(task, reason)
         run.is_known = verdict is not None
-        task.extension.run_failed(task, reason or word, verdict or _UNKNOWN)
-    ended = ended_by(word, is_named=asked is not None and asked.is_named)
+        task.extension.run_failed(task, reason or said, verdict or _UNKNOWN)
+    ended = ended_by(said, is_named=asked is not None and asked.is_named)
     _report(task, run, replace(ended, reply=reply), cause)
 
 
-def _end_elsewhere(task: Any, run: Run, exc: Exception, args: Any, kwargs: Any) -> BaseException:
+def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
     """Return Celery's own retry, with our delay, on another broker than SQS; or the failure."""
     request, now = task.request, time.time()
     verdict = _judge_raised(task, run, exc) or _UNKNOWN
-    verdict = _undo(task, run, exc, verdict, args, kwargs, raised=exc)
+    verdict = _undo(task, run, exc, verdict, raised=exc)
     is_endless = request.is_eager and task.max_retries is None  # no time passes there
     if verdict.wants_retry and run.asked_by(exc) is None and not is_endless:
         delay = _draw_delay(task, exc, verdict)
@@ -477,14 +479,7 @@ def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | Non
 
 
 def _undo(
-    task: Any,
-    run: Run,
-    cause: BaseException,
-    verdict: Verdict,
-    args: Any,
-    kwargs: Any,
-    *,
-    raised: BaseException,
+    task: Any, run: Run, cause: BaseException, verdict: Verdict, *, raised: BaseException
 ) -> Verdict:
     """Undo if nothing can have been processed, by this run or by one before it.
 
@@ -496,7 +491,7 @@ def _undo(
     verdict = task.extension.run_failed(task, cause, verdict)
     if verdict.nothing_was_processed and task.backoff_options.undo is not None:
         try:
-            task.backoff_options.undo(task, cause, args, kwargs)
+            task.backoff_options.undo(task, cause, *run.arguments)
         except Exception as failure:  # noqa: BLE001  # the user's code
             # An undo that fails too must not turn a retry into a loss. No traceback: it would hold
             # the text of the failure that is being handled, too.
@@ -508,21 +503,21 @@ def _undo(
     return verdict
 
 
-def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Word:
+def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide | DeadLetter:
     """Decide whether the message is hidden or given up, by what the failure means."""
     assert run.delivery is not None
     now, options = time.time(), task.backoff_options
     delay = _draw_delay(task, exc, verdict) if verdict.wants_retry else 0.0
-    word = word_for(
+    decision = decide_failure(
         verdict,
         standing(run.delivery, retries=int(task.request.retries), now=now),
         max_retries=task.max_retries,
         retry_for=options.retry_for,
         delay=delay,
     )
-    if isinstance(word, RetryIn):
-        return replace(word, seconds=visibility_delay(delay, run.delivery, now=now))
-    return word
+    if isinstance(decision, Hide):
+        return replace(decision, seconds=visibility_delay(delay, run.delivery, now=now))
+    return decision
 
 
 def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
@@ -535,7 +530,9 @@ def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
 def _report(task: Any, run: Run, ended: Ended, exc: BaseException) -> None:
     """Note how the run has ended, for the main process and for a span."""
     if run.delivery is not None:
-        is_retried = isinstance(ended.word, RetryIn)
-        error = describe(exc, task.backoff_options, with_traceback=not is_retried)
+        # To format a traceback takes most of the time, and only a dead letter shows it.
+        is_done = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
+        is_shown = not is_done and not isinstance(ended.decision, Hide)
+        error = describe(exc, task.backoff_options, with_traceback=is_shown)
         run.report = Report(ended, replace(error, trace=current_trace()))
         note_end(run, attempt=task.request.retries + 1)

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from ..retry.decision import End, GiveUp, RetryIn
+from ..retry.decision import DeadLetter, End, Hide
 from ..retry.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -58,17 +58,17 @@ def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
     assert run.report is not None
     assert run.delivery is not None
     ended, delivery = run.report.ended, run.delivery
-    word = ended.word
-    outcome = word.outcome if word is not None else Outcome.UNKNOWN
+    decision = ended.decision
+    outcome = decision.outcome if decision is not None else Outcome.UNKNOWN
     facts: dict[str, Any] = {
         "sqs_backoff.outcome": "succeeded" if ended.end in _SUCCESSES else outcome.value,
         "sqs_backoff.attempt": attempt,
     }
-    if isinstance(word, RetryIn):
-        facts["sqs_backoff.delay_seconds"] = float(word.seconds)
+    if isinstance(decision, Hide):
+        facts["sqs_backoff.delay_seconds"] = float(decision.seconds)
         span.add_event("sqs_backoff.retry", facts)
-    elif isinstance(word, GiveUp):
-        facts["sqs_backoff.reason"] = word.reason.value
+    elif isinstance(decision, DeadLetter):
+        facts["sqs_backoff.reason"] = decision.reason.value
         span.add_event("sqs_backoff.give_up", facts)
     span.set_attributes(
         {

@@ -45,7 +45,7 @@ def read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ended
         if isinstance(exc, TaskPredicate):
             ended = ended_by(exc)
         error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
-    if ended.word is None:
+    if ended.decision is None:
         was_ended = ended.end in WITHOUT_THE_TASK or isinstance(exc, Terminated)
         is_cold = is_cancelling or _is_set(state.should_terminate)
         if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):

@@ -27,7 +27,7 @@ from ..provider.gate import (
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
 from ..retry.budget import Standing, exhausted_before_run, longest_hold, tolerant
-from ..retry.decision import End, Ended, Reply, RetryIn
+from ..retry.decision import End, Ended, Hide, Reply
 from ..retry.options import Options
 from ..retry.policies import Schedule
 from ..sqs.visibility import standing, visibility_delay
@@ -221,7 +221,7 @@ class Gate:
         answers 502 is to be left alone, too. An error that no rule knows says nothing.
         """
         reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
-        retry_after = ended.word.retry_after if isinstance(ended.word, RetryIn) else None
+        retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
         with self._owner.lock:
             was, now = self.core.state, self._owner.clock()
             self.core.ended(lease.delivery.message_id, reply, now, retry_after=retry_after)
@@ -230,11 +230,11 @@ class Gate:
 
     def delayed(self, seconds: float, lease: Lease, ended: Ended, options: Options) -> float:
         """Return how long to hide a message that has failed; remember it for a recall."""
-        if not isinstance(ended.word, RetryIn):
+        if not isinstance(ended.decision, Hide):
             return seconds
         now, today = self._owner.clock(), self._owner.today()
-        floor = ended.word.retry_after or 0.0
-        if ended.reply is None or ended.word.is_named:
+        floor = ended.decision.retry_after or 0.0
+        if ended.reply is None or ended.decision.is_named:
             floor = seconds
         with self._owner.lock:
             message = self._message(lease, options, today)

@@ -21,7 +21,7 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr, safe_str
 
 from ..observe.events import LeaseLost
-from ..retry.decision import End, Ended, GiveBack, GiveUp, Hide, RetryIn, Settle
+from ..retry.decision import DeadLetter, End, Ended, GiveBack, Hide, Settle
 from ..retry.outcomes import Outcome
 from ..sqs.redact import ErrorText
 from ..store.connections import ask_and_close
@@ -106,7 +106,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         assert self._arrival.refused is not None
         reason = self._arrival.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
-        ended = Ended(End.REFUSED, GiveUp(reason, Outcome.UNKNOWN))
+        ended = Ended(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
         self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
 
     def _on_lost(self) -> None:
@@ -251,14 +251,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self, ended: Ended, settle: Settle, exc_info: Any, report: Callable[..., object]
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
-        is_crash = ended.word is None and ended.end in WITHOUT_THE_TASK
+        is_crash = ended.decision is None and ended.end in WITHOUT_THE_TASK
         comes_back = ended.end in _NOT_RUN and isinstance(settle, Hide)
         if isinstance(settle, GiveBack):
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
             state.task_ready(self)
             _announce_retry(self, _failure(exc_info), exc_info, int(settle.seconds))
-        elif isinstance(ended.word, RetryIn) or comes_back:
+        elif isinstance(ended.decision, Hide) or comes_back:
             state.task_ready(self)
             exc = raised(exc_info)
             _send_retried(self, getattr(exc, "exc", None) or exc, exc_info.traceback)

@@ -153,7 +153,7 @@ class Settler:
         options, queue, delivery = self._options, self._lease.queue, self._lease.delivery
         has_dlq = queue.dlq_url is not None
         crashes = 0
-        if ended.word is None and ended.end in _CRASHES:
+        if ended.decision is None and ended.end in _CRASHES:
             crashes = self._lease.keeper.memory.count_crash(delivery.message_id)
         return Facts(
             standing=standing(delivery, retries=self._request.retries, now=time.time()),
@@ -256,10 +256,10 @@ class Settler:
 
 
 def _outcome_of(ended: Ended) -> str:
-    """Return what a run means; one that failed and left no word may have done anything."""
+    """Return what a run means; one that failed and left no decision may have done anything."""
     if ended.end in _SUCCESSES:
         return "succeeded"
-    outcome = ended.word.outcome if ended.word is not None else Outcome.UNKNOWN
+    outcome = ended.decision.outcome if ended.decision is not None else Outcome.UNKNOWN
     return outcome.value
 
 

@@ -1,4 +1,4 @@
-"""The table of what becomes of a message: how the run ended x the task's word x the budgets."""
+"""What becomes of a message: how the run ended x the decision of its process x the budgets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from celery_sqs_backoff.retry.decision import (
     Ended,
     Facts,
     GiveBack,
-    GiveUp,
     Hide,
-    RetryIn,
     decide,
-    word_for,
+    decide_failure,
 )
 
 HOUR = 3600.0
@@ -61,15 +59,15 @@ def dead_letter(reason, outcome=UNKNOWN):
     ],
     ids=lambda value: value.name if isinstance(value, End) else "",
 )
-def test_an_end_without_a_word_has_its_own_rule(end, settle):
+def test_an_end_without_a_decision_has_its_own_rule(end, settle):
     assert decide(Ended(end), facts()) == settle
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
-def test_a_word_once_given_stands_whatever_came_after_it(end):
-    assert decide(Ended(end, RetryIn(42)), facts()) == Hide(42, RETRYABLE)
-    word = GiveUp(GiveUpReason.MAX_RETRIES, RETRYABLE)
-    assert decide(Ended(end, word), facts()) == dead_letter(GiveUpReason.MAX_RETRIES, RETRYABLE)
+def test_a_decision_once_made_stands_whatever_came_after_it(end):
+    assert decide(Ended(end, Hide(42)), facts()) == Hide(42, RETRYABLE)
+    decision = DeadLetter(GiveUpReason.MAX_RETRIES, RETRYABLE)
+    assert decide(Ended(end, decision), facts()) == dead_letter(GiveUpReason.MAX_RETRIES, RETRYABLE)
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
@@ -109,7 +107,7 @@ def test_crashes_end_with_the_crash_budget(end, reason):
     ],
     ids=["max_retries", "retry_for", "too late", "last receive", "retention"],
 )
-def test_the_budgets_hold_for_ends_without_a_word_too(end, standing, budgets, reason):
+def test_the_budgets_hold_for_ends_without_a_decision_too(end, standing, budgets, reason):
     settle = decide(Ended(end), facts(standing=standing, **budgets))
     assert isinstance(settle, DeadLetter)
     assert settle.reason is reason
@@ -120,25 +118,29 @@ def test_a_crash_comes_back_only_when_the_old_process_is_gone():
 
 
 @pytest.mark.parametrize(
-    ("verdict", "word"),
+    ("verdict", "decision"),
     [
-        (Verdict(RETRYABLE), RetryIn(7.0)),
-        (Verdict(UNKNOWN, safe_to_repeat=True), RetryIn(7.0, UNKNOWN)),
-        (Verdict(UNKNOWN), GiveUp(GiveUpReason.NOT_RETRYABLE, UNKNOWN)),
+        (Verdict(RETRYABLE), Hide(7.0)),
+        (Verdict(UNKNOWN, safe_to_repeat=True), Hide(7.0, UNKNOWN)),
+        (Verdict(UNKNOWN), DeadLetter(GiveUpReason.NOT_RETRYABLE, UNKNOWN)),
         (
             Verdict(Outcome.NOT_PROCESSED),
-            GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED),
+            DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED),
         ),
     ],
 )
-def test_a_verdict_becomes_a_word(verdict, word):
-    assert word_for(verdict, Standing(), max_retries=None, retry_for=None, delay=7.0) == word
+def test_a_verdict_becomes_a_decision(verdict, decision):
+    assert (
+        decide_failure(verdict, Standing(), max_retries=None, retry_for=None, delay=7.0) == decision
+    )
 
 
 def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown():
     verdict = Verdict(UNKNOWN, safe_to_repeat=True)
-    word = word_for(verdict, Standing(retries=1), max_retries=1, retry_for=None, delay=7.0)
-    assert word == GiveUp(GiveUpReason.MAX_RETRIES, UNKNOWN)
+    decision = decide_failure(
+        verdict, Standing(retries=1), max_retries=1, retry_for=None, delay=7.0
+    )
+    assert decision == DeadLetter(GiveUpReason.MAX_RETRIES, UNKNOWN)
 
 
 standings = st.builds(
@@ -149,10 +151,10 @@ standings = st.builds(
     is_overdue=st.booleans(),
     is_expiring=st.booleans(),
 )
-words = (
+decisions = (
     st.none()
-    | st.builds(RetryIn, st.integers(1, 43_000))
-    | st.builds(GiveUp, st.sampled_from(GiveUpReason), st.sampled_from(Outcome))
+    | st.builds(Hide, st.integers(1, 43_000))
+    | st.builds(DeadLetter, st.sampled_from(GiveUpReason), st.sampled_from(Outcome))
 )
 any_facts = st.builds(
     Facts,
@@ -166,15 +168,17 @@ any_facts = st.builds(
 )
 
 
-@given(end=st.sampled_from(End), word=words, known=any_facts)
-def test_every_end_has_one_settlement_and_none_loses_a_message_that_was_not_done(end, word, known):
-    settle = decide(Ended(end, word), known)
+@given(end=st.sampled_from(End), decision=decisions, known=any_facts)
+def test_every_end_has_one_settlement_and_none_loses_a_message_that_was_not_done(
+    end, decision, known
+):
+    settle = decide(Ended(end, decision), known)
     if isinstance(settle, Delete) and settle.reason is None:
-        assert word is None
+        assert decision is None
         assert end in {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED}
     if isinstance(settle, Hide):
         assert settle.seconds > 0 or end in {End.REQUEUED, End.NOT_BEGUN}
-        if word is None:
+        if decision is None:
             standing = known.standing
             assert not standing.is_last_receive
             assert known.max_retries is None or standing.retries < known.max_retries

@@ -22,7 +22,7 @@ from celery_sqs_backoff import (
     Verdict,
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import GiveUp, Reply
+from celery_sqs_backoff.retry.decision import DeadLetter, Reply
 from celery_sqs_backoff.safe import Busy, StepNotRecorded, StoreUnavailable
 from celery_sqs_backoff.safe.inspect import look
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -109,8 +109,8 @@ def raised_by(task, *args, **facts):
     with received(task, args=args, **facts) as run:
         with pytest.raises(BaseException) as caught:  # noqa: PT011
             task.run(*args)
-        word = None if run.report is None else run.report.ended.word
-        return caught.value, word if isinstance(word, GiveUp) else None
+        word = None if run.report is None else run.report.ended.decision
+        return caught.value, word if isinstance(word, DeadLetter) else None
 
 
 def error_of(task, failure):
@@ -586,7 +586,7 @@ def test_a_task_may_call_the_run_of_a_registered_task_that_it_inherits_from(app)
     task = app.register_task(Second())
     with received(task) as run, pytest.raises(BackoffRetry):
         task()
-    assert run.report.ended.word.seconds == 7
+    assert run.report.ended.decision.seconds == 7
     assert seen == ["task-id"]
 
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, RetryIn
+from celery_sqs_backoff.retry.decision import DeadLetter, End, Ended, Hide
 from celery_sqs_backoff.retry.outcomes import Outcome
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE, replay_of
@@ -50,12 +50,12 @@ def span_of(
     [
         (Ended(End.RETURNED), {"outcome": "succeeded"}, []),
         (
-            Ended(End.RAISED, RetryIn(7, Outcome.RETRYABLE)),
+            Ended(End.RAISED, Hide(7, Outcome.RETRYABLE)),
             {"outcome": "retryable", "delay_seconds": 7.0},
             ["sqs_backoff.retry"],
         ),
         (
-            Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
+            Ended(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
             {"outcome": "unknown", "reason": "not retryable"},
             ["sqs_backoff.give_up"],
         ),

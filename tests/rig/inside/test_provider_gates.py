@@ -26,7 +26,7 @@ from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.provider.gate import CALM_SECONDS, Hidden, State
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import End, Ended, GiveUp, Reply, RetryIn
+from celery_sqs_backoff.retry.decision import DeadLetter, End, Ended, Hide, Reply
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
@@ -127,7 +127,7 @@ class Scene:
 
     def outage(self) -> None:
         for i in range(6):
-            self.run(f"first {i}", Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
+            self.run(f"first {i}", Ended(End.RAISED, Hide(3.0), Reply.FAILED))
         assert self.gate.core.state is State.OPEN
 
     def hide(
@@ -392,10 +392,10 @@ def test_a_worker_without_hidden_messages_stops_without_a_call() -> None:
 @pytest.mark.parametrize(
     "ended",
     [
-        Ended(End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
-        Ended(End.RAISED, RetryIn(3.0, Outcome.UNKNOWN)),
-        Ended(End.RETRY_ASKED, RetryIn(5.0, is_named=True)),
-        Ended(End.RETRY_ASKED, RetryIn(5.0)),
+        Ended(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
+        Ended(End.RAISED, Hide(3.0, Outcome.UNKNOWN)),
+        Ended(End.RETRY_ASKED, Hide(5.0, is_named=True)),
+        Ended(End.RETRY_ASKED, Hide(5.0)),
         Ended(End.RETRY_ASKED),
         Ended(End.IGNORED),
         Ended(End.RAISED),
@@ -414,16 +414,16 @@ def test_ends_that_say_nothing_of_the_provider_do_not_open_the_gate(ended: Ended
 @pytest.mark.parametrize(
     "word",
     [
-        RetryIn(3.0),
-        RetryIn(3.0, Outcome.UNKNOWN),
-        GiveUp(GiveUpReason.MAX_RETRIES, Outcome.RETRYABLE),
-        GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
+        Hide(3.0),
+        Hide(3.0, Outcome.UNKNOWN),
+        DeadLetter(GiveUpReason.MAX_RETRIES, Outcome.RETRYABLE),
+        DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
         None,
     ],
     ids=repr,
 )
 def test_failures_of_the_provider_open_the_gate_whatever_becomes_of_the_message(
-    word: RetryIn | GiveUp | None,
+    word: Hide | DeadLetter | None,
 ) -> None:
     """A 502 that leaves the call in doubt costs the message; the others must not follow it."""
     scene = Scene()
@@ -435,7 +435,7 @@ def test_failures_of_the_provider_open_the_gate_whatever_becomes_of_the_message(
 def test_a_refusal_for_good_is_an_answer() -> None:
     """A provider that says that an address does not exist is there."""
     refused = Ended(
-        End.RAISED, GiveUp(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED), Reply.ANSWERED
+        End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED), Reply.ANSWERED
     )
     scene = Scene()
     scene.outage()
@@ -526,7 +526,7 @@ def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
 def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
     scene = Scene(backoff=FullJitter(cap=100))
     lease: Any = Lease("m")
-    ended = Ended(End.RAISED, RetryIn(3.0, retry_after=50.0), Reply.FAILED)
+    ended = Ended(End.RAISED, Hide(3.0, retry_after=50.0), Reply.FAILED)
     assert scene.gate.delayed(3.0, lease, ended, scene.options) == 3.0
     scene.outage()
     assert scene.gate.delayed(3.0, lease, ended, scene.options) >= 75
@@ -539,7 +539,7 @@ def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
     """``self.retry(countdown=600)``, perhaps from the provider's Retry-After."""
     scene = Scene(backoff=FullJitter(cap=100))
     lease: Any = Lease("m")
-    ended = Ended(End.RETRY_ASKED, RetryIn(600.0, is_named=True))
+    ended = Ended(End.RETRY_ASKED, Hide(600.0, is_named=True))
     hidden_seconds = scene.gate.delayed(600.0, lease, ended, scene.options)
     now = scene.keeper.now
     scene.gates.confirmed(Row("m", now + hidden_seconds))  # type: ignore[arg-type]
@@ -552,7 +552,7 @@ def test_a_message_that_always_fails_waits_for_longer_each_time() -> None:
     scene.outage()
     scene.recover()
     lease: Any = Lease("m")
-    ended = Ended(End.RAISED, RetryIn(300.0, retry_after=5.0), Reply.FAILED)
+    ended = Ended(End.RAISED, Hide(300.0, retry_after=5.0), Reply.FAILED)
     delays = []
     for _ in range(5):
         scene.keeper.now += 1.0
@@ -574,7 +574,7 @@ def test_a_refused_message_with_few_receives_left_comes_back_later(
     scene.outage()
     scene.recover()
     lease: Any = Lease("m", receive_count=receive_count, max_receive_count=10)
-    ended = Ended(End.RAISED, RetryIn(300.0), Reply.FAILED)
+    ended = Ended(End.RAISED, Hide(300.0), Reply.FAILED)
     scene.gate.ended(lease, ended)
     assert scene.gate.delayed(300.0, lease, ended, scene.options) == seconds
 
@@ -584,7 +584,7 @@ def test_a_named_delay_is_kept_while_the_provider_recovers() -> None:
     scene.outage()
     scene.recover()
     lease: Any = Lease("m")
-    ended = Ended(End.RETRY_ASKED, RetryIn(600.0, is_named=True))
+    ended = Ended(End.RETRY_ASKED, Hide(600.0, is_named=True))
     scene.gate.ended(lease, ended)
     assert scene.gate.delayed(600.0, lease, ended, scene.options) == 600.0
 
@@ -803,7 +803,7 @@ def test_a_probe_needs_no_slot() -> None:
     scene = Scene(provider=Provider("mail", rate="1/h"))
     for i in range(6):
         lease: Any = Lease(f"m{i}")
-        scene.gate.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
+        scene.gate.ended(lease, Ended(End.RAISED, Hide(3.0), Reply.FAILED))
     scene.keeper.now += 100.0
     probe: Any = Lease("probe")
     assert not scene.gate.hides(probe, scene.options)
@@ -856,7 +856,7 @@ def test_no_event_tells_who_a_tenant_is() -> None:
     assert gate is not None
     for i in range(6):
         lease: Any = Lease(f"m{i}")
-        gate.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
+        gate.ended(lease, Ended(End.RAISED, Hide(3.0), Reply.FAILED))
     (opened,) = scene.seen
     assert isinstance(opened, ProviderPaused)
     assert opened.tenant
@@ -877,7 +877,7 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     assert failing is not None
     for i in range(6):
         lease: Any = Lease(f"m{i}")
-        failing.ended(lease, Ended(End.RAISED, RetryIn(3.0), Reply.FAILED))
+        failing.ended(lease, Ended(End.RAISED, Hide(3.0), Reply.FAILED))
     for i in range(MOST_TENANTS + 50):
         scene.gates.of(provider, f"tenant {i}")
     assert len(scene.gates._gates) <= MOST_TENANTS + 1  # and that of no tenant
@@ -888,7 +888,7 @@ def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
     """Else, one failure each, 1,000 tenants stay for ever, and all new ones share one gate."""
     provider, failed = (
         Provider("mail", key="account"),
-        Ended(End.RAISED, RetryIn(3.0), Reply.FAILED),
+        Ended(End.RAISED, Hide(3.0), Reply.FAILED),
     )
     scene = Scene(provider=provider)
     for i in range(MOST_TENANTS):
