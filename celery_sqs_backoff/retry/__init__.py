@@ -1,1 +1,1 @@
-"""What is decided about a failed run, pure: no Celery, no boto3; time and randomness come in."""
+"""Decisions about a failed run. Pure, without Celery and boto3; time and chance are arguments."""

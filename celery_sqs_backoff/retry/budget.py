@@ -1,6 +1,6 @@
 """How long may a message go on being retried?
 
-Plain numbers only: what SQS has to say about a message, ``sqs.visibility`` turns into them.
+Plain numbers only. ``sqs.visibility`` turns a message from SQS into them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: A message that is hidden comes due again so long before the end of ``retry_for``, or this share
-#: of it if that is less, and runs: SQS shows it a little late, and the worker may be busy.
+#: A hidden message comes due this much before the end of ``retry_for``, or this share of it if
+#: that is less, to run once more. SQS shows it a little late, and the worker may be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 #: Instead of a policy of the user's that fails.
@@ -26,7 +26,7 @@ _FALLBACK = FullJitter()
 
 
 class GiveUpReason(str, Enum):
-    """Why a message is retried no more. The value is what the dead-letter record says."""
+    """Why a message is given up. The value is the text in the dead-letter record."""
 
     NOT_RETRYABLE = "not retryable"
     MAX_RETRIES = "max_retries reached"
@@ -66,7 +66,7 @@ def exhausted(
     """Say which budget leaves no further retry, or ``None`` if all do.
 
     Arguments:
-        standing: of the message whose run has just failed.
+        standing: of the message, after the run that has just failed.
         max_retries: most retries; ``None`` = no limit.
         retry_for: seconds; ``None`` = no limit. A retry that would begin after that would not run,
             so the message does not wait for it.
@@ -94,10 +94,10 @@ def exhausted_before_run(
 ) -> GiveUpReason | None:
     """Say which budget was used up before this receive, so that the task must not even start.
 
-    A receive is not a run: a message may have been given back unstarted by a worker that stopped.
-    So counts of receives end nothing here, unless a run is known to have been started; and when the
-    time is over, a message that may never have run runs once more. Of one that was received as
-    often as runs may be lost, it is taken that it did.
+    A receive is not a run: a worker that stopped may have given the message back unstarted. So the
+    number of receives ends no message unless a run is known to have been started. When the time
+    is over, a message that may never have run gets one run. A message received at least
+    ``crash_budget`` times is assumed to have run.
 
     Arguments:
         standing: of the message that was just received.
@@ -117,10 +117,10 @@ def exhausted_before_run(
 
 
 def longest_hold(standing: Standing, *, retry_for: float | None) -> float:
-    """Most seconds that a message may be hidden without running; none are left if 0 or less.
+    """Return the most seconds that a message may be hidden without running.
 
-    None when SQS is about to delete it; and at the end of ``retry_for``, so that it runs once more
-    before it is given up: its provider may be back.
+    It is 0 or less when SQS is about to delete the message, and at the end of ``retry_for``. The
+    message runs again before it is given up, because its provider may be back.
     """
     if standing.is_expiring:
         return 0.0
@@ -138,7 +138,7 @@ def receives_needed(
     at_most: int,
     rng: Random | None = None,
 ) -> int:
-    """About how many receives a message needs until its budgets end.
+    """Estimate how many receives a message needs until its budgets end.
 
     For comparison with a queue's ``maxReceiveCount``. The delays are drawn, so another message may
     need a tenth more or less.
@@ -204,7 +204,7 @@ class _Tolerant(Policy):
 
 
 def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
-    """Return a policy that never raises: ``FullJitter()`` takes its place if the user's one fails.
+    """Return a policy that never raises. ``FullJitter()`` takes its place if it fails.
 
     Arguments:
         cap: seconds; delays are shrunk to that at most, as ``fifo_cap`` does on a FIFO queue.

@@ -1,4 +1,4 @@
-"""What becomes of a message when a run of its task has ended: one table.
+"""The fate of a message when a run of its task has ended, as one table.
 
 A message is deleted, hidden, sent to the dead-letter queue, or given back. The process that ran
 the task decides about a failure (:func:`decide_failure`) and reports its decision. The worker's
@@ -55,7 +55,7 @@ class End(Enum):
     NOT_BEGUN = "not begun"
     PROCESS_LOST = "process lost"
     TIME_LIMIT = "hard time limit"
-    #: Something other than an ``Exception``, or a ``MemoryError``: nobody knows how far it got.
+    #: An exception that is no ``Exception``, or a ``MemoryError``. How far the run got is unknown.
     ABORTED = "aborted"
     #: The worker ended the run itself: a cold shutdown, or a lost connection.
     CANCELLED = "cancelled"
@@ -74,13 +74,13 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """Hide the message for so many seconds from now on, then let it run again."""
+    """Hide the message for ``seconds``, then let it run again."""
 
     seconds: float
     outcome: Outcome = Outcome.RETRYABLE
-    #: What the provider asked for, part of ``seconds``; ``None`` = nothing.
+    #: Seconds that the provider asked for, part of ``seconds``; ``None``: it did not ask.
     retry_after: float | None = None
-    #: The task has named the delay, by ``countdown`` or ``eta``: nothing brings it back earlier.
+    #: The task has named the delay, by ``countdown`` or ``eta``, so it is never shortened.
     is_named: bool = False
 
 
@@ -94,7 +94,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Let another worker receive the message at once.
+    """Let another worker receive the message.
 
     ``started`` is false if the task has not been started: then the receive was no attempt.
     """
@@ -106,7 +106,7 @@ Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
 
 
 class Reply(Enum):
-    """What a run shows of its task's provider."""
+    """The provider's reply, as a run of its task shows it."""
 
     #: It took the call, or said that it never will (NOT_PROCESSED).
     ANSWERED = "answered"
@@ -118,7 +118,7 @@ class Reply(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of one run, its process's decision, and the provider's reply. ``None`` = none."""
+    """The end of one run, and if known, the decision of its process and the provider's reply."""
 
     end: End
     decision: Hide | DeadLetter | None = None
@@ -127,7 +127,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What must be known beside the end of the run.
+    """Everything that a decision needs, apart from the end of the run.
 
     Arguments:
         standing: where the message stands.
@@ -148,7 +148,7 @@ class Facts:
     keeps_dead_letters: bool = True
 
 
-#: For ends that need none: see :func:`needs_facts`.
+#: For ends that are decided without facts. See :func:`needs_facts`.
 NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
 
 
@@ -197,7 +197,7 @@ _NEEDS_NO_FACTS: Final = _DELETED | {End.NOT_STARTED}
 
 
 def needs_facts(ended: Ended) -> bool:
-    """Return whether :func:`decide` looks at any fact beside the end itself."""
+    """Return whether :func:`decide` needs more than the end itself."""
     return ended.decision is not None or ended.end not in _NEEDS_NO_FACTS
 
 
@@ -207,7 +207,7 @@ def needs_delay(ended: Ended) -> bool:
 
 
 def decide(ended: Ended, facts: Facts) -> Settle:
-    """Say what becomes of the message. The decision of the task's process, once given, stands."""
+    """Decide about the message. A decision that the task's process has made stands."""
     settle = ended.decision or _decide_end(ended.end, facts)
     if isinstance(settle, DeadLetter) and not facts.keeps_dead_letters:
         return Delete(settle.reason, settle.outcome)

@@ -1,4 +1,4 @@
-"""The options of a task: where each comes from, and which values are refused."""
+"""The options of a task, their sources and their legal values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .policies import Exponential, FullJitter, Policy, Schedule, to_seconds
 #: The setting that says what makes tasks of messages that other senders wrote.
 FOREIGN = "foreign"
 
-#: Settings beside the options in ``app.conf.sqs_backoff``, which other rooms read.
+#: Further settings in ``app.conf.sqs_backoff``, which other rooms read.
 _APP_WIDE_ONLY = (
     *("store", "namespace", "secret", "encrypt"),
     FOREIGN,
@@ -26,13 +26,13 @@ _APP_WIDE_ONLY = (
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"
 
-#: What a dead-letter record says of the exception: everything, or its type only.
+#: Detail of the exception in a dead-letter record: everything, or its type only.
 FULL = "full"
 TYPE_ONLY = "type"
 
 
 class InvalidOption(ValueError):
-    """An option that cannot be used; the message names it and says what is expected.
+    """An option that cannot be used. The message names it and its legal values.
 
     ``option`` is its name, if it is one of ours.
     """
@@ -93,7 +93,7 @@ class Options:
     def resolve(
         cls, *, app_wide: object, own: Mapping[str, Any], setting: str = "sqs_backoff"
     ) -> Options:
-        """Merge what the task says itself over the app-wide defaults over ours.
+        """Merge the task's own options over the app-wide ones over our defaults.
 
         Arguments:
             app_wide: the app's dict of options.
@@ -126,7 +126,7 @@ class Options:
     def refuse_misspelt(cls, given: Iterable[str]) -> None:
         """Refuse a keyword of ``@app.task`` that is nearly, but not quite, one of ours.
 
-        Celery turns any keyword into an attribute, so a misspelt option would do nothing, silently.
+        Celery turns any keyword into an attribute, so a misspelt option would be ignored silently.
         """
         for name in given:
             if name not in cls.names() and (hint := _suggest(name, cls.names())):
@@ -261,9 +261,9 @@ AUTORETRY_OPTIONS = (
 
 
 def options_from_autoretry(task: Any) -> dict[str, Any]:
-    """Translate ``autoretry_for`` and its family into options; ``{}`` if the task has none.
+    """Translate ``autoretry_for`` and its family into options, if the task has them.
 
-    The delays are those of Celery's ``add_autoretry_behaviour``: ``retry_backoff`` is the base, in
+    The delays are as in Celery's ``add_autoretry_behaviour``: ``retry_backoff`` is the base, in
     seconds (``True`` = 1), of an exponential capped at ``retry_backoff_max`` (default 600), with
     full jitter unless ``retry_jitter`` is false; without it every delay is the ``countdown`` of
     ``retry_kwargs``, else ``default_retry_delay`` (180 seconds).

@@ -1,7 +1,7 @@
-"""What does a failure mean: may the task be tried again, and may its effects be undone?
+"""What a failure means. May the task run again, and may its effects be undone?
 
-Every error gets one of three outcomes. Retryable is an allow list: an error that nobody has
-classified may have been processed, and is not tried again.
+Every error gets one of three outcomes. Retryable is an allow list: an error that no rule
+knows may have been processed, and is not tried again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Verdict:
     """An outcome, how long the provider asks to be left alone, and whether repeating is safe.
 
     "Nothing was processed" and "safe to repeat" are two facts. An idempotent call that timed out
-    may have been processed, and can be repeated all the same:
+    may have been processed, and can still be repeated:
     ``Verdict(Outcome.UNKNOWN, safe_to_repeat=True)``.
 
     Arguments:
@@ -89,7 +89,7 @@ class Verdict:
         return self.outcome is not Outcome.UNKNOWN
 
 
-#: Says what an exception means, or ``None`` if it does not know it.
+#: Returns the meaning of an exception, or ``None`` if it does not know it.
 Classifier: TypeAlias = Callable[[BaseException], Outcome | Verdict | None]
 
 
@@ -111,10 +111,10 @@ def _unpickled(cls: type[ExplicitOutcome], args: tuple[Any, ...]) -> ExplicitOut
 
 
 class Retryable(ExplicitOutcome):
-    """Raise it in a task: nothing was processed, try again later.
+    """Raise it in a task if nothing was processed and it should run again later.
 
     Arguments:
-        msg: for whoever reads the log or the dead-letter record.
+        msg: for readers of the log and the dead-letter record.
         retry_after: seconds or timedelta, from 0 up, that the provider asked to be left alone;
             a floor, the jitter comes on top. Kept as float seconds. ``None`` (default) = nothing
             was asked.
@@ -137,10 +137,10 @@ class Retryable(ExplicitOutcome):
 
 
 class NonRetryable(ExplicitOutcome):
-    """Raise it in a task: no retry will help.
+    """Raise it in a task if no retry will help.
 
     Arguments:
-        msg: for whoever reads the log or the dead-letter record.
+        msg: for readers of the log and the dead-letter record.
         safe_to_undo: ``True`` = certainly nothing was processed; ``False`` (default) = it may have
             been.
 
@@ -170,7 +170,7 @@ def judge(
     never_retry: Iterable[type[BaseException]] = (),
     task: str | None = None,
 ) -> Verdict | None:
-    """Decide what a failure means; ``None``: no rule knows it. The first match wins:
+    """Return the verdict on a failure, or ``None`` if no rule knows it. The first match wins:
 
     1. the exception itself, if it is a ``Retryable`` or ``NonRetryable``;
     2. the ``classify`` callables, in order;

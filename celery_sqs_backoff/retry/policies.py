@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class RandomSource(Protocol):
-    """What draws a delay: the ``random`` module, a ``random.Random``, or a test's own."""
+    """A source of delays, such as the ``random`` module or a ``random.Random``."""
 
     def uniform(self, a: float, b: float, /) -> float: ...
 
@@ -43,7 +43,7 @@ class Policy(ABC):
         return self.ceiling(attempt)
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        """Draw the delay for a given message; only ``DecorrelatedJitter`` looks at which it is."""
+        """Draw the delay for a given message. Only ``DecorrelatedJitter`` looks at the message."""
         return self.delay(attempt, rng)
 
 
@@ -158,7 +158,7 @@ class DecorrelatedJitter(_Growing):
     """
 
     def ceiling(self, attempt: int) -> float:
-        """Return ``min(cap, base * 3**attempt)`` seconds: every draw so far was the highest."""
+        """Return ``min(cap, base * 3**attempt)`` seconds, as if all draws were the highest."""
         return self._grown(3.0, _checked(attempt))
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:

@@ -1,1 +1,1 @@
-"""The process that runs a task: the base class, and what it hands to the worker's main process."""
+"""The process that runs a task, and its report to the worker's main process."""

@@ -1,4 +1,4 @@
-"""The task base class: its options, and Celery's methods that it overrides."""
+"""The task base class, its options, and the methods of Celery that it overrides."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 _REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"
 
-#: Settings of Celery's by which a message would go round the task's budgets, and what they are
-#: for our tasks: the message is settled by ``retry.decision`` alone.
+#: Settings of Celery by which a message would go round the task's budgets, and their values for
+#: our tasks, whose messages are settled by ``retry.decision`` alone.
 _OVERRULED: Final[Mapping[str, bool]] = {
     "reject_on_worker_lost": False,
     "retry_on_worker_lost": False,
@@ -128,7 +128,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     #: False for Celery's own tasks (``celery.chord_unlock``), which behave as without this class.
     is_covered: ClassVar[bool] = True
-    #: What is done around each run.
+    #: Hooks around each run.
     extension: ClassVar[Extension] = Extension()
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
@@ -192,7 +192,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """Send the task as ``celery.Task.apply_async`` does; a delay is SQS's own, where it can be.
+        """Send the task as ``celery.Task.apply_async`` does, if possible with a delay by SQS.
 
         With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most 900
         and not on FIFO queues, which have none. The ETA stays on the message: a worker waits for
@@ -263,11 +263,11 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             setting=_setting_name(app),
         )
 
-    #: What a failure of this run means.
+    #: Returns the meaning of a failure of this run.
     _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
-        """Return how long SQS is to delay a message; 0 if it is not to, or is not the broker."""
+        """Return the seconds for which SQS should delay a message, 0 on other brokers."""
         countdown, eta = options.get("countdown"), options.get("eta")
         if (countdown is None and not isinstance(eta, datetime)) or producer is not None:
             return 0
@@ -291,7 +291,7 @@ def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
 
 
 def _name_of(cls: Any) -> str:
-    """Name a task that is being bound; Celery gives the name of a class without one to its task."""
+    """Return the name of a task that is being bound, or that of its class, as Celery does."""
     return str(cls.name or cls.__qualname__)
 
 
@@ -301,10 +301,11 @@ def _is_celerys_own(name: str) -> bool:
 
 
 def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
-    """Undo what our base class has set: with ``task_cls`` Celery's own tasks inherit from it too.
+    """Give a task of Celery's own the attributes of ``celery.Task`` back.
 
-    They rely on Celery's ways; ``chord_unlock`` polls by retrying itself, and each retry that keeps
-    its message would use up one of the queue's receives.
+    With ``task_cls`` Celery's own tasks inherit from our base class, too. They rely on Celery's
+    ways. ``chord_unlock`` polls by retrying itself, and each retry that keeps its message would use
+    up one of the queue's receives.
     """
     cls.Request, cls.Strategy = Task.Request, Task.Strategy
     cls.acks_late = app.conf.task_acks_late
@@ -355,9 +356,10 @@ def _check_request_class(cls: Any, app: Any) -> None:
 
 
 def _check_provider_key(cls: Any) -> None:
-    """Refuse a provider whose ``key`` names no argument of the task: all calls would share a gate.
+    """Refuse a provider with a ``key`` that names no argument of the task.
 
-    Not an app-wide one, which may be meant for other tasks.
+    All calls would share one gate. A provider for the whole app is not checked, because it may be
+    meant for other tasks.
     """
     key = getattr(cls.provider, "key", None)
     if key is None:

@@ -42,7 +42,7 @@ class BackoffRetry(Retry):  # type: ignore[misc]  # Celery is not typed
 
 
 class FailedInPool(Exception):
-    """Stands in the main process for a task's exception; its ``repr`` is that of the original."""
+    """Stands for a task's exception in the main process, with the ``repr`` of the original."""
 
     def __repr__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
@@ -58,11 +58,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What ``self.retry()`` has raised or returned, and why.
+    """The answer of ``self.retry()``, and its reason.
 
     Attributes:
         raised: the exception.
-        cause: the error that the retry is for; ``None``: the task has named none.
+        cause: the error that the retry is for, if the task has named one.
         reason: why no retry was left; ``None``: one was.
         is_named: the task has named the delay itself.
     """
@@ -86,7 +86,7 @@ class Run:
         is_running: the task's own code is running now.
         is_in_call: a ``__call__`` of the task's own is running, and has not called ``run``.
         is_awaited: callbacks, the rest of a chain or a chord have not been told of a success.
-        arguments: those of the task's own code, positional and by name.
+        arguments: of the task's own code, positional and by name.
         asked: the last thing that ``self.retry()`` has said.
         copy: the retry that was published as a copy of the message, if any.
         report: how the run ended; ``None`` until then.
@@ -109,7 +109,7 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """ID of the run; another receive of the message leads to another run."""
+        """ID of the run. Another receive of the message leads to another run."""
         return uuid4().hex if self.delivery is None else self.delivery.run_id
 
     def asked_by(self, raised: BaseException) -> Asked | None:
@@ -122,7 +122,7 @@ RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=N
 
 
 def run_of(request: Any) -> Run | None:
-    """Return the run of a task's request; ``None``: a plain call, or not begun."""
+    """Return the run of a task's request, or ``None`` for a plain call."""
     if request.is_eager:  # it may run inside of another with the same ID (``Task.replace``)
         run: Run | None = getattr(request, "sqs_run", None)
     else:
@@ -133,7 +133,7 @@ def run_of(request: Any) -> Run | None:
 
 
 def begin_run(request: Any) -> Run:
-    """Return the run of a request, whose task's own code is about to be called."""
+    """Return the run of a request when the task's own code is about to be called."""
     run = run_of(request)
     if run is None:  # not from SQS
         run = Run(request.id, None)
@@ -143,7 +143,7 @@ def begin_run(request: Any) -> Run:
 
 
 def delivery_of(request: Any) -> Delivery | None:
-    """Return the SQS message of a task's request; ``None``: another broker, or see above."""
+    """Return the SQS message of a task's request, if it is from SQS."""
     run = run_of(request)
     return None if run is None else run.delivery
 
@@ -199,6 +199,6 @@ def _stand_in(exc: BaseException) -> Any:
 
 
 def report_of(exc_info: Any) -> Report | None:
-    """Read the report, or ``None``: the run ended without one."""
+    """Return the report of a run, or ``None`` if it ended without one."""
     report = getattr(exc_info, "sqs_report", None)
     return report if isinstance(report, Report) else None

@@ -1,4 +1,4 @@
-"""``self.retry()``: the retry that a task asks for itself."""
+"""The retry that a task asks for by ``self.retry()``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask_for_retry(
 ) -> Any:
     """Keep the message for its retry, or publish a copy if that has to be another message.
 
-    The arguments are those of ``BackoffTask.retry``, which says what is raised.
+    Arguments and errors are as for ``BackoffTask.retry``.
     """
     request, now = task.request, time.time()
     run: Any = run_of(request)
@@ -120,7 +120,7 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Return what the task's ``retry()`` raises in place of a ``Retry`` without a message.
+    """Return the answer of the task's ``retry()`` for a ``Retry`` without a message.
 
     A task that is called as a function raises one, for its ``retry()`` has no message to publish;
     or the task's code raises one by hand. Celery takes it for a published copy, and acknowledges
@@ -141,7 +141,7 @@ def retry_in_place_of(task: Any, raised: Retry) -> Exception:
 
 
 def _make(error: type[BaseException]) -> BaseException:
-    """Make the error of the class that ``retry()`` was given; or return what its code raises."""
+    """Make an error of the class that ``retry()`` was given, or return the error in doing so."""
     try:
         return error()
     except Exception as failure:  # noqa: BLE001  # such as a TypeError: it needs arguments

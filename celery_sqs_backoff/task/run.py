@@ -1,4 +1,4 @@
-"""The life of one run: begin, call, judge, undo, decide, report.
+"""The life of one run, from begin and call over judge and undo to decide and report.
 
 It begins and ends in :func:`wrap_trace`, around Celery's tracer. Between them Celery calls the
 task's ``run``, which :func:`wrap_task` has wrapped. A failure is judged there, before Celery hears
@@ -62,14 +62,14 @@ from .upstream import (
 logger = get_task_logger(__name__)
 
 #: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
-#: failure. There is nothing else by which ``retry_for`` could be kept there.
+#: failure. Other brokers tell no other time by which ``retry_for`` could be kept.
 FIRST_FAILED_AT: Final = "sqs_backoff_first_failed_at"
 
 _RETURNED: Final = Report(Ended(End.RETURNED))
 
 
 class Aborted(BaseException):
-    """Takes a ``MemoryError`` past Celery's own handling, which would store a FAILURE at once."""
+    """Takes a ``MemoryError`` past Celery's own handling, which would store a FAILURE."""
 
 
 # Around Celery's tracer
@@ -97,7 +97,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             RUNNING.reset(token)
         if result.info is not None:
-            # Rebound: this frame calls those of the failure, and must not hold the failure.
+            # Rebound, because this frame lives as long as the failure's, and must not hold it.
             result = _hand_over(task, run, result)
         return result
 
@@ -116,7 +116,7 @@ def _hand_over(task: Any, run: Run, result: Any) -> Any:
 
 
 def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
-    """Return what Celery's tracer would have returned, had the exception not got out of it."""
+    """Return a result of Celery's tracer for an exception that has got out of it."""
     from celery.app.trace import TraceInfo, trace_ok_t  # brings the worker along
 
     report = _report_at_last(task, run, exc)
@@ -134,13 +134,13 @@ def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
     """Return the run's report, now that Celery has stored its result, or failed to.
 
     Arguments:
-        exc: what Celery has ended with.
+        exc: the exception that Celery has ended with.
     """
     report = run.report
     if report is None and isinstance(exc, TaskPredicate):
         return Report(ended_by(exc))
     if report is None:
-        # Before the run nothing was processed: it is tried again, within the budgets.
+        # Before the run no work was done, so the message comes back within the budgets.
         end = End.RAISED if run.has_begun else End.NOT_BEGUN
         end = end if isinstance(exc, Exception) else End.ABORTED
         return Report(Ended(end), _describe(task, exc))
@@ -162,12 +162,12 @@ def _describe(task: Any, exc: BaseException) -> ErrorText:
 
 
 def wrap_task(cls: Any) -> None:
-    """Wrap a task's own code and hooks, once; let it have its own requests."""
+    """Wrap a task's own code and hooks once, and give it its own requests."""
     if "request_stack" not in vars(cls):  # Celery lets it share that of a task it inherits from
         cls.request_stack = LocalStack()
     _wrap_run(cls, "run")
     if cls.__call__ is not Task.__call__:
-        # Celery calls it, and it calls ``run``: in a transaction, whose commit may fail.
+        # Celery calls it, and it calls ``run``, in a transaction for example: commits may fail.
         _wrap_run(cls, "__call__")
     if cls.before_start is not Task.before_start:
         _wrap_before_start(cls)
@@ -191,7 +191,7 @@ def _wrap_run(cls: Any, name: str) -> None:
         # A classmethod's class is the task's own, not that from which it inherits ``run``.
         call = partial(function, self) if takes_self else given.__get__(None, type(self))
         request = self.request_stack.top
-        if request is None or request.called_directly:  # nothing is guarded, ended or given up
+        if request is None or request.called_directly:  # called as a function
             return call(*args, **kwargs)
         run = begin_run(request)
         if run.is_running and name == "__call__":
@@ -304,7 +304,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     request = task.request
     is_lost = answer.is_done and not answer.has_result
     if is_lost and (request.chain or request.callbacks or request.chord):
-        # The earlier run may have ended before it handed its result on; nobody can now.
+        # The earlier run may have ended before it handed its result on, and now it is lost.
         raise _end_failed(task, run, answer) from None
     if answer.has_result:
         _end_returned(task, run)
@@ -327,7 +327,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
 
 
 def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
-    """Judge a failure, undo, decide, report; return the exception to raise for Celery."""
+    """Judge, undo, decide and report a failure, and return the exception to raise for Celery."""
     if ends_the_process(exc) or is_pools_time_limit(exc, task, task.request.timelimit):
         return exc
     is_ours = run.delivery is not None
@@ -344,7 +344,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
         exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
     failure, verdict = exc, _judge_raised(task, run, exc)
     if isinstance(exc, MemoryError) or not isinstance(exc, Exception):
-        if verdict is None:  # nobody knows how far the run got
+        if verdict is None:  # the run may have got anywhere
             _report(task, run, Ended(End.ABORTED), exc)
             return Aborted(type_name(exc)) if isinstance(exc, Exception) else exc
         if not isinstance(exc, Exception):
@@ -364,7 +364,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
 
 
 def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
-    """Report a Retry, an Ignore or a Reject: the task says itself what becomes of the message."""
+    """Report a Retry, an Ignore or a Reject, by which the task itself decides."""
     asked, cause, reply = run.asked_by(said), said, None
     if isinstance(said, Retry):
         reason = _cause_of(said, asked)
@@ -383,7 +383,7 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
 
 
 def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
-    """Return Celery's own retry, with our delay, on another broker than SQS; or the failure."""
+    """Return Celery's own retry with our delay on another broker than SQS, or the failure."""
     request, now = task.request, time.time()
     verdict = _judge_raised(task, run, exc) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
@@ -409,12 +409,12 @@ def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
 # Judge
 
 
-#: What a failure means that no rule knows.
+#: The verdict on a failure that no rule knows.
 _UNKNOWN: Final = Verdict(Outcome.UNKNOWN)
 
 
 def judge_failure(task: Any, exc: BaseException) -> Verdict:
-    """Return what a failure of the task's run means, or a retry that it has asked for."""
+    """Return the verdict on a failure of the task's run, or on a retry that it has asked for."""
     run = run_of(task.request)
     if isinstance(exc, Retry):
         asked = None if run is None else run.asked_by(exc)
@@ -423,7 +423,7 @@ def judge_failure(task: Any, exc: BaseException) -> Verdict:
 
 
 def _cause_of(retry: Retry, asked: Asked | None) -> BaseException | None:
-    """Return what a retry is for: the error given or, in an ``except`` block, the one caught.
+    """Return the error that a retry was given or, in an ``except`` block, has caught.
 
     Celery notes a parent of an error that pickle cannot restore.
     """
@@ -432,16 +432,16 @@ def _cause_of(retry: Retry, asked: Asked | None) -> BaseException | None:
 
 
 def _judge_raised(task: Any, run: Run | None, exc: BaseException) -> Verdict | None:
-    """Return what an exception means; ``None``: no rule knows it."""
+    """Return the verdict on an exception, or ``None`` if no rule knows it."""
     asked = None if run is None else run.asked_by(exc)
     return _judge(task, exc) if asked is None else _judge_cause(task, asked.cause)
 
 
 def _judge_cause(task: Any, cause: BaseException | None) -> Verdict | None:
-    """Return what it means that the task has asked for a retry, whether there is one left or not.
+    """Return the verdict on a retry that the task has asked for, whether one is left or not.
 
     Arguments:
-        cause: the error it is for. ``None``: the task says itself that nothing was processed.
+        cause: the error it is for. ``None`` is RETRYABLE: the task says that it has done no work.
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
@@ -460,11 +460,11 @@ def _judge(task: Any, exc: BaseException) -> Verdict | None:
 
 
 def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | None:
-    """Return what a failure shows of the task's provider; ``None``: nothing.
+    """Return the reply of the task's provider that a failure shows, if it shows one.
 
     Arguments:
-        exc: the failure; ``None``: the task has asked for a retry without one.
-        verdict: what it means; ``None``: no rule knows it.
+        exc: the failure, or ``None`` if the task has asked for a retry without one.
+        verdict: ``None`` if no rule knows the failure.
     """
     if exc is None or isinstance(exc, SafeError) or verdict is None:
         return None
@@ -504,7 +504,7 @@ def _undo(
 
 
 def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide | DeadLetter:
-    """Decide whether the message is hidden or given up, by what the failure means."""
+    """Decide whether the message is hidden or given up, by the verdict on the failure."""
     assert run.delivery is not None
     now, options = time.time(), task.backoff_options
     delay = _draw_delay(task, exc, verdict) if verdict.wants_retry else 0.0
@@ -521,7 +521,7 @@ def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide |
 
 
 def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
-    """Draw the seconds until the retry; an error may say by when it has passed."""
+    """Draw the seconds until the retry. An error may bound them by its ``retry_before``."""
     delay = (verdict.retry_after or 0) + draw_retry_delay(task)
     before: float | None = getattr(exc, "retry_before", None)
     return delay if before is None else min(delay, before)

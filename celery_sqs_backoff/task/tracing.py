@@ -1,4 +1,4 @@
-"""What OpenTelemetry's span of a run says of retries and dead letters.
+"""Notes on OpenTelemetry's span of a run, about retries and dead letters.
 
 The span is that of ``opentelemetry-instrumentation-celery``; this module adds attributes, events
 and a link to it, and makes no spans. Without OpenTelemetry in the process it does nothing. It runs
@@ -23,7 +23,7 @@ _SUCCESSES: Final = frozenset({End.RETURNED, End.IGNORED})
 
 
 def current_trace() -> str | None:
-    """Return the current span as a W3C ``traceparent``; ``None``: there is none. Never raises."""
+    """Return the current span as a W3C ``traceparent``, if there is one. Never raises."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -37,7 +37,7 @@ def current_trace() -> str | None:
 
 
 def note_end(run: Run, *, attempt: int) -> None:
-    """Say on the current span how a run has ended. Never raises.
+    """Note on the current span how a run has ended. Never raises.
 
     Args:
         run: with its report.
@@ -82,7 +82,7 @@ def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
 
 
 def _span_context(api: Any, traceparent: str | None) -> Any:
-    """The context that a replay names; the text is from a message, so it may be anything."""
+    """Return the context that a replay names. The text is from a message: it may be anything."""
     found = _TRACEPARENT.fullmatch(traceparent or "")
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""What differs between versions of Celery and between its pools, in the process that runs a task.
+"""Guards for differences between versions of Celery, and between its pools.
 
-One guard each. On versions that need it not, it changes nothing that works.
+They run in the process that runs a task. On other versions a guard does no harm.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ logger = get_task_logger(__name__)
 #: Celery's hooks that run after the task's end has been decided.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 
-#: Code whose frames can be suspended.
+#: Flags of code with frames that can be suspended.
 _MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-#: Exceptions of one chain whose frames are freed.
+#: Exceptions of one chain of which the frames are freed.
 _MAX_CHAIN: Final = 10
 
 
-# What a failure after the run may not change
+# Failures after the run
 
 
 def contain_backend(backend: Any) -> None:
@@ -62,7 +62,7 @@ def contain_backend(backend: Any) -> None:
             done(task_id, result, request, *args, **kwargs)
             return
         has_chord = bool(getattr(request, "chord", None))
-        run.is_awaited = has_chord  # Celery has sent callbacks and the rest of the chain by now
+        run.is_awaited = has_chord  # Celery has sent callbacks and the rest of the chain
         try:
             done(task_id, result, request, *args, **kwargs)
         except Exception as exc:
@@ -89,7 +89,7 @@ def contain_backend(backend: Any) -> None:
         try:
             return store(task_id, result, state, *args, **kwargs)
         except SoftTimeLimitExceeded:
-            raise  # it comes only once: the run would have none
+            raise  # it comes only once, and the run needs it
         except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
             task = printable(getattr(kwargs.get("request"), "task", None))
             logger.error(
@@ -104,9 +104,9 @@ def contain_backend(backend: Any) -> None:
 
 
 def contain_hooks(cls: Any) -> None:
-    """Keep an error in the task's own hooks from changing the decision; it is logged.
+    """Log an error in the task's own hooks, and keep it from changing the decision.
 
-    Celery 5.7 contains ``on_success`` and ``after_return``, other versions none.
+    Celery 5.7 itself contains ``on_success`` and ``after_return``, other versions no hook.
     """
     for name in _HOOKS:
         hook = getattr(cls, name)
@@ -130,7 +130,7 @@ def _contained(hook: Any) -> Callable[..., Any]:
 
 
 def bind_member(task: Any, given: Any) -> Any:
-    """Return what a class defines as the task has it, bound where it is a method.
+    """Return an attribute of a class as the task has it, bound if it is a method.
 
     Arguments:
         given: as it stands in the class (``inspect.getattr_static``).
@@ -160,8 +160,8 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
 def log_known_failures_once() -> None:
     """Drop Celery's lines about a failure that one of the task's rules has classified.
 
-    The main process logs such a failure in one line. Celery would log it before that as one that
-    nobody expected, with its traceback.
+    The main process logs such a failure in one line. Celery would log it before, as unexpected and
+    with its traceback.
     """
     logging.getLogger("celery.app.trace").addFilter(_is_news)  # once, however often it is called
 
@@ -201,7 +201,7 @@ def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
 
 
 def free_frames(exc: BaseException | None) -> None:
-    """Free what the frames of a failure hold, now that they have ended.
+    """Free the memory that the ended frames of a failure hold.
 
     All versions: the tracer's frame holds Celery's ``ExceptionInfo``, which holds the exception,
     which holds the frame, some 150 KB for each failure. Celery 5.7 clears the frames of the
