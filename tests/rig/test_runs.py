@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta, timezone
 
+import celery
 import pytest
 from celery.exceptions import MaxRetriesExceededError, Retry, SoftTimeLimitExceeded
 
@@ -77,7 +78,10 @@ def test_called_as_function(rig):
     [
         ({}, {}, "STARTED"),
         ({"track_started": False}, {}, "PENDING"),
-        ({}, {"ignore_result": True}, "PENDING"),
+        pytest.param(
+            *({}, {"ignore_result": True}, "PENDING"),
+            marks=pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery 5.7 heeds the call"),
+        ),
         # A message from another language, or an old Celery, may leave it to the task.
         ({"ignore_result": True}, {"ignore_result": None}, "PENDING"),
     ],
