@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
-from .budget import receives_needed
 from .outcomes import Classifier
 from .policies import Exponential, FullJitter, Policy, Schedule, to_seconds
 
@@ -77,12 +76,6 @@ class Options:
                     f"invalid {name} {value!r}: expected {expected}{why}", name
                 ) from None
             object.__setattr__(self, name, value)  # the way to normalise a frozen dataclass
-
-    def receives_needed(self, *, at_most: int) -> int:
-        """Estimate how many receives a message needs (see :func:`.budget.receives_needed`)."""
-        return receives_needed(
-            self.backoff, retry_for=self.retry_for, max_retries=self.max_retries, at_most=at_most
-        )
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
