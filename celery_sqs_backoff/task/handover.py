@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 from uuid import uuid4
 
@@ -94,23 +93,23 @@ class Run:
         extension_state: of the task's extension.
     """
 
-    def __init__(
-        self, task_id: str, delivery: Delivery | None, *, is_awaited: bool = False
-    ) -> None:
-        self.task_id = task_id
-        self.delivery = delivery
-        self.has_begun = self.is_running = self.is_in_call = self.is_known = False
-        self.is_awaited = is_awaited
-        self.arguments: tuple[Any, Any] = ((), {})
-        self.asked: Asked | None = None
-        self.copy: Retry | None = None
-        self.report: Report | None = None
-        self.extension_state: Any = None
+    has_begun = is_running = is_in_call = is_known = False
+    arguments: tuple[Any, Any] = ((), {})
+    asked: Asked | None = None
+    copy: Retry | None = None
+    report: Report | None = None
+    extension_state: Any = None
+    _id: str | None = None
 
-    @cached_property
+    def __init__(self, task_id: str, delivery: Delivery | None, is_awaited: bool = False) -> None:
+        self.task_id, self.delivery, self.is_awaited = task_id, delivery, is_awaited
+
+    @property
     def id(self) -> str:
         """ID of the run. Another receive of the message leads to another run."""
-        return uuid4().hex if self.delivery is None else self.delivery.run_id
+        if self._id is None:
+            self._id = uuid4().hex if self.delivery is None else self.delivery.run_id
+        return self._id
 
     def asked_by(self, raised: BaseException) -> Asked | None:
         """Return what ``self.retry()`` has said, if it has raised this exception."""

@@ -84,7 +84,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
             return trace(task_id, args, kwargs, request)
         # Asked now: Celery before 5.7 takes the next task off its list before it sends it.
         is_awaited = bool(request.get("callbacks") or request.get("chain") or request.get("chord"))
-        run = Run(task_id, delivery, is_awaited=is_awaited)
+        run = Run(task_id, delivery, is_awaited)
         token = RUNNING.set(run)
         try:
             contain_backend(task.backend)  # each thread has its own
