@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from ..task.handover import RUNNING, run_of
+from ..task.handover import RUNNING, Run, run_of
 from .errors import OutsideRun
 from .guard import Passage
 
@@ -19,7 +20,8 @@ class RunState:
 
     task: Any = None
     request: Any = None
-    run: str = field(default_factory=lambda: uuid4().hex)
+    #: The run; ``None``: a call outside any message.
+    of: Run | None = None
     began: float = field(default_factory=time.time)
     #: How the run has passed the task's guard, and the record of runs of a task with ``undo``.
     guard: Passage | None = None
@@ -30,6 +32,11 @@ class RunState:
     held: set[str] = field(default_factory=set)
     #: Names of the steps that the run has had, by scope.
     used: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    @cached_property
+    def run(self) -> str:
+        """ID of the run. To make it takes longer than all else that begins a run."""
+        return uuid4().hex if self.of is None else self.of.id
 
     def note_act(self) -> None:
         """Note that a step has been done, or may have been."""
@@ -46,7 +53,7 @@ def begin(task: Any) -> RunState:
     request = task.request
     run = RUNNING.get()
     assert run is not None  # the task's machinery calls this
-    run.extension_state = state = RunState(task, request, run.id)
+    run.extension_state = state = RunState(task, request, run)
     return state
 
 

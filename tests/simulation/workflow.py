@@ -172,7 +172,7 @@ class World:
         workflow = Workflow(
             self.records,
             SCOPE,
-            RunState(run=run.id),
+            RunState(of=run),
             message=run.message,
             lease=LEASE,
             is_certain=lambda exc: isinstance(exc, Refused),
