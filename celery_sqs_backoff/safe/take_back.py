@@ -43,8 +43,15 @@ def send_take_back(
         run, began: the run that gives it up, and when that began (seconds since the epoch).
         queue: to send to; ``None`` = as the app routes the task.
     """
-    options = {} if queue is None else {"queue": queue}
-    app._tasks[NAME].apply_async((message, run, began, queue), **options)
+    app._tasks[NAME].apply_async((message, run, began, queue), **_route(queue, message))
+
+
+def _route(queue: str | None, message: str) -> dict[str, str]:
+    """Return the options that send the task to the queue of the message."""
+    if queue is None or not queue.endswith(".fifo"):
+        return {} if queue is None else {"queue": queue}
+    # A group of its own, so that one that waits for a lock holds up no other.
+    return {"queue": queue, "MessageGroupId": message}
 
 
 def _take_back(
@@ -69,9 +76,7 @@ def _take_back(
             if step is None:
                 continue
             name, fields = step
-            link = self.si(message, run, began, queue, each, name)
-            if queue is not None:
-                link.set(queue=queue)
+            link = self.si(message, run, began, queue, each, name).set(**_route(queue, message))
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
             # Not while the lock is held: an eager undoing task calls this one at once.

@@ -9,9 +9,11 @@ from kombu.exceptions import EncodeError
 
 from celery_sqs_backoff import NonRetryable, Retryable, Schedule, WorkflowTask
 from celery_sqs_backoff.safe import Refused, StoreUnavailable
+from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.settings import records_of
 
-from . import Run
+from . import Rig, Run
 from .bodies import raises, returns
 
 # Celery warns of each failure outside of a task's body: of those that are made here, too.
@@ -187,6 +189,30 @@ def test_workflow_is_taken_back(rig, store, order, end, is_away):
     rig.pass_time(120, until=lambda: any(run.task_id != message.task_id for run in rig.worker.runs))
     rig.run()
     assert "refund" in rig.published
+
+
+def test_taking_back_on_fifo():
+    """On a FIFO queue a workflow that waits for its lock holds up the undoing of no other."""
+    refunded = []
+
+    def body(self, number):
+        with self.workflow(f"order:{number}") as order:
+            order.step("pay", str, number, undo=refund.s().set(MessageGroupId="r"))
+            raise NonRetryable("no")
+
+    with Rig(task_default_queue="q.fifo") as rig:
+        rig.queue("q.fifo", FifoQueue="true", ContentBasedDeduplication="true")
+        rig.app.conf.sqs_backoff = {"store": MemoryStore(clock=rig.timeline)}
+        refund = rig.task(lambda self, paid: refunded.append(paid), name="refund")
+        rig.task(body, base=WorkflowTask)
+        for number in (1, 2):
+            rig.send(args=[number], MessageGroupId=f"order {number}")
+        for _ in range(2):
+            rig.run()
+        Lock(records_of(rig.app), "order:1").acquire()  # by a run that is killed
+        for _ in range(4):
+            rig.run()
+        assert refunded == ["2"]
 
 
 @pytest.mark.parametrize(

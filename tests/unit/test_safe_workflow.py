@@ -282,16 +282,18 @@ def test_a_broker_that_is_away_is_asked_again_by_the_settler(
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.parametrize("queue", ["funds", "funds.fifo"])
 def test_the_task_goes_to_the_queue_of_the_message(
-    app: Celery, fund: Any, monkeypatch: pytest.MonkeyPatch
+    app: Celery, fund: Any, monkeypatch: pytest.MonkeyPatch, queue: str
 ) -> None:
-    """A worker of that queue knows the app's tasks."""
+    """A worker of that queue knows the app's tasks. On a FIFO queue it holds up no other one."""
     sent: list[Any] = []
     task = app.tasks[take_back.NAME]
     monkeypatch.setattr(type(task), "apply_async", lambda _, args, **o: sent.append((args, o)))
-    assert fund.extension.given_up(fund, "A", run="run", began=7.0, queue="funds")
+    assert fund.extension.given_up(fund, "A", run="run", began=7.0, queue=queue)
     digest = message_digest(app, "fund", "A")
-    assert sent == [((digest, "run", 7.0, "funds"), {"queue": "funds"})]
+    group = {"MessageGroupId": digest} if queue == "funds.fifo" else {}
+    assert sent == [((digest, "run", 7.0, queue), {"queue": queue} | group)]
 
 
 def test_undoing_tasks_that_could_not_be_sent_are_retried(
