@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,10 +18,9 @@ class RunState:
     """What the safe parts know of one run of a message, or of a call outside any message."""
 
     task: Any = None
-    request: Any = None
+    task_id: str = ""
     #: The run; ``None``: a call outside any message.
     of: Run | None = None
-    began: float = field(default_factory=time.time)
     #: How the run has passed the task's guard, and the record of runs of a task with ``undo``.
     guard: Passage | None = None
     record: Passage | None = None
@@ -45,15 +43,14 @@ class RunState:
     @property
     def message(self) -> tuple[str, str]:
         """Name of the task and task ID of the message, the same on every attempt."""
-        return str(self.task.name), str(self.request.id)
+        return str(self.task.name), self.task_id
 
 
 def begin(task: Any) -> RunState:
     """Note that a run of a message begins."""
-    request = task.request
     run = RUNNING.get()
     assert run is not None  # the task's machinery calls this
-    run.extension_state = state = RunState(task, request, run)
+    run.extension_state = state = RunState(task, str(task.request.id), run)
     return state
 
 
