@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
+from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,11 +14,13 @@ from celery import Celery, chain, group
 
 from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
 from celery_sqs_backoff.safe import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
-from celery_sqs_backoff.safe.names import NAMESPACE
+from celery_sqs_backoff.safe.names import NAMESPACE, input_of
 
 from .safe_app import Clock, CountedStore, make_app, store_of
 
 DAY = 24 * 3600.0
+
+Color = Enum("Color", "RED BLUE")
 
 
 @pytest.fixture
@@ -92,6 +96,43 @@ def test_a_step_with_other_arguments_is_refused(app: Celery) -> None:
     run(app, lambda self: self.step("charge", str, 7))
     with pytest.raises(OtherInput, match="charge"):
         run(app, lambda self: self.step("charge", str, 8))
+
+
+class Customer:
+    """As a Django model, which is its class and primary key."""
+
+    def __init__(self, pk: int) -> None:
+        self.pk = pk
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, "1"),
+        (None, False),
+        (Decimal("1.0"), Decimal("1.1")),
+        (date(2026, 1, 2), date(2026, 1, 3)),
+        (b"a", b"b"),
+        ([1], [2]),
+        ({"a": 1}, {"a": 2}),
+        ({1}, {2}),
+        (Color.RED, Color.BLUE),
+        (Customer(1), Customer(2)),
+        (Customer(1), object()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_inputs(one: Any, other: Any) -> None:
+    """Arguments of two kinds or values are told apart, wherever they stand."""
+    assert input_of(str, (one,), {}) != input_of(str, (other,), {})
+    assert input_of(str, (), {"a": [one]}) != input_of(str, (), {"a": [other]})
+    assert input_of(str, (one,), {}) == input_of(partial(str, one), (), {})
+
+
+def test_inputs_that_are_the_same() -> None:
+    """The order of keys does not count, nor does an object without a primary key."""
+    same = [{"a": 1, "b": object()}, {"b": object(), "a": 1}]
+    assert len({input_of(str, (each,), {}) for each in same}) == 1
 
 
 @pytest.mark.parametrize("name", ["charge", 7])

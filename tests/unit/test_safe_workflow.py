@@ -86,11 +86,12 @@ def test_a_workflow_of_three_steps_costs_at_most_16_calls(fund: Any, app: Celery
 
 @pytest.mark.parametrize("end", [REFUSED, ValueError(), Retryable("down")], ids=lambda e: type(e))
 def test_w2_it_is_taken_back_when_the_message_is_given_up(
-    fund: Any, bank: Bank, end: BaseException
+    app: Celery, fund: Any, bank: Bank, end: BaseException
 ) -> None:
     """The last step's task first, each with the step's result."""
     fund.apply((end,), task_id="A")
     assert bank.undone == [(name, f"{name} is done") for name in "cba"]
+    assert Document(records_of(app), "scope", "order:7").fields["state"] == "closed"
     assert isinstance(fund.apply(task_id="A").result, Compensated)
     assert bank.done == ["a", "b", "c"]
 
