@@ -39,7 +39,7 @@ def metrics() -> str:
     rows = [
         (
             f"`{one.prometheus_name}`",
-            one.kind.value,
+            one.kind,
             ", ".join(f"`{label}`" for label in one.labels),
             one.text,
         )

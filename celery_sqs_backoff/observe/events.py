@@ -319,13 +319,3 @@ class ProviderRecovered(OfProvider):
 
     name = "provider_recovered"
     recalled: int
-
-
-#: Every kind of event, in the order of a message's life.
-ALL: tuple[type[Event], ...] = (
-    *(Received, ReceiveFailed, ReceivingAgain),
-    *(Started, RunEnded, Retried, Hidden, Recalled, DeadLettered, Discarded),
-    *(GivenBack, LeaseLost, RenewalRefused, HeldTooLong),
-    *(Settled, SettlementFailed, SettlementRefused),
-    *(ProviderSlowed, ProviderPaused, ProviderProbed, ProviderRecovering, ProviderRecovered),
-)

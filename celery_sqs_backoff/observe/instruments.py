@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
 from .events import (
@@ -23,54 +22,52 @@ from .events import (
 )
 
 
-class Kind(Enum):
-    """How values of an instrument add up."""
-
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-    GAUGE = "gauge"
-
-
 @dataclass(frozen=True)
 class Instrument:
     """One metric.
 
     Attributes:
         name: without the prefix ``sqs_backoff``, and without Prometheus' ``_total``.
-        kind: how its values add up.
-        text: what it counts, as a sentence.
         labels: their names. A counter's and a histogram's are fields of the event.
+        text: what it counts, as a sentence.
         event: that it counts; ``None``: a gauge, which is read when it is scraped.
         amount: what an event adds; ``None`` = nothing.
-        buckets: of a histogram.
+        buckets: of a histogram; empty = it is none.
     """
 
     name: str
-    kind: Kind
-    text: str
     labels: tuple[str, ...]
+    text: str
     event: type[Event] | None = None
     amount: Callable[[Any], float | None] = lambda event: 1
     buckets: tuple[float, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """Kind, as Prometheus calls it."""
+        if self.event is None:
+            return "gauge"
+        return "histogram" if self.buckets else "counter"
+
+    @property
     def prometheus_name(self) -> str:
         """Name on the page of metrics."""
-        return f"sqs_backoff_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+        return f"sqs_backoff_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _counter(
+def _of_events(
     name: str,
     labels: str,
     event: type[Event],
     text: str,
     amount: Callable[[Any], float | None] = lambda event: 1,
+    buckets: tuple[float, ...] = (),
 ) -> Instrument:
-    return Instrument(name, Kind.COUNTER, text, tuple(labels.split()), event, amount)
+    return Instrument(name, tuple(labels.split()), text, event, amount, buckets)
 
 
 def _gauge(name: str, labels: str, text: str) -> Instrument:
-    return Instrument(name, Kind.GAUGE, text, tuple(labels.split()))
+    return Instrument(name, tuple(labels.split()), text)
 
 
 RUNNING = _gauge(
@@ -110,63 +107,63 @@ PROVIDER_WAITING = _gauge(
 OF_PROVIDERS: Final = (PROVIDER_STATE, PROVIDER_RATE, PROVIDER_WAITING)
 
 INSTRUMENTS: Final = (
-    _counter(
+    _of_events(
         "runs",
         "task queue outcome",
         RunEnded,
         "Runs of tasks with the base class that ended, without those that a stopping worker cut"
         " short.",
     ),
-    _counter("retries", "task queue", Retried, "Runs that are to be repeated."),
-    Instrument(
+    _of_events("retries", "task queue", Retried, "Runs that are to be repeated."),
+    _of_events(
         "retry_delay_seconds",
-        Kind.HISTOGRAM,
-        "Delays asked of SQS for retries.",
-        ("task", "queue"),
+        "task queue",
         Retried,
+        "Delays asked of SQS for retries.",
         lambda retry: retry.delay,
         (1, 4, 16, 60, 300, 900, 3600, 4 * 3600, 12 * 3600),
     ),
-    Instrument(
+    _of_events(
         "attempts",
-        Kind.HISTOGRAM,
-        "Runs that a message needed to succeed.",
-        ("task", "queue"),
+        "task queue",
         RunEnded,
+        "Runs that a message needed to succeed.",
         lambda run: run.attempt if run.outcome == "succeeded" else None,
         (1, 2, 3, 5, 8, 13, 21, 34, 55, 89),
     ),
-    _counter(
+    _of_events(
         "dead_letters",
         "task queue reason",
         DeadLettered,
         "Messages given up. Without a dead-letter queue, or with on_give_up='fail', they are"
         " deleted.",
     ),
-    _counter(
+    _of_events(
         "discarded",
         "task queue",
         Discarded,
         "Messages of tasks with the base class, deleted because they had expired or were revoked.",
     ),
     *(RUNNING, WAITING, OLDEST, GIVING_UP),
-    _counter("received", "queue", Received, "Messages received.", lambda e: e.messages),
-    _counter("receives", "queue", Received, "ReceiveMessage calls that SQS answered."),
-    _counter("receive_failures", "queue code", ReceiveFailed, "ReceiveMessage calls that failed."),
+    _of_events("received", "queue", Received, "Messages received.", lambda e: e.messages),
+    _of_events("receives", "queue", Received, "ReceiveMessage calls that SQS answered."),
+    _of_events(
+        "receive_failures", "queue code", ReceiveFailed, "ReceiveMessage calls that failed."
+    ),
     POLL_AGE,
-    _counter("calls", "queue action", Settled, "Batch calls to SQS, with those that failed."),
-    _counter(
+    _of_events("calls", "queue action", Settled, "Batch calls to SQS, with those that failed."),
+    _of_events(
         "call_failures",
         "queue action code",
         Settled,
         "Entries of batch calls that SQS did not accept.",
         lambda call: call.failed or None,
     ),
-    _counter("leases_lost", "task queue", LeaseLost, "Running messages that others may have."),
-    _counter("given_back", "queue", GivenBack, "Messages given back before their task started."),
+    _of_events("leases_lost", "task queue", LeaseLost, "Running messages that others may have."),
+    _of_events("given_back", "queue", GivenBack, "Messages given back before their task started."),
     *OF_PROVIDERS,
-    _counter("provider_paused", "provider", ProviderPaused, "Pauses of the provider."),
-    _counter(
+    _of_events("provider_paused", "provider", ProviderPaused, "Pauses of the provider."),
+    _of_events(
         "recalled",
         "queue",
         Recalled,

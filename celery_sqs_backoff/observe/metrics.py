@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from . import instruments as of
 from .board import ProviderNow
 from .events import Event, Received
-from .instruments import INSTRUMENTS, Instrument, Kind
+from .instruments import INSTRUMENTS, Instrument
 from .waiting import Waiting
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class Metrics:
         gauges = self._read_gauges()
         for one in INSTRUMENTS:
             name, text = one.prometheus_name, one.text
-            if one.kind is Kind.HISTOGRAM:
+            if one.buckets:
                 yield self._histogram(one)
                 continue
-            is_gauge = one.kind is Kind.GAUGE
+            is_gauge = one.event is None
             make: Any = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
             family: Any = make(name, text, labels=one.labels)
             for labels, value in gauges[one] if is_gauge else self._read(one):
@@ -122,7 +122,7 @@ class Metrics:
 
     def _add(self, instrument: Instrument, amount: float, labels: _Labels) -> None:
         self._sums[instrument.name][labels] += amount
-        if instrument.kind is Kind.HISTOGRAM:
+        if instrument.buckets:
             counts = self._buckets[instrument.name].get(labels)
             if counts is None:
                 counts = [0] * (len(instrument.buckets) + 1)  # the last is above all bounds

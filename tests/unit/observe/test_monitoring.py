@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from celery_sqs_backoff.observe.instruments import INSTRUMENTS, Kind
+from celery_sqs_backoff.observe.instruments import INSTRUMENTS
 from celery_sqs_backoff.sqs.errors import REFUSED_CODES
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 
@@ -36,7 +36,7 @@ def expressions() -> list[str]:
 def known_names() -> set[str]:
     found = set()
     for one in INSTRUMENTS:
-        suffixes = ("_bucket", "_count", "_sum") if one.kind is Kind.HISTOGRAM else ("",)
+        suffixes = ("_bucket", "_count", "_sum") if one.buckets else ("",)
         found |= {one.prometheus_name + suffix for suffix in suffixes}
     return found
 
