@@ -1,7 +1,8 @@
 """The events of a worker. Log lines, signals, metrics and status are folds over them.
 
 A worker emits them in its main process, from any of its threads. They hold names, numbers and
-reasons, never arguments, bodies or texts of exceptions.
+reasons, never arguments, bodies or texts of exceptions. To add one, write its class here, emit it
+where it happens, and give it a row in ``log_lines.LINES`` or ``instruments.INSTRUMENTS``.
 """
 
 from __future__ import annotations
