@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,23 @@ from celery_sqs_backoff.doctor.look import load_tasks
 from celery_sqs_backoff.provider import Provider
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.simulate.engine import simulate
-from celery_sqs_backoff.simulate.forecast import Forecast, forecast
 from celery_sqs_backoff.simulate.law import STRATEGIES
-from celery_sqs_backoff.simulate.results import Result, plot, render, result_of
+from celery_sqs_backoff.simulate.results import Result, plot, render
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
-from celery_sqs_backoff.sqs.errors import Failure
-from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
-from .command import Failed, app_of, command, failed_to_read, loading_app
-from .exit_codes import UNREACHABLE, USAGE
+from .command import Failed, app_of, command, loading_app
+from .exit_codes import USAGE
 from .options import FILE, option
 
 
 @command(
     "sqs-simulate",
-    codes={UNREACHABLE: None},
+    codes={},
     examples="""
         celery -A proj sqs-simulate --outage 2h --messages 1/s --capacity 20/s
         celery -A proj sqs-simulate --outage 2h --call 1s --plot outage.svg
-        celery -A proj sqs-simulate --live mails --oldest 3h --task mails.send_email
+        celery -A proj sqs-simulate --task mails.send_email --max-receive-count 10
     """,
 )
 @option("Scenario", "--outage DURATION", default="1h", help="How long the provider is down.")
@@ -50,11 +45,11 @@ from .options import FILE, option
 @option("Scenario", "--task NAME", help="Use the options of this task. [default: app-wide]")
 @option("Scenario", "--seed", type=int, default=0, help="Another draw.")
 @option(
-    "Question",
-    "--live QUEUE",
-    help="Start from this queue's messages, and say when they give up if the outage goes on.",
+    "Scenario",
+    "--max-receive-count",
+    type=click.IntRange(1),
+    help="Receives after which the queue moves a message. [default: no limit]",
 )
-@option("Question", "--oldest DURATION", help="With --live: the oldest message's age.")
 @option("Output", "--json", "as_json", help="JSON on stdout.")
 @option(
     "Output",
@@ -66,8 +61,6 @@ def sqs_simulate(
     ctx: click.Context,
     task: str | None,
     seed: int,
-    live: str | None,
-    oldest: str | None,
     as_json: bool,
     picture: Path | None,
     **options: Any,
@@ -75,21 +68,12 @@ def sqs_simulate(
     """Simulate an outage of the provider with the app's own options, in virtual time.
 
     Two strategies stand side by side: your delay policy alone (full-jitter), and with a provider.
-    Nothing is sent. Only --live asks SQS, for a queue's attributes.
+    Nothing is sent, and SQS is not asked.
     """
-    app = app_of(ctx, needs_sqs=live is not None)
+    app = app_of(ctx)
     try:
         found = _options(app, task)
         scenario = _scenario(found, options)
-        if live is not None:
-            strategy = "full-jitter" if found.provider is None else "provider"
-            age = parse_duration(oldest, "--oldest") or 0.0
-            forecasted = _forecast(app, scenario, live, age, strategy=strategy, seed=seed)
-            if as_json:
-                click.echo(json.dumps({"queue": live, **asdict(forecasted)}))
-            else:
-                _print_forecast(live, forecasted, now=time.time())
-            return
         results = _compare(scenario, seed=seed)
         shown = {"results": [result.as_dict() for result in results]}
         click.echo(json.dumps(shown) if as_json else render(results))
@@ -119,6 +103,7 @@ def _scenario(found: Options, options: dict[str, Any]) -> Scenario:
         max_retries=found.max_retries,
         crash_budget=found.crash_budget,
         provider=provider,
+        max_receive_count=options["max_receive_count"],
     )
 
 
@@ -139,48 +124,5 @@ def _compare(scenario: Scenario, *, seed: int) -> list[Result]:
     results = []
     for name, strategy in STRATEGIES.items():
         click.echo(f"simulating {name} ...", err=True)
-        results.append(result_of(name, scenario, simulate(scenario, strategy, seed=seed)))
+        results.append(Result(name, scenario, simulate(scenario, strategy, seed=seed)))
     return results
-
-
-def _forecast(
-    app: Any, scenario: Scenario, queue: str, oldest: float, *, strategy: str, seed: int
-) -> Forecast:
-    try:
-        with connection_to_look(app) as connection:
-            place = QueueFinder(connection.default_channel, attempts=2).find(queue)
-            found = place if isinstance(place, Failure) else place.attributes()
-    except Exception as exc:  # kombu and botocore raise many types
-        raise failed_to_read(f"queue {queue}", why_not(exc)) from exc
-    if isinstance(found, Failure):
-        raise failed_to_read(f"queue {queue}", found)
-    count = json.loads(found.get("RedrivePolicy", "{}")).get("maxReceiveCount")
-    return forecast(
-        scenario,
-        found,
-        max_receive_count=None if count is None else int(count),
-        oldest=oldest,
-        strategy=strategy,
-        seed=seed,
-    )
-
-
-def _print_forecast(queue: str, found: Forecast, *, now: float) -> None:
-    click.echo(f"{queue}: {found.messages:,} messages, ready, in flight or delayed")
-    if not found.messages:
-        return
-    if found.first is None:
-        click.echo(f"none gives up within {spell_duration(found.horizon)}")
-        return
-    click.echo(
-        f"if the outage goes on, the first message gives up in {spell_duration(found.first)}"
-        f" ({_clock(now + found.first)})"
-    )
-    for at, number in found.given_up:
-        click.echo(f"  {number:,} by {_clock(now + at)}, in {spell_duration(at)}")
-    for reason, number in sorted(found.reasons.items()):
-        click.echo(f"  {number:,}: {reason}")
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -20,9 +20,6 @@ from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .law import PolicyAlone, SimulatedMessage, Told
 from .scenario import Scenario
 
-#: Points of a curve. A simulation that lasts longer doubles the width of its points.
-CURVE_POINTS = 720
-
 
 class Call(Enum):
     """Calls of the provider, by how they ended."""
@@ -34,45 +31,29 @@ class Call(Enum):
     __hash__ = object.__hash__  # members are single; Enum's own hash costs a call per count
 
 
-class Curve:
-    """Numbers of events over time, in at most ``CURVE_POINTS`` points."""
-
-    def __init__(self) -> None:
-        self.seconds = 1.0
-        self.counts: list[int] = []
-
-    def add(self, now: float) -> None:
-        """Count an event."""
-        index = int(now / self.seconds)
-        while index >= CURVE_POINTS:
-            pairs = zip(self.counts[::2], [*self.counts[1::2], 0], strict=False)
-            self.counts = [a + b for a, b in pairs]
-            self.seconds *= 2
-            index = int(now / self.seconds)
-        self.counts.extend([0] * (index + 1 - len(self.counts)))
-        self.counts[index] += 1
-
-
 @dataclass
 class Measures:
-    """The counts of one simulation. Times are seconds from its start."""
+    """The counts of one simulation. Times are seconds from its start.
+
+    Attributes:
+        messages: that were sent.
+        calls: by how they ended, and in which second they began.
+        dead: messages that were given up, by reason.
+        receives: settled messages by how often each was received.
+        in_flight_peak: most messages in flight; SQS allows 120,000.
+        backlog: messages that were not settled when the provider was back.
+        ended_at: when the last message was settled.
+    """
 
     messages: int = 0
-    calls: dict[Call, Curve] = field(default_factory=lambda: {call: Curve() for call in Call})
+    calls: dict[Call, Counter[int]] = field(
+        default_factory=lambda: {call: Counter() for call in Call}
+    )
     dead: Counter[str] = field(default_factory=Counter)
-    dead_curve: Curve = field(default_factory=Curve)
-    first_dead_at: float | None = None
-    #: Number of settled messages by how often each was received.
     receives: Counter[int] = field(default_factory=Counter)
     in_flight_peak: int = 0
-    backlog_at_recovery: int = 0
-    #: When the last message that was sent before the recovery was settled; ``None`` = not all are.
-    drained_at: float | None = None
+    backlog: int = 0
     ended_at: float = 0.0
-
-    def count_calls(self, call: Call) -> int:
-        """Return how many calls ended so."""
-        return sum(self.calls[call].counts)
 
 
 class SimulatedProvider:
@@ -140,82 +121,45 @@ class _Simulation:
         self._in_flight = 0
         self._alive = 0
         self._is_arriving = True
-        self._older = 0
-        self._recovery_is_counted = False
 
     def run(self) -> Measures:
-        scenario, heap = self.scenario, self._heap
-        if scenario.backlog and scenario.oldest:
-            for worker in self._workers:
-                worker.strategy.down_since(-scenario.oldest)
-        for number in range(scenario.backlog):
-            self._arrive_from_before(scenario.oldest * (1 - number / scenario.backlog))
+        for _ in range(self.scenario.backlog):
+            self._show(self._make_message(0.0))
+        self._push(self.scenario.outage, self._on_recovery, None, None)
         self._schedule_arrival()
-        while heap:
-            at, _, handle, a, b = heapq.heappop(heap)
-            if at >= scenario.outage and not self._recovery_is_counted:
-                self._count_recovery()
-            if scenario.horizon is not None and at > scenario.horizon:
-                break
-            self.now = at
+        while self._heap and (self._alive or self._is_arriving):
+            self.now, _, handle, a, b = heapq.heappop(self._heap)
             handle(a, b)
-            if not self._alive and not self._is_arriving:
-                break  # what is left are ends of holds that a recall has ended before
-        if not self._recovery_is_counted:
-            self._count_recovery()
         self.measures.ended_at = self.now
         return self.measures
 
     # Messages
 
     def _schedule_arrival(self) -> None:
-        self._is_arriving = False
-        if self.scenario.rate > 0:
-            at = self.now + self._arrivals_rng.expovariate(self.scenario.rate)
-            if at < self.scenario.last_arrival:
-                self._is_arriving = True
-                self._push(at, self._on_arrival, None, None)
+        rate = self.scenario.rate
+        at = self.now + self._arrivals_rng.expovariate(rate) if rate else math.inf
+        self._is_arriving = at < self.scenario.outage
+        if self._is_arriving:
+            self._push(at, self._on_arrival, None, None)
 
     def _on_arrival(self, a: None, b: None) -> None:
         self._show(self._make_message(self.now))
         self._schedule_arrival()
+
+    def _on_recovery(self, a: None, b: None) -> None:
+        self.measures.backlog = self._alive
 
     def _make_message(self, sent_at: float) -> SimulatedMessage:
         self.measures.messages += 1
         self._alive += 1
         return SimulatedMessage(self.measures.messages, sent_at)
 
-    def _arrive_from_before(self, age: float) -> None:
-        """Add a message of the backlog. One that has been retried is hidden now."""
-        message = self._make_message(-age)
-        if not age:
-            self._show(message)
-            return
-        self._in_flight += 1
-        strategy = self._rng.choice(self._workers).strategy
-        seconds = strategy.has_retried(message)
-        self._hide(message, seconds)
-        strategy.hidden(message, seconds, 0.0)
-
-    def _count_recovery(self) -> None:
-        self._recovery_is_counted = True
-        self._older = self.measures.backlog_at_recovery = self._alive
-        if not self._alive:
-            self.measures.drained_at = self.scenario.outage
-
     def _settle(self, worker: _Worker, message: SimulatedMessage, dead: str | None = None) -> None:
         if dead is not None:
             self.measures.dead[dead] += 1
-            self.measures.dead_curve.add(self.now)
-            if self.measures.first_dead_at is None:
-                self.measures.first_dead_at = self.now
         self._in_flight -= 1
         self._alive -= 1
         self.measures.receives[message.receives] += 1
-        if self._recovery_is_counted and message.sent_at <= self.scenario.outage:
-            self._older -= 1
-            if not self._older:
-                self.measures.drained_at = self.now
         self._let_go(worker)
 
     # The queue
@@ -293,7 +237,7 @@ class _Simulation:
             message = worker.waiting.popleft()
             worker.running += 1
             answer = self._provider.call(self.now)
-            self.measures.calls[answer].add(self.now)
+            self.measures.calls[answer][int(self.now)] += 1
             self._push(
                 self.now + self.scenario.call_seconds, self._on_end, (worker, message), answer
             )

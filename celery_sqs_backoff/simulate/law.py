@@ -75,20 +75,6 @@ class PolicyAlone:
         )
         return self._hide(message, delay, now) if reason is None else Told(dead=reason.value)
 
-    def has_retried(self, message: SimulatedMessage) -> float:
-        """Let a message fail from when it was sent until 0; return when it is due again."""
-        message.first_received_at = at = message.sent_at
-        most = self.scenario.max_receive_count
-        while at < 0:
-            if most is None or message.receives < most - 1:  # else it would not be there
-                message.receives += 1
-            delay = self.delayed(message, self._draw(message), at)
-            at += max(1.0, self._hide(message, delay, at).hide or 0.0)
-        return at
-
-    def down_since(self, at: float) -> None:
-        """Note that the provider was down before the simulation begins."""
-
     def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
         """Return the delay after a failure, from the one that the policy drew."""
         return delay
@@ -187,9 +173,6 @@ class WithProvider(PolicyAlone):
         self.gate.ended(message.id, self._reply, now, retry_after=retry_after)
         self._floor = retry_after or 0.0
         return super().ended(message, now, failed=failed, retry_after=retry_after)
-
-    def down_since(self, at: float) -> None:
-        self.gate.down_since(at)
 
     def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
         seen = self._seen(message, now)

@@ -17,12 +17,9 @@ class Scenario:
     """An outage of a provider, the messages for it, the fleet and the task's options.
 
     Attributes:
-        outage: how long the provider is down, from 0 on; 0 = it never is.
-        rate: new messages a second, at random times.
-        arrives_for: how long they arrive; ``None`` = as long as the outage.
+        outage: how long the provider is down, from 0 on.
+        rate: new messages a second until the provider is back, at random times.
         backlog: messages that are there at the start.
-        oldest: age of the oldest of them. The others are spread evenly below it, and each has been
-            retried since it was sent.
         capacity: calls a second that the provider takes; more get a 429. ``None`` = any number.
         call_seconds: how long a call takes.
         retry_after: seconds that a 429 asks for; ``None`` = it says nothing.
@@ -32,14 +29,11 @@ class Scenario:
         backoff, retry_for, max_retries, crash_budget, provider: the task's options.
         max_receive_count: of the queue; ``None`` = it has no dead-letter queue.
         retention: how long SQS keeps a message.
-        horizon: the simulation stops here; ``None`` = when all messages are settled.
     """
 
     outage: float = 3600.0
     rate: float = 1.0
-    arrives_for: float | None = None
     backlog: int = 0
-    oldest: float = 0.0
     capacity: float | None = 20.0
     call_seconds: float = 0.2
     retry_after: float | None = None
@@ -53,21 +47,15 @@ class Scenario:
     provider: Provider = field(default_factory=lambda: Provider("simulated"))
     max_receive_count: int | None = None
     retention: float = 4 * 86_400.0
-    horizon: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("outage", "rate", "backlog", "oldest", "prefetch"):
+        for name in ("outage", "rate", "backlog", "prefetch"):
             if not getattr(self, name) >= 0:
-                raise ScenarioError(f"{name}={getattr(self, name)!r}: expected a number from 0 up")
+                raise ScenarioError(f"invalid {name} {getattr(self, name)!r}: expected 0 or more")
         for name in ("capacity", "call_seconds", "workers", "processes", "retention"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ScenarioError(f"{name}={value!r}: expected a number above 0")
-
-    @property
-    def last_arrival(self) -> float:
-        """When the last new message may arrive."""
-        return self.outage if self.arrives_for is None else self.arrives_for
+                raise ScenarioError(f"invalid {name} {value!r}: expected more than 0")
 
     @property
     def throughput(self) -> float:

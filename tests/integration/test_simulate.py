@@ -1,11 +1,10 @@
-"""``celery sqs-simulate``: options, output, exit codes, and a live queue."""
+"""``celery sqs-simulate``: options, output and exit codes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from celery import Celery
@@ -13,18 +12,12 @@ from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 
 from celery_sqs_backoff import FullJitter, SQSBackoffTask
-from celery_sqs_backoff.commands import simulate
-from celery_sqs_backoff.commands.exit_codes import DONE, UNREACHABLE, USAGE
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
+from celery_sqs_backoff.commands.exit_codes import DONE, USAGE
 
 
 @pytest.fixture
-def app(sqs_endpoint: str, queue: LocalQueue) -> Iterator[Celery]:
-    made = Celery("simulated", set_as_current=False)
-    made.conf.update(local_sqs_settings(sqs_endpoint, queue))
+def app() -> Iterator[Celery]:
+    made = Celery("simulated", broker="sqs://", set_as_current=False)
     made.conf.sqs_backoff = {"retry_for": 7200.0}
 
     @made.task(
@@ -77,6 +70,8 @@ def test_the_options_are_those_of_the_app_or_of_a_task(run: Callable[..., Result
     own, _ = json.loads(run(*arguments, "--task", "mails.send").stdout)["results"]
     assert app_wide["dead"] == {}
     assert own["dead"]
+    few, _ = json.loads(run(*arguments, "--max-receive-count", "3").stdout)["results"]
+    assert set(few["dead"]) == {"the queue's maxReceiveCount is reached"}
 
 
 def test_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
@@ -90,7 +85,7 @@ def test_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--call", "0"], "above 0"),
+        (["--call", "0"], "expected more than 0"),
         (["--outage", "soon"], "--outage"),
         (["--capacity", "0"], "invalid --capacity"),
         (["--outage", "1m", "--plot", "/no/such/place/x.svg"], "No such file"),
@@ -107,65 +102,3 @@ def test_wrong_options_are_a_usage_error(
     assert result.exit_code == USAGE
     assert words in result.stderr
     assert "Traceback" not in result.output
-
-
-def test_a_live_queue(run: Callable[..., Result], queue: LocalQueue, sqs: SQSClient) -> None:
-    for _ in range(3):
-        sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
-    result = run("--live", queue.name, "--task", "mails.send", "--json")
-    assert result.exit_code == DONE
-    found = json.loads(result.stdout)
-    assert found["messages"] == 3
-    assert 0 < found["first"] <= 600
-    assert sum(found["reasons"].values()) == 3
-    text = run("--live", queue.name, "--task", "mails.send").stdout
-    assert "the first message gives up in" in text
-    assert sum(int(n) for n in _counts(sqs, queue)) == 3, "looking changes nothing"
-
-
-def test_messages_of_a_provider_wait_behind_its_gate(
-    app: Celery, run: Callable[..., Result], queue: LocalQueue, sqs: SQSClient
-) -> None:
-    """They are received less often, so the queue's maxReceiveCount lasts longer."""
-    dlq = sqs.create_queue(QueueName=f"{queue.name}-given-up")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=dlq, AttributeNames=["QueueArn"])["Attributes"]
-    policy = json.dumps({"deadLetterTargetArn": arn["QueueArn"], "maxReceiveCount": "8"})
-    sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"RedrivePolicy": policy})
-    for _ in range(12):
-        sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
-    first = []
-    for provider in (None, "mail"):
-        app.conf.sqs_backoff = {"retry_for": 43_200.0, "provider": provider}
-        first.append(
-            json.loads(run("--live", queue.name, "--workers", "1", "--json").stdout)["first"]
-        )
-    sqs.delete_queue(QueueUrl=dlq)
-    assert first[1] > 2 * first[0], first
-
-
-def _counts(sqs: SQSClient, queue: LocalQueue) -> list[str]:
-    found = sqs.get_queue_attributes(
-        QueueUrl=queue.url,
-        AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
-    )
-    return [*found["Attributes"].values()]
-
-
-def test_a_queue_that_is_not_there(run: Callable[..., Result]) -> None:
-    result = run("--live", "no-such-queue")
-    assert result.exit_code == USAGE
-    assert "no-such-queue" in result.stderr
-
-
-def test_what_keeps_a_look_from_a_live_queue_is_named(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """botocore raises more than its own errors, of credentials that stay expired for example."""
-
-    def fails(app: Celery) -> None:
-        raise RuntimeError("Credentials were refreshed, but the refreshed ones are still expired")
-
-    monkeypatch.setattr(simulate, "connection_to_look", fails)
-    result = run("--live", "mails")
-    assert result.exit_code == UNREACHABLE
-    assert "cannot read queue mails: " in result.stderr

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import pytest
 
 from celery_sqs_backoff import FullJitter, Provider, Schedule
 from celery_sqs_backoff.simulate import engine
-from celery_sqs_backoff.simulate.engine import CURVE_POINTS, Call, Curve, simulate
+from celery_sqs_backoff.simulate.engine import Call, simulate
 from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedMessage, Told
-from celery_sqs_backoff.simulate.results import Result, result_of
+from celery_sqs_backoff.simulate.results import Result, plot
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 
 
@@ -20,18 +21,16 @@ def outage(seconds: float, *, rate: float = 1.0, capacity: float | None = 20.0) 
 
 
 def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Result:
-    measures = simulate(scenario, STRATEGIES[strategy], seed=seed)
-    return result_of(strategy, scenario, measures)
+    return Result(strategy, scenario, simulate(scenario, STRATEGIES[strategy], seed=seed))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_message_is_sent_or_a_dead_letter(strategy: str) -> None:
-    scenario = outage(900.0)
-    measures = simulate(scenario, STRATEGIES[strategy], seed=1)
-    dead = sum(measures.dead.values())
-    assert measures.count_calls(Call.SENT) + dead == measures.messages
-    assert sum(measures.receives.values()) == measures.messages
-    assert measures.drained_at is not None
+    result = played(replace(outage(900.0), retry_for=600.0), strategy)
+    measures = result.measures
+    assert result.count_calls(Call.SENT) + result.dead_letters == measures.messages
+    assert measures.receives.total() == measures.messages
+    assert result.dead_letters
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
@@ -42,7 +41,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 def test_every_strategy_gets_the_same_messages() -> None:
     scenario = outage(600.0)
-    assert len({played(scenario, name).messages for name in STRATEGIES}) == 1
+    assert len({played(scenario, name).measures.messages for name in STRATEGIES}) == 1
 
 
 @pytest.mark.parametrize(("call_seconds", "processes"), [(0.2, 4), (1.0, 8)], ids=str)
@@ -58,13 +57,13 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
     scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
     for seed in (1, 2):
         result = played(scenario, seed=seed)
-        assert result.wasted <= 2400
-        assert result.turned_away <= 0.15 * result.messages
+        assert result.count_calls(Call.WASTED) <= 2400
+        assert result.count_calls(Call.TURNED_AWAY) <= 0.15 * result.measures.messages
         assert result.drain_ratio is not None
         assert result.drain_ratio <= 1.7
-        assert result.receives_p99 <= 12
-        assert result.receives_max <= 17
-        assert not result.dead
+        assert result.receives(0.99) <= 12
+        assert result.receives(1) <= 17
+        assert not result.dead_letters
 
 
 def test_all_workers_get_a_share_of_the_messages() -> None:
@@ -73,10 +72,11 @@ def test_all_workers_get_a_share_of_the_messages() -> None:
 
     class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
         def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-            received[id(self)] = received.get(id(self), 0) + 1
+            if now < hour.outage:
+                received[id(self)] = received.get(id(self), 0) + 1
             return super().received(message, now, waiting)  # type: ignore[no-any-return]
 
-    hour = replace(outage(3600.0), rate=0.0, backlog=300, horizon=3600.0)
+    hour = replace(outage(3600.0), rate=0.0, backlog=300)
     simulate(hour, Counting, seed=1)
     assert len(received) == 10
     assert min(received.values()) > sum(received.values()) / 10 / 2
@@ -102,9 +102,9 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
         provider=Provider("mail", probe_interval=2),
     )
     results = [played(scenario, seed=seed) for seed in range(1, 14)]
-    assert max(result.wasted for result in results) <= 60
-    assert max(result.turned_away for result in results) <= 0.13 * 1500
-    assert not any(result.dead for result in results)
+    assert max(result.count_calls(Call.WASTED) for result in results) <= 60
+    assert max(result.count_calls(Call.TURNED_AWAY) for result in results) <= 0.13 * 1500
+    assert not any(result.dead_letters for result in results)
     ratios = [result.drain_ratio for result in results if result.drain_ratio is not None]
     assert len(ratios) == 13
     assert median(ratios) <= 1.3
@@ -113,7 +113,7 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
 
 def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
     result = played(outage(3600.0), "full-jitter")
-    assert result.wasted > 20 * played(outage(3600.0)).wasted
+    assert result.count_calls(Call.WASTED) > 20 * played(outage(3600.0)).count_calls(Call.WASTED)
     assert result.drain_ratio is not None
     assert result.drain_ratio > 5
 
@@ -121,46 +121,29 @@ def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
 def test_a_schedule_is_not_recalled() -> None:
     scenario = replace(outage(900.0), backoff=Schedule([400]))
     result = played(scenario)
-    assert result.drain is not None
     assert result.drain > 200
-    assert played(outage(900.0)).drain < 200  # type: ignore[operator]
-
-
-def test_a_budget_that_ends_during_the_outage_gives_up_by_name() -> None:
-    scenario = replace(outage(3600.0), retry_for=600.0)
-    for strategy in ("full-jitter", "provider"):
-        measures = simulate(scenario, STRATEGIES[strategy], seed=1)
-        assert sum(measures.dead.values()) > 0.7 * measures.messages
-        assert measures.first_dead_at is not None
-        assert measures.first_dead_at <= 700
+    assert played(outage(900.0)).drain < 200
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
 def test_no_message_is_given_up_unseen(strategy: str) -> None:
     """As in a worker, which lets it run once more before its ``retry_for`` is over."""
     result = played(replace(outage(3600.0, rate=0.3), retry_for=600.0), strategy)
-    assert result.wasted >= sum(result.dead.values()) > 0
-
-
-def test_a_simulation_ends_with_its_last_message() -> None:
-    """Not with the holds that a recall has cut short: idle polls until then cost requests."""
-    measures = simulate(outage(60.0), STRATEGIES["provider"], seed=1)
-    assert measures.drained_at is not None
-    assert measures.ended_at == measures.drained_at
+    assert result.count_calls(Call.WASTED) >= result.dead_letters > 0
 
 
 def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
     """Ten workers probe ten times a minute, and two messages a minute arrive."""
     quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
     result = played(quiet)
-    assert not result.dead
-    assert result.receives_max <= 1.1 * played(quiet, "full-jitter").receives_max
+    assert not result.dead_letters
+    assert result.receives(1) <= 1.1 * played(quiet, "full-jitter").receives(1)
 
 
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
-    assert result.dead["the queue's maxReceiveCount is reached"] > 0
+    assert result.measures.dead["the queue's maxReceiveCount is reached"] > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -171,32 +154,42 @@ def test_ten_receives(seed: int) -> None:
     a receive each time.
     """
     result = played(replace(outage(7200.0), max_receive_count=10), seed=seed)
-    assert sum(result.dead.values()) <= 0.002 * result.messages
+    assert result.dead_letters <= 0.002 * result.measures.messages
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
 def test_on_the_last_receive_a_message_runs_gate_or_not(strategy: str) -> None:
     """As a worker lets it: at the next receive SQS would move it."""
     result = played(replace(outage(7200.0, rate=0.2), max_receive_count=3), strategy)
-    assert set(result.dead) == {"the queue's maxReceiveCount is reached"}
+    assert set(result.measures.dead) == {"the queue's maxReceiveCount is reached"}
 
 
-def test_a_healthy_provider_gets_one_call_per_message() -> None:
-    scenario = Scenario(outage=0.0, capacity=None, rate=5.0, arrives_for=600.0)
-    result = played(scenario)
-    assert result.calls == result.messages
-    assert result.receives_max == 1
-    assert result.drain is None, "there was nothing to recover from"
+def test_healthy() -> None:
+    """A healthy provider gets one call per message, and there is nothing to recover from."""
+    result = played(Scenario(outage=0.0, backlog=3_000, capacity=None))
+    assert result.count_calls(Call.SENT) == result.measures.messages == 3_000
+    assert result.receives(1) == 1
+    assert (result.measures.backlog, result.drain_ratio) == (3_000, pytest.approx(1.0, abs=0.1))
 
 
-def test_a_curve_has_a_bounded_number_of_points() -> None:
-    """However long a simulation takes."""
-    curve = Curve()
-    for second in range(100_000):
-        curve.add(float(second))
-    assert len(curve.counts) <= CURVE_POINTS
-    assert sum(curve.counts) == 100_000
-    assert curve.counts[10] / curve.seconds == pytest.approx(1.0)
+def test_curve() -> None:
+    """A curve has a bounded number of points, and its area is the number of calls."""
+    result = played(outage(3600.0), "full-jitter")
+    curve = result.curve(Call.WASTED)
+    width = curve[1][0]
+    assert len(curve) <= 720
+    assert sum(rate * width for _, rate in curve) == pytest.approx(result.count_calls(Call.WASTED))
+
+
+def test_plot(tmp_path: Path) -> None:
+    """A picture has a panel for each strategy, and the suffix of its file says the format."""
+    results = [played(outage(300.0), name) for name in STRATEGIES]
+    plot(results, "mails < all & more", tmp_path / "outage.svg")
+    assert (tmp_path / "outage.svg").read_text().count('id="axes_') == 2
+    plot(results, "png", tmp_path / "outage.png")
+    assert (tmp_path / "outage.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="not supported"):
+        plot(results, "text", tmp_path / "outage.text")
 
 
 def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
@@ -219,6 +212,8 @@ def test_a_provider_without_recall_keeps_the_policy() -> None:
         outage(1800.0), backoff=FullJitter(cap=60), provider=Provider("mail", recall=False)
     )
     result = played(scenario)
-    assert result.drain is not None
     assert result.drain < 300
-    assert result.wasted < played(scenario, "full-jitter").wasted / 10
+    assert (
+        result.count_calls(Call.WASTED)
+        < played(scenario, "full-jitter").count_calls(Call.WASTED) / 10
+    )
