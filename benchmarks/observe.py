@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.observe.announce import Announce
-from celery_sqs_backoff.observe.events import Event, Received, RunEnded, Settled, Started
+from celery_sqs_backoff.observe.events import Event, Polled, RunEnded, Settled
 from celery_sqs_backoff.observe.log_lines import LogLines
 from celery_sqs_backoff.observe.metrics import Metrics
 from celery_sqs_backoff.observe.stream import Events
@@ -40,10 +40,9 @@ def _tasks(number: int) -> Iterator[Event]:
     of_task: dict[str, Any] = {"queue": "mails", "task": "shop.send_mail"}
     for start in range(0, number, _BATCH):
         ids = tuple(f"message-{start + n}" for n in range(_BATCH))
-        yield Received(queue="mails", messages=_BATCH, asked_for=_BATCH, message_ids=ids)
+        yield Polled(queue="mails", message_ids=ids)
         for message_id in ids:
             facts = {**of_task, "task_id": message_id, "message_id": message_id}
-            yield Started(**facts)
             yield RunEnded(**facts, outcome="succeeded", attempt=1)
         yield Settled(queue="mails", action="DeleteMessageBatch", failed=0)
 

@@ -29,18 +29,14 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received(Event):
+class Polled(Event):
     """SQS answered a ReceiveMessage.
 
     Attributes:
-        messages: how many it returned.
-        asked_for: how many it could have returned.
-        message_ids: SQS's ids of them.
+        message_ids: SQS's ids of the messages that it returned.
     """
 
-    name = "received"
-    messages: int
-    asked_for: int
+    name = "polled"
     message_ids: tuple[str, ...] = ()
 
 
@@ -84,13 +80,6 @@ class OfTask(OfMessage):
 
     task: str
     task_id: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Started(OfTask):
-    """The worker handed a task to its pool."""
-
-    name = "started"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,9 @@ from .events import (
     Event,
     GivenBack,
     LeaseLost,
+    Polled,
     ProviderPaused,
     Recalled,
-    Received,
     ReceiveFailed,
     Retried,
     RunEnded,
@@ -145,8 +145,8 @@ INSTRUMENTS: Final = (
         "Messages of tasks with the base class, deleted because they had expired or were revoked.",
     ),
     *(RUNNING, WAITING, OLDEST, GIVING_UP),
-    _of_events("received", "queue", Received, "Messages received.", lambda e: e.messages),
-    _of_events("receives", "queue", Received, "ReceiveMessage calls that SQS answered."),
+    _of_events("received", "queue", Polled, "Messages received.", lambda e: len(e.message_ids)),
+    _of_events("receives", "queue", Polled, "ReceiveMessage calls that SQS answered."),
     _of_events(
         "receive_failures", "queue code", ReceiveFailed, "ReceiveMessage calls that failed."
     ),

@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A row of the table.
 
     Attributes:
@@ -58,61 +58,61 @@ class Line:
 
 
 LINES: Final = (
-    Line(
+    LogLine(
         ReceiveFailed,
         WARNING,
         "queue %(queue)s: %(code)s; trying again until it works",
         lambda event: event.failures == 1,
     ),
-    Line(ReceivingAgain, INFO, "queue %(queue)s, after %(failures)s failure(s)"),
-    Line(Retried, INFO, "%(facts)s"),
-    Line(DeadLettered, WARNING, "%(facts)s", lambda event: event.is_kept),
-    Line(
+    LogLine(ReceivingAgain, INFO, "queue %(queue)s, after %(failures)s failure(s)"),
+    LogLine(Retried, INFO, "%(facts)s"),
+    LogLine(DeadLettered, WARNING, "%(facts)s", lambda event: event.is_kept),
+    LogLine(
         DeadLettered,
         WARNING,
         "%(facts)s: deleted, because no dead-letter queue is to get it",
         lambda event: not event.is_kept,
     ),
-    Line(LeaseLost, ERROR, "%(facts)s: another worker may be running it"),
-    Line(
+    LogLine(LeaseLost, ERROR, "%(facts)s: another worker may be running it"),
+    LogLine(
         RenewalRefused,
         WARNING,
         "message %(message_id)s of %(queue)s is no longer ours (%(code)s)",
     ),
-    Line(
+    LogLine(
         HeldTooLong,
         ERROR,
         "message %(message_id)s of %(queue)s is held for longer than SQS allows",
     ),
-    Line(
+    LogLine(
         SettlementFailed,
         WARNING,
         "cannot %(action)s message %(message_id)s on %(queue)s: %(code)s",
     ),
-    Line(
+    LogLine(
         SettlementRefused,
         ERROR,
         "SQS refuses to %(action)s for queue %(queue)s (%(code)s); no message is lost, and this is"
         " logged once per queue",
         once_per=("queue", "action", "code"),
     ),
-    Line(
+    LogLine(
         ProviderPaused,
         WARNING,
         "%(provider)s: its messages are hidden without running, except for probes",
     ),
-    Line(ProviderProbed, INFO, "%(provider)s: one message runs"),
-    Line(
+    LogLine(ProviderProbed, INFO, "%(provider)s: one message runs"),
+    LogLine(
         ProviderSlowed,
         WARNING,
         "%(provider)s: it refuses calls, which are limited, from one a second on",
     ),
-    Line(
+    LogLine(
         ProviderRecovering,
         INFO,
         "%(provider)s: %(rate).1f calls a second, %(waiting)s messages wait",
     ),
-    Line(
+    LogLine(
         ProviderRecovered,
         INFO,
         "%(provider)s: calls are not limited any more; %(recalled)s messages were brought forward",
@@ -132,7 +132,7 @@ class LogLines:
 
     def __init__(self) -> None:
         self._written: set[tuple[object, ...]] = set()
-        self._lines: dict[type[Event], list[Line]] = {}
+        self._lines: dict[type[Event], list[LogLine]] = {}
         for line in LINES:
             self._lines.setdefault(line.kind, []).append(line)
 
@@ -142,7 +142,7 @@ class LogLines:
             if line.applies is None or line.applies(event):
                 self._write(line, event)
 
-    def _write(self, line: Line, event: Event) -> None:
+    def _write(self, line: LogLine, event: Event) -> None:
         if line.once_per:
             key = (line.kind, *(getattr(event, name) for name in line.once_per))
             if key in self._written:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import instruments as of
 from .board import ProviderNow
-from .events import Event, Received
+from .events import Event, Polled
 from .instruments import INSTRUMENTS, Instrument
 from .waiting import Waiting
 
@@ -71,7 +71,7 @@ class Metrics:
     def __call__(self, event: Event) -> None:
         """Count an event."""
         if (queue := event.queue) and (
-            isinstance(event, Received) or queue not in self._last_receive
+            isinstance(event, Polled) or queue not in self._last_receive
         ):
             self._last_receive[queue] = self._clock()
         for one in _COUNTED_BY.get(type(event), ()):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from .board import QueueNow
-from .events import DeadLettered, Event, Hidden, Recalled, Received, SettlementFailed
+from .events import DeadLettered, Event, Hidden, Polled, Recalled, SettlementFailed
 
 #: How far ahead "gives up soon" looks.
 _SOON_SECONDS: Final = 2 * 3600.0
@@ -55,7 +55,7 @@ class Waiting:
         if isinstance(event, Hidden):
             with self._lock:
                 self._hide(event)
-        elif isinstance(event, Received | Recalled):
+        elif isinstance(event, Polled | Recalled):
             if entries := self._entries.get(event.queue):
                 with self._lock:
                     for message_id in event.message_ids:

@@ -13,10 +13,9 @@ from typing import Any
 
 from celery.worker import state
 
-from ..observe.events import Started
 from ..text import printable
 from . import unreadable, upstream
-from .admission import Answer, Arrival
+from .admission import Answer
 from .lease import Lease, State, may_start
 from .receive import Receiver
 from .request import BackoffRequest, was_handed_to_pool
@@ -72,7 +71,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         elif not may_start(arrival.lease):
             _forget(request)
             return
-        _note_started(request, arrival, receiver)
+        receiver.window.started(arrival.tag)
         _hand_over(hand_to_pool, request, receiver)
 
     consumer.on_task_request = on_task_request
@@ -81,20 +80,6 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         lambda request: may_start(request.lease),
         lambda start, request: _hand_over(start, request, receiver),
     )
-
-
-def _note_started(request: Any, arrival: Arrival, receiver: Receiver) -> None:
-    receiver.window.started(arrival.tag)
-    if isinstance(request, BackoffRequest):
-        lease = arrival.lease
-        receiver.keeper.events.emit(
-            Started(
-                queue=lease.queue.name,
-                task=request.name,
-                task_id=request.id,
-                message_id=lease.delivery.message_id,
-            )
-        )
 
 
 def _hand_over(start: Callable[[Any], object], request: Any, receiver: Receiver) -> bool:

@@ -9,8 +9,7 @@ from functools import partial
 
 from celery.utils.log import get_logger
 
-from ..observe.events import Received as Polled
-from ..observe.events import ReceiveFailed, ReceivingAgain
+from ..observe.events import Polled, ReceiveFailed, ReceivingAgain
 from ..retry.policies import EqualJitter
 from ..sqs.calls import Calls, Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
@@ -187,7 +186,7 @@ class Poller:
         main = self._main
         return main is not None and main.is_alive()
 
-    def _tell(self, received: Received, asked_for: int) -> int:
+    def _tell(self, received: Received) -> int:
         """Tell observers how a receive ended; return how many in a row have failed."""
         if received.failure is not None:
             failures = self._failures = self._failures + 1
@@ -198,9 +197,7 @@ class Poller:
         if failures:
             self._events.emit(ReceivingAgain(queue=self.queue, failures=failures))
         ids = tuple(message["MessageId"] for message in received.messages)
-        self._events.emit(
-            Polled(queue=self.queue, messages=len(ids), asked_for=asked_for, message_ids=ids)
-        )
+        self._events.emit(Polled(queue=self.queue, message_ids=ids))
         return 0
 
     def _receive(self, asked_for: int, *, wait_seconds: int, is_main: bool) -> None:
@@ -213,7 +210,7 @@ class Poller:
                 visibility_timeout_seconds=hidden_seconds,
             )
             brought, seconds = len(received.messages), self._clock() - asked_at
-            failures = self._tell(received, asked_for)  # before anything becomes of them
+            failures = self._tell(received)  # before anything becomes of them
             if received.messages:
                 seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
                 self._take(

@@ -123,9 +123,9 @@ class _Poller(poller.Poller):
         at_once = sqs.next_visible_at(self.url) <= sqs.clock()
         super()._pause(0.0 if at_once else float(self._wait_seconds))
 
-    def _tell(self, received: Any, asked_for: int) -> int:
+    def _tell(self, received: Any) -> int:
         self._brought += len(received.messages)
-        return super()._tell(received, asked_for)
+        return super()._tell(received)
 
     def poll(self) -> tuple[int, float]:
         """Receive once, if there is room; return the number of messages, and seconds to pause."""

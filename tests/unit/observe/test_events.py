@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_sqs_backoff.observe.events import GivenBack, Received
+from celery_sqs_backoff.observe.events import GivenBack, Polled
 from celery_sqs_backoff.observe.stream import Events
 
 
@@ -14,7 +14,7 @@ def test_each_listener_gets_each_event_until_it_unsubscribes() -> None:
     events, first, second = Events(), [], []
     stop = events.subscribe(first.append)
     events.subscribe(second.append)
-    one = Received(queue="mails", messages=3, asked_for=10)
+    one = Polled(queue="mails")
     events.emit(one)
     stop()
     two = GivenBack(queue="mails", message_id="m")

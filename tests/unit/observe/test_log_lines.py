@@ -11,6 +11,7 @@ import pytest
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
     Event,
+    GivenBack,
     HeldTooLong,
     LeaseLost,
     ProviderRecovering,
@@ -20,7 +21,6 @@ from celery_sqs_backoff.observe.events import (
     Retried,
     SettlementFailed,
     SettlementRefused,
-    Started,
 )
 from celery_sqs_backoff.observe.log_lines import LogLines, logged_events
 
@@ -146,5 +146,5 @@ def test_an_outage_is_said_when_it_begins(caplog: pytest.LogCaptureFixture) -> N
 
 def test_most_events_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    LogLines()(Started(**OF_TASK))
+    LogLines()(GivenBack(queue="q", message_id="m"))
     assert caplog.records == []

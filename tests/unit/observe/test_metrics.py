@@ -19,9 +19,9 @@ from celery_sqs_backoff.observe.events import (
     GivenBack,
     Hidden,
     LeaseLost,
+    Polled,
     ProviderPaused,
     Recalled,
-    Received,
     ReceiveFailed,
     Retried,
     RunEnded,
@@ -101,7 +101,7 @@ def test_a_run_is_counted_by_its_outcome(metrics: Metrics, registry: CollectorRe
 def test_a_hidden_message_waits_until_it_is_due(
     metrics: Metrics, waiting: Waiting, registry: CollectorRegistry, clock: Clock
 ) -> None:
-    metrics(Received(queue="q", messages=2, asked_for=10))
+    metrics(Polled(queue="q"))
     for number, delay in enumerate((10, 20)):
         waiting(
             Hidden(
@@ -148,12 +148,12 @@ def test_messages_that_nobody_wants_any_more_are_counted(
 def test_the_age_of_the_last_poll_grows_until_the_next(
     metrics: Metrics, registry: CollectorRegistry, clock: Clock
 ) -> None:
-    metrics(Received(queue="q", messages=0, asked_for=10))
+    metrics(Polled(queue="q"))
     clock.now += 30
     metrics(ReceiveFailed(queue="q", code="ServiceUnavailable"))
     assert value(registry, "poll_age_seconds") == 30
     assert value(registry, "receive_failures_total", code="ServiceUnavailable") == 1
-    metrics(Received(queue="q", messages=4, asked_for=10))
+    metrics(Polled(queue="q", message_ids=("a", "b", "c", "d")))
     assert value(registry, "poll_age_seconds") == 0
     assert value(registry, "received_total") == 4
 
@@ -206,7 +206,7 @@ def test_pauses_and_recalls(metrics: Metrics, registry: CollectorRegistry) -> No
 
 
 def test_each_instrument_is_in_the_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
-    metrics(Received(queue="q", messages=0, asked_for=10))
+    metrics(Polled(queue="q"))
     found = {family.name for family in registry.collect()}
     assert found == {one.prometheus_name.removesuffix("_total") for one in INSTRUMENTS}
 
@@ -221,13 +221,13 @@ def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path: Path) -> None
     """The variable is set for the web processes of the same image; the directory is gone."""
     code = (
         "from prometheus_client import CollectorRegistry\n"
-        "from celery_sqs_backoff.observe.events import Received\n"
+        "from celery_sqs_backoff.observe.events import Polled\n"
         "from celery_sqs_backoff.observe.metrics import Metrics\n"
         "from celery_sqs_backoff.observe.waiting import Waiting\n"
         "registry, metrics = CollectorRegistry(), Metrics(Waiting())\n"
         "registry.register(metrics)\n"
-        "metrics(Received(queue='q', messages=3, asked_for=10))\n"
-        "metrics(Received(queue='q', messages=4, asked_for=10))\n"
+        "for _ in range(7):\n"
+        "    metrics(Polled(queue='q', message_ids=('m',)))\n"
         "print(registry.get_sample_value('sqs_backoff_received_total', {'queue': 'q'}))\n"
     )
     gone = tmp_path / "gone"

@@ -12,8 +12,8 @@ from celery_sqs_backoff.observe.board import QueueNow
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
     Hidden,
+    Polled,
     Recalled,
-    Received,
     SettlementFailed,
 )
 from celery_sqs_backoff.observe.waiting import Waiting
@@ -34,8 +34,8 @@ def hidden(message_id: str, seconds: float = 60, **facts: Any) -> Hidden:
     return Hidden(queue="q", message_id=message_id, seconds=seconds, **facts)
 
 
-def received(*ids: str) -> Received:
-    return Received(queue="q", messages=len(ids), asked_for=10, message_ids=ids)
+def received(*ids: str) -> Polled:
+    return Polled(queue="q", message_ids=ids)
 
 
 OF_TASK: dict[str, Any] = {"queue": "q", "task": "t", "task_id": "i", "message_id": "m"}
