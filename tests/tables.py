@@ -13,7 +13,7 @@ from pathlib import Path
 
 from celery_sqs_backoff.classifiers import botocore, httpx, requests, sdk, smtplib, urllib
 from celery_sqs_backoff.classifiers.answers import STATUSES, StatusRule
-from celery_sqs_backoff.classifiers.exchange import Finding, Meaning, Rule
+from celery_sqs_backoff.classifiers.exchange import Diagnosis, ErrorRule, Meaning
 from celery_sqs_backoff.doctor import RULES
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS
 from celery_sqs_backoff.provider import gate
@@ -24,7 +24,7 @@ from celery_sqs_backoff.sqs.settlement import Want
 DOCS = Path(__file__).parents[1] / "docs"
 
 #: The rules of each library by the name of its classifier.
-LIBRARIES: Mapping[str, tuple[Rule, ...]] = {
+LIBRARIES: Mapping[str, tuple[ErrorRule, ...]] = {
     "requests": requests.RULES,
     "httpx": httpx.RULES,
     "urllib": urllib.RULES,
@@ -189,7 +189,7 @@ def _statuses(rule: StatusRule) -> str:
     return text
 
 
-def _errors(rule: Rule) -> str:
+def _errors(rule: ErrorRule) -> str:
     module = "" if rule.module == "builtins" else f"{rule.module.removesuffix('.exceptions')}."
     return ", ".join(f"`{module}{error}`" for error in rule.names.split())
 
@@ -197,7 +197,7 @@ def _errors(rule: Rule) -> str:
 def _outcome(means: object) -> str:
     if not isinstance(means, Meaning):
         return "not classified" if means is None else "as it says"
-    verdict = Finding(means).verdict(idempotent=True)
+    verdict = Diagnosis(means).verdict(idempotent=True)
     is_in_doubt = verdict.outcome is Outcome.UNKNOWN
     never = ", never repeated" if is_in_doubt and not verdict.safe_to_repeat else ""
     return verdict.outcome.name + never

@@ -1,6 +1,6 @@
 """What an HTTP answer says by its status, and when the provider wants to be asked again.
 
-Pure: a status, headers and the time in, a finding out.
+Pure: a status, headers and the time in, a diagnosis out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from .exchange import Finding, Meaning
+from .exchange import Diagnosis, Meaning
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ _EPOCH = 1e9
 _EPOCH_MILLISECONDS = 1e12
 
 
-def answer(status: object, headers: object = None, *, now: float) -> Finding | None:
+def answer(status: object, headers: object = None, *, now: float) -> Diagnosis | None:
     """Return the meaning of an HTTP answer; ``None`` = it is no error (below 400), or no status.
 
     Args:
@@ -138,7 +138,7 @@ def answer(status: object, headers: object = None, *, now: float) -> Finding | N
             and (has_retry_after or not rule.if_retry_after)
             and (_is_of_a_cache(fields) or not rule.if_of_a_cache)
         ):
-            return Finding(rule.means, asked)
+            return Diagnosis(rule.means, asked)
     return None
 
 
@@ -167,7 +167,7 @@ def may_have_acted(response: Any) -> bool:
     return status in range(300, 400) and status not in (307, 308)
 
 
-def read_answer(response: Any) -> Finding | None:
+def read_answer(response: Any) -> Diagnosis | None:
     """Read a response object: ``status_code`` or ``status``, and ``headers``."""
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     return answer(status, getattr(response, "headers", None), now=time.time())

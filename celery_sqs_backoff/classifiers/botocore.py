@@ -10,7 +10,7 @@ from typing import Any
 
 from ..retry.outcomes import Classifier
 from .answers import answer, asked_seconds
-from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 from .urllib import nothing_was_sent
 
 _MODULE = "botocore.exceptions"
@@ -75,11 +75,11 @@ def _part(exc: Any, name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _answered(exc: Any) -> Finding | None:
+def _answered(exc: Any) -> Diagnosis | None:
     metadata = _metadata(exc)
     found = answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
     if found is not None and found.meaning is Meaning.UNAVAILABLE and _code(exc) in _OWN_503:
-        return Finding(Meaning.REFUSED_FOR_NOW, found.retry_after_seconds)
+        return Diagnosis(Meaning.REFUSED_FOR_NOW, found.retry_after_seconds)
     return found
 
 
@@ -87,8 +87,8 @@ def _asked(exc: Any) -> float | None:
     return asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[ErrorRule, ...] = (
+    ErrorRule(
         _MODULE,
         "ClientError",
         Meaning.REFUSED_FOR_NOW,
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         lambda exc: _code(exc) in THROTTLING_CODES,
         lambda exc: _asked(exc) or 0.0,
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ClientError",
         Meaning.REFUSED_FOR_NOW,
@@ -104,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         lambda exc: _code(exc) in EXPIRED_CODES,
         _asked,
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ClientError",
         Meaning.IN_DOUBT,
@@ -112,28 +112,30 @@ RULES: tuple[Rule, ...] = (
         lambda exc: _code(exc) in IN_PROGRESS_CODES,
         _asked,
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ClientError",
         Meaning.CONFLICT,
         "`IdempotentParameterMismatch`: the token was used for another request",
         lambda exc: _code(exc) in CONFLICT_CODES,
     ),
-    Rule(_MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"),
-    Rule(_MODULE, "ClientError", _answered, "its status decides"),
-    Rule(
+    ErrorRule(
+        _MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"
+    ),
+    ErrorRule(_MODULE, "ClientError", _answered, "its status decides"),
+    ErrorRule(
         _MODULE,
         "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
         Meaning.NOT_SENT,
         "DNS, a refused connection, or none in time",
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "CredentialRetrievalError MetadataRetrievalError",
         Meaning.NOT_SENT,
         "the source of credentials did not answer",
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "NoCredentialsError PartialCredentialsError NoAuthTokenError TokenRetrievalError"
         " SSOError SSOTokenLoadError UnauthorizedSSOTokenError LoginError"
@@ -142,15 +144,15 @@ RULES: tuple[Rule, ...] = (
         Meaning.REFUSED,
         "no credentials to send it with",
     ),
-    Rule(_MODULE, "ParamValidationError", Meaning.REFUSED, "botocore would not send it"),
-    Rule(
+    ErrorRule(_MODULE, "ParamValidationError", Meaning.REFUSED, "botocore would not send it"),
+    ErrorRule(
         _MODULE,
         "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError",
         Meaning.NOT_SENT,
         "the TLS handshake",
         nothing_was_sent,
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError"
         " ResponseStreamingError IncompleteReadError",

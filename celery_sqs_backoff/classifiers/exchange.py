@@ -37,7 +37,7 @@ class Meaning(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """A meaning, and the seconds that the provider asked to be left alone (``None``: not asked)."""
 
     meaning: Meaning
@@ -57,11 +57,11 @@ class Finding:
 
 
 #: Reads the meaning out of the error itself, such as an HTTP status; ``None`` = it has none.
-Reader: TypeAlias = Callable[[Any], Finding | None]
+Reader: TypeAlias = Callable[[Any], Diagnosis | None]
 
 
 @dataclass(frozen=True)
-class Rule:
+class ErrorRule:
     """A row of a library's table.
 
     Args:
@@ -99,12 +99,12 @@ class Rule:
                 yield found
 
 
-def find(rules: tuple[Rule, ...], exc: BaseException) -> Finding | None:
-    """Return the finding of the first rule that fits; ``None`` = no rule fits, or it has none."""
+def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
+    """Return the diagnosis of the first rule that fits; ``None`` = no rule fits, or it has none."""
     for rule in rules:
         if rule.fits(exc):
             if isinstance(rule.means, Meaning):
-                return Finding(rule.means, rule.asked_seconds and rule.asked_seconds(exc))
+                return Diagnosis(rule.means, rule.asked_seconds and rule.asked_seconds(exc))
             return None if rule.means is None else rule.means(exc)
     return None
 
@@ -130,7 +130,7 @@ class LibraryErrors:
     """
 
     name: str
-    rules: tuple[Rule, ...]
+    rules: tuple[ErrorRule, ...]
     idempotent: bool = False
     trust_503: bool = False
     redirected: Callable[[Any], bool] = _never
@@ -141,12 +141,12 @@ class LibraryErrors:
                 raise TypeError(f"invalid {option} {value!r}: expected True or False")
 
     def __call__(self, exc: BaseException) -> Verdict | None:
-        finding = find(self.rules, exc)
-        if finding is None:
+        diagnosis = find(self.rules, exc)
+        if diagnosis is None:
             return None
         if self.redirected(exc):
-            finding = Finding(Meaning.IN_DOUBT, finding.retry_after_seconds)
-        return finding.verdict(idempotent=self.idempotent, trust_503=self.trust_503)
+            diagnosis = Diagnosis(Meaning.IN_DOUBT, diagnosis.retry_after_seconds)
+        return diagnosis.verdict(idempotent=self.idempotent, trust_503=self.trust_503)
 
     def __repr__(self) -> str:
         return f"{self.name}_errors(idempotent={self.idempotent})"

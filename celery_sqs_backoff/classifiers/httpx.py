@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..retry.outcomes import Classifier
 from ..traces import certificate_rejected, frames
 from .answers import may_have_acted, read_answer
-from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
 
-def _answered(exc: BaseException) -> Finding | None:
+def _answered(exc: BaseException) -> Diagnosis | None:
     return read_answer(getattr(exc, "response", None))
 
 
@@ -22,23 +22,25 @@ def _certificate(exc: BaseException) -> bool:
     )
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("httpx", "HTTPStatusError", _answered, "its status decides"),
-    Rule(
+RULES: tuple[ErrorRule, ...] = (
+    ErrorRule("httpx", "HTTPStatusError", _answered, "its status decides"),
+    ErrorRule(
         "httpx",
         "ConnectError ProxyError",
         Meaning.REFUSED,
         "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
         lambda exc: _certificate(exc) or str(exc).startswith("407"),
     ),
-    Rule(
+    ErrorRule(
         "httpx",
         "ConnectError ConnectTimeout PoolTimeout ProxyError",
         Meaning.NOT_SENT,
         "DNS, a refused connection, none in time or none free, a proxy's tunnel, the TLS handshake",
     ),
-    Rule("httpx", "UnsupportedProtocol InvalidURL", Meaning.REFUSED, "httpx would not send it"),
-    Rule(
+    ErrorRule(
+        "httpx", "UnsupportedProtocol InvalidURL", Meaning.REFUSED, "httpx would not send it"
+    ),
+    ErrorRule(
         "httpx",
         "TimeoutException ReadTimeout WriteTimeout NetworkError ReadError WriteError CloseError"
         " RemoteProtocolError",

@@ -7,18 +7,18 @@ from typing import Any
 from ..retry.outcomes import Classifier
 from ..traces import entered, tried_before, was_sent
 from .answers import answer, may_have_acted, read_answer
-from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 from .urllib import never_to_be_sent, nothing_was_sent
 
 _MODULE = "requests.exceptions"
 
 
-def _answered(exc: BaseException) -> Finding | None:
+def _answered(exc: BaseException) -> Diagnosis | None:
     response = getattr(exc, "response", None)
     found = read_answer(response)
     retries = getattr(getattr(response, "raw", None), "retries", None)
     if found and any(map(_left_in_doubt, getattr(retries, "history", None) or ())):
-        return Finding(Meaning.IN_DOUBT, found.retry_after_seconds)
+        return Diagnosis(Meaning.IN_DOUBT, found.retry_after_seconds)
     return found
 
 
@@ -34,51 +34,51 @@ def _while_preparing(exc: BaseException) -> bool:
     return any(name.startswith("prepare") for name in entered(exc, "requests.models"))
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[ErrorRule, ...] = (
+    ErrorRule(
         _MODULE,
         "HTTPError",
         _answered,
         "its status decides; in doubt if urllib3's retries had left an attempt before it in doubt",
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ConnectTimeout",
         Meaning.NOT_SENT,
         "no connection in time",
         lambda exc: not tried_before(exc),
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ConnectionError ProxyError SSLError",
         Meaning.REFUSED,
         "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
         never_to_be_sent,
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ConnectionError ProxyError SSLError Timeout",
         Meaning.NOT_SENT,
         "DNS, a refused connection, a proxy's tunnel or the TLS handshake",
         nothing_was_sent,
     ),
-    Rule(
+    ErrorRule(
         _MODULE,
         "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError RetryError",
         Meaning.IN_DOUBT,
         "reset, silence or half an answer after the request began to leave; retries of urllib3 that"
         " ended with a status",
     ),
-    Rule(_MODULE, "JSONDecodeError", None, "the answer came, but it is not JSON"),
-    Rule(
+    ErrorRule(_MODULE, "JSONDecodeError", None, "the answer came, but it is not JSON"),
+    ErrorRule(
         _MODULE,
         "InvalidHeader",
         Meaning.REFUSED,
         "a header of ours that requests would not send",
         _while_preparing,
     ),
-    Rule(_MODULE, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
-    Rule(
+    ErrorRule(_MODULE, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
+    ErrorRule(
         _MODULE,
         "InvalidURL InvalidProxyURL InvalidSchema MissingSchema URLRequired InvalidJSONError",
         Meaning.REFUSED,

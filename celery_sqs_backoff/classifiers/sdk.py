@@ -15,7 +15,7 @@ from ..retry.outcomes import Classifier
 from ..traces import after_another_mail, tried_before
 from . import httpx, requests, urllib
 from .answers import answer, read_answer
-from .exchange import Finding, LibraryErrors, Meaning, Rule, find
+from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning, find
 
 #: Top-level modules of the SDKs whose errors are read.
 MODULES = ("anymail", "python_http_client", "sendgrid", "slack_sdk", "stripe", "twilio")
@@ -25,7 +25,7 @@ _STATUSES = ("http_status", "status_code", "status")
 _HTTP_RULES = (*requests.RULES, *httpx.RULES, *urllib.RULES)
 
 
-def _answered(exc: BaseException) -> Finding | None:
+def _answered(exc: BaseException) -> Diagnosis | None:
     response = getattr(exc, "response", None)
     for name in _STATUSES:
         if (status := getattr(exc, name, None)) is not None:
@@ -39,29 +39,29 @@ def _wrapped(exc: BaseException) -> BaseException | None:
     return exc.__cause__ or (exc.__context__ if type(exc).__module__ == "stripe.error" else None)
 
 
-def _cause(exc: BaseException) -> Finding | None:
+def _cause(exc: BaseException) -> Diagnosis | None:
     cause = _wrapped(exc)
-    finding = None if cause is None else find(_HTTP_RULES, cause)
-    if finding is not None and tried_before(exc):
-        return Finding(Meaning.IN_DOUBT, finding.retry_after_seconds)
-    return finding
+    diagnosis = None if cause is None else find(_HTTP_RULES, cause)
+    if diagnosis is not None and tried_before(exc):
+        return Diagnosis(Meaning.IN_DOUBT, diagnosis.retry_after_seconds)
+    return diagnosis
 
 
-_CONNECTION = Rule(
+_CONNECTION = ErrorRule(
     "stripe",
     "APIConnectionError",
     _cause,
     "as the error of the HTTP library it wraps; in doubt if stripe had sent it before, by"
     " `max_network_retries`",
 )
-_CONFLICT = Rule(
+_CONFLICT = ErrorRule(
     "stripe",
     "IdempotencyError",
     Meaning.CONFLICT,
     "the key was used for another request, which may have been processed",
 )
 
-_MASS_MAIL = Rule(
+_MASS_MAIL = ErrorRule(
     "builtins",
     "Exception",
     Meaning.IN_DOUBT,
@@ -70,11 +70,11 @@ _MASS_MAIL = Rule(
 )
 
 #: The rules for errors of those SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
-RULES: tuple[Rule, ...] = (
+RULES: tuple[ErrorRule, ...] = (
     _MASS_MAIL,
     _CONNECTION,
     _CONFLICT,
-    Rule(
+    ErrorRule(
         "builtins",
         "Exception",
         _answered,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..retry.outcomes import Classifier
 from ..traces import after_another_mail, certificate_rejected, entered
-from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
 # Functions of smtplib, by phase; DATA itself is `data`.
 _BEFORE_DATA = {
@@ -44,80 +44,82 @@ def _meaning(code: object) -> Meaning | None:
     return None
 
 
-def _reply(exc: Any) -> Finding:
+def _reply(exc: Any) -> Diagnosis:
     otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
     # smtplib's own words for a reply that it has not read to its end: whatever that says.
     is_unread = exc.smtp_error == "Line too long."
-    return Finding((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
+    return Diagnosis((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
 
 
-def _refused_recipients(exc: Any) -> Finding:
+def _refused_recipients(exc: Any) -> Diagnosis:
     """Return the meaning if all were refused. One that may be accepted later is worth a retry."""
     refused: Mapping[str, tuple[int, bytes]] = exc.recipients
     for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
-    return Finding(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
+    return Diagnosis(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[ErrorRule, ...] = (
+    ErrorRule(
         "builtins",
         "OSError",
         Meaning.IN_DOUBT,
         "`send_mass_mail`: mails before this one were accepted",
         after_another_mail,
     ),
-    Rule(
+    ErrorRule(
         "builtins",
         "OSError",
         Meaning.REFUSED,
         "raised in smtplib: a certificate that is not to be trusted",
         lambda exc: _in_smtplib(exc) and certificate_rejected(exc),
     ),
-    Rule(
+    ErrorRule(
         "builtins",
         "OSError",  # SMTPException is one
         Meaning.IN_DOUBT,
         "raised in smtplib at QUIT: the mail before it was accepted",
         _after_data,
     ),
-    Rule(
+    ErrorRule(
         "smtplib",
         "SMTPRecipientsRefused",
         _refused_recipients,
         "RCPT, all recipients: refused if all replies are 5yz, else refused for now",
     ),
-    Rule(
+    ErrorRule(
         "smtplib",
         "SMTPConnectError SMTPHeloError SMTPAuthenticationError SMTPSenderRefused SMTPDataError"
         " SMTPResponseException",
         _reply,
         "greeting, HELO, AUTH, MAIL, DATA: 4yz is refused for now, 5yz refused",
     ),
-    Rule("smtplib", "SMTPNotSupportedError", Meaning.REFUSED, "smtplib would not send it"),
-    Rule(
+    ErrorRule("smtplib", "SMTPNotSupportedError", Meaning.REFUSED, "smtplib would not send it"),
+    ErrorRule(
         "smtplib",
         "SMTPException",
         Meaning.REFUSED,
         "AUTH: no method that both sides know",
         lambda exc: type(exc).__name__ == "SMTPException" and "login" in entered(exc, "smtplib"),
     ),
-    Rule(
+    ErrorRule(
         "smtplib",
         "SMTPServerDisconnected",
         Meaning.NOT_SENT,
         "before DATA",
         _before_data,
     ),
-    Rule("smtplib", "SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or nobody knows when"),
-    Rule("smtplib", "SMTPException", None, "any other"),
-    Rule(
+    ErrorRule(
+        "smtplib", "SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or nobody knows when"
+    ),
+    ErrorRule("smtplib", "SMTPException", None, "any other"),
+    ErrorRule(
         "builtins",
         "OSError",
         Meaning.NOT_SENT,
         "raised in smtplib before DATA: DNS, refused, silence, TLS handshake",
         _before_data,
     ),
-    Rule(
+    ErrorRule(
         "builtins",
         "OSError",
         Meaning.IN_DOUBT,

@@ -20,13 +20,13 @@ from ..traces import (
     wrapped,
 )
 from .answers import answer
-from .exchange import Finding, LibraryErrors, Meaning, Rule
+from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
 _URLLIB = "urllib.error"
 _HTTP_CLIENT = "http.client"
 _URLLIB3 = "urllib3.exceptions"
 
-_NO_CONNECTION = Rule(
+_NO_CONNECTION = ErrorRule(
     _URLLIB3,
     "NewConnectionError NameResolutionError ConnectTimeoutError",
     Meaning.NOT_SENT,
@@ -50,7 +50,7 @@ def never_to_be_sent(exc: BaseException) -> bool:
     return nothing_was_sent(exc) and (certificate_rejected(exc) or proxy_wants_credentials(exc))
 
 
-def _answered(exc: BaseException) -> Finding | None:
+def _answered(exc: BaseException) -> Diagnosis | None:
     return answer(getattr(exc, "code", None), getattr(exc, "headers", None), now=time.time())
 
 
@@ -62,40 +62,40 @@ def _in_http_client(exc: BaseException) -> bool:
     return bool(entered(exc, _HTTP_CLIENT))
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(_URLLIB, "HTTPError", _answered, "its status decides"),
-    Rule(
+RULES: tuple[ErrorRule, ...] = (
+    ErrorRule(_URLLIB, "HTTPError", _answered, "its status decides"),
+    ErrorRule(
         _URLLIB,
         "URLError",
         Meaning.REFUSED,
         "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
         never_to_be_sent,
     ),
-    Rule(
+    ErrorRule(
         _URLLIB,
         "URLError",
         Meaning.NOT_SENT,
         "DNS, a refused or late connection, a proxy's tunnel or the TLS handshake",
         before_the_request,
     ),
-    Rule(_URLLIB, "ContentTooShortError", Meaning.IN_DOUBT, "half an answer"),
-    Rule(_URLLIB, "URLError", Meaning.IN_DOUBT, "while the request left", _has_a_cause),
-    Rule(_HTTP_CLIENT, "InvalidURL", Meaning.REFUSED, "http.client would not send it"),
-    Rule(
+    ErrorRule(_URLLIB, "ContentTooShortError", Meaning.IN_DOUBT, "half an answer"),
+    ErrorRule(_URLLIB, "URLError", Meaning.IN_DOUBT, "while the request left", _has_a_cause),
+    ErrorRule(_HTTP_CLIENT, "InvalidURL", Meaning.REFUSED, "http.client would not send it"),
+    ErrorRule(
         _HTTP_CLIENT,
         "BadStatusLine RemoteDisconnected IncompleteRead LineTooLong UnknownProtocol"
         " UnknownTransferEncoding",
         Meaning.IN_DOUBT,
         "no answer, half an answer, or one that is not HTTP",
     ),
-    Rule(
+    ErrorRule(
         "builtins",
         "OSError",
         Meaning.NOT_SENT,
         "raised in http.client, which was connecting",
         lambda exc: _in_http_client(exc) and before_the_request(exc),
     ),
-    Rule(
+    ErrorRule(
         "builtins",
         "OSError",
         Meaning.IN_DOUBT,
@@ -103,36 +103,36 @@ RULES: tuple[Rule, ...] = (
         _in_http_client,
     ),
     _NO_CONNECTION,
-    Rule(
+    ErrorRule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError",
         Meaning.REFUSED,
         "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
         never_to_be_sent,
     ),
-    Rule(
+    ErrorRule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError",
         Meaning.NOT_SENT,
         "one of these, a proxy's tunnel or the TLS handshake",
         nothing_was_sent,
     ),
-    Rule(
+    ErrorRule(
         _URLLIB3,
         "EmptyPoolError",
         Meaning.NOT_SENT,
         "no free connection",
         lambda exc: not tried_before(exc),
     ),
-    Rule(
+    ErrorRule(
         _URLLIB3,
         "LocationValueError LocationParseError URLSchemeUnknown ProxySchemeUnknown",
         Meaning.REFUSED,
         "urllib3 would not send it",
     ),
-    Rule(_URLLIB3, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
-    Rule(_URLLIB3, "ResponseNotChunked", None, "the answer came; it was read the wrong way"),
-    Rule(
+    ErrorRule(_URLLIB3, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
+    ErrorRule(_URLLIB3, "ResponseNotChunked", None, "the answer came; it was read the wrong way"),
+    ErrorRule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError"
         " IncompleteRead InvalidChunkLength NewConnectionError NameResolutionError"

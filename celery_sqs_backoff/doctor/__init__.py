@@ -6,16 +6,16 @@ from a Celery app. A finding states evidence, its consequence in an outage, and 
 
 from __future__ import annotations
 
-from .facts import AppFacts, Facts, QueueFacts, TaskFacts
+from .facts import AppFacts, ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Rule, Severity
 from .rules import RULES, asked, examine
 
 __all__ = [
     "RULES",
     "AppFacts",
-    "Facts",
     "Finding",
     "Fix",
+    "ProjectFacts",
     "QueueFacts",
     "Rule",
     "Severity",

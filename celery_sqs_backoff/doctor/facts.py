@@ -1,4 +1,4 @@
-"""Facts about queues, tasks and settings, as plain values, so that rules need no SQS.
+"""ProjectFacts about queues, tasks and settings, as plain values, so that rules need no SQS.
 
 ``None`` means that a fact is not known. A rule says nothing about it then.
 """
@@ -203,7 +203,7 @@ class AppFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ProjectFacts:
     """All that was read."""
 
     app: AppFacts = field(default_factory=AppFacts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .facts import Facts, QueueFacts
+from .facts import ProjectFacts, QueueFacts
 
 
 class Severity(Enum):
@@ -84,14 +84,14 @@ class Rule:
     id: str
     title: str
     why: str
-    ask: Callable[[Facts], Iterable[Report]]
+    ask: Callable[[ProjectFacts], Iterable[Report]]
     is_live: bool = True
 
     @property
     def severity(self) -> Severity:
         return {"E": Severity.ERROR, "W": Severity.WARNING, "I": Severity.INFO}[self.id[0]]
 
-    def findings(self, facts: Facts) -> list[Finding]:
+    def findings(self, facts: ProjectFacts) -> list[Finding]:
         """Return a finding for each subject that has the fault."""
         return [Finding(self.id, self.severity, *report) for report in self.ask(facts)]
 

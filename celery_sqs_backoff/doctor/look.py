@@ -22,7 +22,7 @@ from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import QueueFinder, connection_to_look
 from ..sqs.redact import mask
-from .facts import AppFacts, Facts, QueueFacts, TaskFacts
+from .facts import AppFacts, ProjectFacts, QueueFacts, TaskFacts
 
 #: No message ever had it, so no message is touched.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
@@ -71,7 +71,7 @@ def _reason(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {mask(str(exc))}{place}"
 
 
-def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
+def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFacts:
     """Read what is known of an app.
 
     Args:
@@ -84,10 +84,10 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
     """
     facts = facts_of_app(app, live=live)
     if not live:
-        return Facts(app=facts)
+        return ProjectFacts(app=facts)
     with connection_to_look(app) as connection:
         if (broker := connection.transport.driver_type) != "sqs":
-            return Facts(app=facts, other_broker=broker)
+            return ProjectFacts(app=facts, other_broker=broker)
         channel = connection.default_channel
         names = list(app.amqp.queues.consume_from)
         queues, finder = [], QueueFinder(channel, attempts=2)
@@ -99,7 +99,7 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> Facts:
                 else facts_of_queue(name, found.queue_url, found.on)
             )
         others = _other_queues(channel, {q.url for q in queues})
-    return Facts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)
+    return ProjectFacts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)
 
 
 def ignored_by(app: Any) -> tuple[str, ...]:

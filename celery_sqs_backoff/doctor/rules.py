@@ -17,7 +17,7 @@ from ..sqs.limits import (
     MAX_MESSAGE_BYTES,
 )
 from ..units import in_words
-from .facts import Facts, QueueFacts, TaskFacts
+from .facts import ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Report, Rule, Severity, aws_sqs, create_queue, set_attribute
 from .horizon import dead_lettered_after
 
@@ -63,11 +63,11 @@ _BROAD: Final = frozenset(
 
 _rules: list[Rule] = []
 
-_Ask: TypeAlias = Callable[[Facts], Iterable[Report]]
+_Ask: TypeAlias = Callable[[ProjectFacts], Iterable[Report]]
 
 #: Evidence, consequence and fix of one queue; ``None`` = it does not have the fault.
 _QueueReport: TypeAlias = tuple[str, str, Fix] | None
-_AskQueue: TypeAlias = Callable[[QueueFacts, Facts], _QueueReport]
+_AskQueue: TypeAlias = Callable[[QueueFacts, ProjectFacts], _QueueReport]
 
 
 def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
@@ -88,7 +88,7 @@ def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
     """Make a rule of a function that is asked about each queue that could be read."""
 
     def add(ask: _AskQueue) -> _AskQueue:
-        def ask_all(facts: Facts) -> Iterator[Report]:
+        def ask_all(facts: ProjectFacts) -> Iterator[Report]:
             for queue in facts.consumed:
                 if (report := ask(queue, facts)) is not None:
                     yield (queue.name, *report)
@@ -101,7 +101,7 @@ def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
 
 
 @_queue_rule("E011")
-def _visibility_timeout_zero(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue's visibility timeout is 0.
 
     A received message must stay hidden until its worker has renewed its hold for the first
@@ -118,7 +118,7 @@ def _visibility_timeout_zero(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_queue_rule("W012")
-def _visibility_timeout_long(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue's visibility timeout is long.
 
     It need not be longer than a task, because workers renew their hold on each message, for up
@@ -137,7 +137,7 @@ def _visibility_timeout_long(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_rule("I014")
-def _small_messages(facts: Facts) -> Iterator[Report]:
+def _small_messages(facts: ProjectFacts) -> Iterator[Report]:
     """The queue refuses messages that SQS would take.
 
     Queues made before August 2025 keep their limit of 256 KiB.
@@ -157,7 +157,7 @@ def _small_messages(facts: Facts) -> Iterator[Report]:
 
 
 @_queue_rule("W015")
-def _delay(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue delays every message.
 
     A queue's DelaySeconds applies to each message that brings none of its own. Celery's
@@ -173,7 +173,7 @@ def _delay(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_queue_rule("W002")
-def _missing(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue has no dead-letter queue.
 
     What cannot be retried is for a person to look at, and to replay once the cause is gone.
@@ -209,7 +209,7 @@ def _set_redrive_policy(queue: QueueFacts, dlq_arn: str | None) -> Fix:
 
 
 @_queue_rule("E004")
-def _gone(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _gone(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue does not exist.
 
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
@@ -225,7 +225,7 @@ def _gone(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_queue_rule("E006")
-def _not_allowed(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _not_allowed(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue does not take this queue's messages.
 
     RedriveAllowPolicy names the queues that may use it, at most 10.
@@ -257,7 +257,7 @@ def _allow(dlq: QueueFacts, sources: list[object]) -> Fix:
 
 
 @_queue_rule("W007")
-def _dlq_of_dlq(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue has a redrive policy of its own.
 
     Each look at a dead letter counts as a receive.
@@ -275,7 +275,7 @@ def _dlq_of_dlq(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_queue_rule("W008")
-def _short_lived(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _short_lived(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """Dead letters are deleted early.
 
     On standard queues the enqueue timestamp of a message that SQS moves is unchanged, so its
@@ -309,7 +309,7 @@ def _short_lived(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_queue_rule("I033")
-def _dlq_unreadable(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _dlq_unreadable(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue cannot be read.
 
     A worker sends there and need not read it, so its policy in the docs does not let it.
@@ -325,7 +325,7 @@ def _dlq_unreadable(queue: QueueFacts, facts: Facts) -> _QueueReport:
 
 
 @_queue_rule("W009")
-def _retention(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _retention(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """Retention ends before the retries do.
 
     SQS deletes a message when its retention period is over, hidden or not. Workers give it up
@@ -361,12 +361,12 @@ def _messages(queue: QueueFacts) -> str:
     return f"{queue.visible} messages" if queue.visible else "Each message"
 
 
-def _covered(facts: Facts, queue: QueueFacts) -> list[TaskFacts]:
+def _covered(facts: ProjectFacts, queue: QueueFacts) -> list[TaskFacts]:
     return [task for task in facts.sent_to(queue) if task.is_covered]
 
 
 @_queue_rule("W010")
-def _few_receives(queue: QueueFacts, facts: Facts) -> _QueueReport:
+def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """maxReceiveCount is too small for the delays.
 
     SQS moves a message, without a reason on it, at the receive after maxReceiveCount; workers
@@ -432,7 +432,7 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
 
 
 @_rule("E001")
-def _unreadable(facts: Facts) -> Iterator[Report]:
+def _unreadable(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that workers consume does not exist.
 
     predefined_queues or task_queues name it.
@@ -477,7 +477,7 @@ def _elsewhere(queue: QueueFacts) -> str:
 
 
 @_rule("W036")
-def _not_looked_at(facts: Facts) -> Iterator[Report]:
+def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that tasks go to was not looked at.
 
     Without task_queues an app knows its default queue alone. A task's queue, task_routes or
@@ -502,7 +502,7 @@ def _not_looked_at(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("E027")
-def _denied(facts: Facts) -> Iterator[Report]:
+def _denied(facts: ProjectFacts) -> Iterator[Report]:
     """An action is denied.
 
     Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that does
@@ -548,7 +548,7 @@ def _statement(queue: QueueFacts, arn: str | None) -> str:
 
 
 @_rule("W019", is_live=False)
-def _without_base_class(facts: Facts) -> Iterator[Report]:
+def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
     """A task is not covered.
 
     Tasks without the base class keep Celery's behaviour on SQS: retries are copies with a new
@@ -573,7 +573,7 @@ def _without_base_class(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("W020", is_live=False)
-def _broad(facts: Facts) -> Iterator[Report]:
+def _broad(facts: ProjectFacts) -> Iterator[Report]:
     """A task retries errors that may mean that it was processed.
 
     Retryable is an allow list. A base class such as Exception or RequestException covers
@@ -592,7 +592,7 @@ def _broad(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("E037")
-def _exchanges(facts: Facts) -> Iterator[Report]:
+def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
     """A task is routed to an exchange.
 
     SQS has queues alone. kombu keeps bindings in the memory of each connection, declares that
@@ -613,7 +613,7 @@ def _exchanges(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("W022", is_live=False)
-def _prefetch(facts: Facts) -> Iterator[Report]:
+def _prefetch(facts: ProjectFacts) -> Iterator[Report]:
     """A worker prefetches too much.
 
     Messages that a worker holds without running them wait there, while other workers may be
@@ -641,7 +641,7 @@ def _prefetch(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("W029", is_live=False)
-def _unread_messages(facts: Facts) -> Iterator[Report]:
+def _unread_messages(facts: ProjectFacts) -> Iterator[Report]:
     """Events or replies are sent, and nobody can read them.
 
     Celery's events and remote control need fanout, which SQS does not have:
@@ -677,7 +677,7 @@ _STORE: Final = "sqs_backoff['store']"
 
 
 @_rule("E040", is_live=False)
-def _wrong_store(facts: Facts) -> Iterator[Report]:
+def _wrong_store(facts: ProjectFacts) -> Iterator[Report]:
     """No worker can start with the store's settings.
 
     A worker checks them at its start, and ends. memory:// is for tests and for pools in one
@@ -692,7 +692,7 @@ def _wrong_store(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("W043", is_live=False)
-def _store_lacks(facts: Facts) -> Iterator[Report]:
+def _store_lacks(facts: ProjectFacts) -> Iterator[Report]:
     """What the store needs is missing here.
 
     An image or a job that runs only migrations may lack a library that workers have.
@@ -707,7 +707,7 @@ def _store_lacks(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("E025", is_live=False)
-def _no_store(facts: Facts) -> Iterator[Report]:
+def _no_store(facts: ProjectFacts) -> Iterator[Report]:
     """A guard has no store.
 
     A guard remembers which message has passed, for all workers.
@@ -724,7 +724,7 @@ def _no_store(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("E023")
-def _store_fails(facts: Facts) -> Iterator[Report]:
+def _store_fails(facts: ProjectFacts) -> Iterator[Report]:
     """The store cannot be used.
 
     It was opened, and a record was added, read, changed and deleted. A worker does not start
@@ -740,7 +740,7 @@ def _store_fails(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("W042")
-def _store_forgeable(facts: Facts) -> Iterator[Report]:
+def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
     """Records on the store are not signed.
 
     Without a secret, others that can write to the store decide what a worker takes for done.
@@ -755,7 +755,7 @@ def _store_forgeable(facts: Facts) -> Iterator[Report]:
 
 
 @_rule("W034")
-def _store_evicts(facts: Facts) -> Iterator[Report]:
+def _store_evicts(facts: ProjectFacts) -> Iterator[Report]:
     """The store drops records when it is full.
 
     Each record has an end, so volatile-* policies drop them too.
@@ -784,7 +784,9 @@ def asked(*, live: bool) -> list[Rule]:
     return [rule for rule in RULES if live or not rule.is_live]
 
 
-def examine(facts: Facts, *, ignore: Collection[str] = (), live: bool = True) -> list[Finding]:
+def examine(
+    facts: ProjectFacts, *, ignore: Collection[str] = (), live: bool = True
+) -> list[Finding]:
     """Return what is wrong, the worst first.
 
     Args:

@@ -21,7 +21,7 @@ from .law import PolicyAlone, SimulatedMessage, Told
 from .scenario import Scenario
 
 
-class Call(Enum):
+class CallResult(Enum):
     """Calls of the provider, by how they ended."""
 
     SENT = "sent"
@@ -46,8 +46,8 @@ class Measures:
     """
 
     messages: int = 0
-    calls: dict[Call, Counter[int]] = field(
-        default_factory=lambda: {call: Counter() for call in Call}
+    calls: dict[CallResult, Counter[int]] = field(
+        default_factory=lambda: {call: Counter() for call in CallResult}
     )
     dead: Counter[str] = field(default_factory=Counter)
     receives: Counter[int] = field(default_factory=Counter)
@@ -66,18 +66,18 @@ class SimulatedProvider:
         self._tokens = self._most
         self._filled_at = 0.0
 
-    def call(self, now: float) -> Call:
+    def call(self, now: float) -> CallResult:
         """Answer one call that begins now."""
         if now < self._outage:
-            return Call.WASTED
+            return CallResult.WASTED
         if self._capacity is None:
-            return Call.SENT
+            return CallResult.SENT
         self._tokens = min(self._most, self._tokens + (now - self._filled_at) * self._capacity)
         self._filled_at = now
         if self._tokens < 1:
-            return Call.TURNED_AWAY
+            return CallResult.TURNED_AWAY
         self._tokens -= 1
-        return Call.SENT
+        return CallResult.SENT
 
 
 class _Worker:
@@ -242,12 +242,12 @@ class _Simulation:
                 self.now + self.scenario.call_seconds, self._on_end, (worker, message), answer
             )
 
-    def _on_end(self, where: tuple[_Worker, SimulatedMessage], answer: Call) -> None:
+    def _on_end(self, where: tuple[_Worker, SimulatedMessage], answer: CallResult) -> None:
         worker, message = where
         worker.running -= 1
-        is_sent = answer is Call.SENT
+        is_sent = answer is CallResult.SENT
         # A 429 is a refusal also if it does not say for how long.
-        is_refused = answer is Call.TURNED_AWAY
+        is_refused = answer is CallResult.TURNED_AWAY
         retry_after = (self.scenario.retry_after or 0.0) if is_refused else None
         told = worker.strategy.ended(message, self.now, failed=not is_sent, retry_after=retry_after)
         if is_sent:

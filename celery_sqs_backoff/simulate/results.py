@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..units import spell_duration
-from .engine import Call, Measures
+from .engine import CallResult, Measures
 from .scenario import Scenario
 
 #: Points of a curve.
@@ -31,7 +31,7 @@ class Result:
     scenario: Scenario
     measures: Measures
 
-    def count_calls(self, call: Call) -> int:
+    def count_calls(self, call: CallResult) -> int:
         """Return how many calls of the provider ended so."""
         return self.measures.calls[call].total()
 
@@ -60,7 +60,7 @@ class Result:
         counts = sorted(self.measures.receives.elements())
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 
-    def curve(self, call: Call) -> list[tuple[float, float]]:
+    def curve(self, call: CallResult) -> list[tuple[float, float]]:
         """Return times, and the calls a second from then on, in at most 720 points."""
         seconds = math.ceil((self.measures.ended_at + 1) / _MOST_POINTS)
         counts: Counter[int] = Counter()
@@ -73,9 +73,9 @@ class Result:
         return {
             "strategy": self.strategy,
             "messages": self.measures.messages,
-            "calls": sum(map(self.count_calls, Call)),
-            "wasted": self.count_calls(Call.WASTED),
-            "turned_away": self.count_calls(Call.TURNED_AWAY),
+            "calls": sum(map(self.count_calls, CallResult)),
+            "wasted": self.count_calls(CallResult.WASTED),
+            "turned_away": self.count_calls(CallResult.TURNED_AWAY),
             "dead": dict(self.measures.dead),
             "backlog": self.measures.backlog,
             "drain": self.drain,
@@ -85,7 +85,7 @@ class Result:
             "receives_p99": self.receives(0.99),
             "receives_max": self.receives(1),
             "in_flight_peak": self.measures.in_flight_peak,
-            "curves": {call.value: self.curve(call) for call in Call},
+            "curves": {call.value: self.curve(call) for call in CallResult},
         }
 
 
@@ -121,9 +121,9 @@ def render(results: Sequence[Result]) -> str:
 
 #: Colour and label of each curve.
 _CURVES: Final = {
-    Call.SENT: ("#2a7f4f", "successful calls"),
-    Call.WASTED: ("#c0392b", "wasted: the provider was down"),
-    Call.TURNED_AWAY: ("#e69f00", "turned away: too many a second"),
+    CallResult.SENT: ("#2a7f4f", "successful calls"),
+    CallResult.WASTED: ("#c0392b", "wasted: the provider was down"),
+    CallResult.TURNED_AWAY: ("#e69f00", "turned away: too many a second"),
 }
 
 
@@ -150,7 +150,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     panels = figure.subplots(len(results), 1, squeeze=False, sharex=True, sharey=True)
     for axes, result in zip(panels[:, 0], results, strict=True):
         axes.set_title(
-            f"{result.strategy}: {result.count_calls(Call.WASTED):,} calls wasted, drained in"
+            f"{result.strategy}: {result.count_calls(CallResult.WASTED):,} calls wasted, drained in"
             f" {spell_duration(result.drain)}, {result.dead_letters:,} dead letters",
             loc="left",
             fontsize=9,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from celery.utils.log import get_logger
 
-from ..doctor import Facts, Finding, QueueFacts, Severity, examine
+from ..doctor import Finding, ProjectFacts, QueueFacts, Severity, examine
 from ..doctor.look import facts_of_app, ignored_by
 from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
@@ -56,7 +56,7 @@ def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
 def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severity, str]]:
     """Return a line per rule that has found something, the worst first."""
     found = examine(
-        Facts(
+        ProjectFacts(
             app=facts_of_app(app),
             queues=tuple(
                 QueueFacts(name=name, url=queue.url, attributes=queue.attributes)

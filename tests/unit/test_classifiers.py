@@ -20,7 +20,7 @@ import stripe
 import urllib3.exceptions
 
 from celery_sqs_backoff import classifiers
-from celery_sqs_backoff.classifiers.exchange import Finding, find
+from celery_sqs_backoff.classifiers.exchange import Diagnosis, find
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.verdicts import REPEATED, shown
 from tests.tables import LIBRARIES
@@ -140,7 +140,7 @@ def test_dropped_rules(library: str) -> None:
                 assert outcome_of(find(others, exc)) is not Outcome.RETRYABLE, (dropped, error)
 
 
-def outcome_of(finding: Finding | None) -> Outcome:
+def outcome_of(finding: Diagnosis | None) -> Outcome:
     """Return what a task's failure means; what no rule knows is in doubt."""
     return Outcome.UNKNOWN if finding is None else finding.meaning.outcome()
 

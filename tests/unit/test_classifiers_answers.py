@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_backoff.classifiers.answers import answer, asked_seconds
-from celery_sqs_backoff.classifiers.exchange import Finding, Meaning
+from celery_sqs_backoff.classifiers.exchange import Diagnosis, Meaning
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 
 #: 1994-11-06 08:49:37 GMT, the example of RFC 9110.
@@ -31,12 +31,12 @@ NOW = 784111777.0
     ],
 )
 def test_a_status_has_a_meaning(status: int, meaning: Meaning) -> None:
-    assert answer(status, now=NOW) == Finding(meaning)
+    assert answer(status, now=NOW) == Diagnosis(meaning)
 
 
 def test_a_429_is_named_as_a_refusal_also_without_a_time() -> None:
     """It says that the provider is there, and is called too fast: its rate is cut."""
-    assert answer(429, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 0.0)
+    assert answer(429, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 0.0)
 
 
 @pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
@@ -95,8 +95,8 @@ def test_a_reset_may_be_a_point_in_time(reset: str) -> None:
 
 def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
     headers = {"RateLimit-Reset": "30"}
-    assert answer(429, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 30)
-    assert answer(503, headers, now=NOW) == Finding(Meaning.UNAVAILABLE)
+    assert answer(429, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 30)
+    assert answer(503, headers, now=NOW) == Diagnosis(Meaning.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
 def test_a_refusal_that_asks_to_wait_is_for_now(headers: dict[str, str]) -> None:
     """GitHub's 403 for its rate limits, and 413 by RFC 9110, 15.5.14."""
     for status in (403, 413):
-        assert answer(status, headers, now=NOW) == Finding(Meaning.REFUSED_FOR_NOW, 60)
-    assert answer(409, headers, now=NOW) == Finding(Meaning.IN_DOUBT, 60)
+        assert answer(status, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 60)
+    assert answer(409, headers, now=NOW) == Diagnosis(Meaning.IN_DOUBT, 60)
 
 
 def test_a_503_is_believed_by_retry_after_alone() -> None:
@@ -119,11 +119,11 @@ def test_a_503_is_believed_by_retry_after_alone() -> None:
     https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/filters/http/ratelimit/v3/rate_limit.proto
     """
     believed = answer(503, {"Retry-After": "60"}, now=NOW)
-    assert believed == Finding(Meaning.REFUSED_FOR_NOW, 60)
+    assert believed == Diagnosis(Meaning.REFUSED_FOR_NOW, 60)
     last_of_its_window = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "60"}
-    assert answer(503, last_of_its_window, now=NOW) == Finding(Meaning.UNAVAILABLE, 60)
+    assert answer(503, last_of_its_window, now=NOW) == Diagnosis(Meaning.UNAVAILABLE, 60)
     unreadable = {**last_of_its_window, "Retry-After": "soon"}
-    assert answer(503, unreadable, now=NOW) == Finding(Meaning.UNAVAILABLE, 60)
+    assert answer(503, unreadable, now=NOW) == Diagnosis(Meaning.UNAVAILABLE, 60)
 
 
 def test_headers_of_the_standard_library_are_read() -> None:
@@ -162,7 +162,7 @@ def test_in_doubt_and_safe_to_repeat_are_two_facts(
     meaning: Meaning, outcome: Outcome, repeated: bool, trusting: Outcome
 ) -> None:
     """An idempotent call that is in doubt is repeated, and stays in doubt: nothing is undone."""
-    finding = Finding(meaning, 9)
+    finding = Diagnosis(meaning, 9)
     retried = outcome is Outcome.RETRYABLE
     assert finding.verdict(idempotent=False) == Verdict(outcome, 9 if retried else None)
     assert finding.verdict(idempotent=True) == Verdict(

@@ -10,7 +10,7 @@ from typing import Any
 from celery.exceptions import ImproperlyConfigured
 from django.core import checks  # type: ignore[import-untyped]
 
-from celery_sqs_backoff.doctor import Facts, Finding, Severity, examine
+from celery_sqs_backoff.doctor import Finding, ProjectFacts, Severity, examine
 from celery_sqs_backoff.doctor.look import (
     NotImported,
     facts_of_app,
@@ -75,7 +75,7 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     try:
         facts = look(app)
     except Exception as exc:  # noqa: BLE001  # whatever it is, only the store can be looked at
-        facts, could_not = Facts(app=facts_of_app(app, live=True)), [why_not(exc)]
+        facts, could_not = ProjectFacts(app=facts_of_app(app, live=True)), [why_not(exc)]
     if facts.other_broker is not None:
         could_not.append(f"the broker is {facts.other_broker}")
     could_not += [f"queue {queue.name}: {queue.failure}" for queue in facts.unread]

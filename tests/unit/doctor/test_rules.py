@@ -12,7 +12,7 @@ from celery_sqs_backoff import FullJitter, Policy, Schedule
 from celery_sqs_backoff.doctor import (
     RULES,
     AppFacts,
-    Facts,
+    ProjectFacts,
     QueueFacts,
     Severity,
     TaskFacts,
@@ -72,22 +72,22 @@ TASK = TaskFacts(
     retried_errors=("shop.MailProviderDown",),
 )
 APP = AppFacts(tasks=(TASK,), store="redis")
-WELL = Facts(app=APP, queues=(queue(),), other_queues={"abc.reply-celery-pidbox": 3})
+WELL = ProjectFacts(app=APP, queues=(queue(),), other_queues={"abc.reply-celery-pidbox": 3})
 
 
-def with_queue(**changed: Any) -> Facts:
+def with_queue(**changed: Any) -> ProjectFacts:
     return replace(WELL, queues=(queue(**changed),))
 
 
-def with_dlq(**changed: Any) -> Facts:
+def with_dlq(**changed: Any) -> ProjectFacts:
     return replace(WELL, queues=(queue(dlq=dead_letters(**changed)),))
 
 
-def with_task(**changed: Any) -> Facts:
+def with_task(**changed: Any) -> ProjectFacts:
     return replace(WELL, app=replace(APP, tasks=(replace(TASK, **changed),)))
 
 
-def with_app(**changed: Any) -> Facts:
+def with_app(**changed: Any) -> ProjectFacts:
     return replace(WELL, app=replace(APP, **changed))
 
 
@@ -99,7 +99,7 @@ FIFO = QueueFacts(
 )
 
 
-def fifo(*, dlq_retention: str) -> Facts:
+def fifo(*, dlq_retention: str) -> ProjectFacts:
     """A FIFO queue with a right dead-letter queue, and the default retention."""
     name, dlq = "mails.fifo", "mails-dlq.fifo"
     right = replace(
@@ -237,7 +237,7 @@ def test_nothing_is_found_where_all_is_well() -> None:
 
 
 @pytest.mark.parametrize(("facts", "expected"), BROKEN.values(), ids=BROKEN.keys())
-def test_each_fault_is_found_and_nothing_else(facts: Facts, expected: str) -> None:
+def test_each_fault_is_found_and_nothing_else(facts: ProjectFacts, expected: str) -> None:
     [finding] = examine(facts)
     assert finding.id == expected
     for text in (finding.subject, finding.evidence, finding.consequence):
@@ -321,7 +321,7 @@ def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long() -> None:
     assert "W008" not in {f.id for f in examine(fifo(dlq_retention="345600"))}
 
 
-def fifo_with(receives: int, **changed: Any) -> Facts:
+def fifo_with(receives: int, **changed: Any) -> ProjectFacts:
     facts = with_task(fifo_cap=300.0, **changed)
     name, dlq = "mails.fifo", "mails-dlq.fifo"
     found = replace(

@@ -10,7 +10,7 @@ import pytest
 
 from celery_sqs_backoff import FullJitter, Provider, Schedule
 from celery_sqs_backoff.simulate import engine
-from celery_sqs_backoff.simulate.engine import Call, simulate
+from celery_sqs_backoff.simulate.engine import CallResult, simulate
 from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedMessage, Told
 from celery_sqs_backoff.simulate.results import Result, plot
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
@@ -28,7 +28,7 @@ def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Res
 def test_every_message_is_sent_or_a_dead_letter(strategy: str) -> None:
     result = played(replace(outage(900.0), retry_for=600.0), strategy)
     measures = result.measures
-    assert result.count_calls(Call.SENT) + result.dead_letters == measures.messages
+    assert result.count_calls(CallResult.SENT) + result.dead_letters == measures.messages
     assert measures.receives.total() == measures.messages
     assert result.dead_letters
 
@@ -57,8 +57,8 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
     scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
     for seed in (1, 2):
         result = played(scenario, seed=seed)
-        assert result.count_calls(Call.WASTED) <= 2400
-        assert result.count_calls(Call.TURNED_AWAY) <= 0.15 * result.measures.messages
+        assert result.count_calls(CallResult.WASTED) <= 2400
+        assert result.count_calls(CallResult.TURNED_AWAY) <= 0.15 * result.measures.messages
         assert result.drain_ratio is not None
         assert result.drain_ratio <= 1.7
         assert result.receives(0.99) <= 12
@@ -102,8 +102,8 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
         provider=Provider("mail", probe_interval=2),
     )
     results = [played(scenario, seed=seed) for seed in range(1, 14)]
-    assert max(result.count_calls(Call.WASTED) for result in results) <= 60
-    assert max(result.count_calls(Call.TURNED_AWAY) for result in results) <= 0.13 * 1500
+    assert max(result.count_calls(CallResult.WASTED) for result in results) <= 60
+    assert max(result.count_calls(CallResult.TURNED_AWAY) for result in results) <= 0.13 * 1500
     assert not any(result.dead_letters for result in results)
     ratios = [result.drain_ratio for result in results if result.drain_ratio is not None]
     assert len(ratios) == 13
@@ -113,7 +113,9 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
 
 def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
     result = played(outage(3600.0), "full-jitter")
-    assert result.count_calls(Call.WASTED) > 20 * played(outage(3600.0)).count_calls(Call.WASTED)
+    assert result.count_calls(CallResult.WASTED) > 20 * played(outage(3600.0)).count_calls(
+        CallResult.WASTED
+    )
     assert result.drain_ratio is not None
     assert result.drain_ratio > 5
 
@@ -129,7 +131,7 @@ def test_a_schedule_is_not_recalled() -> None:
 def test_no_message_is_given_up_unseen(strategy: str) -> None:
     """As in a worker, which lets it run once more before its ``retry_for`` is over."""
     result = played(replace(outage(3600.0, rate=0.3), retry_for=600.0), strategy)
-    assert result.count_calls(Call.WASTED) >= result.dead_letters > 0
+    assert result.count_calls(CallResult.WASTED) >= result.dead_letters > 0
 
 
 def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
@@ -167,7 +169,7 @@ def test_on_the_last_receive_a_message_runs_gate_or_not(strategy: str) -> None:
 def test_healthy() -> None:
     """A healthy provider gets one call per message, and there is nothing to recover from."""
     result = played(Scenario(outage=0.0, backlog=3_000, capacity=None))
-    assert result.count_calls(Call.SENT) == result.measures.messages == 3_000
+    assert result.count_calls(CallResult.SENT) == result.measures.messages == 3_000
     assert result.receives(1) == 1
     assert (result.measures.backlog, result.drain_ratio) == (3_000, pytest.approx(1.0, abs=0.1))
 
@@ -175,10 +177,12 @@ def test_healthy() -> None:
 def test_curve() -> None:
     """A curve has a bounded number of points, and its area is the number of calls."""
     result = played(outage(3600.0), "full-jitter")
-    curve = result.curve(Call.WASTED)
+    curve = result.curve(CallResult.WASTED)
     width = curve[1][0]
     assert len(curve) <= 720
-    assert sum(rate * width for _, rate in curve) == pytest.approx(result.count_calls(Call.WASTED))
+    assert sum(rate * width for _, rate in curve) == pytest.approx(
+        result.count_calls(CallResult.WASTED)
+    )
 
 
 def test_plot(tmp_path: Path) -> None:
@@ -194,7 +198,7 @@ def test_plot(tmp_path: Path) -> None:
 
 def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
     provider = engine.SimulatedProvider(Scenario(outage=0.0, capacity=10.0))
-    sent = sum(provider.call(i / 100) is Call.SENT for i in range(1000))
+    sent = sum(provider.call(i / 100) is CallResult.SENT for i in range(1000))
     assert 100 <= sent <= 111
 
 
@@ -214,6 +218,6 @@ def test_a_provider_without_recall_keeps_the_policy() -> None:
     result = played(scenario)
     assert result.drain < 300
     assert (
-        result.count_calls(Call.WASTED)
-        < played(scenario, "full-jitter").count_calls(Call.WASTED) / 10
+        result.count_calls(CallResult.WASTED)
+        < played(scenario, "full-jitter").count_calls(CallResult.WASTED) / 10
     )
