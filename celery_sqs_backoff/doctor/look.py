@@ -32,7 +32,7 @@ _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
 
 
 class NotImported(Exception):
-    """A module of tasks cannot be imported here; why is its cause."""
+    """A module of tasks cannot be imported here. Its cause says why."""
 
 
 def load_tasks(app: Any) -> None:
@@ -196,7 +196,7 @@ def _denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
 
 
 def _is_forbidden(failure: Failure | None) -> bool:
-    """Whether a permission is missing. A wrong secret key is refused too, and lacks none."""
+    """Return whether a permission is missing. A wrong secret key is refused too, and lacks none."""
     return (
         failure is not None
         and failure.kind is Kind.DENIED
@@ -244,7 +244,7 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
 
 
 def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
-    """The queue that a task goes to unless its caller says otherwise; else the exchange.
+    """Return the queue that a task goes to unless its caller names another, or the exchange.
 
     Neither is known where a router of the user's looks at the arguments.
     """
@@ -276,7 +276,7 @@ def _queue_of(app: Any, queue: Any) -> Any:
 
 
 def _drops(queue: Any, name: str | None, exchange: str, key: str) -> bool:
-    """Whether no binding matches that kombu declares before it sends: those of the queue alone.
+    """Return whether kombu would send to no queue, because no binding of the task's matches.
 
     Of direct exchanges only: a topic's patterns are not looked at.
     """
@@ -291,13 +291,13 @@ def _drops(queue: Any, name: str | None, exchange: str, key: str) -> bool:
 
 
 def _name(of: Any) -> str | None:
-    """The name of one of kombu's queues or exchanges, or the name itself."""
+    """Return the name of one of kombu's queues or exchanges, or the name itself."""
     name = getattr(of, "name", of)
     return name if isinstance(name, str) else None
 
 
 def _beat_queues(app: Any) -> Mapping[str, set[str]]:
-    """The queues that beat names for a task, by the task's name."""
+    """Return the queues that beat names for a task, by the task's name."""
     found: dict[str, set[str]] = {}
     for entry in (app.conf.beat_schedule or {}).values():
         get = entry.get if isinstance(entry, Mapping) else functools.partial(getattr, entry)

@@ -56,7 +56,7 @@ class Result:
         return self.drain / self.shortest_drain if self.shortest_drain >= 1 else None
 
     def receives(self, share: float) -> int:
-        """Return the receives that no more than this share of the messages exceed."""
+        """Return a quantile of the receives per message: 0.5 is the median, and 1 the most."""
         counts = sorted(self.measures.receives.elements())
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 

@@ -1,4 +1,4 @@
-"""From what has happened in the settlement table to the worker's one stream of events."""
+"""Turn changes in the settlement table into events of the worker's one stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..sqs.settlement import Call, Happening, Purpose, Row
 
 
 def report(event: settlement.Event) -> Event | None:
-    """Return what observers are told of an event of the table; ``None``: nothing."""
+    """Return the event for observers of a change in the table; ``None``: it has none."""
     row, queue, code = event.row, queue_name(event.row.queue.url), str(event.failure)
     message_id = row.message_id
     if event.what is Happening.LOST:
@@ -38,7 +38,7 @@ def report(event: settlement.Event) -> Event | None:
 
 
 def settled(call: Call, results: Sequence[Failure | None]) -> Settled:
-    """Return what observers are told of the answer to a batch call."""
+    """Return the event for observers of an answered batch call."""
     failures = [failure for failure in results if failure is not None]
     return Settled(
         queue=queue_name(call.url),
