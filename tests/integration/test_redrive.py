@@ -23,15 +23,11 @@ from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
     Failed,
-    Poison,
-    Progress,
-    RateChanged,
     Sent,
-    Skipped,
 )
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-from tests.support.fault_proxy import FaultProxy, drop_after, failed_entries
-from tests.unit.test_docs import iam_action, policy, shown_actions
+from tests.support.fault_proxy import FaultProxy, failed_entries
+from tests.unit.test_docs import iam_action, shown_actions
 
 from .redrive_stage import RedriveStage, record, task
 
@@ -228,25 +224,6 @@ def test_messages_that_fill_a_call_are_sent_in_several(stage, proxy):
 # Which messages
 
 
-def test_what_is_not_selected_is_given_back_and_looked_at_once(stage, proxy, one_thread):
-    others = stage.fill(*(task("sms.send") for _ in range(25)))
-    mine = stage.fill(*(task("mails.send") for _ in range(12)))
-    proxy.reset()
-    report = stage.redrive(task="mails.*")
-    assert (report.sent, report.skipped, report.remaining) == (12, 25, 25)
-    assert proxy.counts()["ReceiveMessage"].messages == 37
-    assert len(stage.ids(Skipped)) == 25
-    assert stage.bodies(stage.dlq) == Counter(others)  # visible at once
-    assert stage.bodies(stage.queue) == Counter(mine)
-
-
-def test_a_limit_is_exact(stage):
-    stage.fill_numbered(50)
-    report = stage.redrive(limit=17)
-    assert (report.sent, report.deleted, report.remaining) == (17, 17, 33)
-    assert sum(stage.bodies(stage.dlq).values()) == 33
-
-
 # Expired tasks
 
 
@@ -316,15 +293,6 @@ def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
     assert stage.events[-1].report == report  # scripts learn of it as of any other end
 
 
-def test_progress_is_told_while_it_runs(stage):
-    stage.fill_numbered(30)
-    stage.redrive(rate="20/s")
-    progress = [event for event in stage.events if isinstance(event, Progress)]
-    assert len(progress) >= 2
-    assert progress[-1].looked_at == progress[-1].messages == 30
-    assert not [event for event in stage.events if isinstance(event, RateChanged | Poison)]
-
-
 # Holding
 
 
@@ -364,20 +332,6 @@ def test_fifo_keeps_order_and_groups_and_asks_with_a_new_deduplication_id(fifo, 
         for e in r["Entries"]
     ]
     assert all(id_.startswith("redrive-") for id_ in asked)
-
-
-def test_a_lost_answer_on_fifo_is_settled_by_the_deduplication_id(fifo, proxy):
-    for n in range(5):
-        fifo.sqs.send_message(
-            QueueUrl=fifo.dlq.url,
-            MessageBody=str(n),
-            MessageGroupId=str(n),
-            MessageDeduplicationId=str(n),
-        )
-    proxy.inject(drop_after(actions=("SendMessageBatch",), times=1))
-    report = fifo.redrive()
-    assert (report.sent, report.in_doubt) == (5, 0)
-    assert fifo.bodies(fifo.queue) == Counter("01234")
 
 
 def test_fifo_takes_no_spread(fifo):
@@ -425,11 +379,6 @@ def test_what_cannot_be_deleted_has_failed(stage, tmp_path: Path, proxy):
     assert set(stage.bodies(stage.dlq)) < set(bodies)
 
 
-def test_delete_without_an_archive_is_refused(stage):
-    with pytest.raises(ValueError, match="archive"):
-        stage.redrive(delete=True)
-
-
 def test_a_file_that_is_no_archive_is_refused(stage, tmp_path: Path):
     (tmp_path / "a").write_text('{"MessageId": "x"}\n')
     (tmp_path / "a").chmod(0o600)
@@ -469,15 +418,6 @@ def test_two_looks_at_once_do_not_disturb_a_redrive(stage):
     looking.join()
     assert stage.redrive().sent == 40
     assert stage.bodies(stage.queue) == Counter(bodies)
-
-
-def test_a_look_needs_no_more_rights_than_its_policy(stage, proxy):
-    """docs/queues.md: who only looks needs no right to send or delete."""
-    stage.fill_numbered(12)
-    proxy.reset()
-    peek(stage.app, stage.dlq.url)
-    asked = {iam_action(action) for action, count in proxy.counts().items() if count.calls}
-    assert {"sqs:ReceiveMessage", "sqs:ListDeadLetterSourceQueues"} <= asked <= policy(1)
 
 
 def test_a_redrive_needs_no_more_rights_than_its_table(stage, proxy):

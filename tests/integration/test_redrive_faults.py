@@ -6,7 +6,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +14,7 @@ from celery import Celery
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveUnreachable
 from celery_sqs_backoff.redrive import run as run_module
-from celery_sqs_backoff.redrive.events import Deleted, InDoubt, NotDeleted, Poison, Sent, Started
-from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.events import Deleted, InDoubt, Poison, Sent, Started
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
@@ -176,31 +174,6 @@ def test_doubtful_messages_are_left(app, queue, fill, drain, proxy):
     assert drain(queue.url) == Counter(bodies)  # they had been sent: no duplicate was made
 
 
-def test_messages_that_cannot_be_deleted_are_named_and_not_sent_twice(
-    app, queue, fill, drain, proxy
-):
-    bodies = fill(20)
-    events: list[Any] = []
-    proxy.inject(http_error(400, "ReceiptHandleIsInvalid", actions=(DELETE,), sender_fault=True))
-    report = redrive(app, queue.dlq.name, on_event=events.append)
-    assert (report.sent, report.deleted, report.not_deleted) == (20, 0, 20)
-    assert ids(events, NotDeleted) == ids(events, Sent)
-    assert drain(queue.url) == Counter(bodies)
-
-
-def test_a_journal_deletes_what_an_earlier_run_had_sent(
-    app, queue, fill, drain, proxy, tmp_path: Path
-):
-    bodies = fill(20)
-    journal = tmp_path / "journal"
-    proxy.inject(http_error(400, "ReceiptHandleIsInvalid", actions=(DELETE,), sender_fault=True))
-    redrive(app, queue.dlq.name, journal=journal)
-    proxy.heal()
-    report = redrive(app, queue.dlq.name, journal=journal)
-    assert (report.sent, report.deleted, report.remaining) == (0, 20, 0)
-    assert drain(queue.url) == Counter(bodies)
-
-
 def bounce(sqs: SQSClient, queue: LocalQueue) -> None:
     """Dead-letter all messages of the main queue, as a worker does whose provider is down."""
     while batch := sqs.receive_message(
@@ -241,35 +214,6 @@ def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sq
     assert drain(queue.dlq.url) + gone == Counter(bodies)  # given back, visible at once
 
 
-def test_everything_bouncing_back_ends_at_the_count_at_the_start(app, queue, fill, drain, sqs):
-    bodies = fill(50)
-    report = redrive(
-        app,
-        queue.dlq.name,
-        on_event=lambda event: bounce(sqs, queue) if isinstance(event, Sent) else None,
-    )
-    assert report.ended in (Ended.DONE, Ended.GATE)
-    assert 10 <= report.sent <= 50
-    assert drain(queue.dlq.url) + drain(queue.url) == Counter(bodies)
-
-
-def test_a_message_replayed_too_often_stays(app, queue, fill, sqs, drain):
-    sqs.send_message(
-        QueueUrl=queue.dlq.url,
-        MessageBody="{}",
-        MessageAttributes={
-            "celery-sqs-backoff-replay": {
-                "DataType": "String",
-                "StringValue": '{"replays":3,"run":"x"}',
-            }
-        },
-    )
-    fill(2)
-    report = redrive(app, queue.dlq.name, max_replays=3)
-    assert (report.sent, report.poison, report.returned, report.remaining) == (2, 1, 0, 1)
-    assert drain(queue.dlq.url) == Counter(["{}"])  # given back, visible at once
-
-
 def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
     bodies = fill(300)
     reports: list[Any] = []
@@ -285,46 +229,6 @@ def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
         thread.join(60)
     assert sum(report.sent for report in reports) == 300
     assert drain(queue.url) == Counter(bodies)
-
-
-def test_messages_of_a_lost_receive_are_waited_for(
-    app, queue, fill, drain, proxy, monkeypatch: pytest.MonkeyPatch
-):
-    """SQS has hidden them for us, and we do not know them."""
-    monkeypatch.setattr(run_module, "HOLD_SECONDS", 4)
-    bodies = fill(30)
-    proxy.inject(drop_after(actions=(RECEIVE,), times=1))
-    report = redrive(app, queue.dlq.name)
-    assert (report.sent, report.remaining) == (30, 0)
-    assert drain(queue.url) == Counter(bodies)
-
-
-def test_an_error_in_a_users_callback_ends_the_run_with_all_given_back(app, queue, fill, drain):
-    bodies = fill(50)
-
-    def on_event(event: object) -> None:
-        if isinstance(event, Sent):
-            raise RuntimeError("user's")
-
-    with pytest.raises(RuntimeError, match="user's"):
-        redrive(app, queue.dlq.name, on_event=on_event)
-    assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
-
-
-def test_a_journal_that_cannot_be_written_ends_the_run_with_all_given_back(
-    app, queue, fill, drain, tmp_path, monkeypatch
-):
-    """However slow the rate: no thread may wait for one that has ended."""
-    bodies = fill(30)
-
-    def on_a_full_disk(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Journal, "write", on_a_full_disk)
-    report = redrive(app, queue.dlq.name, rate=0.9, journal=tmp_path / "journal")
-    assert (report.ended, report.sent, report.remaining) == (Ended.FAILED, 0, 30)
-    assert "No space left" in report.detail
-    assert drain(queue.dlq.url) == Counter(bodies)
 
 
 def test_the_report_is_there_though_the_last_count_is_not(app, queue, fill, proxy):
@@ -382,18 +286,3 @@ def test_without_the_right_to_show_messages_again_a_redrive_says_how_long_they_a
     report = redrive(app, queue.dlq.name, task="none")
     assert (report.ended, report.skipped) == (Ended.DONE, 5)
     assert report.detail.startswith("5 messages that are left stay hidden for up to 15 minutes")
-
-
-def test_a_stopped_run_gives_the_rest_back_at_once(app, queue, fill, drain):
-    bodies = fill(100)
-    stop = threading.Event()
-
-    def on_event(event: object) -> None:
-        if isinstance(event, Sent):
-            stop.set()
-
-    report = redrive(app, queue.dlq.name, rate="20/s", on_event=on_event, stop=stop)
-    assert report.ended is Ended.INTERRUPTED
-    assert 0 < report.sent == report.deleted < 100
-    assert report.remaining == 100 - report.sent
-    assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
