@@ -18,7 +18,7 @@ class RedriveRefused(RedriveError):
     """The redrive was not begun: its message says why, and what to do.
 
     Attributes:
-        overridable: whether ``force=True`` lets it run all the same.
+        overridable: whether ``force=True`` lets it run nevertheless.
     """
 
     def __init__(self, message: str, *, overridable: bool = False) -> None:

@@ -65,8 +65,8 @@ class RedriveReport:
     """The counts of one run. All count messages.
 
     Attributes:
-        sent: what SQS reported as sent to the destination.
-        deleted: what SQS reported as deleted from the source, of those sent (and dropped).
+        sent: messages that SQS reported as sent to the destination.
+        deleted: sent and dropped messages that SQS reported as deleted from the source.
         failed: could not be sent (SQS refused, or no destination is known); still in the source.
         skipped: not selected, or expired and left alone; still in the source.
         poison: came back in this run, or was replayed too often; still in the source.
@@ -166,8 +166,8 @@ class Poison:
 
 @dataclass(frozen=True)
 class InDoubt:
-    """Nobody knows whether these were sent; ``resend`` says what is done about it. ``None``:
-    nothing; they were sent, so late that another run may have sent them, too."""
+    """These may have been sent, and ``resend`` says whether they are sent again. ``None``: they
+    were sent, so late that another run may have sent them, too."""
 
     ids: Ids
     resend: bool | None

@@ -1,4 +1,4 @@
-"""Is the provider well? It is asked before the first message and all along."""
+"""Ask a probe whether the provider is well, before the first message and every 5 seconds."""
 
 from __future__ import annotations
 

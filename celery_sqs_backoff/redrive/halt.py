@@ -1,4 +1,4 @@
-"""Why a run ends, the clock it runs by, and the pause between two tries of a call."""
+"""End a run, tell it the time, and pause it between two tries of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that survives a kill: what is being sent, and what was sent.
+"""Keep in a file which messages are being sent and were sent, for a run after a kill.
 
 It has one JSON object per line. ``{"is": "sending", "ids": [...]}`` is on the disk before the call,
 ``"sent"`` before the delete. A message whose last line is ``sending`` is *in doubt*: the process

@@ -140,8 +140,8 @@ class Ledger:
     ) -> tuple[list[DlqMessage], list[DlqMessage]]:
         """Enter what was received for a claim.
 
-        Returns the messages that are now the caller's to settle, and those that were sent before
-        and only want deleting.
+        Returns the messages that the caller has to settle now, and messages that were sent before
+        and only have to be deleted.
         """
         ours: list[DlqMessage] = []
         sent: list[DlqMessage] = []
@@ -232,7 +232,7 @@ class Ledger:
                 self.rows[message.id].state = RowState.SENDING
         try:
             self._journal.write("sending", [message.id for message in ours], at)
-        except BaseException:  # also a kill: what is not in the journal must not be sent
+        except BaseException:  # also a kill: the journal must know each message that is sent
             self._hold(ours)
             raise
         return ours
@@ -322,7 +322,7 @@ class Ledger:
         """Note that SQS has deleted these.
 
         Arguments:
-            name_late: name those that another run may have sent, too, because our hold was over.
+            name_late: name messages whose hold was over, which another run may have sent, too.
         """
         found: dict[str, LedgerRow] = {}
         ids = list(ids)

@@ -81,7 +81,7 @@ def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
                 f"{what.capitalize()} {path} is open to other users. If it is yours: chmod 600."
             )
         return os.fdopen(descriptor, mode)  # type: ignore[return-value]  # both modes are binary
-    except BaseException:  # nobody else knows of the descriptor
+    except BaseException:  # no file object closes the descriptor yet
         os.close(descriptor)
         raise
 

@@ -1,6 +1,6 @@
-"""What is in a dead-letter queue, and what would a redrive of it do? Nothing is changed.
+"""Look at a dead-letter queue, and say what a redrive would do with it. Nothing is changed.
 
-Looking costs: each message looked at is received, which SQS counts, and is given back.
+Looking has a price. Each message looked at is received, which SQS counts, and is given back.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ def peek(
         app: the Celery app whose SQS it is.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: the destination that the redrive would have.
-        sample: look at so many messages at the most. Default 1,000; ``None``: at all. Each is a
+        sample: look at this many messages at most. Default 1,000; ``None``: at all. Each is a
             receive, which counts towards a redrive policy of the dead-letter queue itself.
         raw: keep the messages with their bodies in ``Plan.raw``.
-        copy: append what is selected to this archive, as it is found.
+        copy: append selected messages to this archive, as they are found.
         stop: set it to end early.
         options: as for :func:`~celery_sqs_backoff.redrive`.
 

@@ -1,4 +1,4 @@
-"""Which queue does an operator name, and where does a dead letter go?
+"""Find the queue that an operator names, and the queue that a dead letter goes to.
 
 A queue is resolved once, strictly: its ARN counts, as SQS itself gives it. Where a message goes is
 decided by SQS's list of the queues that have the dead-letter queue, or by the operator (``to``). A

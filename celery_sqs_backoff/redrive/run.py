@@ -1,8 +1,11 @@
-"""The engine: looks at each message once, and sends what triage says, at the rate asked for.
+"""Redrive a dead-letter queue. Each message is looked at once, and sent if triage says so.
 
-A message is deleted if, and only if, SQS has reported it as sent (or it was to be deleted unsent).
-Whatever else happens to it, it stays in the source. The run looks at as many messages as there
-were at its start. What it has brought back itself takes no place.
+A message is deleted if, and only if, SQS has reported it as sent, or the operator wants it deleted
+unsent. In all other cases it stays in the source. The run looks at as many messages as there were
+at its start. A message that comes back meanwhile does not count towards that number.
+
+The road of a message: ``sweep`` receives it, ``ledger`` enters it, ``triage`` decides, ``sender``
+sends and deletes it, ``journal`` keeps both for a run after a kill, ``events`` tells.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 #: mostly needs no other call then. Seconds.
 HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 
-#: Of a throttled rate, so many seconds' worth is asked for at a time.
+#: Under a rate, messages for this many seconds are received ahead.
 _AHEAD_SECONDS = 5.0
 
-#: Messages back in the source that stop the run: so many, and this share of those sent.
+#: The run stops at this many messages that came back, and this share of the messages sent.
 _RETURNED, _RETURNED_SHARE = 10, 0.1
 
-#: Of the quota of messages in flight, what SQS hides at least: it is approximate.
+#: SQS keeps its quota of messages in flight approximately. This share of it counts as all.
 _QUOTA_SHARE = 0.95
 
-#: A killed run may hide what it has left for 15 minutes; SQS's counts are a minute late.
+#: A killed run may hide its messages for 15 minutes more. SQS's counts are a minute late.
 _LONGEST_HIDDEN_SECONDS = 960
 
 
@@ -51,12 +54,12 @@ class RedriveRun:
 
     Arguments:
         route: where the messages are, and where they go.
-        options: what is asked for.
+        options: which messages, how fast, with which safeguards.
         journal: the log on disk.
         archive: gets each message before it is sent or deleted; ``None``: none.
         run_id: goes on the messages.
         on_event: is called with every event.
-        stop: set from outside, ends the run as soon as what is under way has its answer.
+        stop: set from outside, ends the run as soon as SQS has answered the calls under way.
         clock: seconds. It goes on while the machine sleeps. ``now``: seconds since the epoch.
         hold_seconds: for how long a receive hides a message; ``None``: the default.
     """
@@ -127,7 +130,7 @@ class RedriveRun:
                     " ChangeMessageVisibilityBatch has failed"
                 )
             report = self._finish()
-        except BaseException as exc:  # what is hidden comes back by itself
+        except BaseException as exc:  # hidden messages come back by themselves
             is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
             self._halt.ended = Ended.INTERRUPTED
             self._halt.detail = "by a second signal" if is_signal else type(exc).__name__

@@ -1,6 +1,6 @@
-"""Look at each message of a queue once, with several threads, and keep it hidden until the end.
+"""Receive each message of a queue once, with several threads, and keep it hidden until the end.
 
-A run and a peek are both a sweep. They differ in what they do with a message.
+A run and a peek both sweep the queue. They differ in how they handle a message.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Sweep:
     """The threads of a run.
 
     Arguments:
-        handle: is called from any thread, with the messages that are now ours and those that were
-            sent before.
-        most: returns how many messages to ask for, which it has claimed from the ledger; 0: none
-            yet; ``None``: no more.
+        handle: is called from any thread, with messages to settle and messages that were sent
+            before.
+        most: claims messages from the ledger and returns how many to ask for; 0: none yet;
+            ``None``: the sweep is over.
         hold_seconds: for how long a receive hides a message.
         patient_until: by the clock. Before, an empty queue is not believed to be empty: a killed
             run, or a receive whose response was lost, may hide messages.
@@ -78,7 +78,7 @@ class Sweep:
                 worker.start()
             for worker in workers:
                 worker.join()
-        except BaseException:  # KeyboardInterrupt: what is under way gets its answer
+        except BaseException:  # after a KeyboardInterrupt, calls under way get their answers
             self.halt.finish()
             for worker in workers:
                 if worker.is_alive():  # one that has not begun yet sees the halt first
@@ -137,7 +137,7 @@ class Sweep:
                     self._handle(ours, sent)
                 if ours or sent:
                     self._empty_polls = 0.0
-                else:  # what was left and could not be kept hidden says little of the rest
+                else:  # known messages that came back early say little about the others
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until
@@ -156,7 +156,7 @@ class Sweep:
             found = self.source.receive(messages, self._hold_seconds)
             if not isinstance(found, Failure):
                 return found
-            if found.may_have_been_done:  # SQS may have hidden some for us all the same
+            if found.may_have_been_done:  # SQS may have hidden some for us
                 until = self.halt.clock() + self._hold_seconds + 1
                 self.patient_until = max(self.patient_until, until)
             if attempt == TRIES or not found.is_transient:

@@ -1,11 +1,10 @@
-"""When may the next messages be sent, so that the rate holds for every single one?
+"""Say when the next messages may be sent, so that the rate holds for each message.
 
 A batch is not one message (the mistake of other tools: ten times the rate). Each message has a
-time slot, ``1/rate`` after the one before it, and a batch goes out at the slot of its last
-message. Slots that nobody was there to take are lost, but for half of one: what is kept is the
-rate, not a debt. So no second holds more than the rate and one message, or two batches less one
-message where they are larger. Calls that take now longer, now shorter, can bring a few more
-messages to SQS within one second than were sent in it.
+time slot, ``1/rate`` after the one before it, and a batch is sent at the slot of its last message.
+Unused slots are not made up for, except for half of one. So no second holds more than the rate and
+one message, or two batches less one message where batches are larger. Because calls take different
+times, a few more messages may arrive at SQS within one second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to become of a message? Pure: the run, the dry run and the peek ask the same function."""
+"""Decide about a message. The run, the dry run and the peek call the same pure function."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def triage(
 
     Arguments:
         message: as it was read.
-        options: what was asked for.
+        options: of the redrive.
         route: from a message to its destination, or to why it has none.
         now: seconds since the epoch.
         run_id: of this run; ``None`` = nothing has been sent yet.

@@ -9,8 +9,8 @@ from .calls import Calls
 from .clients import Clients
 from .errors import Failure, Kind, Operation, failure_of
 
-#: botocore waits 60 s, and tries again, by default. Somebody waits for what the look shows, and
-#: an SQS that does not answer is what it has to show.
+#: botocore waits 60 s, and tries again, by default. A person waits for the command, which has to
+#: say that SQS does not answer.
 _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
 #: No queue on SQS has the name; kombu creates it when somebody declares it.

@@ -38,7 +38,7 @@ class Queue:
     max_receive_count: int | None = None
     arn: str | None = None
     dlq_arn: str | None = None
-    #: False: SQS could not be asked, so that nobody knows yet whether there is a dead-letter queue.
+    #: False: SQS could not be asked, so it is not known yet whether there is a dead-letter queue.
     is_read: bool = True
     #: True: the queue's own visibility timeout is 0, so that a receive names another.
     hides_nothing: bool = False
@@ -77,7 +77,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     Arguments:
         client: a boto3 client, or the port.
         url: the queue's.
-        last: what was read of it before: it stands if the queue cannot be read now, silently.
+        last: the queue as it was read before. It is returned if the queue cannot be read now.
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()
