@@ -65,15 +65,8 @@ class Restore:
         self._archive, self._journal, self._run_id = archive, journal, run_id
         self._halt = Halt(stop, clock, now)
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
-        self._sender = _PutBack(
-            self._queue,
-            self._ledger,
-            self._halt,
-            Throttle(None),
-            options,
-            run_id=run_id,
-            default=self._queue,
-        )
+        to = Route(self._queue, fixed=self._queue)
+        self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options, run_id)
         self._messages, self._progress_at = 0, clock()
 
     def __call__(self) -> RedriveReport:

@@ -15,7 +15,7 @@ from .halt import TRIES, Halt
 from .ledger import Ledger
 from .message import DlqMessage, entry_bytes
 from .options import RedriveOptions
-from .queues import Endpoint
+from .queues import Endpoint, Route
 from .sweep import tens
 from .throttle import Throttle
 from .triage import Action
@@ -41,7 +41,7 @@ class Sender:
     """Safe for threads.
 
     Arguments:
-        default: the destination of messages that do not name one.
+        route: from where to where.
         run_id: goes on the messages.
 
     Attributes:
@@ -52,22 +52,16 @@ class Sender:
 
     def __init__(
         self,
-        source: Endpoint,
+        route: Route,
         ledger: Ledger,
         halt: Halt,
         throttle: Throttle,
         options: RedriveOptions,
-        *,
         run_id: str,
-        default: Endpoint | None,
     ) -> None:
-        self._source, self._ledger, self._halt = source, ledger, halt
-        self._throttle, self._options, self._run_id, self._default = (
-            throttle,
-            options,
-            run_id,
-            default,
-        )
+        self._source, self._default = route.source, route.default
+        self._ledger, self._halt, self._throttle = ledger, halt, throttle
+        self._options, self._run_id = options, run_id
         self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
         self.destinations: dict[str, Endpoint] = {}
