@@ -245,7 +245,7 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """Return the queues that have this one as their dead-letter queue.
 
     Without SQS's list of them it is not known where messages may go, so a failure ends the redrive.
-    Only local servers do not know the call. There, all queues that kombu knows are read.
+    Only local servers do not know the call. There, all queues of the app are read.
     """
 
     def list_them(client: SQSClient) -> list[str]:
@@ -263,7 +263,10 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
         return [_listed(queues, url, dlq.arn) for url in found]
     if found.kind is not Kind.UNSUPPORTED:
         raise _error(f"Cannot list the queues that have dead-letter queue {dlq.name}", found)
-    read = _read_all(queues, queues.urls).values()
+    urls = retried(queues.urls)
+    if isinstance(urls, Failure):
+        raise _error("Cannot list the queues", urls)
+    read = _read_all(queues, urls).values()
     return [queue for queue in read if queue.dlq_arn == str(dlq.arn)]
 
 

@@ -48,10 +48,16 @@ class QueueFinder:
         queues: Mapping[str, Mapping[str, Any]] = self._channel.predefined_queues
         return queues
 
-    @property
-    def urls(self) -> list[str]:
-        """URLs of the predefined queues; without any, of the queues that kombu has listed."""
-        return list(dict.fromkeys(self._channel._queue_cache.values()))
+    def urls(self) -> list[str] | Failure:
+        """Return the URLs of the predefined queues; without any, of all that SQS lists.
+
+        kombu 5.5 keeps its own list for all connections of the process.
+        """
+        if self.predefined:
+            return list(dict.fromkeys(str(queue["url"]) for queue in self.predefined.values()))
+        return self.calls("").attempt(
+            Operation.LIST_SOURCES, lambda client: list(client.list_queues().get("QueueUrls") or ())
+        )
 
     def key(self, name: str) -> str:
         """Return the name by which kombu looks for a queue that Celery calls ``name``."""

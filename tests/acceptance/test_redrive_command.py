@@ -23,7 +23,7 @@ from celery_sqs_backoff.redrive import Ended, RedriveReport
 from celery_sqs_backoff.redrive.journal import Journal
 from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
-from tests.support.fault_proxy import FaultProxy, failed_entries
+from tests.support.fault_proxy import FaultProxy
 from tests.support.processes import eventually
 
 from .stage import app_of_this_module
@@ -105,14 +105,6 @@ def test_a_dry_run_changes_nothing_and_says_how_long_it_takes(stage, run):
     assert not stage.bodies(stage.queue)
 
 
-def test_a_dry_run_with_an_archive_copies(stage, run, tmp_path):
-    stage.fill_numbered(12)
-    archive = tmp_path / "a.jsonl"
-    result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--dump", str(archive))
-    assert result.exit_code == exit_codes.DONE
-    assert len(archive.read_text().splitlines()) == 12
-
-
 def test_a_deleted_archive_is_restored_and_redriven(stage, run, tmp_path):
     """The undo of --delete: back on the dead-letter queue, then a redrive as usual."""
     bodies = stage.fill_numbered(12)
@@ -173,29 +165,6 @@ def test_done(stage, run):
     result = run("sqs-redrive", stage.dlq.name, "--yes")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (exit_codes.DONE, "done")
     assert "sent 3  deleted 3" in result.stdout
-
-
-def test_some_failed(stage, run, proxy):
-    stage.fill_numbered(3)
-    proxy.inject(
-        failed_entries(0, actions=("SendMessageBatch",), code="InvalidMessageContents",
-                       sender_fault=True, times=1)
-    )  # fmt: skip
-    result = run("sqs-redrive", stage.dlq.name, "--yes")
-    assert result.exit_code == exit_codes.FOUND
-    assert "failed 1" in result.stdout
-
-
-def test_gate(stage, run):
-    stage.fill_numbered(3)
-    probe = f"{__name__}:provider_is_down"
-    assert (
-        run("sqs-redrive", stage.dlq.name, "--yes", "--probe", probe).exit_code == exit_codes.GATE
-    )
-
-
-def provider_is_down() -> bool:
-    return False
 
 
 def test_poison(stage, run):

@@ -56,6 +56,10 @@ class Sqs:
         more = {"NextToken": str(at + 1)} if at + 1 < len(found) else {}
         return {"queueUrls": found[at : at + 1], **more}
 
+    def list_queues(self):
+        self._fail("list_queues")
+        return {"QueueUrls": [BASE + name for name in self.dlq_of]}
+
 
 class Clients:
     """One client for all queues, or others for some URLs."""
@@ -115,9 +119,8 @@ def test_without_the_list_of_sources_nothing_is_begun(broker, code):
 def test_on_a_server_without_the_list_the_queues_are_read(broker):
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error("InvalidAction")] * 100
-    found = broker(sqs)
-    found._channel._queue_cache = {name: BASE + name for name in CHAIN}
-    route = find_route(found, "bulk-dlq", to=None, force=True)
+    sqs.errors["list_queues"] = [error("Throttling")]
+    route = find_route(broker(sqs), "bulk-dlq", to=None, force=True)
     assert [queue.name for queue in route.sources] == ["bulk"]
 
 
