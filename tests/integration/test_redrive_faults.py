@@ -268,7 +268,7 @@ def test_without_a_permission_a_redrive_says_so_and_loses_nothing(
         assert (report.ended, report.sent, report.not_deleted) == (Ended.UNREACHABLE, sent, sent)
         found = report.detail
     assert text in found
-    assert "Allow the call (docs/iam.md)" in found
+    assert "Allow the call to this identity" in found
     proxy.heal()
     moved = drain(queue.url)
     assert len(moved) == (sent or 0)

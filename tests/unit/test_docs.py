@@ -36,6 +36,7 @@ import celery_sqs_backoff
 from celery_sqs_backoff.observe.log_lines import LINES
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
+from celery_sqs_backoff.sqs.errors import Operation
 from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
 from tests.support.fault_proxy import FaultProxy
 from tests.support.processes import eventually
@@ -542,12 +543,15 @@ def iam_action(operation: str) -> str:
 
 
 def actions_called_by(files: Iterable[Path]) -> set[str]:
-    return {
-        iam_action(OPERATIONS[node.attr])
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr in OPERATIONS
-    }
+    """Of boto3's methods, and of ``Operation``, from which the port to SQS takes some of them."""
+    found = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in OPERATIONS:
+                found.add(iam_action(OPERATIONS[node.attr]))
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Operation":
+                found.add(iam_action(Operation[node.attr].value))
+    return found
 
 
 def worker_policy() -> set[str]:
