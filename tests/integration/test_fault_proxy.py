@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import (
-    BotoCoreError,
     ClientError,
     ConnectionClosedError,
     EndpointConnectionError,
@@ -19,7 +17,6 @@ from tests.support.fault_proxy import (
     Count,
     Fault,
     FaultProxy,
-    delayed,
     drop_after,
     drop_before,
     expired_token,
@@ -31,7 +28,6 @@ from tests.support.fault_proxy import (
 from tests.support.faults import Rule
 from tests.support.http_faults import http_faults
 from tests.support.processes import eventually
-from tests.support.servers import sqs_client
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -81,14 +77,6 @@ def test_calls_entries_and_messages_are_counted_per_action(
     assert proxy.counts()["PurgeQueue"] == Count()
 
 
-def test_a_reset_forgets_the_counts(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
-    send(proxied_sqs, queue)
-    proxy.reset()
-    assert proxy.counts() == {}
-
-
 def test_a_queue_url_with_another_host_does_not_lead_a_client_past_the_proxy(
     proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
 ) -> None:
@@ -114,21 +102,6 @@ def test_two_headers_of_one_name_are_no_error(monkeypatch: pytest.MonkeyPatch) -
         with urllib.request.urlopen(proxy.endpoint, data=b"{}", timeout=5) as answer:
             assert answer.read() == b"{}"
             assert answer.headers.get_all("Server") == ["amazon.com"]
-
-
-def test_requests_of_recorded_actions_can_be_read(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
-    proxy.record("ChangeMessageVisibility")
-    send(proxied_sqs, queue)
-    [message] = receive(proxied_sqs, queue)
-    proxied_sqs.change_message_visibility(
-        QueueUrl=queue.url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=77
-    )
-
-    [request] = proxy.requests("ChangeMessageVisibility")
-    assert request["VisibilityTimeout"] == 77
-    assert proxy.requests("SendMessageBatch") == []
 
 
 @pytest.mark.parametrize(
@@ -169,14 +142,6 @@ def test_a_fault_is_for_its_actions_and_for_so_many_calls(
     assert len(receive(proxied_sqs, queue)) == 1
 
 
-def test_healing_drops_the_faults(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
-    proxy.inject(unavailable())
-    proxy.heal()
-    send(proxied_sqs, queue)
-
-
 def test_a_request_dropped_before_is_not_seen_by_sqs(
     proxy: FaultProxy, proxied_sqs: SQSClient, sqs: SQSClient, queue: LocalQueue
 ) -> None:
@@ -195,25 +160,6 @@ def test_a_request_dropped_after_was_carried_out_and_its_answer_is_lost(
     assert size(sqs, queue) == 1
 
 
-def test_a_delayed_answer_comes_late_though_sqs_has_acted(
-    proxy: FaultProxy, sqs: SQSClient, queue: LocalQueue
-) -> None:
-    proxy.inject(delayed(5, times=1))
-    impatient = sqs_client(proxy.endpoint, retries={"total_max_attempts": 1}, read_timeout=0.5)
-    with pytest.raises(BotoCoreError, match="Read timeout"):
-        send(impatient, queue)
-    assert size(sqs, queue) == 1
-
-
-def test_latency_is_added_to_each_call(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
-    proxy.set_latency(200)
-    started = time.monotonic()
-    send(proxied_sqs, queue)
-    assert time.monotonic() - started >= 0.2
-
-
 def test_failed_entries_are_answered_and_not_forwarded(
     proxy: FaultProxy, proxied_sqs: SQSClient, sqs: SQSClient, queue: LocalQueue
 ) -> None:
@@ -229,18 +175,6 @@ def test_failed_entries_are_answered_and_not_forwarded(
     ]
     assert size(sqs, queue) == 2
     assert proxy.counts()["DeleteMessageBatch"] == Count(calls=1, entries=4, faults=1)
-
-
-def test_a_batch_that_fails_as_a_whole_is_not_forwarded(
-    proxy: FaultProxy, proxied_sqs: SQSClient, sqs: SQSClient, queue: LocalQueue
-) -> None:
-    send(sqs, queue, 2)
-    proxy.inject(failed_entries(code="AccessDenied", sender_fault=True))
-    answer = delete(proxied_sqs, queue, receive(sqs, queue))
-
-    assert [(e["Code"], e["SenderFault"]) for e in answer["Failed"]] == [("AccessDenied", True)] * 2
-    assert not answer.get("Successful")
-    assert size(sqs, queue) == 2
 
 
 def test_an_unreachable_server_refuses_connections_and_comes_back_by_itself(

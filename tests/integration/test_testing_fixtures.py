@@ -70,14 +70,6 @@ def test_the_factory_makes_the_queue_that_is_asked_for(
     assert re.search(r'"maxReceiveCount": "?3\b', found["RedrivePolicy"])
 
 
-def test_the_factory_makes_a_queue_without_a_dead_letter_queue(
-    sqs_client: SQSClient, sqs_queue_factory: LocalQueueFactory
-) -> None:
-    queue = sqs_queue_factory(dead_letter_queue=False)
-    assert queue.dlq is None
-    assert "RedrivePolicy" not in attributes(sqs_client, queue.url)
-
-
 @pytest.mark.parametrize(
     ("options", "range_"),
     [

@@ -59,20 +59,6 @@ def test_empty_lists_that_receive_returns_are_not_sent_back():
     assert with_record("{}", own, record())["trace"] == TEXT
 
 
-def test_ten_attributes_make_room_for_the_record_without_losing_one():
-    own = {f"a{i}": TEXT for i in range(9)} | {"raw": {"DataType": "Binary", "BinaryValue": b"\0"}}
-    attributes = with_record("{}", own, record())
-    assert len(attributes) == 10
-    packed = read(attributes)["attributes"]
-    assert set(attributes) - {ATTRIBUTE_NAME} | set(packed) == set(own)
-    assert packed == {"raw": {"DataType": "Binary", "BinaryValue": "AA=="}}
-
-
-def test_a_second_dead_letter_replaces_the_first_ones_record():
-    own = with_record("{}", {}, record(reason="worker lost"))
-    assert read(with_record("{}", own, record()))["reason"] == "retry_for is over"
-
-
 @pytest.mark.parametrize(
     ("room", "left_out"),
     [
@@ -143,14 +129,6 @@ def test_a_dead_letter_is_within_sqs_limits_and_loses_no_attribute(own, text, ro
     found = read_record({"MessageAttributes": sent})
     packed = found.attributes if found else {}
     assert {**{k: v for k, v in sent.items() if k != ATTRIBUTE_NAME}, **packed} == own
-
-
-def test_a_body_of_800_kb_that_is_not_ascii_keeps_its_record():
-    body = "é" * 400_000
-    own = {f"a{i}": TEXT for i in range(10)}
-    sent = with_record(body, own, record())
-    assert read(sent)["traceback"] == "Traceback ..."
-    assert message_bytes(body, sent) <= MAX_MESSAGE_BYTES
 
 
 # Reading

@@ -23,13 +23,6 @@ def test_a_call_returns_or_raises_as_if_it_were_made_here() -> None:
         call_in_time(partial(exit, 3), seconds=10).result()
 
 
-def test_a_call_that_itself_times_out_has_ended() -> None:
-    def time_out() -> None:
-        raise TimeoutError
-
-    assert isinstance(call_in_time(time_out, seconds=10).exception(), TimeoutError)
-
-
 def test_a_call_that_takes_too_long_goes_on_and_holds_up_no_other() -> None:
     goes_on = threading.Event()
     hangs = call_in_time(partial(goes_on.wait, 10), seconds=0.01)
