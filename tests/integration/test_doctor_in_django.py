@@ -47,11 +47,10 @@ def test_a_plain_check_asks_nobody(manage: Manage) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        "CELERY_SQS_BACKOFF = {'retry_for': 'long'}",
         "CELERY_SQS_BACKOFF = {'retryfor': 3600}",
         "CELERY_BROKER_TRANSPORT_OPTIONS = ['us-east-1']",
     ],
-    ids=["value of an option", "unknown option", "not a mapping"],
+    ids=["unknown option", "not a mapping"],
 )
 def test_settings_that_no_worker_can_use_are_an_error(
     manage: Manage, tmp_path: Path, setting: str
@@ -83,10 +82,9 @@ def test_a_module_of_tasks_that_fails_is_named_with_its_line(
     ("module", "said"),
     [
         ("import a_library_of_the_workers", "ModuleNotFoundError: No module named 'a_library_of"),
-        ("import os\nos.environ['KEY_OF_THE_WORKERS']", "KeyError: 'KEY_OF_THE_WORKERS'"),
         ("import sys\nsys.exit('no key')", "SystemExit: no key"),
     ],
-    ids=["library", "variable", "exit"],
+    ids=["library", "exit"],
 )
 def test_tasks_that_cannot_be_imported_here_stop_no_migration(
     manage: Manage, tmp_path: Path, module: str, said: str
