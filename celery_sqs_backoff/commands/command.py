@@ -103,8 +103,10 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort) as exc:
-            is_no = not isinstance(exc.__context__ or exc, KeyboardInterrupt)
-            why = "nothing was done: the answer was not yes" if is_no else "interrupted"
+            is_ctrl_c = isinstance(exc, KeyboardInterrupt) or isinstance(
+                exc.__context__, KeyboardInterrupt
+            )
+            why = "interrupted" if is_ctrl_c else "nothing was done: the answer was not yes"
             raise Failed(why, INTERRUPTED) from exc
         except BrokenPipeError:
             drop_stdout()

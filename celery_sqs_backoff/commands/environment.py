@@ -74,6 +74,7 @@ def until_signalled() -> Iterator[threading.Event]:
                 signal.signal(signalled, signal.default_int_handler)
         with suppress(OSError):  # the terminal has hung up
             click.echo("Finishing what is under way; the rest is given back.", err=True)
+            click.echo("Press Ctrl-C again to end at once.", err=True)
 
     with _handling(on_signal):
         yield stop

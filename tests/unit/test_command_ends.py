@@ -99,7 +99,10 @@ def test_a_queue_that_is_not_there(run):
 @pytest.mark.parametrize("name", ALL)
 def test_ctrl_c(run, name, monkeypatch):
     def interrupt(*args, **options):
-        raise KeyboardInterrupt
+        try:
+            raise OSError("a call that was under way")
+        except OSError:
+            raise KeyboardInterrupt  # noqa: B904
 
     for module in ("command", "peek", "redrive", "status", "doctor", "health", "safe", "simulate"):
         monkeypatch.setattr(f"celery_sqs_backoff.commands.{module}.app_of", interrupt)
