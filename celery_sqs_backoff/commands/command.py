@@ -91,9 +91,11 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes, and the examples."""
-        told = ", ".join(f"{code} {meaning}" for code, meaning in sorted(self.codes.items()))
+        # A code and its meaning stay on one line, by a space that is not broken at.
+        told = "; ".join(f"{code}\xa0{meaning}" for code, meaning in sorted(self.codes.items()))
+        text = click.wrap_text(f"Exit codes: {told}.", formatter.width).replace("\xa0", " ")
         formatter.write_paragraph()
-        formatter.write_text(f"Exit codes: {told}.")
+        formatter.write(f"{text}\n")
         if self._examples:
             with formatter.section("Examples"):
                 for line in self._examples.strip().splitlines():

@@ -40,10 +40,10 @@ from .options import FILE, option
     help="Calls that the provider takes; it refuses more.",
 )
 @option("Scenario", "--call DURATION", default="0.2s", help="How long a call to it takes.")
-@option("Scenario", "--workers", type=click.IntRange(1), default=10)
-@option("Scenario", "--processes", type=click.IntRange(1), default=4, help="Per worker.")
+@option("Scenario", "--workers N", type=click.IntRange(1), default=10, help="How many workers.")
+@option("Scenario", "--processes N", type=click.IntRange(1), default=4, help="Per worker.")
 @option("Scenario", "--task NAME", help="Use the options of this task. [default: app-wide]")
-@option("Scenario", "--seed", type=int, default=0, help="Another draw.")
+@option("Scenario", "--seed N", type=int, default=0, help="Another draw.")
 @option(
     "Scenario",
     "--max-receive-count",

@@ -139,7 +139,7 @@ def test_the_help_lists_the_exit_codes_of_the_table(run, name):
     """In one form, by number: a script's author reads what each means."""
     text = " ".join(run(name, "--help").output.split())
     [codes] = re.findall(r"Exit codes: (.*?)\.(?: Examples:|$)", text)
-    told = {int(code): meaning for code, meaning in re.findall(r"(\d+) (.*?)(?:, (?=\d)|$)", codes)}
+    told = {int(code): meaning for code, meaning in re.findall(r"(\d+) (.*?)(?:; |$)", codes)}
     assert list(told) == sorted(told)
     assert {0, 2, 74, 130, 141} <= told.keys() <= {1, *exit_codes.MEANINGS}
     assert all(told.values())
