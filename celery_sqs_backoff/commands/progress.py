@@ -1,8 +1,7 @@
-"""A redrive under way: one line on stderr for people, or events as JSON lines on stdout."""
+"""A redrive under way: one line on stderr for people."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from celery_sqs_backoff.redrive.events import (
     RateChanged,
     RedriveEvent,
     Started,
-    as_dict,
 )
 from celery_sqs_backoff.units import spell_duration
 
@@ -29,18 +27,6 @@ _IDS_SHOWN = 10
 #: On a narrower terminal the counts are shown without a bar.
 _BAR_COLUMNS = 70
 _BAR_WIDTH = 20
-
-
-class JsonEvents:
-    """Print each event as a line of JSON on stdout, and remember whether the last was the end."""
-
-    def __init__(self) -> None:
-        self.has_finished = False
-
-    def __call__(self, event: RedriveEvent) -> None:
-        found = as_dict(event)
-        self.has_finished = found["event"] == "Finished"
-        click.echo(json.dumps(found, default=str))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from .command import Failed
 from .environment import until_signalled
 from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection
-from .progress import JsonEvents, bar
+from .progress import bar
 from .show import looked, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
@@ -43,7 +43,7 @@ class Shell:
     def __init__(self, app: Any, queue: str, options: dict[str, Any], *, as_json: bool) -> None:
         self._app, self._queue, self._options = app, queue, options
         self._as_json = as_json
-        self._events = JsonEvents()
+        self._has_ended = False  # for a script, by a last event
         self._journal: str | None = None
         self._report: RedriveReport | None = None
 
@@ -65,9 +65,13 @@ class Shell:
             raise Failed(text, code) from exc
 
     def _end(self, ended: str, detail: str) -> None:
-        if self._as_json and not self._events.has_finished:
+        if self._as_json and not self._has_ended:
             last = {"event": "Finished", "ended": ended, "detail": detail, "report": None}
             click.echo(json.dumps(last))
+
+    def _print_event(self, event: Any) -> None:
+        self._has_ended = isinstance(event, Finished)
+        click.echo(json.dumps(as_dict(event), default=str))
 
     def print(self, report: RedriveReport) -> None:
         """Print the counts, and what to do next, for people."""
@@ -172,7 +176,7 @@ class Shell:
     def run(self) -> RedriveReport:
         """Redrive, and show how it goes."""
         rate = self._options["rate"]
-        shown = nullcontext(self._events) if self._as_json else bar()
+        shown = nullcontext(self._print_event) if self._as_json else bar()
         with until_signalled() as stop, shown as on_event:
 
             def note(event: Any) -> None:

@@ -158,54 +158,44 @@ def closing(
 ) -> list[str]:
     """Return the end of a run as sentences: what was sent, what was left and why, and what next."""
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
+    deletes, selects = bool(options.get("delete")), has_selection(options)
+    done, undone = ("deleted unsent", "deleted") if deletes else ("sent", "sent")
     if options.get("restore"):
-        found = [f"{report.sent} of {looked_at} put back on {name}."]
-    elif options.get("delete"):
-        found = [f"{report.dropped} of {looked_at} deleted unsent."]
-    else:
-        found = [f"{report.sent} of {looked_at} sent."]
-    done = report.sent + report.dropped + report.sent_before
-    selects = has_selection(options)
-    expired = report.skipped - report.unknown
-    undone = "deleted" if options.get("delete") else "sent"
+        done = f"put back on {name}"
     doubt = "twice" if options.get("include_unknown") else "already"
+    found = [f"{report.dropped if deletes else report.sent} of {looked_at} {done}."]
     for count, sentence in (
         (report.sent_before, "had been sent by an earlier run and were only deleted"),
         (report.returned, "came back and stay"),
         (report.poison - report.returned, "were replayed too often and stay (--max-replays)"),
         (report.failed, f"could not be {undone} and stay"),
         (report.unknown, "may have been done already and stay (--include-unknown)"),
-        (0 if selects else expired, "have expired and stay (--expired extend)"),
+        # Those that are not selected are skipped, too.
+        (not selects and report.skipped - report.unknown,
+         "have expired and stay (--expired extend)"),
         (report.in_doubt, f"may have been sent {doubt}; their ids are above (--include-unknown)"),
         (report.not_deleted, "are sent, and SQS has not confirmed that it deleted them"),
-    ):
+    ):  # fmt: skip
         if count:
             found.append(f"{count} {sentence}.")
     if report.not_deleted and not journal:
         found.append("Without a journal another run sends those again.")
-    if not done and not report.failed and report.ended is Ended.DONE:
-        if not looked_at:
-            found.append("There was no message.")
-        elif selects:
-            found.append("No message matched, or none that may be sent.")
+    has_done = report.sent or report.dropped or report.sent_before or report.failed
     if report.ended not in (Ended.DONE, Ended.INCOMPLETE):
         found.append("What was not sent is in the queue.")
-    if command := _next(report, name, options):
-        where = f", which goes on from {journal}" if journal and command.endswith("...") else ""
-        found.append(f"Next: {command}{where}")
-    return found
-
-
-def _next(report: RedriveReport, name: str, options: Mapping[str, Any]) -> str | None:
-    """Return the one command to type next."""
-    peek = f"sqs-peek {name}{' --force' if options.get('force') else ''}"
+    elif report.ended is Ended.DONE and not looked_at:
+        found.append("There was no message.")
+    elif report.ended is Ended.DONE and selects and not has_done:
+        found.append("No message matched, or none that may be sent.")
+    peek = f"sqs-peek {name}{' --force' if options.get('force') else ''} --messages"
     if report.ended is not Ended.DONE or report.not_deleted:
-        return f"sqs-redrive {name} ..."
-    if report.failed or report.poison or report.in_doubt:
-        return f"{peek} --messages"
-    if report.unknown:
-        return f"{peek} --messages --outcome UNKNOWN"
-    return None
+        goes_on = f", which goes on from {journal}" if journal else ""
+        found.append(f"Next: sqs-redrive {name} ...{goes_on}")
+    elif report.failed or report.poison or report.in_doubt:
+        found.append(f"Next: {peek}")
+    elif report.unknown:
+        found.append(f"Next: {peek} --outcome UNKNOWN")
+    return found
 
 
 def _line(fact: MessageFacts) -> str:
