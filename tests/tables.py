@@ -61,7 +61,7 @@ def classifiers() -> str:
 def provider_states() -> str:
     """Return the diagram of a provider's states, from the table that its gate keeps to."""
     rows = read_table(gate.__doc__, heading="state")
-    return _diagram([(state, _label(event), _first_word(after)) for state, event, after in rows])
+    return _diagram([(_state(a), _label(event), _state(b)) for a, event, b in rows])
 
 
 def message_states() -> str:
@@ -166,8 +166,13 @@ def _label(text: str) -> str:
     return text.replace("`", "").replace(":", " -").replace(";", ",")
 
 
-def _first_word(text: str) -> str:
-    return re.split(r"\W", text, maxsplit=1)[0]
+#: How users know the states of a gate.
+_STATES = {"closed": "well", "open": "paused"}
+
+
+def _state(text: str) -> str:
+    name = re.split(r"\W", text, maxsplit=1)[0].lower()
+    return _STATES.get(name, name)
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
