@@ -117,7 +117,8 @@ class Settler:
             is_settled = self._lease.done()
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
         if is_settled and settle.reason is not None:
-            self._emit_given_up(settle, error)
+            is_kept = isinstance(settle, DeadLetter)
+            self._emit_given_up(settle.reason, settle.outcome, error, is_kept=is_kept)
         elif is_settled and ended.end is End.REVOKED:
             self._emit(Discarded)
         return settle
@@ -188,7 +189,7 @@ class Settler:
         if is_kept:
             self._emit_retry(seconds, hide.outcome, ended, error, facts)
             if parks:
-                self._emit_given_up(DeadLetter(GiveUpReason.PARKED, hide.outcome), error)
+                self._emit_given_up(GiveUpReason.PARKED, hide.outcome, error, is_kept=True)
         return replace(hide, seconds=seconds)
 
     def _must_park(self) -> bool:
@@ -234,14 +235,16 @@ class Settler:
             budget_left=None if retry_for is None else max(0, int(retry_for - elapsed)),
         )
 
-    def _emit_given_up(self, settle: DeadLetter | Delete, error: ErrorText) -> None:
+    def _emit_given_up(
+        self, reason: GiveUpReason, outcome: Outcome | None, error: ErrorText, *, is_kept: bool
+    ) -> None:
         self._emit(
             DeadLettered,
-            reason=settle.reason.value if settle.reason else "",
-            outcome=settle.outcome.value if settle.outcome else None,
+            reason=reason.value,
+            outcome=outcome.value if outcome else None,
             attempt=self._attempt,
             error=error.exception_type,
-            is_kept=isinstance(settle, DeadLetter),
+            is_kept=is_kept,
         )
 
     def _emit(self, kind: Callable[..., OfTask], **facts: object) -> None:
