@@ -15,7 +15,7 @@ from ..sqs.calls import Calls, Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
-from ..threads import start_daemon
+from ..threads import call_in_time
 from .keeper import Keeper
 from .reports import queue_name
 from .window import Window
@@ -96,9 +96,8 @@ class Poller:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._stopped.set()
-        self._more = threading.Event()
         self._main: threading.Thread | None = None
-        self._helpers: list[threading.Thread] = []
+        self._helpers = 0  # threads that receive beside the main one
 
     def start(self) -> None:
         """Start receiving. A call that is still in flight is kept."""
@@ -115,7 +114,6 @@ class Poller:
         self._pulse.forget(self._name)
         with self._lock:
             self._stopped.set()
-        self._more.set()
         self._window.wake()
 
     # The threads
@@ -132,20 +130,14 @@ class Poller:
                 return False
             return True
 
-    def _run_helper(self) -> None:
+    def _help(self) -> None:
+        """Receive beside the main thread, as long as the queue has a backlog and there is room."""
         name = f"{self._name}, thread {threading.get_ident()},"
-        while True:
-            self._pulse.forget(name)
-            self._more.wait()
-            self._more.clear()
-            self._pulse.watch(name, limit_seconds=_LONGEST_TURN_SECONDS)
-            if self._stopped.is_set():
-                self._pulse.forget(name)
-                with self._lock:
-                    self._helpers.remove(threading.current_thread())
-                self._more.set()  # for the next helper
-                return
-            self._survive(partial(self._receive_more, name))
+        self._pulse.watch(name, limit_seconds=_LONGEST_TURN_SECONDS)
+        self._survive(partial(self._receive_more, name))
+        self._pulse.forget(name)
+        with self._lock:
+            self._helpers -= 1
 
     def _receive_more(self, name: str) -> None:
         while (
@@ -233,13 +225,11 @@ class Poller:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
 
     def _start_helper(self) -> None:
-        """The queue has a backlog: let a helper receive too, if there is room."""
+        """The queue has a backlog: let another thread receive too, if there is room."""
         with self._lock:
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._helpers >= _MAX_CALLS - 1:
                 return
-            if not self._helpers or (len(self._helpers) < _MAX_CALLS - 1 and self._more.is_set()):
-                helper = start_daemon(self._thread_name, self._run_helper)
-                if helper is None:
-                    return  # the machine has no thread left: the main one goes on by itself
-                self._helpers.append(helper)
-        self._more.set()
+            self._helpers += 1
+        if call_in_time(self._help, seconds=0) is None:
+            with self._lock:
+                self._helpers -= 1  # the machine has no thread left: the main one goes on by itself
