@@ -105,7 +105,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     abstract = True
     Request = _REQUEST
-    Strategy = "celery_sqs_backoff.worker.strategy:default"
+    Strategy = "celery_sqs_backoff.worker.consume:strategy"
 
     acks_late = True
     max_retries: int | None = None

@@ -8,17 +8,21 @@ release, though, does not know today's tasks; and the body is the user's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
 from celery.worker import state
+from celery.worker.strategy import default as celery_default
+from kombu.exceptions import DecodeError
 
 from ..text import printable
 from . import unreadable, upstream
 from .admission import Answer
 from .lease import Lease, State, may_start
+from .payload import check_call
 from .receive import Receiver
-from .request import BackoffRequest, was_handed_to_pool
+from .request import BackoffRequest, SettledBeforeRun, was_handed_to_pool
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
@@ -46,6 +50,42 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
         message, "its headers or its content type are not those of a task", exc
     )
     consumer.on_decode_error = lambda message, exc: keep(message, "its body does not decode", exc)
+
+
+def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+    """Return Celery's default strategy, for messages that are admitted.
+
+    Arguments: as for ``celery.worker.strategy.default``.
+    """
+    handle = celery_default(task, app, consumer, **options)
+    receiver = getattr(consumer, "sqs_receiver", None)
+    if not isinstance(receiver, Receiver):  # another broker
+        return handle  # type: ignore[no-any-return]
+
+    def admit(message: Any, *args: Any, **kwargs: Any) -> None:
+        arrival = receiver.arrival(message.delivery_tag)
+        if arrival is None:
+            return  # it was lost, or given back, a moment ago: it runs elsewhere
+        message.sqs_arrival = arrival
+        try:
+            is_limited = consumer.task_buckets[task.name] is not None
+            arrival.waits_in_celery = waits = is_limited or arrival.is_early
+            arrival.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
+            is_unknown, arrival.options = arrival.options is None, task.backoff_options
+            if gate is not None or is_unknown:  # else it was admitted when it was received
+                arrival.go_on = lambda: admit(message, *args, **kwargs)
+                if receiver.admission.admit(arrival, starts=not waits) is Answer.KEEP_BACK:
+                    return
+            check_call(message.payload)
+            with suppress(SettledBeforeRun):
+                handle(message, *args, **kwargs)
+        except DecodeError as exc:
+            consumer.on_decode_error(message, exc)
+        except Exception as exc:  # noqa: BLE001
+            # Headers of the wrong type, or a missing id, raise whatever they happen to.
+            consumer.on_invalid_task(None, message, exc)
+
+    return admit
 
 
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+import json
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from kombu.utils.imports import symbol_by_name
 
 from ..foreign import IGNORE, Adapter
-from .payload import NotUnderstood, task_payload
+from .payload import NotUnderstood
 
 #: The payload of a message that there is nothing to do for.
 IGNORED: Final[dict[str, Any]] = {}
@@ -19,7 +21,8 @@ class Foreign:
 
     Arguments:
         adapters: by the queue's name in Celery: a callable, or where to import it from.
-        is_registered: whether the worker has a task of this name.
+        app: the Celery app.
+        tasks: the names of the worker's tasks.
         origin: the ``origin`` header of the tasks.
     """
 
@@ -27,14 +30,16 @@ class Foreign:
         self,
         adapters: Mapping[str, str | Adapter],
         *,
-        is_registered: Callable[[str], bool],
+        app: Any,
+        tasks: Container[str],
         origin: str,
     ) -> None:
         self._adapters: dict[str, Adapter] = {
             queue: symbol_by_name(adapter) if isinstance(adapter, str) else adapter
             for queue, adapter in adapters.items()
         }
-        self._is_registered = is_registered
+        self._app = app
+        self._tasks = tasks
         self._origin = origin
 
     def payload(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -60,19 +65,43 @@ class Foreign:
             return IGNORED
         try:
             task, args, kwargs = call
-            if not self._is_registered(task):
+            if not isinstance(task, str) or task not in self._tasks:
                 raise NotUnderstood("the adapter named a task that is not registered here")
-            return task_payload(
-                task,
-                args,
-                kwargs,
-                task_id=message["MessageId"],
-                queue=queue,
-                origin=self._origin,
-            )
+            return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
         except NotUnderstood:
             raise
         except Exception as exc:  # noqa: BLE001  # what it returned may do anything, or be too deep
             raise NotUnderstood(
                 f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
             ) from None
+
+    def _payload(
+        self, task: str, args: list[Any], kwargs: dict[str, Any], task_id: str, queue: str
+    ) -> dict[str, Any]:
+        """Return the payload of a task, as Celery would have sent it.
+
+        Its ID is that of the message, so it is the same at each receive.
+        """
+        sent = self._app.amqp.as_task_v2(
+            task_id,
+            task,
+            args,
+            kwargs,
+            # Celery logs these. The arguments are a stranger's.
+            argsrepr="(...)",
+            kwargsrepr="{...}",
+            origin=self._origin,
+            ignore_result=None,  # as the task says: Celery 5.7 takes False for a call's wish
+        )
+        return {
+            "body": base64.b64encode(json.dumps(sent.body).encode()).decode(),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": sent.headers,
+            "properties": {
+                **sent.properties,
+                "body_encoding": "base64",
+                "delivery_info": {"exchange": "", "routing_key": queue},
+                "priority": 0,
+            },
+        }

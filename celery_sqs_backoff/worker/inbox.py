@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from celery.worker import state
+
 from ..observe.health import Pulse
 from .admission import Arrival
-from .ends import is_stopping
 from .observation import EVENT_LOOP
 from .window import Window
 
@@ -118,3 +119,12 @@ class Inbox:
         except IndexError:  # cleared by another thread
             return
         self._deliver(arrival)
+
+
+def is_stopping() -> bool:
+    """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
+    return is_set(state.should_stop) or is_set(state.should_terminate)
+
+
+def is_set(code: object) -> bool:
+    return code is not None and code is not False

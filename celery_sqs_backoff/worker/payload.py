@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import json
 import lzma
 import re
 import zlib
@@ -100,52 +99,6 @@ def check_call(payload: Any) -> None:
         raise NotUnderstood("its arguments are no list and no dict of keyword arguments")
     if embed is not None and not (isinstance(embed, dict) and _are_texts(embed)):
         raise NotUnderstood("its third part is no dict of what the task is embedded in")
-
-
-def task_payload(
-    task: str, args: Any, kwargs: Any, *, task_id: str, queue: str, origin: str
-) -> dict[str, Any]:
-    """Write the payload of a task whose message Celery has not sent.
-
-    Arguments:
-        task: the task's name.
-        task_id: the same for each receive of the message.
-        queue: the name of its queue in Celery.
-        origin: who made a task of it; the ``origin`` header.
-
-    Raises:
-        TypeError: ``args`` or ``kwargs`` cannot be written as JSON.
-    """
-    args, kwargs = list(args), dict(kwargs)
-    embed = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
-    return {
-        "body": base64.b64encode(json.dumps([args, kwargs, embed]).encode()).decode(),
-        "content-encoding": "utf-8",
-        "content-type": "application/json",
-        "headers": {
-            "lang": "py",
-            "task": task,
-            "id": task_id,
-            "root_id": task_id,
-            "parent_id": None,
-            "group": None,
-            "eta": None,
-            "expires": None,
-            "retries": 0,
-            "timelimit": [None, None],
-            # What Celery logs and shows of the arguments; these are a stranger's.
-            "argsrepr": "(...)",
-            "kwargsrepr": "{...}",
-            "origin": origin,
-            "ignore_result": None,  # as the task says: Celery 5.7 takes False for a call's wish
-        },
-        "properties": {
-            "body_encoding": "base64",
-            "correlation_id": task_id,
-            "delivery_info": {"exchange": "", "routing_key": queue},
-            "priority": 0,
-        },
-    }
 
 
 def _is_number(value: Any, *types: type) -> bool:

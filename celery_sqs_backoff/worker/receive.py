@@ -29,7 +29,7 @@ from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
 from .poller import Poller
 from .providers import fleet_of
-from .upstream.pools import is_pool_of
+from .upstream import is_pool_of
 from .window import Window
 
 logger = get_logger(__name__)
@@ -95,7 +95,8 @@ class Receiver:
         )
         self._foreign = Foreign(
             (consumer.app.conf.get("sqs_backoff") or {}).get("foreign") or {},
-            is_registered=lambda name: name in consumer.strategies,
+            app=consumer.app,
+            tasks=consumer.strategies,
             origin=consumer.hostname,
         )
         self.channel: Any = None

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Any, Final
 
-from billiard.einfo import ExceptionInfo
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals, states
-from celery.exceptions import Retry, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Retry, TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
@@ -22,14 +22,15 @@ from kombu.utils.encoding import safe_repr, safe_str
 
 from ..observe.events import LeaseLost
 from ..retry.decision import DeadLetter, End, Ended, GiveBack, Hide, Settle
+from ..retry.options import TYPE_ONLY, Options
 from ..retry.outcomes import Outcome
 from ..sqs.redact import ErrorText
 from ..store.connections import ask_and_close
-from ..task.handover import DELIVERY_KEY
+from ..task.handover import DELIVERY_KEY, ended_by, report_of
 from ..text import error_site, printable
 from ..threads import call_in_time
 from .admission import Arrival
-from .ends import WITHOUT_THE_TASK, raised, read_end
+from .inbox import is_set, is_stopping
 from .lease import Lease, may_start
 from .lost import LostFlags
 from .settle import Settler
@@ -39,6 +40,9 @@ logger = get_logger(__name__)
 _NO_ERROR = ErrorText()
 
 _LONGEST_STORE_SECONDS = 1.0
+
+#: Ends in which no code of the task's was left to say what happened.
+_WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
 
 #: Ends that are told when the message is settled, and not when it comes back first.
 _NOT_RUN = frozenset({End.NOT_BEGUN, End.REFUSED, End.REVOKED})
@@ -171,7 +175,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             super().on_failure(exc_info, send_failed_event, return_ok)
             return
-        ended, error = read_end(self, exc_info, is_cancelling=self._cancelling)
+        ended, error = _read_end(self, exc_info, is_cancelling=self._cancelling)
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def _success_was_stored(self) -> Any:
@@ -251,7 +255,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self, ended: Ended, settle: Settle, exc_info: Any, report: Callable[..., object]
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
-        is_crash = ended.decision is None and ended.end in WITHOUT_THE_TASK
+        is_crash = ended.decision is None and ended.end in _WITHOUT_THE_TASK
         comes_back = ended.end in _NOT_RUN and isinstance(settle, Hide)
         if isinstance(settle, GiveBack):
             state.task_ready(self)
@@ -260,14 +264,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             _announce_retry(self, _failure(exc_info), exc_info, int(settle.seconds))
         elif isinstance(ended.decision, Hide) or comes_back:
             state.task_ready(self)
-            exc = raised(exc_info)
+            exc = _raised(exc_info)
             _send_retried(self, getattr(exc, "exc", None) or exc, exc_info.traceback)
         elif ended.end is End.ABORTED:
             self._report_lost(_exc_info(_failure(exc_info)))
         else:
             report()
             if ended.end is End.TIME_LIMIT:
-                _call_hooks(self, raised(exc_info), exc_info)
+                _call_hooks(self, _raised(exc_info), exc_info)
 
     def _report_lost(self, exc_info: Any) -> None:
         """Celery would raise a ``MemoryError`` again, and store nothing."""
@@ -284,9 +288,68 @@ def was_handed_to_pool(request: Request) -> bool:
     return waits or request.time_start is not None
 
 
+# How a run ended that did not return
+
+
+def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ended, ErrorText]:
+    """Return how a run ended, and the parts of its error that may be recorded.
+
+    A process that is lost while the worker stops is no crash: supervisors signal the whole process
+    group (dumb-init), or all processes of a service (systemd).
+
+    Arguments:
+        request: Celery's, of the run.
+        exc_info: what the pool reported.
+        is_cancelling: the worker ends this run itself: a cold shutdown, or a lost connection.
+    """
+    exc, report = _raised(exc_info), report_of(exc_info)
+    if report is not None:
+        ended, error = report.ended, report.error
+    else:
+        ended = Ended(_end_by(exc))
+        if isinstance(exc, TaskPredicate):
+            ended = ended_by(exc)
+        error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
+    if ended.decision is None:
+        was_ended = ended.end in _WITHOUT_THE_TASK or isinstance(exc, Terminated)
+        is_cold = is_cancelling or is_set(state.should_terminate)
+        if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):
+            return Ended(End.CANCELLED), error
+    return ended, error
+
+
+def _raised(exc_info: Any) -> BaseException:
+    """Return the exception itself. In-process pools wrap it together with its traceback."""
+    exc = exc_info.exception
+    unwrapped: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+    return unwrapped
+
+
+def _end_by(exc: BaseException) -> End:
+    if isinstance(exc, Terminated):
+        return End.REVOKED
+    if isinstance(exc, TimeLimitExceeded):
+        return End.TIME_LIMIT
+    if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
+        return End.PROCESS_LOST if isinstance(exc, WorkerLostError) else End.ABORTED
+    if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+        return End.RAISED
+    return End.ABORTED
+
+
+def _error_of(exc: BaseException, traceback: str | None, options: Options) -> ErrorText:
+    """Describe what the task's process did not describe itself.
+
+    The user's ``redact`` may take its time, and this process has none: where there is one, only
+    the exception's type is kept.
+    """
+    type_only = options.record_detail == TYPE_ONLY or options.redact is not None
+    return ErrorText.of(exc, traceback=traceback, type_only=type_only)
+
+
 def _failure(exc_info: Any) -> Exception:
     """What ended a run. Celery before 5.7 stores nothing of what is no ``Exception``."""
-    exc = raised(exc_info)
+    exc = _raised(exc_info)
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return exc
     return WorkerLostError(f"The run was aborted: {type(exc).__name__}")  # type: ignore[no-any-return]

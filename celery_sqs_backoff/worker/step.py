@@ -21,7 +21,7 @@ from .providers import introduce
 from .receive import Receiver, name_among_workers
 from .request import BackoffRequest
 from .running import active_requests, running
-from .upstream.pools import is_pool_of
+from .upstream import is_pool_of
 
 logger = get_logger(__name__)
 

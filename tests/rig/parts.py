@@ -295,7 +295,7 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (receive, "Poller", lambda *args, **options: _Poller(rig.acting_worker, *args, **options)),
         (gates, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
-        (upstream.pools, "start_daemon", lambda name, run: run()),
+        (upstream, "start_daemon", lambda name, run: run()),
         (window, "_LINGER_SECONDS", 0.0),
     ]
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from celery_sqs_backoff import foreign
 from celery_sqs_backoff.foreign import IGNORE, eventbridge, s3, sns
 from celery_sqs_backoff.worker.foreign import IGNORED, Foreign
 from celery_sqs_backoff.worker.payload import NotUnderstood
+
+APP = Celery("foreign", set_as_current=False)
 
 #: https://docs.aws.amazon.com/AmazonS3/latest/userguide/notification-content-structure.html
 S3_EVENT = {
@@ -184,7 +187,7 @@ def a_message(body: str) -> dict[str, Any]:
 
 
 def adapters(**by_queue: Any) -> Foreign:
-    return Foreign(by_queue, is_registered=lambda name: name == "t", origin="worker@host")
+    return Foreign(by_queue, app=APP, tasks={"t"}, origin="worker@host")
 
 
 def test_the_message_becomes_a_task_whose_id_is_the_message_s() -> None:
@@ -310,6 +313,6 @@ def test_an_adapter_that_exits_ends_no_thread() -> None:
     def adapter(body: str, attributes: Any) -> Any:
         raise SystemExit(2)
 
-    found = Foreign({"q": adapter}, is_registered=lambda name: True, origin="o")
+    found = Foreign({"q": adapter}, app=APP, tasks={"t"}, origin="o")
     with pytest.raises(NotUnderstood, match="SystemExit"):
         found.payload("q", {"Body": "b", "MessageId": "m"})

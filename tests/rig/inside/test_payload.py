@@ -23,7 +23,6 @@ from celery_sqs_backoff.worker.payload import (
     NotUnderstood,
     celery_payload,
     check_call,
-    task_payload,
 )
 
 BODY = base64.b64encode(b'[["x"], {}, {}]').decode()
@@ -219,17 +218,6 @@ def test_a_compressed_body_that_is_cut_short_is_refused(compression: str) -> Non
     headers = ENVELOPE["headers"] | {"compression": compression}
     with pytest.raises(NotUnderstood):
         celery_payload(envelope(body=cut, headers=headers))
-
-
-def test_a_task_s_payload_is_what_celery_makes_of_it() -> None:
-    with Celery("app", set_as_current=False) as app:
-        sent = app.amqp.as_task_v2("id", "t", ("a",), {"b": 1})
-    payload = task_payload("t", ["a"], {"b": 1}, task_id="id", queue="q", origin="o")
-    args, kwargs, embed = json.loads(message_of(payload).body)
-    assert ((args, kwargs), embed.keys()) == ((["a"], {"b": 1}), sent.body[2].keys())
-    needed = {"task", "id", "root_id", "parent_id", "group", "retries", "eta", "expires"}
-    assert needed <= payload["headers"].keys()
-    assert payload["headers"].keys() <= sent.headers.keys()
 
 
 def test_keys_of_embed() -> None:

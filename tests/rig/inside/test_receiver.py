@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.worker import strategy
+from celery_sqs_backoff.worker import consume
 
 
 def test_names_in_containers() -> None:
@@ -30,7 +30,7 @@ def test_start_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keywords of ``Task.start_strategy`` are handed on to Celery's strategy."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        strategy, "celery_default", lambda task, app, consumer, **kwargs: seen.update(kwargs)
+        consume, "celery_default", lambda task, app, consumer, **kwargs: seen.update(kwargs)
     )
-    strategy.default(None, None, SimpleNamespace(), info=print, task_reserved=len)
+    consume.strategy(None, None, SimpleNamespace(), info=print, task_reserved=len)
     assert seen == {"info": print, "task_reserved": len}

@@ -12,7 +12,6 @@ import pytest
 from celery.bootsteps import Blueprint
 
 from celery_sqs_backoff.worker import upstream
-from celery_sqs_backoff.worker.upstream import pools
 
 
 class Hub:
@@ -237,5 +236,5 @@ def test_a_pool_that_grows_says_so():
 
 
 def test_a_subclass_of_a_pool_is_known():
-    assert pools.is_pool_of(a_pool("gevent"), "gevent")
-    assert not pools.is_pool_of(a_pool("gevent"), "prefork")
+    assert upstream.is_pool_of(a_pool("gevent"), "gevent")
+    assert not upstream.is_pool_of(a_pool("gevent"), "prefork")

@@ -1,0 +1,211 @@
+"""Bugs of Celery and kombu that stop a worker on SQS: one guard each, on the instances at hand.
+
+Each says which versions it is for; on others it changes nothing that works.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from ..threads import start_daemon
+
+__all__ = [
+    "declare_without_asking",
+    "give_back_before_soft_shutdown",
+    "pool_size",
+    "receive_ourselves",
+    "remember_running_tasks",
+    "start_nothing_given_back",
+    "wake_event_loop",
+]
+
+
+# The event loop
+
+
+def wake_event_loop(hub: Any) -> Callable[[], None]:
+    """Let ``hub.call_soon`` interrupt the event loop while it waits for events.
+
+    Without this, a callback waits until something else happens. kombu 5.5 and 5.6 never wake the
+    loop. kombu 5.7 does not if the loop itself asks, in a callback or a timer, because
+    ``Hub.create_loop`` looks for callbacks before it calls those. Call this again after the loop
+    was reset.
+
+    Returns:
+        A function that wakes the loop and takes no lock. Signal handlers may call it;
+        ``call_soon`` takes a lock that the interrupted code may hold.
+    """
+    loop_end, thread_end = socket.socketpair()
+    loop_end.setblocking(False)
+    thread_end.setblocking(False)
+    call_soon = type(hub).call_soon
+
+    def wake() -> None:
+        with suppress(OSError):  # full, so the loop will wake up anyway; or the loop has ended
+            thread_end.send(b"x")
+
+    def call_soon_and_wake(*args: Any) -> Any:
+        promise = call_soon(hub, *args)
+        wake()
+        return promise
+
+    def sleep_again() -> None:
+        with suppress(OSError):
+            if not loop_end.recv(4096):  # the other end is gone: this was called anew
+                hub.remove_reader(loop_end)
+
+    hub.add_reader(loop_end, sleep_again)
+    hub.call_soon = call_soon_and_wake
+    return wake
+
+
+# Receives: kombu only delivers messages, and never asks SQS
+
+
+def declare_without_asking(consumer: Any) -> None:
+    """Let a worker start that may not read its queues' attributes, and start faster.
+
+    All versions: kombu asks how long a queue is when it declares it (``Channel._size``), with a
+    client of its own per predefined queue, and does nothing with the answer. An AccessDenied there
+    ends the worker.
+    """
+    connect = consumer.connect
+
+    def connect_and_guard() -> Any:
+        connection = connect()
+        connection.default_channel._size = lambda queue: 0
+        return connection
+
+    consumer.connect = connect_and_guard
+
+
+def receive_ourselves(
+    channel: Any,
+    *,
+    on_consume: Callable[[str], object],
+    on_cancel: Callable[[str], object],
+    drain_events: Callable[[], object],
+) -> None:
+    """Keep kombu from polling, and hear which queues Celery consumes.
+
+    All versions. A 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
+    loop and ends the worker; kombu 5.7.0: so does a 5xx or a timeout. kombu 5.5: the HTTP client
+    blocks the event loop (kombu#2258), and a body that is no JSON ends the worker (kombu#2421).
+    Quiet queues hold kombu's ten connections for the length of their long polls. After a lost
+    connection kombu 5.7.0 finds no event loop and polls no more (kombu#2404).
+
+    Arguments:
+        channel: kombu's channel, before it consumes.
+        on_consume: called with the name of each queue that Celery starts to consume.
+        on_cancel: called with the name of each queue that it stops consuming.
+        drain_events: what to do instead where Celery has no event loop.
+    """
+    consume, cancel = channel.basic_consume, channel.basic_cancel
+
+    def basic_consume(queue: str, no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
+        # kombu deletes what needs no acknowledgement when it polls, which it never does.
+        result = consume(queue, False, *args, **kwargs)
+        on_consume(queue)
+        return result
+
+    def basic_cancel(consumer_tag: str) -> Any:
+        queue = channel._tag_to_queue.get(consumer_tag)
+        result = cancel(consumer_tag)
+        if queue is not None:
+            on_cancel(queue)
+        return result
+
+    channel.basic_consume = basic_consume
+    channel.basic_cancel = basic_cancel
+    channel._schedule_queue = lambda queue: None
+    channel.drain_events = lambda *args, **kwargs: drain_events()
+
+
+# How a pool's tasks end
+
+
+def is_pool_of(pool: Any, name: str) -> bool:
+    """Return whether a pool is one of Celery's by its module's name, or a subclass of it."""
+    kind: Any = type(pool)
+    return _is_class_of(kind, name)
+
+
+@cache
+def _is_class_of(kind: Any, name: str) -> bool:
+    return any(cls.__module__ == f"celery.concurrency.{name}" for cls in kind.__mro__)
+
+
+def pool_size(pool: Any) -> int:
+    """Return how many tasks a pool can run at once.
+
+    Celery 5.5 and 5.6, gevent: ``num_processes`` is the number of greenlets that run now.
+    """
+    return int(pool.limit if is_pool_of(pool, "gevent") else pool.num_processes)
+
+
+def remember_running_tasks(consumer: Any) -> None:
+    """Prefork: at a lost connection or a stop, do not forget which tasks are running.
+
+    ``AsynPool.flush`` drops jobs from the pool's cache, so nobody hears of their results. All
+    versions: those that a process has been sent and has not accepted yet; it runs them, although
+    their messages are given back. Celery 5.5: those that run, too (celery#8541); their messages
+    would be held as long as the worker lives. And a process whose results nobody reads takes 30
+    seconds to end.
+    """
+    if not is_pool_of(consumer.pool, "prefork"):
+        return
+    on_close = consumer.on_close
+
+    def on_close_and_remember() -> None:
+        pool = consumer.pool._pool  # None: a cold shutdown has ended it already
+        jobs = {} if pool is None else pool._cache
+        running = {number: job for number, job in jobs.items() if job._accepted or job._write_to}
+        on_close()
+        jobs.update((number, job) for number, job in running.items() if not job.ready())
+
+    consumer.on_close = consumer.blueprint.on_close = on_close_and_remember  # which a stop calls
+
+
+def start_nothing_given_back(
+    controller: Any,
+    may_start: Callable[[Any], bool],
+    start: Callable[[Callable[[Any], object], Any], bool],
+) -> None:
+    """Prefork: of the tasks that wait for a process, start none whose message was given back.
+
+    All versions: between the stop of the consumer and that of the pool, the end of a task starts
+    the next one that waits. And if that cannot be started, the error ends the worker.
+
+    Arguments:
+        controller: Celery's worker.
+        may_start: whether a request's message is still this worker's.
+        start: calls its first argument with the second, and contains errors; whether it had none.
+    """
+    process = controller._process_task
+
+    def process_if_ours(request: Any) -> None:
+        if not may_start(request) or not start(process, request):
+            controller._quick_release()  # no process will end, and give the place back
+
+    controller._process_task = process_if_ours
+
+
+def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
+    """Give back what has not begun before a soft shutdown, not after it.
+
+    Celery 5.5 and later: ``worker_soft_shutdown_timeout`` is slept through in the signal handler,
+    before any step of the worker is told to stop.
+    """
+    controller = consumer.controller
+    wait = controller.wait_for_soft_shutdown
+
+    def give_back_and_wait() -> None:
+        # In a thread: the code that the signal has interrupted may hold a lease's lock.
+        start_daemon("sqs-give-back", give_back)
+        wait()
+
+    controller.wait_for_soft_shutdown = give_back_and_wait
