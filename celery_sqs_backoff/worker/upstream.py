@@ -13,17 +13,6 @@ from typing import Any
 
 from ..threads import start_daemon
 
-__all__ = [
-    "declare_without_asking",
-    "give_back_before_soft_shutdown",
-    "pool_size",
-    "receive_ourselves",
-    "remember_running_tasks",
-    "start_nothing_given_back",
-    "wake_event_loop",
-]
-
-
 # The event loop
 
 
