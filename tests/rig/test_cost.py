@@ -1,0 +1,44 @@
+"""What a task costs: calls of our functions from its receive to its confirmed delete."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import celery_sqs_backoff
+
+#: In both processes, with the looks for work that the rig makes more often than a thread does.
+MOST_CALLS = 380
+
+_PACKAGE = str(Path(celery_sqs_backoff.__file__).parent)
+
+
+def returns(self):
+    return None
+
+
+def test_calls_of_a_success(rig):
+    """A task that does nothing takes few calls of our functions, and no budget is looked at."""
+    calls = Counter[str]()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(_PACKAGE):
+            calls[f"{Path(code.co_filename).stem}:{code.co_name}"] += 1
+
+    rig.task(returns)
+    rig.send()
+    rig.run()  # the first one loads modules, and reads the queue
+    rig.send()
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        rig.run()
+    finally:
+        sys.setprofile(before)
+    assert calls.total() <= MOST_CALLS, calls.most_common(20)
+    assert calls["settle:settle"] == 1
+    for computed in ("visibility:standing", "budget:draw_delay", "unreadable:record_of"):
+        assert calls[computed] == 0
