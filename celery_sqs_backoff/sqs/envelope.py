@@ -7,9 +7,8 @@ of a pickled task too; its arguments can not, and nothing here ever unpickles.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -45,7 +44,7 @@ def read_envelope(body: str) -> Envelope | None:
 
     ``None``: it is not a Celery message.
     """
-    found = _load(body)
+    found = load_body(body)
     if found is None:
         return None
     headers = found.get("headers")
@@ -69,7 +68,7 @@ def arguments(body: str) -> tuple[Any, Any] | None:
 
     They are the user's data: for a person who has asked to see them, never for a log.
     """
-    envelope, found = read_envelope(body), _load(body)
+    envelope, found = read_envelope(body), load_body(body)
     if envelope is None or found is None or not envelope.is_json:
         return None
     try:
@@ -88,7 +87,7 @@ def with_headers(body: str, **headers: object) -> str:
     Raises:
         ValueError: it is not a Celery message.
     """
-    found = _load(body)
+    found = load_body(body)
     if found is None or not isinstance(found.get("headers"), dict):
         raise ValueError("not a Celery message")
     found["headers"] |= headers
@@ -104,13 +103,18 @@ def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
-def _load(body: str) -> dict[str, Any] | None:
+def load_body(body: str, loads: Callable[[str | bytes], Any] = json.loads) -> dict[str, Any] | None:
+    """Read a body as a JSON object, plain or in base64; ``None`` if it is none.
+
+    Arguments:
+        loads: reads JSON. kombu's also makes objects, of which any may fail.
+    """
     text: str | bytes = body
     try:
         if not body.lstrip().startswith("{"):
             text = base64.b64decode(body, validate=True)
-        found = json.loads(text)
-    except (ValueError, binascii.Error, RecursionError):
+        found = loads(text)
+    except Exception:  # noqa: BLE001
         return None
     return found if isinstance(found, dict) else None
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import base64
 import bz2
 import lzma
-import re
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from kombu.utils.json import loads
+from kombu.utils.json import loads as kombu_loads
+
+from ..sqs.envelope import load_body
 
 #: Most bytes of a body after decompression. SQS allows 1 MiB on the wire, in base64.
 MAX_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
-
-#: kombu's own test for a body in base64.
-_BASE64 = re.compile(r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
 
 
 class NotUnderstood(Exception):
@@ -39,8 +37,8 @@ def celery_payload(body: str) -> dict[str, Any] | None:
     Raises:
         NotUnderstood: it has kombu's fields, but they cannot be those of a task.
     """
-    found = _load(body)
-    if not isinstance(found, dict) or "properties" not in found or "body" not in found:
+    found = load_body(body, kombu_loads)
+    if found is None or "properties" not in found or "body" not in found:
         return None
     headers = found["headers"] = _dict(found.get("headers"), "its headers are")
     properties = found["properties"] = _dict(found["properties"], "its properties are")
@@ -133,16 +131,6 @@ _MAX_NUMBER: Final = 1_000_000
 
 def _are_texts(values: Any) -> bool:
     return set(map(type, values)) <= {str}
-
-
-def _load(body: str) -> Any:
-    text: str | bytes = body
-    try:
-        if _BASE64.match(body):
-            text = base64.b64decode(body)
-        return loads(text)
-    except Exception:  # noqa: BLE001  # kombu's JSON also makes objects, of which any may fail
-        return None
 
 
 def _dict(value: Any, what: str) -> dict[str, Any]:
