@@ -23,12 +23,13 @@ Pure: times are passed in, and nothing is called. Times are seconds of one clock
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from ..retry.decision import Reply
 from ..retry.policies import RandomSource
+from ..sqs.hidden import MOST_HIDDEN, Hidden, Recall
 
 #: Failures of one message may be the message's own.
 MESSAGES = 2
@@ -74,12 +75,8 @@ PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 #: Between two looks at what to bring forward.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
-#: Our clock, SQS's clock and a call under way may differ by this much: a message is brought
-#: forward only while our hold on it is certain.
-MARGIN_SECONDS = 5.0
-
-#: Hidden messages that a worker remembers, about 1 KB each; and calls under way.
-MOST_HIDDEN, MOST_CALLS = 20_000, 10_000
+#: Calls under way that a gate knows.
+MOST_CALLS = 10_000
 
 #: A stopping worker spreads what it has hidden: ten a second, over three minutes at most. A message
 #: that comes back less than a minute later by itself is left alone.
@@ -117,6 +114,7 @@ class Message:
         own_delay: drawn from its policy; it waits for that if it cannot be brought forward.
         is_recallable: it may be brought forward.
         is_spared: it has used up half of the receives that its queue allows.
+        next_is_last: its next receive is the last that its queue allows.
         must_run: at the receive after this one SQS would move it.
     """
 
@@ -127,6 +125,7 @@ class Message:
     own_delay: float = 0.0
     is_recallable: bool = True
     is_spared: bool = False
+    next_is_last: bool = False
     must_run: bool = False
 
 
@@ -150,31 +149,6 @@ class Look:
 
 
 _RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """A message that this worker has hidden, as SQS confirmed.
-
-    Attributes:
-        message_id: SQS's id.
-        handle: the receipt handle that hid it.
-        queue: the URL of its queue.
-        until: when SQS shows it again by itself.
-        not_before: it must not run earlier.
-        next_is_last: its next receive is the last that its queue allows.
-        receives: SQS's count of them, so far.
-        probe_from: when it may be brought forward to probe with.
-    """
-
-    message_id: str
-    handle: str
-    queue: str
-    until: float
-    not_before: float = 0.0
-    next_is_last: bool = False
-    receives: int = 0
-    probe_from: float = 0.0
 
 
 class Rate:
@@ -276,12 +250,11 @@ class ProviderGate:
         most_hidden: int = MOST_HIDDEN,
     ) -> None:
         self.state = State.CLOSED
+        self.hidden: Hidden[Any] = Hidden(most_hidden)
         self.rate = Rate()
         self.opened_at = self.next_probe_at = 0.0
         self._thresholds, self._rng = thresholds, rng
-        self._is_limited, self._most_hidden = is_limited, most_hidden
-        self._hidden: dict[str, Hidden] = {}
-        self._order: list[str] = []  # of those hidden, the furthest due last
+        self._is_limited = is_limited
         self._began: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._probe: str | None = None
@@ -295,7 +268,6 @@ class ProviderGate:
 
     def arrived(self, message: Message, now: float, *, waiting: int) -> Look:
         """Decide about a message, while ``waiting`` others wait for their turn."""
-        self._hidden.pop(message.id, None)
         has_time, is_probe = message.longest > 0, False
         if self.state is State.OPEN:
             is_probe = self._is_probe_due(now, is_news=message.receives > 1)
@@ -316,7 +288,6 @@ class ProviderGate:
     def started(self, message_id: str, now: float) -> None:
         """Note that a message runs whose turn has come, or that nothing limits."""
         self._seen_at = min(self._seen_at, now)
-        self._hidden.pop(message_id, None)
         if len(self._began) >= MOST_CALLS:
             del self._began[next(iter(self._began))]
         self._began[message_id] = now
@@ -372,7 +343,7 @@ class ProviderGate:
         if not message.is_recallable:
             return delay
         if self.state is State.OPEN:
-            return max(delay, self._hold(message, now)) if self._has_room(now) else delay
+            return max(delay, self._hold(message, now)) if self.hidden.has_room else delay
         if reply not in (Reply.REFUSED, Reply.FAILED):
             return delay
         soon = SOON_SECONDS * min(message.receives, SOON_RECEIVES)
@@ -391,23 +362,20 @@ class ProviderGate:
         """Return whether a message has failed several times since the provider is back."""
         return self._failures.get(message_id, 0) > SOON_TIMES
 
+    def recall_of(self, message: Message, now: float, *, not_before: float = 0.0) -> Recall | None:
+        """Return the permission to bring a message forward that is to be hidden; ``None``: none.
+
+        A probe costs a receive: with few left, not before the message's own delay ends.
+        """
+        if not message.is_recallable or self.keeps_failing(message.id):
+            return None
+        probe_from = now + message.own_delay if message.is_spared else 0.0
+        return Recall(self.hidden, not_before, probe_from, message.next_is_last, message.receives)
+
     # What this worker has hidden
 
-    def was_hidden(self, hidden: Hidden, now: float) -> None:
-        """Remember a message that SQS has confirmed as hidden."""
-        if not self.keeps_failing(hidden.message_id) and self._has_room(now):
-            self._hidden[hidden.message_id] = hidden
-
-    def gone(self, message_id: str) -> None:
-        """Forget a message: settled, or its hold is in doubt."""
-        self._hidden.pop(message_id, None)
-
-    def hidden(self, now: float) -> int:
-        """Return how many messages wait here, hidden. Others have had those that came due."""
-        return sum(each.until > now for each in self._hidden.values())
-
-    def recalls(self, now: float, *, room: int, waiting: int = 0) -> list[Hidden]:
-        """Take out the messages to bring forward now; empty = none.
+    def recalls(self, now: float, *, room: int, waiting: int = 0) -> list[Any]:
+        """Return the messages to bring forward now, of those that are hidden.
 
         Arguments:
             now: seconds.
@@ -416,10 +384,10 @@ class ProviderGate:
         """
         seconds, self._looked_at = min(now - self._looked_at, 10.0), now
         if self.state is State.OPEN:
-            return self._recall_probe(now)
+            return self._recall_probe(now) if room else []
         if self.state is State.CLOSED:
             return []
-        if self._hidden:
+        if len(self.hidden):
             self._busy_at = now
         elif now > self._busy_at + CALM_SECONDS:
             self.state = State.CLOSED
@@ -433,32 +401,31 @@ class ProviderGate:
             self._pull = min(LONGEST_PULL, self._pull * 2 ** (seconds / PULL_DOUBLES_SECONDS))
         pace = rate * self._pull
         self._owed = min(max(1.0, pace / 2), self._owed + seconds * pace)
-        taken = [] if is_behind else self._take(min(int(self._owed), room), now)
+        most = 0 if is_behind else min(int(self._owed), room)
+        taken = self.hidden.furthest(most, now)
         self._owed -= len(taken)
         return taken
 
-    def hand_over(self, now: float) -> list[tuple[Hidden, int]]:
-        """Take out what comes back soon because this worker stops, each with its seconds from now.
+    def hand_over(self, now: float) -> list[tuple[Any, int]]:
+        """Return what comes back soon because this worker stops, each with its seconds from now.
 
         Only this worker can bring it forward, and it will be gone. While the provider is down a
         message stays that must run at its next receive, because that is the last. While it is well
         each message waits for its own delay.
         """
-        hidden, self._hidden = list(self._hidden.values()), {}
         if self.state is State.CLOSED:
             return []
         is_down = self.state is State.OPEN
-        certain = (each for each in hidden if each.until > now + MARGIN_SECONDS)
-        movable = [each for each in certain if not (is_down and each.next_is_last)]
+        movable = [each for each in self.hidden.all() if not (is_down and each[2].next_is_last)]
         spread = min(len(movable) / RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS)
         found = (
-            (each, math.ceil(max(self._rng.uniform(0.0, spread), each.not_before - now)))
-            for each in sorted(movable, key=lambda each: -each.until)
+            (message, until, math.ceil(max(self._rng.uniform(0, spread), recall.not_before - now)))
+            for message, until, recall in movable
         )
         return [
-            (each, seconds)
-            for each, seconds in found
-            if now + seconds + LEAST_GAIN_SECONDS < each.until
+            (message, seconds)
+            for message, until, seconds in found
+            if now + seconds + LEAST_GAIN_SECONDS < until
         ]
 
     # What is asked in between
@@ -520,7 +487,7 @@ class ProviderGate:
         self._forget_row()
 
     def _hold(self, message: Message, now: float) -> float:
-        if not (message.is_recallable and self._has_room(now)):
+        if not (message.is_recallable and self.hidden.has_room):
             return min(message.longest, max(0.0, self.next_probe_at - now) + message.own_delay)
         hold = max(message.policy_longest, HOLD_FACTOR * (now - self.opened_at))
         hold = min(hold, LONGEST_HOLD_SECONDS, message.longest)
@@ -529,52 +496,16 @@ class ProviderGate:
     def _queue(self, message: Message) -> float:
         if not message.is_recallable:
             return min(message.longest, message.own_delay)
-        turn = HOLD_FACTOR * (len(self._hidden) + 1) / self.rate.rate
+        turn = HOLD_FACTOR * (len(self.hidden) + 1) / self.rate.rate
         hold = min(max(SHORTEST_QUEUE_SECONDS, turn), LONGEST_QUEUE_SECONDS)
         return min(hold, message.longest)
 
-    def _has_room(self, now: float) -> bool:
-        if len(self._hidden) >= self._most_hidden:
-            self._hidden = {k: each for k, each in self._hidden.items() if each.until > now}
-        return len(self._hidden) < self._most_hidden
-
-    def _recall_probe(self, now: float) -> list[Hidden]:
-        """Take out the message to probe with: the one that was received least.
-
-        Whoever receives it probes. One whose next receive is its last serves if there is no other.
-        """
-        if not self.needs_probe(now):
-            return []
-        ready = self._certain(now, (e for e in self._hidden.values() if e.probe_from <= now))
-        best = min(ready, key=lambda each: (each.next_is_last, each.receives), default=None)
-        if best is None:
+    def _recall_probe(self, now: float) -> list[Any]:
+        """Return the message to probe with. Whoever receives it probes."""
+        message = self.hidden.to_probe_with(now) if self.needs_probe(now) else None
+        if message is None:
             return []
         probed_at = self._probed_at
         self._probe_later(now, None)  # the next one, should this one serve another worker
         self._probed_at = probed_at
-        del self._hidden[best.message_id]
-        return [best]
-
-    def _certain(self, now: float, hidden: Iterable[Hidden]) -> list[Hidden]:
-        return [e for e in hidden if e.until > now + MARGIN_SECONDS and e.not_before <= now]
-
-    def _take(self, most: int, now: float) -> list[Hidden]:
-        """Take out up to ``most`` messages; the furthest due first, the others return soon."""
-        if most <= 0:
-            return []
-        if not self._order:
-            self._order = sorted(self._hidden, key=lambda each: self._hidden[each].until)
-        taken: list[Hidden] = []
-        early: list[str] = []
-        while self._order and len(taken) < most:
-            message_id = self._order.pop()
-            hidden = self._hidden.get(message_id)
-            if hidden is None:
-                continue
-            if hidden.not_before > now and hidden.until > hidden.not_before + MARGIN_SECONDS:
-                early.append(message_id)
-                continue
-            del self._hidden[message_id]
-            taken += self._certain(now, [hidden])
-        self._order += reversed(early)
-        return taken
+        return [message]

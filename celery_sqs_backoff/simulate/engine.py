@@ -166,6 +166,7 @@ class _Simulation:
 
     def _show(self, message: SimulatedMessage) -> None:
         message.version += 1
+        message.is_shown()
         self._visible.append(message)
         self._hand_out()
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
 
-from ..provider.gate import MANY_FAILURES, MOST_HIDDEN, Hidden, ProviderGate, State
+from ..provider.gate import MANY_FAILURES, ProviderGate, State
 from ..provider.gate import Message as Seen
 from ..retry import budget
 from ..retry.decision import Reply
 from ..retry.policies import Schedule
 from ..sqs.delivery import Delivery
+from ..sqs.hidden import MOST_HIDDEN, Recall
 from ..sqs.visibility import standing, visibility_delay
 from .scenario import Scenario
 
@@ -22,7 +23,7 @@ from .scenario import Scenario
 class SimulatedMessage:
     """One message. Times are seconds from the start of the simulation."""
 
-    __slots__ = ("first_received_at", "id", "receives", "sent_at", "version")
+    __slots__ = ("first_received_at", "id", "recall", "receives", "sent_at", "version")
 
     def __init__(self, number: int, sent_at: float) -> None:
         self.id = str(number)
@@ -31,6 +32,12 @@ class SimulatedMessage:
         self.receives = 0
         #: Grows with each change of its visibility, which voids events of an older one.
         self.version = 0
+        self.recall: Recall | None = None
+
+    def is_shown(self) -> None:
+        """Take it from among the hidden messages of its worker."""
+        if self.recall is not None:
+            self.recall.among.discard(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +155,14 @@ class WithProvider(PolicyAlone):
             is_limited=recalls,
             most_hidden=MOST_HIDDEN if recalls else 0,
         )
-        self._hidden: dict[str, SimulatedMessage] = {}
         is_exact = isinstance(scenario.backoff, Schedule) and scenario.provider.recall is None
         self._is_recallable = recalls and not is_exact
         self._reply: Reply | None = None
-        self._floor = self._own_delay = 0.0
+        self._floor = 0.0
+        self._last_seen: Seen | None = None
 
     def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        self._hidden.pop(message.id, None)
         if (reason := self._exhausted(message, now)) is not None:
-            self.gate.gone(message.id)
             return Told(dead=reason)
         self._floor = 0.0
         look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
@@ -176,29 +181,18 @@ class WithProvider(PolicyAlone):
 
     def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
         seen = self._seen(message, now)
-        seen = replace(seen, longest=max(delay, seen.longest))
-        self._own_delay = delay
+        seen = replace(seen, longest=max(delay, seen.longest), own_delay=delay)
+        self._last_seen = seen
         hold = self.gate.delay_after_failure(seen, self._reply, delay, now, floor=self._floor)
         if seen.is_spared and self.gate.state is State.RECOVERING:
             self._floor = hold
         return hold
 
     def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
-        if not self._is_recallable:
-            return
-        delivery = self._delivery(message, now)
-        hidden = Hidden(
-            message.id,
-            handle="",
-            queue="",
-            until=until,
-            not_before=now + self._floor,
-            next_is_last=delivery.is_next_the_last,
-            receives=message.receives,
-            probe_from=0.0 if delivery.has_receives_to_spare else now + self._own_delay,
-        )
-        self.gate.was_hidden(hidden, now)
-        self._hidden[message.id] = message
+        assert self._last_seen is not None
+        message.recall = self.gate.recall_of(self._last_seen, now, not_before=now + self._floor)
+        if message.recall is not None:
+            self.gate.hidden.add(message, until, message.recall, now)
 
     def turns(self, waiting: int, now: float) -> int:
         return self.gate.turns(waiting, now)
@@ -210,26 +204,27 @@ class WithProvider(PolicyAlone):
         return RUN
 
     def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
-        recalled = self.gate.recalls(now, room=room, waiting=waiting)
-        return [self._hidden.pop(hidden.message_id) for hidden in recalled]
+        return self.gate.recalls(now, room=room, waiting=waiting)
 
     def tick_seconds(self) -> float | None:
         return self.gate.seconds_to_look
 
     def _seen(self, message: SimulatedMessage, now: float) -> Seen:
-        self._own_delay = self._draw(message)
+        delivery = self._delivery(message, now)
         retry_for = self.scenario.retry_for
-        return Seen(
+        self._last_seen = Seen(
             message.id,
             receives=message.receives,
             longest=budget.longest_hold(self._standing(message, now), retry_for=retry_for),
             policy_longest=self.scenario.backoff.ceiling(MANY_FAILURES),
-            own_delay=self._own_delay,
+            own_delay=self._draw(message),
             is_recallable=self._is_recallable,
-            is_spared=not self._delivery(message, now).has_receives_to_spare,
+            is_spared=not delivery.has_receives_to_spare,
+            next_is_last=delivery.is_next_the_last,
             # At the receive after the last one the queue would move it.
             must_run=message.receives == self.scenario.max_receive_count,
         )
+        return self._last_seen
 
 
 STRATEGIES: dict[str, type[PolicyAlone]] = {one.name: one for one in (PolicyAlone, WithProvider)}

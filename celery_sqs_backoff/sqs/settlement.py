@@ -11,6 +11,7 @@ thread at a time may be in here.
 - A message that waits for its delete or its dead letter is renewed like a held one, so that nobody
   else gets it meanwhile.
 - A backoff does not touch a message that somebody else may have received by now.
+- A hidden message that its provider may bring forward stays here until it is due.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 from ..retry.policies import EqualJitter, FullJitter
 from .dead_letter import DeadLetterRecord
 from .errors import NOT_LISTED, Failure, Kind, Operation
+from .hidden import Recall
 from .limits import (
     MAX_BATCH_ENTRIES,
     MAX_VISIBILITY_TIMEOUT_SECONDS,
@@ -94,6 +96,8 @@ class Want(Enum):
     HELD = "held"
     DELETE = "delete"
     HIDE = "hide until it is due"
+    HIDDEN = "nothing: SQS hides it, and it may be brought forward"
+    BRING_FORWARD = "show it earlier than it is due"
     GIVE_BACK = "show it now"
     DEAD_LETTER = "send it to the dead-letter queue, then delete it"
     LOST = "nothing: SQS no longer honours the receipt handle"
@@ -104,6 +108,7 @@ class Purpose(Enum):
 
     RENEW = "renew"
     HIDE = "hide"
+    BRING_FORWARD = "bring forward"
     GIVE_BACK = "give back"
     DELETE = "delete"
     SEND = "send"
@@ -115,6 +120,7 @@ class Happening(Enum):
     RENEWED = "renewed"
     DELETED = "deleted"
     HIDDEN = "hidden"
+    BROUGHT_FORWARD = "brought forward"
     GIVEN_BACK = "given back"
     SENT = "dead letter sent"
     LOST = "lease lost"
@@ -125,9 +131,14 @@ class Happening(Enum):
     RETRIED = "tried again"
 
 
-_HIDING = {Want.HIDE: Purpose.HIDE, Want.GIVE_BACK: Purpose.GIVE_BACK}
+_HIDING = {
+    Want.HIDE: Purpose.HIDE,
+    Want.BRING_FORWARD: Purpose.BRING_FORWARD,
+    Want.GIVE_BACK: Purpose.GIVE_BACK,
+}
 _CONFIRMED = {
     Purpose.HIDE: Happening.HIDDEN,
+    Purpose.BRING_FORWARD: Happening.BROUGHT_FORWARD,
     Purpose.GIVE_BACK: Happening.GIVEN_BACK,
     Purpose.DELETE: Happening.DELETED,
 }
@@ -170,8 +181,10 @@ class Row:
     is_entered: bool = False
     visible_at: float = 0.0
     renew_at: float = 0.0
-    #: HIDE, GIVE_BACK: when the message is to be seen again.
+    #: HIDE, BRING_FORWARD, GIVE_BACK: when the message is to be seen again.
     due_at: float = 0.0
+    #: HIDE: what allows this worker to bring it forward later; ``None``: nothing does.
+    recall: Recall | None = None
     #: DEAD_LETTER: the message, and why.
     content: Content | None = None
     record: DeadLetterRecord | None = None
@@ -181,7 +194,7 @@ class Row:
     #: Its visibility timeout has run out unrenewed. A standard queue still takes the receipt
     #: handle then, and applies it to the hold of another worker.
     may_be_lost: bool = False
-    #: HIDE, GIVE_BACK, DELETE: SQS may have been asked, but its response was lost.
+    #: A change of visibility, DELETE: SQS may have been asked, but its response was lost.
     in_doubt: bool = False
     #: The run has ended after the message was lost, so a new receive is a new row.
     is_over: bool = False
@@ -259,7 +272,8 @@ class Row:
         if self.want is Want.GIVE_BACK:
             return 0
         left = self._left(now, _HIDING_MARGIN_SECONDS)
-        return max(1, min(math.ceil(self.due_at - now), left))
+        least = 1 if self.want is Want.HIDE else 0
+        return max(least, min(math.ceil(self.due_at - now), left))
 
     def seconds_to_renew(self, now: float, held: int) -> int:
         """Return what to ask SQS for at a renewal; 0 or less when the 12 hours are used up.
@@ -275,6 +289,9 @@ class Row:
             longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
         return min(seconds, self._left(now, _TWELVE_HOURS_MARGIN_SECONDS))
+
+    def shed(self) -> None:
+        """Drop what is of no use while SQS hides the message: thousands may be hidden."""
 
     def _left(self, now: float, margin: float) -> int:
         return int(MAX_VISIBILITY_TIMEOUT_SECONDS - margin - (now - self.received_at))
@@ -446,6 +463,7 @@ class SettlementTable:
         self._due: dict[Lane, float] = {}
         self._events: list[Event] = []
         self._waiting: Counter[str] = Counter()
+        self._unanswered = 0  # messages that SQS is asked to show earlier
         self._letters: dict[Row, int] = {}
         self._letter_bytes = 0
 
@@ -489,6 +507,24 @@ class SettlementTable:
         if not row.is_hiding:
             self._plan_removal(row, now, now)
 
+    def bring_forward(self, row: Row, due_at: float, now: float) -> None:
+        """Let SQS show a hidden message at ``due_at``, earlier than by itself."""
+        if row.want is Want.HIDDEN:
+            self._drop_hold(row)
+            row.want, row.due_at = Want.BRING_FORWARD, due_at
+            self._unanswered += 1
+            self.settled(row, now)
+
+    def room_to_bring_forward(self, most: int) -> int:
+        """Return how many more messages to bring forward, with those that SQS is asked for.
+
+        One at a time while calls fail: each may leave its messages in doubt.
+        """
+        lanes = self._lanes.values()
+        if any(lane.failures and lane.operation is Operation.CHANGE_VISIBILITY for lane in lanes):
+            most = min(most, 1)
+        return max(0, most - self._unanswered)
+
     def queue_read(self, queue: Queue) -> None:
         """Enter a queue's newest attributes, for the messages that were received before, too."""
         for row in self._rows.values():
@@ -502,11 +538,13 @@ class SettlementTable:
         del self._rows[row.key]
         if row.is_entered:
             self._waiting[row.queue.url] -= 1
+        self._unanswered -= row.want is Want.BRING_FORWARD
         for operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE, Operation.SEND):
             lane = self._lane(row.queue.url, operation)
             for agenda in (lane.settling, lane.renewals, lane.expiring):
                 agenda.drop(row)
         self._drop_content(row)
+        self._drop_hold(row)
 
     def seconds_to_receive_for(self, queue: Queue) -> int:
         """Return the visibility timeout to name at a receive.
@@ -568,7 +606,9 @@ class SettlementTable:
 
     def _call(self, lane: Lane, now: float) -> Call | None:
         for row in lane.expiring.take(now, len(lane.expiring)):
-            if now >= row.visible_at and row.want is Want.HELD:
+            if row.want is Want.HIDDEN:
+                self.forget(row)
+            elif now >= row.visible_at and row.want is Want.HELD:
                 self._miss(row)
         if lane.call_at(now, self._linger) > now:
             return None
@@ -613,7 +653,7 @@ class SettlementTable:
             return None
         purpose = _HIDING[row.want]
         if row.may_be_visible(now):
-            self._finish(row, Happening.TOO_LATE, purpose)
+            self._finish(row, _too_late(purpose), purpose)
         else:
             return Entry(row, purpose, row.handle, row.seconds_to_hide(now))
         return None
@@ -667,17 +707,35 @@ class SettlementTable:
             self._drop_content(row)
             self._tell(Happening.SENT, row, purpose)
             self._plan_removal(row, now, now)
+        elif failure is None and purpose is Purpose.HIDE and self._keep(row, entry, asked_at, now):
+            self._tell(Happening.HIDDEN, row, purpose)
         elif failure is None:
             self._finish(row, _CONFIRMED[purpose], purpose)
         elif is_void and purpose is Purpose.RENEW:
             self._lose(row, failure, now)
         elif is_void and purpose is not Purpose.SEND:
-            self._finish(row, Happening.TOO_LATE, purpose, failure)
+            self._finish(row, _too_late(purpose), purpose, failure)
         elif purpose is Purpose.SEND and failure.kind is Kind.BAD_ENTRY and not row.without_record:
             row.without_record = True
             self._again(entry, now, now)
         else:
             self._failed(entry, failure, now)
+
+    def _keep(self, row: Row, entry: Entry, asked_at: float, now: float) -> bool:
+        """Keep a message that SQS has hidden, if it may be brought forward.
+
+        If the hold may have ended before that, another worker may have the message.
+        """
+        if row.recall is None or row.in_doubt or row.may_be_visible(now):
+            return False
+        until = row.recall.among.add(row, asked_at + entry.seconds, row.recall, now)
+        if until is None:
+            return False
+        self._waiting[row.queue.url] -= 1
+        row.want, row.is_entered, row.visible_at = Want.HIDDEN, False, until
+        row.shed()
+        self._plan_visibility(row, now, now)
+        return True
 
     def _renewed(self, row: Row, asked_at: float, seconds: int, now: float) -> None:
         if asked_at >= row.visible_at:
@@ -773,9 +831,9 @@ class SettlementTable:
             agenda.drop(row)
         if row.is_hiding:
             lane.settling.put(row, at, now)
-        elif row.want is not Want.LOST:
+        elif row.want is not Want.LOST and row.want is not Want.HIDDEN:
             lane.renewals.put(row, row.renew_at, now)
-        if row.want is Want.HELD:
+        if row.want is Want.HELD or row.want is Want.HIDDEN:
             lane.expiring.put(row, row.visible_at, now)
         self._wake(lane, now)
 
@@ -795,6 +853,10 @@ class SettlementTable:
             self._plan_removal(entry.row, at, now)
         elif entry.purpose is not Purpose.RENEW or not entry.row.is_hiding:
             self._plan_visibility(entry.row, at, now)
+
+    def _drop_hold(self, row: Row) -> None:
+        if row.recall is not None:
+            row.recall.among.discard(row)
 
     def _drop_content(self, row: Row) -> None:
         self._letter_bytes -= self._letters.pop(row, 0)
@@ -817,3 +879,9 @@ class SettlementTable:
 def is_of_lane(failure: Failure | None) -> bool:
     """Whether the call failed for a reason that none of its entries is."""
     return failure is not None and failure.is_of_call and failure.kind not in _OF_ONE_ENTRY
+
+
+def _too_late(purpose: Purpose) -> Happening:
+    """Return what to tell of a call that came too late; a message to be shown comes back anyway."""
+    is_shown = purpose is Purpose.BRING_FORWARD
+    return Happening.BROUGHT_FORWARD if is_shown else Happening.TOO_LATE

@@ -18,8 +18,6 @@ from ..observe.events import (
 from ..observe.stream import Events
 from ..provider.gate import (
     MANY_FAILURES,
-    MOST_HIDDEN,
-    Hidden,
     Message,
     ProviderGate,
     State,
@@ -30,6 +28,8 @@ from ..retry.budget import Standing, exhausted_before_run, longest_hold, toleran
 from ..retry.decision import End, Ended, Hide, Reply
 from ..retry.options import Options
 from ..retry.policies import Schedule
+from ..sqs.hidden import MOST_HIDDEN
+from ..sqs.settlement import Row
 from ..sqs.visibility import standing, visibility_delay
 from .lease import Lease, Turn
 from .pacing import Fleet, Pace, Paced, Pacer
@@ -49,9 +49,6 @@ class Owner(Protocol):
     pacer: Pacer
 
     def look_again(self, gate: Gate) -> None: ...
-    def expect(
-        self, lease: Lease, gate: Gate, not_before: float, *, own_delay_ends: float
-    ) -> None: ...
 
 
 class Gate:
@@ -112,8 +109,7 @@ class Gate:
                 self._replace_if_not_run(lease)
             if look.hide_seconds is None:
                 return False
-            if message.is_recallable:
-                self._owner.expect(lease, self, 0.0, own_delay_ends=now + message.own_delay)
+            lease.recall = self.core.recall_of(message, now)
         return lease.give_back(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
@@ -130,6 +126,7 @@ class Gate:
             ),
             is_recallable=self.is_recallable(options),
             is_spared=not delivery.has_receives_to_spare,
+            next_is_last=delivery.is_next_the_last,
             must_run=delivery.is_last_before_sqs_moves_it,
         )
 
@@ -238,16 +235,16 @@ class Gate:
             floor = seconds
         with self._owner.lock:
             message = self._message(lease, options, today)
-            message = replace(message, longest=max(seconds, message.longest))
+            longest = max(seconds, message.longest)
+            message = replace(message, longest=longest, own_delay=seconds)
             hold = self.core.delay_after_failure(message, ended.reply, seconds, now, floor=floor)
-            if message.is_recallable:
-                if message.is_spared and self.core.state is State.RECOVERING:
-                    floor = hold
-                self._owner.expect(lease, self, now + floor, own_delay_ends=now + seconds)
+            if message.is_spared and self.core.state is State.RECOVERING:
+                floor = hold
+            lease.recall = self.core.recall_of(message, now, not_before=now + floor)
             return hold
 
-    def recalls(self, *, room: int) -> list[Hidden]:
-        """Take out the messages to bring forward now. Call it under the lock."""
+    def recalls(self, *, room: int) -> list[Row]:
+        """Return the messages to bring forward now. Call it under the lock."""
         was = self.core.state
         taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
         self._tell(was)
@@ -303,11 +300,8 @@ class Gate:
 
     @property
     def hidden(self) -> int:
-        """Messages that this worker has hidden, and that are not due yet. Call it under the lock.
-
-        One of them may run in another worker when it is due, which tells this one nothing.
-        """
-        return self.core.hidden(self._owner.clock())
+        """Messages that this worker has hidden, and that are not due yet."""
+        return len(self.core.hidden)
 
     @property
     def rate(self) -> float:

@@ -12,7 +12,8 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from celery.utils.log import get_logger
 
@@ -70,9 +71,10 @@ class Keeper:
         self._table = SettlementTable(linger_seconds=linger_seconds, rng=rng)
         self.waiting_for = self._table.waiting_for
         self._calls: dict[str, Calls] = {}
-        self._lock = threading.RLock()
+        #: Of the table, and of the providers' gates, which bring its messages forward.
+        self.lock = threading.RLock()
         self._relay = Relay(
-            self._lock,
+            self.lock,
             next_job=self.next_job,
             perform=self.perform,
             due_at=self._due_at,
@@ -82,8 +84,6 @@ class Keeper:
         #: For whoever observes this worker.
         self.events = logged_events()
         self.pulse = Pulse()
-        #: Told of each row that SQS has hidden until it is due. Must not block.
-        self.on_hidden: Callable[[Row], object] = lambda row: None
 
     # What the worker's other threads call. Nothing here blocks on SQS.
 
@@ -93,7 +93,7 @@ class Keeper:
         If this worker has the message already, or is done with it, the lease is settled at once.
         """
         now, message_id = self.clock(), lease.delivery.message_id
-        with self._lock:
+        with self.lock:
             self._calls[lease.queue.url] = lease.calls
             is_last = lease.delivery.is_last_before_sqs_moves_it
             earlier = self._table.received(lease, now, is_last=is_last)
@@ -118,7 +118,7 @@ class Keeper:
 
     def settled(self, lease: Lease) -> None:
         """Stop holding the lease; carry its settlement out soon. Called by the lease."""
-        with self._lock:
+        with self.lock:
             self._calls.setdefault(lease.queue.url, lease.calls)
             if lease.want is Want.LOST:
                 self._drop_if_not_running(lease)
@@ -131,7 +131,7 @@ class Keeper:
 
     def ended(self, lease: Lease) -> None:
         """The run of a message that was lost has ended. Called by the lease."""
-        with self._lock:
+        with self.lock:
             self._table.forget(lease)
 
     def postpone(self, lease: Lease, record: DeadLetterRecord) -> None:
@@ -142,18 +142,31 @@ class Keeper:
         self.memory.settled(lease.delivery.message_id, record)
         lease.defer(_POSTPONED_SECONDS)
 
+    def bring_forward(self, rows: Iterable[tuple[Row, float]]) -> None:
+        """Let SQS show hidden messages, each at its time, earlier than by themselves."""
+        now = self.clock()
+        with self.lock:
+            for row, due_at in rows:
+                self._table.bring_forward(row, due_at, now)
+            self._look()
+
+    def room_to_bring_forward(self, most: int) -> int:
+        """Return how many more messages SQS may be asked to show now."""
+        with self.lock:
+            return self._table.room_to_bring_forward(most)
+
     def seconds_to_receive_for(self, queue: Queue) -> int:
         """Return the visibility timeout to name at a receive."""
-        with self._lock:
+        with self.lock:
             return self._table.seconds_to_receive_for(queue)
 
     def queue_read(self, queue: Queue) -> None:
         """Go by a queue's newest attributes for the messages that were received before, too."""
-        with self._lock:
+        with self.lock:
             self._table.queue_read(queue)
 
     def held(self) -> list[Lease]:
-        with self._lock:
+        with self.lock:
             return [row for row in self._table.held() if isinstance(row, Lease)]
 
     @property
@@ -173,13 +186,8 @@ class Keeper:
         """
         for lease in self.held():
             lease.release()
-        with self._lock:
-            self._stopping = True
-            self._table.hurry(self.clock())
-            self._relay.wake()
         self.pulse.forget(_NAME)
-        self._relay.join(timeout_seconds)
-        if self.waiting:
+        if self.flush(timeout_seconds):
             logger.warning(
                 "%d settled message(s) could not be reported to SQS in %g s: they come back when"
                 " their visibility timeout ends",
@@ -191,6 +199,18 @@ class Keeper:
         """Carry out in this thread what is settled after the keeper's own threads have ended."""
         while self._stopping and (job := self.next_job()) is not None:
             self.perform(job)
+
+    def flush(self, timeout_seconds: float) -> int:
+        """Send what is waiting, and end the threads; return what SQS has not confirmed in time."""
+        with self.lock:
+            self._stopping = True
+            self._table.hurry(self.clock())
+            self._relay.wake()
+        if self.waiting:
+            with suppress(RuntimeError):  # the interpreter is ending, and starts no thread
+                self._relay.start()
+        self._relay.join(timeout_seconds)
+        return self.waiting
 
     def _look(self) -> None:
         """Wake the thread that waits, if something is due before it would look."""
@@ -205,7 +225,7 @@ class Keeper:
     def next_call(self) -> Call | None:
         """Take the call that is due now, if any; its results are to be given to ``enter``."""
         self.pulse.turned(_NAME)
-        with self._lock:
+        with self.lock:
             call = self._table.take(self.clock())
             events = self._table.drain_events()
         self._handle(events)
@@ -218,7 +238,7 @@ class Keeper:
 
     def next_at(self) -> float:
         """Return when ``next_job`` is worth calling, by the clock; infinity: nothing waits."""
-        with self._lock:
+        with self.lock:
             return self._table.next_at()
 
     def perform(self, job: Callable[[], None]) -> None:
@@ -241,13 +261,13 @@ class Keeper:
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
         """Enter the results of a call that was taken by ``next_job``."""
-        with self._lock:
+        with self.lock:
             self._table.answered(call, results, self.clock())
         self._after()
         self.events.emit(settled(call, results))
 
     def _after(self) -> None:
-        with self._lock:
+        with self.lock:
             events = self._table.drain_events()
             self._look()
             if self._stopping and not self.waiting:
@@ -269,8 +289,6 @@ class Keeper:
             self.events.emit(said)
         if event.what is Happening.SENT:
             self.memory.settled(event.row.message_id, None)
-        elif event.what is Happening.HIDDEN:
-            self.on_hidden(event.row)
         lease = event.row
         if isinstance(lease, Lease) and event.what in _LOSSES and lease.want in _UNSETTLED:
             self._on_loss(lease, event.what)
@@ -284,7 +302,7 @@ class Keeper:
         lease.tell_of_loss()
 
     def _drop_if_not_running(self, lease: Lease) -> None:
-        with self._lock:
+        with self.lock:
             is_lost = lease.want is Want.LOST  # not received again, and held, meanwhile
             if is_lost and not lease.handed_to_pool():
                 self._table.forget(lease)

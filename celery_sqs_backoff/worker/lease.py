@@ -31,7 +31,7 @@ class State(Enum):
 
     HELD = "held"
     DONE = "done"  # delete the message
-    DEFERRED = "deferred"  # hide it until ``due_at``
+    DEFERRED = "deferred"  # hide it until ``due_at``, or show it then
     RELEASED = "released"  # give it back now
     DEAD_LETTERED = "dead-lettered"  # send it to the dead-letter queue, then delete it
     LOST = "lost"  # SQS no longer honours the receipt handle: hands off
@@ -49,6 +49,8 @@ _STATES = {
     Want.HELD: State.HELD,
     Want.DELETE: State.DONE,
     Want.HIDE: State.DEFERRED,
+    Want.HIDDEN: State.DEFERRED,
+    Want.BRING_FORWARD: State.DEFERRED,
     Want.GIVE_BACK: State.RELEASED,
     Want.DEAD_LETTER: State.DEAD_LETTERED,
     Want.LOST: State.LOST,
@@ -223,6 +225,10 @@ class Lease(Row):
         self.goes_on_with = earlier
         self.become(Want.LOST, is_over=True)
         self.free_place()
+
+    def shed(self) -> None:
+        self.body, self.attributes = "", {}
+        self.handed_to_pool, self.on_lost = _no, None
 
     def free_place(self) -> None:
         """Give the place in the prefetch window back, once."""

@@ -89,7 +89,6 @@ class Receiver:
         self.admission = Admission(consumer.hostname, self.inbox.put)
         self.gates = Gates(
             keeper,
-            calls=self.clients.settling,
             room=self._room,
             fleet=fleet_of(consumer.app, worker=name_among_workers(consumer)),
         )

@@ -1,4 +1,4 @@
-"""The settlement table by itself: what costs how much, and its agenda."""
+"""The settlement table by itself: what costs how much, its agenda, and what is hidden."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import gc
 import math
 import random
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import celery_sqs_backoff
 from celery_sqs_backoff.sqs.errors import Failure, Kind, Operation
+from celery_sqs_backoff.sqs.hidden import Hidden, Recall
 from celery_sqs_backoff.sqs.queues import Queue
 from celery_sqs_backoff.sqs.settlement import (
     Agenda,
@@ -298,3 +301,81 @@ def test_what_fails_in_passing_stays_hidden_for_no_longer(want, failures, second
             is_renewal = call.operation is Operation.CHANGE_VISIBILITY
             table.answered(call, [None if is_renewal else throttled], now)
     assert row.seconds_to_renew(now, held=1) == seconds
+
+
+def test_only_the_table_changes_the_visibility_of_messages():
+    """A call beside it could end the hold of a newer receive. The redrive has its own ledger."""
+    package = Path(celery_sqs_backoff.__file__).parent
+    callers = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if ".change_visibility(" in path.read_text()
+    }
+    # The doctor asks with a receipt handle that is none, whether it has the permission.
+    assert {name for name in callers if not name.startswith("redrive/")} == {
+        "sqs/carry_out.py",
+        "doctor/look.py",
+    }
+
+
+def hidden_table(count, seconds=600.0):
+    """Messages that SQS hides, and that may be brought forward."""
+    table, hidden, rows = SettlementTable(linger_seconds=0), Hidden(), []
+    for n in range(count):
+        row = Row(QUEUE, f"m{n}", f"h{n}", 0.0, recall=Recall(hidden, receives=n))
+        rows.append(row)
+        table.received(row, 0.0)
+        row.become(Want.HIDE, due_at=seconds)
+        table.settled(row, 0.0)
+    answer_all(table, 0.0)
+    assert len(hidden) == count
+    assert table.waiting == 0
+    return table, hidden, rows
+
+
+def test_a_hidden_message_costs_no_call_until_it_is_due():
+    table, hidden, _ = hidden_table(3)
+    assert answer_all(table, 594.0) == 0
+    assert len(table) == 3
+    assert answer_all(table, 595.1) == 0
+    assert (len(table), len(hidden)) == (0, 0)
+
+
+def test_a_hidden_message_is_brought_forward_once():
+    table, hidden, rows = hidden_table(2)
+    for _ in range(2):
+        table.bring_forward(rows[0], 100.0, 100.0)
+    assert table.room_to_bring_forward(5) == 4
+    call = table.take(100.0)
+    assert [(entry.handle, entry.seconds) for entry in call.entries] == [("h0", 0)]
+    table.answered(call, [None], 100.0)
+    assert (len(table), len(hidden), table.waiting) == (1, 1, 0)
+    assert table.room_to_bring_forward(5) == 5
+
+
+def test_a_message_that_is_brought_forward_later_is_hidden_until_then():
+    table, _, rows = hidden_table(1)
+    table.bring_forward(rows[0], 190.0, 100.0)
+    assert [entry.seconds for entry in table.take(100.0).entries] == [90]
+
+
+def test_while_calls_fail_one_message_is_brought_forward_at_a_time():
+    table, _, rows = hidden_table(3)
+    table.bring_forward(rows[0], 100.0, 100.0)
+    throttled = Failure(Kind.THROTTLED, "Throttled", is_of_call=True)
+    table.answered(table.take(100.0), [throttled], 100.0)
+    assert table.room_to_bring_forward(5) == 0
+    assert answer_all(table, 110.0) == 1
+    assert table.room_to_bring_forward(5) == 5
+
+
+def test_hidden_messages_come_forward_furthest_first_and_are_kept_up_to_a_limit():
+    hidden = Hidden(most=3)
+    recall = Recall(hidden)
+    for n in (2, 1, 3, 4):
+        hidden.add(n, 100.0 * n, recall, 0.0)
+    assert hidden.furthest(2, 0.0) == [3, 2]
+    hidden.discard(3)
+    assert hidden.furthest(5, 0.0) == [2, 1]
+    assert hidden.furthest(5, 96.0) == [2], "the hold of the other may end"
+    assert hidden.add(5, 30.0, Recall(hidden, not_before=26.0), 0.0) is None

