@@ -62,7 +62,7 @@ def _dead_letter(entry: Entry) -> dict[str, Any]:
     row, content = entry.row, entry.row.content
     assert content is not None
     attributes = _without_empty(content.attributes)
-    if row.record is not None and not row.without_record:
+    if row.record is not None:
         attributes = with_record(content.body, content.attributes, row.record)
     letter: dict[str, Any] = {"MessageBody": content.body, "MessageAttributes": attributes}
     if content.group_id is not None or row.queue.is_fifo:

@@ -90,58 +90,67 @@ _REFUSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.UNSUPPORTED, Kind.LOCAL}
 _OF_ONE_ENTRY = {Kind.STALE_HANDLE, Kind.TOO_LONG, Kind.BAD_ENTRY}
 
 
-class Want(Enum):
-    """What is to become of a message. ``HELD`` is the only one that can be settled."""
+class State(Enum):
+    """The state of a message in its worker, and the purpose of a call about it."""
 
     HELD = "held"
     DELETE = "delete"
-    HIDE = "hide until it is due"
-    HIDDEN = "nothing: SQS hides it, and it may be brought forward"
-    BRING_FORWARD = "show it earlier than it is due"
-    GIVE_BACK = "show it now"
-    DEAD_LETTER = "send it to the dead-letter queue, then delete it"
-    LOST = "nothing: SQS no longer honours the receipt handle"
-
-
-class Purpose(Enum):
-    """What one entry of a call is for."""
-
-    RENEW = "renew"
-    HIDE = "hide"
-    BRING_FORWARD = "bring forward"
+    DEAD_LETTER = "dead letter"
     GIVE_BACK = "give back"
-    DELETE = "delete"
-    SEND = "send"
+    HIDE = "hide"
+    HIDDEN = "hidden"
+    BRING_FORWARD = "bring forward"
+    LOST = "lost"
+
+
+#: Why a message goes from one state to another; ``None``: it leaves the table. A message is HELD
+#: when it is received. All states but HELD, HIDDEN and LOST wait for an answer of SQS.
+TRANSITIONS: dict[State, dict[State | None, str]] = {
+    State.HELD: {
+        State.DELETE: "its task is finished, or given up without a dead letter",
+        State.DEAD_LETTER: "its task is given up",
+        State.GIVE_BACK: "its task has not been started",
+        State.HIDE: "its task is not due yet, or is tried again",
+        State.LOST: "SQS does not honour its receipt handle any more",
+    },
+    State.DELETE: {None: "SQS has deleted it"},
+    State.DEAD_LETTER: {
+        State.DELETE: "its dead letter is sent",
+        State.HIDE: "its queue refuses dead letters, and too many wait in memory",
+    },
+    State.GIVE_BACK: {None: "SQS shows it"},
+    State.HIDE: {
+        State.HIDDEN: "SQS hides it, and this worker may bring it forward",
+        None: "SQS hides it until it is due",
+    },
+    State.HIDDEN: {
+        State.BRING_FORWARD: "its provider takes calls again, or this worker stops",
+        None: "it is almost due",
+    },
+    State.BRING_FORWARD: {None: "SQS shows it earlier"},
+    State.LOST: {
+        State.HELD: "it is received again while its task runs",
+        None: "its task has ended",
+    },
+}
+
+#: States that are settled by a change of visibility.
+_HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
+_REMOVING = frozenset({State.DELETE, State.DEAD_LETTER})
+
+#: A call whose response was lost may have ended our hold.
+_IN_DOUBT = _HIDING | {State.DELETE}
 
 
 class Happening(Enum):
-    """What became of a row or of a call. Every counter is a fold over these."""
+    """Something about a message that its worker is told of."""
 
-    RENEWED = "renewed"
-    DELETED = "deleted"
-    HIDDEN = "hidden"
-    BROUGHT_FORWARD = "brought forward"
-    GIVEN_BACK = "given back"
     SENT = "dead letter sent"
     LOST = "lease lost"
     MAY_BE_LOST = "not renewed in time"
     TWELVE_HOURS = "held for 12 hours"
     TOO_LATE = "too late to settle"
     REFUSED = "refused"
-    RETRIED = "tried again"
-
-
-_HIDING = {
-    Want.HIDE: Purpose.HIDE,
-    Want.BRING_FORWARD: Purpose.BRING_FORWARD,
-    Want.GIVE_BACK: Purpose.GIVE_BACK,
-}
-_CONFIRMED = {
-    Purpose.HIDE: Happening.HIDDEN,
-    Purpose.BRING_FORWARD: Happening.BROUGHT_FORWARD,
-    Purpose.GIVE_BACK: Happening.GIVEN_BACK,
-    Purpose.DELETE: Happening.DELETED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +185,8 @@ class Row:
     received_at: float
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     hidden_seconds: int | None = None
-    want: Want = Want.HELD
-    #: The table knows what is wanted. (``become`` does not wait for the table.)
+    state: State = State.HELD
+    #: The table knows the state. (``become`` does not wait for the table.)
     is_entered: bool = False
     visible_at: float = 0.0
     renew_at: float = 0.0
@@ -188,9 +197,6 @@ class Row:
     #: DEAD_LETTER: the message, and why.
     content: Content | None = None
     record: DeadLetterRecord | None = None
-    is_sent: bool = False
-    #: SQS has refused the record, so the dead letter goes without it.
-    without_record: bool = False
     #: Its visibility timeout has run out unrenewed. A standard queue still takes the receipt
     #: handle then, and applies it to the hold of another worker.
     may_be_lost: bool = False
@@ -214,17 +220,17 @@ class Row:
     @property
     def is_hiding(self) -> bool:
         """Whether its settlement is a change of visibility, so that it is not renewed."""
-        return self.is_entered and self.want in _HIDING
+        return self.is_entered and self.state in _HIDING
 
-    def become(self, want: Want, **facts: Any) -> bool:
+    def become(self, state: State, **facts: Any) -> bool:
         """Settle the row, or lose it. Return False if it was already settled or lost."""
         with self.guard:
-            if self.want is not Want.HELD:
+            if self.state is not State.HELD:
                 return False
-            self._put(want, facts)
+            self.move(state, **facts)
         return True
 
-    def end_run(self, want: Want, **facts: Any) -> Want | None:
+    def end_run(self, state: State, **facts: Any) -> State | None:
         """Settle the row at the end of its run. Of a lost row, note that its run is over.
 
         Returns:
@@ -232,25 +238,27 @@ class Row:
             ``None``: it was settled before, and nothing has changed.
         """
         with self.guard:
-            was = self.want
-            if was is Want.HELD:
-                self._put(want, facts)
-            elif was is Want.LOST and not self.is_over:
+            was = self.state
+            if was is State.HELD:
+                self.move(state, **facts)
+            elif was is State.LOST and not self.is_over:
                 self.is_over = True
             else:
                 return None
         return was
 
-    def _put(self, want: Want, facts: Mapping[str, Any]) -> None:
+    def move(self, state: State, **facts: Any) -> None:
+        """Go to another state, as ``TRANSITIONS`` allow."""
+        assert state in TRANSITIONS[self.state], (self.state, state)
         for name, value in facts.items():
             setattr(self, name, value)
-        self.want = want
+        self.state = state
 
     def hold_again(self, newer: Row) -> None:
         """Go on with the receipt handle of a newer receive of the same message."""
         with self.guard:
-            if self.want is Want.LOST:
-                self.want = Want.HELD
+            if self.state is State.LOST:
+                self.move(State.HELD)
             self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
             self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
             self.may_be_lost = self.in_doubt = False
@@ -269,10 +277,10 @@ class Row:
 
     def seconds_to_hide(self, now: float) -> int:
         """Return what to ask SQS for at a settlement: 0 to show the message, else at least 1."""
-        if self.want is Want.GIVE_BACK:
+        if self.state is State.GIVE_BACK:
             return 0
         left = self._left(now, _HIDING_MARGIN_SECONDS)
-        least = 1 if self.want is Want.HIDE else 0
+        least = 1 if self.state is State.HIDE else 0
         return max(least, min(math.ceil(self.due_at - now), left))
 
     def seconds_to_renew(self, now: float, held: int) -> int:
@@ -285,7 +293,7 @@ class Row:
         least = self.queue.visibility_timeout_seconds
         seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds(held))
         lasting = self.failures - _TRANSIENT_FAILURES
-        if self.want is not Want.HELD and lasting > 0:
+        if self.state is not State.HELD and lasting > 0:
             longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
         return min(seconds, self._left(now, _TWELVE_HOURS_MARGIN_SECONDS))
@@ -309,16 +317,23 @@ class Event:
 
     what: Happening
     row: Row
-    purpose: Purpose | None = None
+    purpose: State = State.HELD
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a call. ``seconds``: what a change of visibility asks for."""
+    """One entry of a call.
+
+    Attributes:
+        row: the message.
+        purpose: the state that the entry is for. ``HELD``: the message is renewed.
+        handle: its receipt handle.
+        seconds: the visibility timeout that a change asks for.
+    """
 
     row: Row
-    purpose: Purpose
+    purpose: State
     handle: str
     seconds: int = 0
 
@@ -483,9 +498,10 @@ class SettlementTable:
         """
         earlier = self._rows.get(row.key)
         if earlier is not None:
-            waits = earlier.want is Want.HIDE and now < earlier.due_at and not is_last
-            is_removed = earlier.want in (Want.DELETE, Want.DEAD_LETTER)
-            runs = earlier.want is Want.HELD or (earlier.want is Want.LOST and not earlier.is_over)
+            waits = earlier.state is State.HIDE and now < earlier.due_at and not is_last
+            is_removed = earlier.state in (State.DELETE, State.DEAD_LETTER)
+            is_lost = earlier.state is State.LOST
+            runs = earlier.state is State.HELD or (is_lost and not earlier.is_over)
             if waits or is_removed or runs:
                 earlier.hold_again(row)
                 self._plan_visibility(earlier, now, now)
@@ -509,9 +525,9 @@ class SettlementTable:
 
     def bring_forward(self, row: Row, due_at: float, now: float) -> None:
         """Let SQS show a hidden message at ``due_at``, earlier than by itself."""
-        if row.want is Want.HIDDEN:
+        if row.state is State.HIDDEN:
             self._drop_hold(row)
-            row.want, row.due_at = Want.BRING_FORWARD, due_at
+            row.move(State.BRING_FORWARD, due_at=due_at)
             self._unanswered += 1
             self.settled(row, now)
 
@@ -538,7 +554,7 @@ class SettlementTable:
         del self._rows[row.key]
         if row.is_entered:
             self._waiting[row.queue.url] -= 1
-        self._unanswered -= row.want is Want.BRING_FORWARD
+        self._unanswered -= row.state is State.BRING_FORWARD
         for operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE, Operation.SEND):
             lane = self._lane(row.queue.url, operation)
             for agenda in (lane.settling, lane.renewals, lane.expiring):
@@ -560,7 +576,7 @@ class SettlementTable:
         return self._rows.get(row.key) is row
 
     def held(self) -> list[Row]:
-        return [row for row in self._rows.values() if row.want is Want.HELD]
+        return [row for row in self._rows.values() if row.state is State.HELD]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -606,9 +622,9 @@ class SettlementTable:
 
     def _call(self, lane: Lane, now: float) -> Call | None:
         for row in lane.expiring.take(now, len(lane.expiring)):
-            if row.want is Want.HIDDEN:
+            if row.state is State.HIDDEN:
                 self.forget(row)
-            elif now >= row.visible_at and row.want is Want.HELD:
+            elif now >= row.visible_at and row.state is State.HELD:
                 self._miss(row)
         if lane.call_at(now, self._linger) > now:
             return None
@@ -640,22 +656,20 @@ class SettlementTable:
     def _entry(self, row: Row, lane: Lane, now: float) -> Entry | None:
         """Return what to ask SQS for a row now; ``None`` if it is too late for that."""
         if lane.operation is Operation.DELETE:
-            return Entry(row, Purpose.DELETE, row.handle)
+            return Entry(row, State.DELETE, row.handle)
         if lane.operation is Operation.SEND:
-            return Entry(row, Purpose.SEND, row.handle)
+            return Entry(row, State.DEAD_LETTER, row.handle)
         if not row.is_hiding:
             seconds = row.seconds_to_renew(now, len(lane.renewals) + 1)
             if seconds >= 1:
-                return Entry(row, Purpose.RENEW, row.handle, seconds)
+                return Entry(row, State.HELD, row.handle, seconds)
             row.may_be_lost = True
-            if row.want is Want.HELD:
+            if row.state is State.HELD:
                 self._tell(Happening.TWELVE_HOURS, row)
             return None
-        purpose = _HIDING[row.want]
-        if row.may_be_visible(now):
-            self._finish(row, _too_late(purpose), purpose)
-        else:
-            return Entry(row, purpose, row.handle, row.seconds_to_hide(now))
+        if not row.may_be_visible(now):
+            return Entry(row, row.state, row.handle, row.seconds_to_hide(now))
+        self._too_late(row, row.state)
         return None
 
     # Answers
@@ -689,7 +703,7 @@ class SettlementTable:
     def _assert_newer(self, entry: Entry, now: float) -> None:
         """A change that was meant for an earlier receive may have ended the newer one's hold."""
         newer = self._rows.get(entry.row.key)
-        if newer is not None and entry.purpose not in (Purpose.DELETE, Purpose.SEND):
+        if newer is not None and entry.purpose not in _REMOVING:
             newer.renew_at = now
             self._plan_visibility(newer, now, now)
 
@@ -697,26 +711,25 @@ class SettlementTable:
         """Enter the result of one entry into its row."""
         row, purpose = entry.row, entry.purpose
         is_void = failure is not None and failure.kind is Kind.STALE_HANDLE
-        if purpose is not Purpose.SEND and row.handle != entry.handle:
+        if purpose is not State.DEAD_LETTER and row.handle != entry.handle:
             row.renew_at = now  # about an older receive: assert ours
             self._again(entry, now, now)
-        elif failure is None and purpose is Purpose.RENEW:
+        elif failure is None and purpose is State.HELD:
             self._renewed(row, asked_at, entry.seconds, now)
-        elif failure is None and purpose is Purpose.SEND:
-            row.is_sent, row.failures = True, 0
+        elif failure is None and purpose is State.DEAD_LETTER:
+            row.move(State.DELETE, failures=0)
             self._drop_content(row)
             self._tell(Happening.SENT, row, purpose)
             self._plan_removal(row, now, now)
-        elif failure is None and purpose is Purpose.HIDE and self._keep(row, entry, asked_at, now):
-            self._tell(Happening.HIDDEN, row, purpose)
         elif failure is None:
-            self._finish(row, _CONFIRMED[purpose], purpose)
-        elif is_void and purpose is Purpose.RENEW:
+            if not (purpose is State.HIDE and self._keep(row, entry, asked_at, now)):
+                self.forget(row)
+        elif is_void and purpose is State.HELD:
             self._lose(row, failure, now)
-        elif is_void and purpose is not Purpose.SEND:
-            self._finish(row, _too_late(purpose), purpose, failure)
-        elif purpose is Purpose.SEND and failure.kind is Kind.BAD_ENTRY and not row.without_record:
-            row.without_record = True
+        elif is_void and purpose is not State.DEAD_LETTER:
+            self._too_late(row, purpose, failure)
+        elif failure.kind is Kind.BAD_ENTRY and purpose is State.DEAD_LETTER and row.record:
+            row.record = None  # SQS has refused the record: the dead letter goes without it
             self._again(entry, now, now)
         else:
             self._failed(entry, failure, now)
@@ -732,7 +745,7 @@ class SettlementTable:
         if until is None:
             return False
         self._waiting[row.queue.url] -= 1
-        row.want, row.is_entered, row.visible_at = Want.HIDDEN, False, until
+        row.move(State.HIDDEN, is_entered=False, visible_at=until)
         row.shed()
         self._plan_visibility(row, now, now)
         return True
@@ -741,50 +754,47 @@ class SettlementTable:
         if asked_at >= row.visible_at:
             self._miss(row)
         row.extend(asked_at, seconds)
-        self._tell(Happening.RENEWED, row, Purpose.RENEW)
-        if row.want is Want.HELD:
+        if row.state is State.HELD:
             row.failures = 0
         if not row.is_hiding:
             self._plan_visibility(row, now, now)
 
     def _lose(self, row: Row, failure: Failure, now: float) -> None:
         # Perhaps SQS has just deleted it for us, and the response is on its way.
-        is_deleting = row.want is Want.DELETE or (row.want is Want.DEAD_LETTER and row.is_sent)
         waits = row in self._lane(row.queue.url, Operation.DELETE).settling
-        crosses_delete = is_deleting and not waits and not row.may_be_visible(now)
-        if row.become(Want.LOST, may_be_lost=True):
-            self._tell(Happening.LOST, row, Purpose.RENEW, failure)
+        crosses_delete = row.state is State.DELETE and not waits and not row.may_be_visible(now)
+        if row.become(State.LOST, may_be_lost=True):
+            self._tell(Happening.LOST, row, failure=failure)
         elif row.is_entered and not row.is_hiding and not crosses_delete:
-            self._finish(row, Happening.TOO_LATE, Purpose.RENEW, failure)
+            self._too_late(row, State.HELD, failure)
 
     def _failed(self, entry: Entry, failure: Failure, now: float) -> None:
         row, purpose = entry.row, entry.purpose
         is_refused = failure.kind in _REFUSED or failure.kind in _OF_ONE_ENTRY
         if is_refused:
             self._tell(Happening.REFUSED, row, purpose, failure)
-        self._tell(Happening.RETRIED, row, purpose, failure)
         # An entry that SQS lists as failed was not carried out, whatever its code says.
         is_listed = not failure.is_of_call and failure is not NOT_LISTED
-        if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in _CONFIRMED:
+        if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in _IN_DOUBT:
             row.in_doubt = True
         tries = row.failures + 1
-        if purpose is Purpose.RENEW:
+        if purpose is State.HELD:
             if now >= row.visible_at:
                 self._miss(row)
-            if row.want is Want.HELD:
+            if row.state is State.HELD:
                 row.failures = tries
             pause = self._row_pause(max(row.failures, 3), failure, entry)
             row.renew_at = now + pause
             self._again(entry, now, now)
             return
         row.failures = tries
-        if purpose is Purpose.SEND and self._letter_bytes > _MAX_LETTER_BYTES:
-            row.want, row.due_at = Want.HIDE, now + _SET_ASIDE_SECONDS
+        if purpose is State.DEAD_LETTER and self._letter_bytes > _MAX_LETTER_BYTES:
+            row.move(State.HIDE, due_at=now + _SET_ASIDE_SECONDS)
             self._drop_content(row)
             self._plan_visibility(row, now, now)
             return
         at = now + self._row_pause(tries, failure, entry)
-        if purpose in _HIDING.values():
+        if purpose in _HIDING:
             at = max(now, min(at, row.visible_at))  # later it would end somebody else's hold
         self._again(entry, at, now)
 
@@ -798,31 +808,39 @@ class SettlementTable:
         waits in the same lane, and must not be received again because of an outage that is over.
         """
         timeout = entry.row.queue.visibility_timeout_seconds
-        if entry.purpose is Purpose.SEND:
+        if entry.purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
         if failure.kind in _REFUSED or failure.kind in _OF_ONE_ENTRY:
             pause = _AFTER_REFUSAL.delay(tries, self._rng)
             # Refused once may be a mistake, and the renewals of the queue wait in the same lane.
-            is_soon = entry.purpose is not Purpose.DELETE and tries <= 3
+            is_soon = entry.purpose is not State.DELETE and tries <= 3
             return min(pause, timeout / 6) if is_soon else pause
         most = max(min(1.0, timeout / 8), timeout / 10)
         return min(most, _AFTER_TRANSIENT.delay(tries, self._rng))
 
     # Rows and lanes
 
-    def _finish(self, row: Row, what: Happening, purpose: Purpose, failure: Any = None) -> None:
+    def _too_late(self, row: Row, purpose: State, failure: Failure | None = None) -> None:
+        """Ask nothing of SQS any more. A message that was to be seen earlier comes back anyway."""
         self.forget(row)
-        self._tell(what, row, purpose, failure)
+        if purpose is not State.BRING_FORWARD:
+            self._tell(Happening.TOO_LATE, row, purpose, failure)
 
-    def _tell(self, what: Happening, row: Row, purpose: Any = None, failure: Any = None) -> None:
+    def _tell(
+        self,
+        what: Happening,
+        row: Row,
+        purpose: State = State.HELD,
+        failure: Failure | None = None,
+    ) -> None:
         self._events.append(Event(what, row, purpose, failure))
 
     def _miss(self, row: Row) -> None:
         """Note that the row was not renewed in time."""
         if not row.may_be_lost:
             row.may_be_lost = True
-            if row.want is Want.HELD:
-                self._tell(Happening.MAY_BE_LOST, row, Purpose.RENEW)
+            if row.state is State.HELD:
+                self._tell(Happening.MAY_BE_LOST, row)
 
     def _plan_visibility(self, row: Row, at: float, now: float) -> None:
         """Plan the row's settlement, or else its next renewal and the end of its hold."""
@@ -831,15 +849,15 @@ class SettlementTable:
             agenda.drop(row)
         if row.is_hiding:
             lane.settling.put(row, at, now)
-        elif row.want is not Want.LOST and row.want is not Want.HIDDEN:
+        elif row.state is not State.LOST and row.state is not State.HIDDEN:
             lane.renewals.put(row, row.renew_at, now)
-        if row.want is Want.HELD or row.want is Want.HIDDEN:
+        if row.state is State.HELD or row.state is State.HIDDEN:
             lane.expiring.put(row, row.visible_at, now)
         self._wake(lane, now)
 
     def _plan_removal(self, row: Row, at: float, now: float) -> None:
         """Plan the row's dead letter, or else its delete."""
-        sends = row.want is Want.DEAD_LETTER and not row.is_sent
+        sends = row.state is State.DEAD_LETTER
         if sends and row.content is not None and row not in self._letters:
             self._letters[row] = len(row.content.body)
             self._letter_bytes += len(row.content.body)
@@ -849,9 +867,9 @@ class SettlementTable:
 
     def _again(self, entry: Entry, at: float, now: float) -> None:
         """Put a row back where the entry came from, unless it was settled meanwhile."""
-        if entry.purpose in (Purpose.DELETE, Purpose.SEND):
+        if entry.purpose in _REMOVING:
             self._plan_removal(entry.row, at, now)
-        elif entry.purpose is not Purpose.RENEW or not entry.row.is_hiding:
+        elif entry.purpose is not State.HELD or not entry.row.is_hiding:
             self._plan_visibility(entry.row, at, now)
 
     def _drop_hold(self, row: Row) -> None:
@@ -879,9 +897,3 @@ class SettlementTable:
 def is_of_lane(failure: Failure | None) -> bool:
     """Whether the call failed for a reason that none of its entries is."""
     return failure is not None and failure.is_of_call and failure.kind not in _OF_ONE_ENTRY
-
-
-def _too_late(purpose: Purpose) -> Happening:
-    """Return what to tell of a call that came too late; a message to be shown comes back anyway."""
-    is_shown = purpose is Purpose.BRING_FORWARD
-    return Happening.BROUGHT_FORWARD if is_shown else Happening.TOO_LATE

@@ -25,9 +25,9 @@ from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.errors import Failure, Kind
 from ..sqs.memory import Memory
 from ..sqs.queues import Queue
-from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, Want
+from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, State
 from ..text import BUG_CALLS, error_site
-from .lease import Lease, State
+from .lease import Lease
 from .relay import Relay
 from .reports import report, settled
 
@@ -100,7 +100,7 @@ class Keeper:
             self._look()
         if earlier is not None:
             self.memory.count_given_back(message_id)  # nothing runs because of this receive
-            lease.merge(earlier)
+            lease.merge()
         elif self.memory.knows(message_id):
             self._settle_again(lease, self.memory.record(message_id))
 
@@ -120,10 +120,10 @@ class Keeper:
         """Stop holding the lease; carry its settlement out soon. Called by the lease."""
         with self.lock:
             self._calls.setdefault(lease.queue.url, lease.calls)
-            if lease.want is Want.LOST:
+            if lease.state is State.LOST:
                 self._drop_if_not_running(lease)
             else:
-                if lease.want is not Want.HIDE and lease.want is not Want.GIVE_BACK:
+                if lease.state is not State.HIDE and lease.state is not State.GIVE_BACK:
                     self.memory.settled(lease.message_id, lease.record)
                 self._table.settled(lease, self.clock())
             self._look()
@@ -290,7 +290,7 @@ class Keeper:
         if event.what is Happening.SENT:
             self.memory.settled(event.row.message_id, None)
         lease = event.row
-        if isinstance(lease, Lease) and event.what in _LOSSES and lease.want in _UNSETTLED:
+        if isinstance(lease, Lease) and event.what in _LOSSES and lease.state in _UNSETTLED:
             self._on_loss(lease, event.what)
 
     def _on_loss(self, lease: Lease, how: Happening) -> None:
@@ -303,11 +303,11 @@ class Keeper:
 
     def _drop_if_not_running(self, lease: Lease) -> None:
         with self.lock:
-            is_lost = lease.want is Want.LOST  # not received again, and held, meanwhile
+            is_lost = lease.state is State.LOST  # not received again, and held, meanwhile
             if is_lost and not lease.handed_to_pool():
                 self._table.forget(lease)
                 self.memory.count_given_back(lease.delivery.message_id)
 
 
-_UNSETTLED = frozenset({Want.HELD, Want.LOST})
+_UNSETTLED = frozenset({State.HELD, State.LOST})
 _LOSSES = frozenset({Happening.LOST, Happening.MAY_BE_LOST, Happening.TWELVE_HOURS})

@@ -17,7 +17,8 @@ from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.delivery import Delivery
 from ..sqs.queues import Queue
-from ..sqs.settlement import Content, Row, Want
+from ..sqs.settlement import Content, Row
+from ..sqs.settlement import State as State
 
 if TYPE_CHECKING:
     from ..sqs.memory import Memory
@@ -26,35 +27,11 @@ if TYPE_CHECKING:
 _GUARD = threading.Lock()
 
 
-class State(Enum):
-    """What became of a lease. ``HELD`` is the only state that can be settled."""
-
-    HELD = "held"
-    DONE = "done"  # delete the message
-    DEFERRED = "deferred"  # hide it until ``due_at``, or show it then
-    RELEASED = "released"  # give it back now
-    DEAD_LETTERED = "dead-lettered"  # send it to the dead-letter queue, then delete it
-    LOST = "lost"  # SQS no longer honours the receipt handle: hands off
-    MERGED = "merged"  # an earlier receive of this worker goes on with this one's handle
-
-
 class Turn(Enum):
     """Whether a message waits for its turn at a provider that recovers."""
 
     NONE = "none"
     IS_AWAITED = "is awaited"
-
-
-_STATES = {
-    Want.HELD: State.HELD,
-    Want.DELETE: State.DONE,
-    Want.HIDE: State.DEFERRED,
-    Want.HIDDEN: State.DEFERRED,
-    Want.BRING_FORWARD: State.DEFERRED,
-    Want.GIVE_BACK: State.RELEASED,
-    Want.DEAD_LETTER: State.DEAD_LETTERED,
-    Want.LOST: State.LOST,
-}
 
 
 class Settler(Protocol):
@@ -97,7 +74,6 @@ class Lease(Row):
         "delivery",
         "free",
         "gives_up_at",
-        "goes_on_with",
         "group_id",
         "handed_to_pool",
         "keeper",
@@ -146,21 +122,11 @@ class Lease(Row):
         self.handed_to_pool: Callable[[], bool] = _no
         #: Told, once, that somebody else may have the message. Must not block.
         self.on_lost: Callable[[], None] | None = None
-        #: The row of the earlier receive that goes on with this one's handle, if any.
-        self.goes_on_with: Row | None = None
         #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
         self.slot_at: float | None = None
         self.turn = Turn.NONE
         #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
-
-    @property
-    def state(self) -> State:
-        if self.goes_on_with is not None:
-            return State.MERGED
-        if self.want is Want.DEAD_LETTER and self.is_sent:
-            return State.DONE
-        return _STATES[self.want]
 
     def is_settled(self) -> bool:
         """Whether it is no longer held."""
@@ -170,19 +136,19 @@ class Lease(Row):
 
     def done(self) -> bool:
         """Delete the message: its task is finished. If it was lost, this worker runs it no more."""
-        return self._settle(Want.DELETE, is_finished=True)
+        return self._settle(State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
         """Delete the message: its task is given up. If it was lost, it runs again."""
-        return self._settle(Want.DELETE)
+        return self._settle(State.DELETE)
 
     def defer(self, seconds: float) -> bool:
         """Hide the message for ``seconds`` from now on."""
-        return self._settle(Want.HIDE, due_at=self.keeper.clock() + seconds)
+        return self._settle(State.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
         """Give the message back, to be received again at once."""
-        return self._settle(Want.GIVE_BACK, due_at=self.keeper.clock())
+        return self._settle(State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message whose task has not been started: this receive was no attempt.
@@ -196,7 +162,7 @@ class Lease(Row):
             due_since = self.delivery.first_due_at if was_due else None
             self.keeper.memory.count_given_back(message_id, due_since=due_since)
         if until is not None:
-            return self._settle(Want.HIDE, due_at=until)
+            return self._settle(State.HIDE, due_at=until)
         is_given_back = self.release()
         if is_given_back:
             self.keeper.events.emit(GivenBack(queue=self.queue.name, message_id=message_id))
@@ -204,11 +170,11 @@ class Lease(Row):
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue."""
-        return self._settle(Want.DEAD_LETTER, record=record, content=self._content())
+        return self._settle(State.DEAD_LETTER, record=record, content=self._content())
 
     def lose(self) -> bool:
         """The receipt handle is void: settle nothing, and tell the task."""
-        is_lost = self.become(Want.LOST, may_be_lost=True)
+        is_lost = self.become(State.LOST, may_be_lost=True)
         if is_lost:
             self.keeper.settled(self)
             self.tell_of_loss()
@@ -220,10 +186,9 @@ class Lease(Row):
         if told is not None:
             told()
 
-    def merge(self, earlier: Row) -> None:
+    def merge(self) -> None:
         """Note that an earlier receive goes on with this one's handle: there is nothing to run."""
-        self.goes_on_with = earlier
-        self.become(Want.LOST, is_over=True)
+        self.become(State.LOST, is_over=True)
         self.free_place()
 
     def shed(self) -> None:
@@ -235,16 +200,16 @@ class Lease(Row):
         free, self.free = self.free, _nothing
         free()
 
-    def _settle(self, want: Want, *, is_finished: bool = False, **facts: Any) -> bool:
-        was = self.end_run(want, **facts)
+    def _settle(self, state: State, *, is_finished: bool = False, **facts: Any) -> bool:
+        was = self.end_run(state, **facts)
         if was is None:
             return False
-        if was is Want.LOST:
+        if was is State.LOST:
             if is_finished:  # should this worker receive it once more, it need not run again
                 self.keeper.memory.settled(self.delivery.message_id, None)
             self.keeper.ended(self)
             return False
-        if want is Want.HIDE:
+        if state is State.HIDE:
             self._tell_hidden(facts["due_at"])
         self.keeper.settled(self)
         return True

@@ -14,7 +14,13 @@ from ..observe.events import (
 )
 from ..sqs import settlement
 from ..sqs.errors import Failure
-from ..sqs.settlement import Call, Happening, Purpose, Row
+from ..sqs.settlement import Call, Happening, Row, State
+
+#: The purposes of calls, as the log names them.
+_VERBS = {state: state.value for state in State} | {
+    State.HELD: "renew",
+    State.DEAD_LETTER: "send",
+}
 
 
 def report(event: settlement.Event) -> Event | None:
@@ -29,7 +35,7 @@ def report(event: settlement.Event) -> Event | None:
         return SettlementFailed(
             queue=queue,
             message_id=message_id,
-            action=event.purpose.value if event.purpose else "settle",
+            action=_VERBS[event.purpose],
             code=None if event.failure is None else code,
         )
     if event.what is Happening.REFUSED:
@@ -49,9 +55,9 @@ def settled(call: Call, results: Sequence[Failure | None]) -> Settled:
 
 
 def _action(event: settlement.Event, row: Row) -> str:
-    if event.purpose is Purpose.SEND:
+    if event.purpose is State.DEAD_LETTER:
         return f"send dead letters to {queue_name(row.queue.dlq_url or '')}"
-    return f"{event.purpose.value} messages" if event.purpose else "settle messages"
+    return f"{_VERBS[event.purpose]} messages"
 
 
 def queue_name(url: str) -> str:

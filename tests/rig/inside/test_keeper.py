@@ -14,9 +14,9 @@ from celery_sqs_backoff import threads
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.sqs.settlement import Row, Want
+from celery_sqs_backoff.sqs.settlement import Row, State
 from celery_sqs_backoff.worker.keeper import Keeper
-from celery_sqs_backoff.worker.lease import Lease, State
+from celery_sqs_backoff.worker.lease import Lease
 from tests.support.processes import eventually
 
 QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
@@ -175,7 +175,7 @@ def test_stop(keeper: Keeper) -> None:
     client = Client()
     lease = hold(keeper, client)
     keeper.stop(10)
-    assert lease.state is State.RELEASED
+    assert lease.state is State.GIVE_BACK
     assert client.calls == ["change_message_visibility_batch"]
 
 
@@ -199,23 +199,24 @@ def turn(keeper: Keeper) -> None:
         keeper.perform(job)
 
 
-def row(handle: str, want: Want = Want.HELD) -> Row:
+def row(handle: str, want: State = State.HELD) -> Row:
     made = Row(QUEUE, "m", handle, 1_000.0)
-    made.become(want)
+    if want is not State.HELD:
+        made.become(want)
     return made
 
 
 def test_end_counts_once() -> None:
     """The end of a lost run counts once."""
-    lost = row("h1", Want.LOST)
-    assert [lost.end_run(Want.DELETE), lost.end_run(Want.DELETE)] == [Want.LOST, None]
+    lost = row("h1", State.LOST)
+    assert [lost.end_run(State.DELETE), lost.end_run(State.DELETE)] == [State.LOST, None]
 
 
 def test_held_again() -> None:
     """A message that is held again is settled by its run."""
-    lost = row("h1", Want.LOST)
+    lost = row("h1", State.LOST)
     lost.hold_again(row("h2"))
-    assert (lost.end_run(Want.DELETE), lost.want) == (Want.HELD, Want.DELETE)
+    assert (lost.end_run(State.DELETE), lost.state) == (State.HELD, State.DELETE)
 
 
 class HoldsAgain:
@@ -238,7 +239,7 @@ def test_received_while_its_run_ends() -> None:
     keeper, client = Keeper(), Client()
     lease = hold(keeper, client, message_id="m")
     lease.handed_to_pool = lambda: True
-    lease.become(Want.LOST)
+    lease.become(State.LOST)
     lease.guard = HoldsAgain(lambda: hold(keeper, client, message_id="m"))
     lease.done()
     assert keeper.held() == []
