@@ -43,8 +43,9 @@ PAUSE_SHARE = 1 / 6
 LONGEST_PAUSE_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: Pause before a message of another worker serves as a probe: 5 seconds at first, 40 later.
-NEWS_SHARE, LONGEST_NEWS_SECONDS = 1 / 180, 40.0
+#: The pause before a message of another worker serves as a probe, once holds end by themselves:
+#: until then a message that was received before was brought forward, and tells of the end.
+LATE_NEWS_SECONDS = 40.0
 
 #: A probe whose end nobody reports (its call hangs) does not keep the gate open.
 PROBE_EXPIRES_SECONDS = 600.0
@@ -450,7 +451,9 @@ class ProviderGate:
         if self._probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
             return False
         outage = now - self.opened_at
-        pause = max(self._thresholds.probe_interval, min(LONGEST_NEWS_SECONDS, outage * NEWS_SHARE))
+        pause = self._thresholds.probe_interval
+        if outage >= HOLD_JITTER_FROM * LONGEST_HOLD_SECONDS:
+            pause = max(pause, LATE_NEWS_SECONDS)
         return now >= self.next_probe_at or (is_news and now >= self._probed_at + pause)
 
     def _probe_later(self, now: float, retry_after: float | None) -> None:

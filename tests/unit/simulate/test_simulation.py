@@ -50,14 +50,14 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
 ) -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
-    Three seeds gave 2,180 to 2,280 wasted calls. At 0.2 s 4 to 6 % were turned away, and it took
-    1.26 to 1.47 times the shortest time; at 1 s 10 to 13 %, and 1.15 to 1.34 times. One message had
-    12 to 15 receives. A rate that grows with each success took 12 times the shortest time at 1 s.
+    Three seeds gave 1,510 to 1,570 wasted calls. At 0.2 s 5 to 6 % were turned away, and it took
+    1.34 to 1.57 times the shortest time; at 1 s 11 to 13 %, and 1.17 to 1.23 times. One message had
+    12 to 16 receives. A rate that grows with each success took 12 times the shortest time at 1 s.
     """
     scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
     for seed in (1, 2):
         result = played(scenario, seed=seed)
-        assert result.count_calls(CallResult.WASTED) <= 2400
+        assert result.count_calls(CallResult.WASTED) <= 1700
         assert result.count_calls(CallResult.TURNED_AWAY) <= 0.15 * result.measures.messages
         assert result.drain_ratio is not None
         assert result.drain_ratio <= 1.7
