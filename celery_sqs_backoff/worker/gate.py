@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from ..observe.events import (
     ProviderPaused,
@@ -15,7 +14,7 @@ from ..observe.events import (
     ProviderRecovering,
     ProviderSlowed,
 )
-from ..observe.stream import Events
+from ..provider.fleet import FleetSlots
 from ..provider.gate import (
     MANY_FAILURES,
     Message,
@@ -31,24 +30,14 @@ from ..retry.policies import Schedule
 from ..sqs.hidden import MOST_HIDDEN
 from ..sqs.settlement import Row
 from ..sqs.visibility import standing, visibility_delay
-from .lease import Lease, Turn
-from .pacing import Fleet, Pace, Paced, Pacer
+from .lease import Lease
+from .pacing import Pace, Paced
+
+if TYPE_CHECKING:
+    from .gates import Gates
 
 #: Between two log lines on a recovery that goes on.
 _TOLD_SECONDS = 60.0
-
-
-class Owner(Protocol):
-    """What a gate needs of the worker's gates."""
-
-    lock: Any  # a context manager
-    rng: random.Random
-    clock: Callable[[], float]
-    today: Callable[[], float]
-    events: Events
-    pacer: Pacer
-
-    def look_again(self, gate: Gate) -> None: ...
 
 
 class Gate:
@@ -62,7 +51,7 @@ class Gate:
     """
 
     def __init__(
-        self, provider: Provider, owner: Owner, *, tenant: str = "", fleet: Fleet | None = None
+        self, provider: Provider, owner: Gates, *, tenant: str = "", fleet: FleetSlots | None = None
     ) -> None:
         self.provider = provider
         self.tenant = tenant
@@ -100,7 +89,7 @@ class Gate:
             # With an agreed rate it takes its token when it has its slot.
             waiting = max(self.in_line, int(self.pace.has_rate))
             look = self.core.arrived(message, now, waiting=waiting)
-            lease.turn = Turn.IS_AWAITED if look.waits else Turn.NONE
+            lease.awaits_turn = look.waits
             if look.is_probe:
                 self._owner.events.emit(
                     ProviderProbed(provider=self.provider.name, tenant=self.tenant)
@@ -159,7 +148,7 @@ class Gate:
             ``False`` if it needs none, or has one: then it starts now. Else ``start`` is called
             once it has, or the message is hidden until slots are near again.
         """
-        awaits_turn = lease.turn is Turn.IS_AWAITED
+        awaits_turn = lease.awaits_turn
         was_late = _is_too_late(lease, self._owner.clock())
         if not awaits_turn:
             has_slot = lease.slot_at is not None and not was_late
@@ -169,7 +158,7 @@ class Gate:
                 return False
             with self._owner.lock:
                 self.core.ended(lease.delivery.message_id, None, self._owner.clock())
-        lease.slot_at, lease.turn = None, Turn.NONE
+        lease.slot_at, lease.awaits_turn = None, False
 
         def give_slot(slot: float) -> None:
             # Where others' tasks block Celery's loop it would be too late for ever: once is enough.

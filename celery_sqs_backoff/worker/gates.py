@@ -18,6 +18,7 @@ from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
 from ..observe.events import Recalled
+from ..provider.fleet import FleetSlots
 from ..provider.gate import State
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
@@ -26,7 +27,7 @@ from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 from .gate import Gate
 from .keeper import Keeper
-from .pacing import Fleet, Pacer
+from .pacing import Pacer
 from .reports import queue_name
 
 logger = get_logger(__name__)
@@ -58,7 +59,7 @@ class Gates:
         keeper: Keeper,
         *,
         room: Callable[[], int],
-        fleet: Callable[[tuple[str, ...], float], Fleet | None] = lambda name, rate: None,
+        fleet: Callable[[tuple[str, ...], float], FleetSlots | None] = lambda name, rate: None,
         rng: random.Random | None = None,
         today: Callable[[], float] = time.time,
     ) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..observe.events import GivenBack, Hidden
-from ..observe.stream import Events
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.delivery import Delivery
@@ -21,30 +19,10 @@ from ..sqs.settlement import Content, Row
 from ..sqs.settlement import State as State
 
 if TYPE_CHECKING:
-    from ..sqs.memory import Memory
+    from .keeper import Keeper
 
 #: Of all leases: a settlement takes it for two assignments.
 _GUARD = threading.Lock()
-
-
-class Turn(Enum):
-    """Whether a message waits for its turn at a provider that recovers."""
-
-    NONE = "none"
-    IS_AWAITED = "is awaited"
-
-
-class Settler(Protocol):
-    """What a lease needs of the keeper."""
-
-    @property
-    def memory(self) -> Memory: ...
-    @property
-    def events(self) -> Events: ...
-    def clock(self) -> float: ...
-    def settled(self, lease: Lease) -> None: ...
-    def ended(self, lease: Lease) -> None: ...
-    def postpone(self, lease: Lease, record: DeadLetterRecord) -> None: ...
 
 
 class Lease(Row):
@@ -69,6 +47,7 @@ class Lease(Row):
     __slots__ = (
         "__weakref__",
         "attributes",
+        "awaits_turn",
         "body",
         "calls",
         "delivery",
@@ -82,7 +61,6 @@ class Lease(Row):
         "retry_for",
         "slot_at",
         "trace_header",
-        "turn",
     )
 
     def __init__(
@@ -94,7 +72,7 @@ class Lease(Row):
         body: str,
         delivery: Delivery,
         received_at: float,
-        keeper: Settler,
+        keeper: Keeper,
         free: Callable[[], None],
         hidden_seconds: int | None = None,
     ) -> None:
@@ -124,7 +102,8 @@ class Lease(Row):
         self.on_lost: Callable[[], None] | None = None
         #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
         self.slot_at: float | None = None
-        self.turn = Turn.NONE
+        #: Whether it waits for its turn at a provider that recovers.
+        self.awaits_turn = False
         #: Whether it takes up a process's place in the prefetch window while it waits for either.
         self.keeps_place = False
 

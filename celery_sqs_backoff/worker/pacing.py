@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from celery.utils.log import get_logger
 
-from ..provider.fleet import PRESENT_SECONDS, Taken
+from ..provider.fleet import PRESENT_SECONDS, FleetSlots, Taken
 from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
@@ -71,12 +71,6 @@ class Paced:
     has_slot: Callable[[], bool] = lambda: False
 
 
-class Fleet(Protocol):
-    """Where slots are shared; may block, and raise anything."""
-
-    def take(self, longest: Sequence[float]) -> Taken: ...
-
-
 class Pace:
     """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
 
@@ -96,7 +90,7 @@ class Pace:
         self,
         name: str,
         rate: float | None,
-        fleet: Fleet | None,
+        fleet: FleetSlots | None,
         *,
         turns: Callable[[int, float], int] = lambda ready, now: ready,
         seconds_to_turn: Callable[[float], float] = lambda now: 0.0,

@@ -14,7 +14,6 @@ from ..provider.settings import Provider
 from ..store.settings import is_store_shared, vault_of
 from ..store.vault import Vault
 from ..text import printable
-from .pacing import Fleet
 
 logger = get_logger(__name__)
 
@@ -30,10 +29,10 @@ def shares_a_store(app: Any) -> bool:
     return is_store_shared(app)
 
 
-def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], Fleet | None]:
+def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], FleetSlots | None]:
     """Return what makes, of a provider's name and rate, the place where its slots are shared."""
 
-    def make(name: tuple[str, ...], rate: float) -> Fleet | None:
+    def make(name: tuple[str, ...], rate: float) -> FleetSlots | None:
         vault = _vault(app)
         if vault is None:
             return None

@@ -34,7 +34,7 @@ from celery_sqs_backoff.worker import gates as gates_module
 from celery_sqs_backoff.worker.gate import Gate
 from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
 from celery_sqs_backoff.worker.keeper import Keeper
-from celery_sqs_backoff.worker.lease import Lease, Turn
+from celery_sqs_backoff.worker.lease import Lease
 from celery_sqs_backoff.worker.lease import State as LeaseState
 
 QUEUE = Queue("http://sqs/1/mail", visibility_timeout_seconds=30)
@@ -475,12 +475,12 @@ def test_a_message_on_its_last_receive_waits_for_its_turn_while_the_provider_rec
     for i in range(3):
         lease = scene.lease(f"m{i}", receive_count=3, max_receive_count=3)
         assert not scene.gate.hides(lease, scene.options)
-        assert (lease.turn is Turn.IS_AWAITED) == (i > 0)
+        assert lease.awaits_turn == (i > 0)
         if i:
             assert scene.gate.waits(lease, scene.options, lambda: None)
     late = scene.lease("its time is short", first_received_at=time.time() - 129_600.0 + 50.0)
     assert not scene.gate.hides(late, scene.options)
-    assert late.turn is Turn.NONE
+    assert not late.awaits_turn
 
 
 def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
@@ -666,7 +666,7 @@ def test_a_message_that_gives_up_its_slot_makes_room_for_the_next(how: str) -> N
         scene.outage()
         assert scene.gate.hides(first[0], scene.options)
     else:
-        first[0].turn = Turn.IS_AWAITED
+        first[0].awaits_turn = True
         assert scene.gate.waits(first[0], scene.options, list)
     step(scene)
     scene.now += 1.1
