@@ -196,6 +196,10 @@ class Rate:
         self._fill(now)
         return max(0.0, (1 - self._tokens) / self.rate)
 
+    def start_again(self) -> None:
+        """Search for what the provider takes as at the start: it had refused everything."""
+        self.rate, self._is_refused = max(self.START, self.rate), False
+
     def ended(self, reply: Reply, began: float, now: float) -> None:
         """Note how a call ended that began at ``began``."""
         self._failing += ((reply is Reply.FAILED) - self._failing) / self.CALLS
@@ -313,10 +317,14 @@ class ProviderGate:
         """Note what a run has shown of the provider; ``None`` = nothing, or it did not run."""
         began, is_probe = self._began.pop(message_id, now), message_id == self._probe
         if reply is Reply.ANSWERED:
+            is_quiet = now >= self._answered_at + self._thresholds.probe_interval
+            was_away = is_quiet and self._in_a_row >= self._thresholds.failures
             self._answered_at = now
             self._forget_row()
             if is_probe:
                 self._recover(now)
+            elif was_away and self.state is State.RECOVERING:
+                self.rate.start_again()
             elif self.state is State.OPEN:  # begun before the gate opened, and answered since
                 self.next_probe_at = min(self.next_probe_at, now)
         elif is_probe:

@@ -415,6 +415,33 @@ def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
     assert delay(Message("a", is_recallable=False), FAILED, 300.0, 21.0, floor=0.0) == 300.0
 
 
+def test_after_an_outage_of_refusals_the_rate_is_searched_anew() -> None:
+    """A 503 with a Retry-After refuses: half a minute of them cuts the rate to the lowest.
+
+    From there it would take ten minutes to what the provider takes.
+    """
+    worker, now = recovering(), 20.0
+    while now < 50.0:
+        now += 1.0
+        worker.fail(worker.gate.turns(3, now), now, REFUSED)
+    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.rate.rate < Rate.START
+    while now < 65.0:
+        now += 0.1
+        for i in range(worker.gate.turns(10, now)):
+            worker.gate.ended(f"{now} {i}", ANSWERED, now)
+    assert worker.gate.rate.rate > 10.0
+
+
+def test_refusals_of_the_rest_of_a_second_do_not_search_the_rate_anew() -> None:
+    worker, now = recovering(), 20.0
+    for _ in range(10):
+        worker.fail(20, now, REFUSED)
+        worker.gate.ended("m", ANSWERED, now + 0.9)
+        now += 1.0
+    assert worker.gate.rate.rate <= Rate.START
+
+
 def test_a_provider_that_answers_nothing_is_down_again() -> None:
     worker = recovering(100.0)
     worker.fail(20, 104.9)
