@@ -1,0 +1,35 @@
+"""The Celery app of a worker in a scene of ``benchmarks.fleet``: tasks that call a provider."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import requests
+from celery import Celery
+
+from celery_sqs_backoff import Provider, SQSBackoffTask
+from celery_sqs_backoff.classifiers import requests_errors
+
+SETTINGS = json.loads(os.environ.get("FLEET_SETTINGS", "{}"))
+
+app = Celery("fleet")
+app.conf.update(SETTINGS.get("celery", {}))
+
+
+@app.task(
+    base=SQSBackoffTask,
+    classify=(requests_errors(idempotent=True),),
+    provider=Provider("mail", rate=SETTINGS.get("rate")),
+)
+def mail(number: int) -> None:
+    """Send a mail."""
+    timeout = SETTINGS["timeout"]
+    requests.post(f"{SETTINGS['url']}/{number}", timeout=timeout).raise_for_status()
+
+
+@app.task(base=SQSBackoffTask, provider=Provider("other"))
+def other(sent_at: float) -> None:
+    """Call another provider, which is well; tell when that began."""
+    requests.post(f"{SETTINGS['url']}/other?{time.time() - sent_at}", timeout=30)
