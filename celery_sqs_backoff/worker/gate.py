@@ -23,7 +23,7 @@ from ..provider.gate import (
 )
 from ..provider.rate import LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
-from ..retry.budget import Standing, exhausted_before_run, longest_hold, tolerant
+from ..retry.budget import longest_hold, tolerant
 from ..retry.decision import End, Ended, Hide, Reply
 from ..retry.options import Options
 from ..retry.policies import Schedule
@@ -84,8 +84,9 @@ class Gate:
             if self.core.state is State.CLOSED or (has_turn and self.core.state is not State.OPEN):
                 self.core.started(delivery.message_id, now)
                 return False
-            today = self._owner.today()
-            message = self._message(lease, options, today)
+        today = self._owner.today()
+        message = self._message(lease, options, today)
+        with self._owner.lock:
             # With an agreed rate it takes its token when it has its slot.
             waiting = max(self.in_line, int(self.pace.has_rate))
             look = self.core.arrived(message, now, waiting=waiting)
@@ -104,6 +105,7 @@ class Gate:
         )
 
     def _message(self, lease: Lease, options: Options, today: float) -> Message:
+        """Describe a message. Not under the lock, because it asks the user's policy."""
         delivery, policy = lease.delivery, tolerant(options.backoff)
         return Message(
             delivery.message_id,
@@ -154,8 +156,6 @@ class Gate:
             has_slot = lease.slot_at is not None and not was_late
             if not self.pace.has_rate or has_slot:
                 return False
-            if _is_given_up(lease, options, self._owner.today()):
-                return False
             with self._owner.lock:
                 self.core.ended(lease.delivery.message_id, None, self._owner.clock())
         lease.slot_at, lease.awaits_turn = None, False
@@ -174,7 +174,12 @@ class Gate:
             lease.give_back(until=now + visibility_delay(seconds, lease.delivery, now=today))
 
         has_time = _longest_hold(lease, options, self._owner.today()) > 0
-        longest = self._longest_wait(lease) if has_time and not was_late else math.inf
+        longest = math.inf
+        if has_time and not was_late:
+            longest = longest_wait(
+                is_returned=lease.delivery.receive_count > 1,
+                must_stay=lease.delivery.is_last_before_sqs_moves_it,
+            )
         # In a worker that is behind it waits for a process rather than for a slot.
         lease.keeps_place = self.pace.is_behind
         paced = Paced(
@@ -193,12 +198,6 @@ class Gate:
     def _seconds_to_turn(self, now: float) -> float:
         with self._owner.lock:
             return self.core.rate.seconds_to_turn(now)
-
-    def _longest_wait(self, lease: Lease) -> float:
-        return longest_wait(
-            is_returned=lease.delivery.receive_count > 1,
-            must_stay=lease.delivery.is_last_before_sqs_moves_it,
-        )
 
     def ended(self, lease: Lease, ended: Ended) -> None:
         """Note how a run ended.
@@ -222,10 +221,10 @@ class Gate:
         floor = ended.decision.retry_after or 0.0
         if ended.reply is None or ended.decision.is_named:
             floor = seconds
+        message = self._message(lease, options, today)
+        longest = max(seconds, message.longest)
+        message = replace(message, longest=longest, own_delay=seconds)
         with self._owner.lock:
-            message = self._message(lease, options, today)
-            longest = max(seconds, message.longest)
-            message = replace(message, longest=longest, own_delay=seconds)
             hold = self.core.delay_after_failure(message, ended.reply, seconds, now, floor=floor)
             if message.is_spared and self.core.state is State.RECOVERING:
                 floor = hold
@@ -309,21 +308,6 @@ def _is_too_late(lease: Lease, now: float) -> bool:
 
 
 def _longest_hold(lease: Lease, options: Options, today: float) -> float:
-    return longest_hold(_standing(lease, today), retry_for=options.retry_for)
-
-
-def _is_given_up(lease: Lease, options: Options, today: float) -> bool:
-    """Whether a message is given up instead of being run."""
-    reason = exhausted_before_run(
-        _standing(lease, today),
-        max_retries=options.max_retries,
-        retry_for=options.retry_for,
-        crashes=lease.keeper.memory.crashes(lease.delivery.message_id),
-        crash_budget=options.crash_budget,
-    )
-    return reason is not None
-
-
-def _standing(lease: Lease, today: float) -> Standing:
     delivery = lease.delivery
-    return standing(delivery, retries=delivery.earlier_runs, now=today)
+    held = standing(delivery, retries=delivery.earlier_runs, now=today)
+    return longest_hold(held, retry_for=options.retry_for)

@@ -736,12 +736,6 @@ def test_a_message_whose_slot_is_after_its_budget_waits_for_it_at_its_last_look(
     assert not again.is_settled()
 
 
-def test_a_message_that_is_given_up_needs_no_slot() -> None:
-    scene = Scene(provider=Provider("mail", rate="1/m"), retry_for=60.0)
-    over = scene.lease("m", first_received_at=0.0, sent_at=0.0, receive_count=4)
-    assert not scene.gate.waits(over, scene.options, list)
-
-
 def test_messages_that_run_after_their_retry_for_keep_to_the_rate() -> None:
     """All that wait run once when the workers are back, if they were received a few times only."""
     scene = Scene(provider=Provider("mail", rate="1/s"), retry_for=600.0)
