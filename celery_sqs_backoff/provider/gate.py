@@ -13,9 +13,9 @@ The failures in a row are those of two messages or more. If the provider has ref
 by a Retry-After, it is there: then "nothing has succeeded" means for a minute.
 
 While it is OPEN messages are hidden, but for one probe at a time. While it is RECOVERING each
-message takes a token of :class:`Rate`. What this worker has hidden it brings forward: one message
-to probe with while it is OPEN, and all of them while it is RECOVERING. A message that another
-worker has brought forward may serve as a probe, too: so the news travels with the messages.
+message takes a token of :class:`.RecoveryRate`. What this worker has hidden it brings forward: one
+message to probe with while it is OPEN, and all of them while it is RECOVERING. A message that
+another worker has brought forward may serve as a probe, too: so the news travels with the messages.
 
 Pure: times are passed in, and nothing is called. Times are seconds of one clock.
 """
@@ -30,6 +30,7 @@ from typing import Any
 from ..retry.decision import Reply
 from ..retry.policies import RandomSource
 from ..sqs.hidden import MOST_HIDDEN, Hidden, Recall
+from .rate import RecoveryRate
 
 #: Failures of one message may be the message's own.
 MESSAGES = 2
@@ -138,11 +139,13 @@ class Look:
         hide_seconds: hide it for this long without running it; ``None`` = run it.
         is_probe: it runs as the one probe.
         waits: it is kept until ``turns`` counts it, and runs then.
+        recall: the permission to bring it forward when it is hidden; ``None`` = there is none.
     """
 
     hide_seconds: float | None = None
     is_probe: bool = False
     waits: bool = False
+    recall: Recall | None = None
 
     @property
     def runs(self) -> bool:
@@ -150,91 +153,6 @@ class Look:
 
 
 _RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
-
-
-class Rate:
-    """Calls a second that a recovering provider takes from this worker: a bucket of tokens.
-
-    It starts at one a second, below what 20 workers overrun a provider of 20 a second with. Each
-    success adds one until the provider refuses for the first time: so it doubles in about 0.7
-    seconds, but never outruns the answers of slow calls. Later it grows by a share for each
-    success, and by no more than a share for each second since the last cut: so neither fast nor
-    slow calls overrun the provider, and its growth does not depend on how long a call takes.
-
-    A refusal cuts it to four fifths; the first one, when it has overrun the provider, to what the
-    last second delivered. Refusals of half a second count once: many providers count the calls of
-    each second, and refuse the rest of it. A failure that names no refusal cuts it only while more
-    than half of the calls fail: a provider that fails one call in five is not overloaded.
-    """
-
-    START, LOWEST = 1.0, 0.1
-    BY_CALL, BY_SECOND = 0.025, 0.025
-    KEPT, SETTLE_SECONDS = 0.8, 0.5
-    #: An unused rate shrinks by this share a second, for it says nothing, and blocks others.
-    IDLE = 0.1
-    SAVED_SECONDS = 0.5
-    TOLERATED, CALLS = 0.5, 16
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.rate, self._tokens = self.START, 1.0
-        self._is_refused = False
-        self._oks: list[float] = []
-        self._failing = 0.0
-        self._filled_at = self._cut_at = self._grown_at = self.short_at = now
-
-    def take(self, most: int, now: float) -> int:
-        """Take tokens for up to ``most`` messages; return how many there were."""
-        self._fill(now)
-        taken = min(most, int(self._tokens))
-        self._tokens -= taken
-        if taken < most:
-            self.short_at = now
-        return taken
-
-    def seconds_to_turn(self, now: float) -> float:
-        """Return the seconds until there is a token."""
-        self._fill(now)
-        return max(0.0, (1 - self._tokens) / self.rate)
-
-    def start_again(self) -> None:
-        """Search for what the provider takes as at the start: it had refused everything."""
-        self.rate, self._is_refused = max(self.START, self.rate), False
-
-    def ended(self, reply: Reply, began: float, now: float) -> None:
-        """Note how a call ended that began at ``began``."""
-        self._failing += ((reply is Reply.FAILED) - self._failing) / self.CALLS
-        if reply is Reply.ANSWERED:
-            self._grow(now)
-            return
-        if reply is Reply.FAILED:
-            if self._failing <= self.TOLERATED:
-                return
-            self._failing /= 2
-        if began > self._cut_at + (self.SETTLE_SECONDS if self._is_refused else 0):
-            self._cut(now)
-
-    def _grow(self, now: float) -> None:
-        self._oks = [at for at in self._oks if at > now - 1] + [now]
-        seconds, self._grown_at = min(now - self._grown_at, 1.0), now
-        if now > self.short_at + 1:
-            self.rate = max(self.START, self.rate * (1 - self.IDLE * seconds))
-        elif not self._is_refused:
-            self.rate += 1
-        else:
-            by_time = self.BY_SECOND * (now - self._cut_at) * seconds
-            self.rate *= 1 + min(self.BY_CALL, by_time)
-
-    def _cut(self, now: float) -> None:
-        kept = self.KEPT * self.rate
-        if not self._is_refused:
-            kept = min(kept, max(1.0, len(self._oks)))
-        self.rate, self._is_refused = max(self.LOWEST, kept), True
-        self._cut_at = self._grown_at = now
-
-    def _fill(self, now: float) -> None:
-        most = max(1.0, self.rate * self.SAVED_SECONDS)
-        self._tokens = min(most, self._tokens + max(0.0, now - self._filled_at) * self.rate)
-        self._filled_at = max(now, self._filled_at)
 
 
 class ProviderGate:
@@ -256,7 +174,7 @@ class ProviderGate:
     ) -> None:
         self.state = State.CLOSED
         self.hidden: Hidden[Any] = Hidden(most_hidden)
-        self.rate = Rate()
+        self.rate = RecoveryRate()
         self.opened_at = self.next_probe_at = 0.0
         self._thresholds, self._rng = thresholds, rng
         self._is_limited = is_limited
@@ -277,7 +195,7 @@ class ProviderGate:
         if self.state is State.OPEN:
             is_probe = self._is_probe_due(now, is_news=message.receives > 1)
             if not is_probe and has_time and not message.must_run:
-                return Look(self._hold(message, now))
+                return self._hide(message, self._hold(message, now), now)
             if is_probe:
                 self._probe, self._probed_at = message.id, now
         elif (
@@ -286,7 +204,7 @@ class ProviderGate:
             self._busy_at = self.rate.short_at = now
             if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
                 return _WAIT
-            return Look(self._queue(message))
+            return self._hide(message, self._queue(message), now)
         self.started(message.id, now)
         return _PROBE if is_probe else _RUN
 
@@ -341,14 +259,22 @@ class ProviderGate:
         if reply is not None and self.state is State.RECOVERING and not is_probe:
             self.rate.ended(reply, began, now)
 
-    def delay_after_failure(
+    def failed(
         self, message: Message, reply: Reply | None, delay: float, now: float, *, floor: float
-    ) -> float:
-        """Return how long to hide a message that has failed, instead of ``delay``.
+    ) -> Look:
+        """Say for how long to hide a message that has failed, instead of ``delay``.
 
         Ask after ``ended``. Longer while the gate is open: it would not run earlier. Shorter while
         the provider recovers, but no less than ``floor``: the rate decides when it runs.
         """
+        hold = self._delay_after_failure(message, reply, delay, now, floor)
+        if message.is_spared and self.state is State.RECOVERING:
+            floor = hold
+        return self._hide(message, hold, now, not_before=now + floor)
+
+    def _delay_after_failure(
+        self, message: Message, reply: Reply | None, delay: float, now: float, floor: float
+    ) -> float:
         if not message.is_recallable:
             return delay
         if self.state is State.OPEN:
@@ -362,24 +288,28 @@ class ProviderGate:
             if reply is not Reply.REFUSED:
                 return delay
             soon = self._rng.uniform(0.0, REFUSED_LATEST_SECONDS)
-        elif self.keeps_failing(message.id) and not message.is_spared:
+        elif self._keeps_failing(message) and not message.is_spared:
             doubled = 2.0 ** min(self._failures[message.id], 20)
             soon = self._rng.uniform(0.5, 1.0) * min(doubled, LATEST_SECONDS)
         return min(delay, max(floor, soon))
 
-    def keeps_failing(self, message_id: str) -> bool:
-        """Return whether a message has failed several times since the provider is back."""
-        return self._failures.get(message_id, 0) > SOON_TIMES
-
-    def recall_of(self, message: Message, now: float, *, not_before: float = 0.0) -> Recall | None:
-        """Return the permission to bring a message forward that is to be hidden; ``None``: none.
+    def _hide(
+        self, message: Message, seconds: float, now: float, *, not_before: float = 0.0
+    ) -> Look:
+        """Hide a message. It may be brought forward, unless it has failed several times.
 
         A probe costs a receive: with few left, not before the message's own delay ends.
         """
-        if not message.is_recallable or self.keeps_failing(message.id):
-            return None
-        probe_from = now + message.own_delay if message.is_spared else 0.0
-        return Recall(self.hidden, not_before, probe_from, message.next_is_last, message.receives)
+        recall = None
+        if message.is_recallable and not self._keeps_failing(message):
+            probe_from = now + message.own_delay if message.is_spared else 0.0
+            recall = Recall(
+                self.hidden, not_before, probe_from, message.next_is_last, message.receives
+            )
+        return Look(seconds, recall=recall)
+
+    def _keeps_failing(self, message: Message) -> bool:
+        return self._failures.get(message.id, 0) > SOON_TIMES
 
     # What this worker has hidden
 
@@ -491,7 +421,7 @@ class ProviderGate:
 
     def _recover(self, now: float) -> None:
         self.state = State.RECOVERING if self._is_limited else State.CLOSED
-        self._probe, self.rate = None, Rate(now)
+        self._probe, self.rate = None, RecoveryRate(now)
         self._answered_at = self._busy_at = self._looked_at = now
         self._owed = self._pull = 1.0
         self._failures.clear()

@@ -1,4 +1,7 @@
-"""When may the next call to a provider begin, so that an agreed rate holds? GCRA with reservations.
+"""When may the next call to a provider begin? By an agreed rate, and by what it takes just now.
+
+The agreed rate is GCRA with reservations. :class:`RecoveryRate` is what a provider takes that
+recovers. A call begins when both allow it.
 
 A slot comes every ``1 / rate`` seconds. GCRA (generic cell rate algorithm, ITU-T I.371, annex A)
 needs one number for that, the time of the next free slot. A message gets a slot if that is near,
@@ -21,6 +24,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
+
+from ..retry.decision import Reply
 
 #: Slots are handed out at this share of the agreed rate: a call that starts a few milliseconds
 #: after its slot must not make a second fuller than agreed.
@@ -204,3 +209,88 @@ class Line(Generic[K]):
     def next_at(self) -> float | None:
         """Return when ``depart`` is worth calling; ``None`` = not before a place is given."""
         return self._slots[0] if self._slots else None
+
+
+class RecoveryRate:
+    """Calls a second that a recovering provider takes from this worker: a bucket of tokens.
+
+    It starts at one a second, below what 20 workers overrun a provider of 20 a second with. Each
+    success adds one until the provider refuses for the first time: so it doubles in about 0.7
+    seconds, but never outruns the answers of slow calls. Later it grows by a share for each
+    success, and by no more than a share for each second since the last cut: so neither fast nor
+    slow calls overrun the provider, and its growth does not depend on how long a call takes.
+
+    A refusal cuts it to four fifths; the first one, when it has overrun the provider, to what the
+    last second delivered. Refusals of half a second count once: many providers count the calls of
+    each second, and refuse the rest of it. A failure that names no refusal cuts it only while more
+    than half of the calls fail: a provider that fails one call in five is not overloaded.
+    """
+
+    START, LOWEST = 1.0, 0.1
+    BY_CALL, BY_SECOND = 0.025, 0.025
+    KEPT, SETTLE_SECONDS = 0.8, 0.5
+    #: An unused rate shrinks by this share a second, for it says nothing, and blocks others.
+    IDLE = 0.1
+    SAVED_SECONDS = 0.5
+    TOLERATED, CALLS = 0.5, 16
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.rate, self._tokens = self.START, 1.0
+        self._is_refused = False
+        self._oks: list[float] = []
+        self._failing = 0.0
+        self._filled_at = self._cut_at = self._grown_at = self.short_at = now
+
+    def take(self, most: int, now: float) -> int:
+        """Take tokens for up to ``most`` messages; return how many there were."""
+        self._fill(now)
+        taken = min(most, int(self._tokens))
+        self._tokens -= taken
+        if taken < most:
+            self.short_at = now
+        return taken
+
+    def seconds_to_turn(self, now: float) -> float:
+        """Return the seconds until there is a token."""
+        self._fill(now)
+        return max(0.0, (1 - self._tokens) / self.rate)
+
+    def start_again(self) -> None:
+        """Search for what the provider takes as at the start: it had refused everything."""
+        self.rate, self._is_refused = max(self.START, self.rate), False
+
+    def ended(self, reply: Reply, began: float, now: float) -> None:
+        """Note how a call ended that began at ``began``."""
+        self._failing += ((reply is Reply.FAILED) - self._failing) / self.CALLS
+        if reply is Reply.ANSWERED:
+            self._grow(now)
+            return
+        if reply is Reply.FAILED:
+            if self._failing <= self.TOLERATED:
+                return
+            self._failing /= 2
+        if began > self._cut_at + (self.SETTLE_SECONDS if self._is_refused else 0):
+            self._cut(now)
+
+    def _grow(self, now: float) -> None:
+        self._oks = [at for at in self._oks if at > now - 1] + [now]
+        seconds, self._grown_at = min(now - self._grown_at, 1.0), now
+        if now > self.short_at + 1:
+            self.rate = max(self.START, self.rate * (1 - self.IDLE * seconds))
+        elif not self._is_refused:
+            self.rate += 1
+        else:
+            by_time = self.BY_SECOND * (now - self._cut_at) * seconds
+            self.rate *= 1 + min(self.BY_CALL, by_time)
+
+    def _cut(self, now: float) -> None:
+        kept = self.KEPT * self.rate
+        if not self._is_refused:
+            kept = min(kept, max(1.0, len(self._oks)))
+        self.rate, self._is_refused = max(self.LOWEST, kept), True
+        self._cut_at = self._grown_at = now
+
+    def _fill(self, now: float) -> None:
+        most = max(1.0, self.rate * self.SAVED_SECONDS)
+        self._tokens = min(most, self._tokens + max(0.0, now - self._filled_at) * self.rate)
+        self._filled_at = max(now, self._filled_at)

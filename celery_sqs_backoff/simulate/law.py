@@ -159,15 +159,15 @@ class WithProvider(PolicyAlone):
         self._is_recallable = recalls and not is_exact
         self._reply: Reply | None = None
         self._floor = 0.0
-        self._last_seen: Seen | None = None
+        self._recall: Recall | None = None
 
     def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         if (reason := self._exhausted(message, now)) is not None:
             return Told(dead=reason)
-        self._floor = 0.0
         look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
         if look.hide_seconds is None:
             return WAIT if look.waits else RUN
+        self._recall = look.recall
         return self._hide(message, look.hide_seconds, now)
 
     def ended(
@@ -182,15 +182,12 @@ class WithProvider(PolicyAlone):
     def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
         seen = self._seen(message, now)
         seen = replace(seen, longest=max(delay, seen.longest), own_delay=delay)
-        self._last_seen = seen
-        hold = self.gate.delay_after_failure(seen, self._reply, delay, now, floor=self._floor)
-        if seen.is_spared and self.gate.state is State.RECOVERING:
-            self._floor = hold
-        return hold
+        look = self.gate.failed(seen, self._reply, delay, now, floor=self._floor)
+        self._recall = look.recall
+        return look.hide_seconds or 0.0
 
     def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
-        assert self._last_seen is not None
-        message.recall = self.gate.recall_of(self._last_seen, now, not_before=now + self._floor)
+        message.recall = self._recall
         if message.recall is not None:
             self.gate.hidden.add(message, until, message.recall, now)
 
@@ -212,7 +209,7 @@ class WithProvider(PolicyAlone):
     def _seen(self, message: SimulatedMessage, now: float) -> Seen:
         delivery = self._delivery(message, now)
         retry_for = self.scenario.retry_for
-        self._last_seen = Seen(
+        return Seen(
             message.id,
             receives=message.receives,
             longest=budget.longest_hold(self._standing(message, now), retry_for=retry_for),
@@ -224,7 +221,6 @@ class WithProvider(PolicyAlone):
             # At the receive after the last one the queue would move it.
             must_run=message.receives == self.scenario.max_receive_count,
         )
-        return self._last_seen
 
 
 STRATEGIES: dict[str, type[PolicyAlone]] = {one.name: one for one in (PolicyAlone, WithProvider)}

@@ -99,7 +99,7 @@ class Gate:
                 self._replace_if_not_run(lease)
             if look.hide_seconds is None:
                 return False
-            lease.recall = self.core.recall_of(message, now)
+            lease.recall = look.recall
         return lease.give_back(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
@@ -225,11 +225,9 @@ class Gate:
         longest = max(seconds, message.longest)
         message = replace(message, longest=longest, own_delay=seconds)
         with self._owner.lock:
-            hold = self.core.delay_after_failure(message, ended.reply, seconds, now, floor=floor)
-            if message.is_spared and self.core.state is State.RECOVERING:
-                floor = hold
-            lease.recall = self.core.recall_of(message, now, not_before=now + floor)
-            return hold
+            look = self.core.failed(message, ended.reply, seconds, now, floor=floor)
+        lease.recall = look.recall
+        return look.hide_seconds or 0.0
 
     def recalls(self, *, room: int) -> list[Row]:
         """Return the messages to bring forward now. Call it under the lock."""

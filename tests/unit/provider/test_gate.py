@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -26,10 +25,10 @@ from celery_sqs_backoff.provider.gate import (
     Look,
     Message,
     ProviderGate,
-    Rate,
     State,
     Thresholds,
 )
+from celery_sqs_backoff.provider.rate import RecoveryRate as Rate
 from celery_sqs_backoff.retry.decision import Reply
 from celery_sqs_backoff.sqs.hidden import MARGIN_SECONDS, Recall
 
@@ -321,7 +320,7 @@ def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
 
     def delay(seconds: float, **facts: Any) -> float:
         kept = Message("a", policy_longest=100.0, **facts)
-        return worker.gate.delay_after_failure(kept, FAILED, seconds, 0.0, floor=0.0)
+        return worker.gate.failed(kept, FAILED, seconds, 0.0, floor=0.0).hide_seconds or 0.0
 
     assert delay(3.0) == 3.0
     worker = down()
@@ -401,18 +400,21 @@ def test_a_refused_message_comes_back_soon_but_later_each_time() -> None:
         worker.gate.started("a", now)
         worker.gate.ended("a", FAILED, now)
         message = Message("a", receives=2)
-        delays.append(worker.gate.delay_after_failure(message, FAILED, 300.0, now, floor=0.0))
-        is_recalled = worker.gate.recall_of(message, now) is not None
-        assert is_recalled == (i < 2), "not brought forward since its third failure"
+        look = worker.gate.failed(message, FAILED, 300.0, now, floor=0.0)
+        delays.append(look.hide_seconds)
+        assert (look.recall is None) == (i >= 2), "not brought forward since its third failure"
     assert delays == [1.0, 1.0, 6.0, 12.0, 24.0]
 
 
 def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
     worker = recovering()
-    delay: Callable[..., float] = worker.gate.delay_after_failure
-    assert delay(Message("a"), REFUSED, 300.0, 21.0, floor=60.0) == 60.0
-    assert delay(Message("a"), None, 300.0, 21.0, floor=0.0) == 300.0
-    assert delay(Message("a", is_recallable=False), FAILED, 300.0, 21.0, floor=0.0) == 300.0
+
+    def delay(message: Message, reply: Reply | None, floor: float = 0.0) -> float | None:
+        return worker.gate.failed(message, reply, 300.0, 21.0, floor=floor).hide_seconds
+
+    assert delay(Message("a"), REFUSED, floor=60.0) == 60.0
+    assert delay(Message("a"), None) == 300.0
+    assert delay(Message("a", is_recallable=False), FAILED) == 300.0
 
 
 def test_after_an_outage_of_refusals_the_rate_is_searched_anew() -> None:
