@@ -19,7 +19,7 @@ from celery_sqs_backoff.observe.instruments import INSTRUMENTS
 from celery_sqs_backoff.provider import gate
 from celery_sqs_backoff.retry import decision
 from celery_sqs_backoff.retry.outcomes import Outcome
-from celery_sqs_backoff.sqs.settlement import Want
+from celery_sqs_backoff.sqs.settlement import TRANSITIONS, State
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -65,11 +65,12 @@ def provider_states() -> str:
 
 
 def message_states() -> str:
-    """Return the diagram of a message that a worker holds, from its possible ends."""
-    held, *ends = Want
-    edges = [("[*]", "receive", held.name)]
-    edges += [(held.name, _label(end.value), end.name) for end in ends]
-    return _diagram([*edges, *((end.name, "", "[*]") for end in ends)])
+    """Return the diagram of a message that a worker holds, from the table of its transitions."""
+    edges = [("[*]", "receive", State.HELD.name)]
+    for state, leads_to in TRANSITIONS.items():
+        for target, why in leads_to.items():
+            edges.append((state.name, _label(why), "[*]" if target is None else target.name))
+    return _diagram(edges)
 
 
 #: What may become of a message, as the table of runs says it, and as a diagram names it.
