@@ -116,29 +116,6 @@ def test_a_queue_that_the_app_does_not_have_is_refused(
     assert "'absent' is not in task_queues" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected", "code"),
-    [
-        ({"DelaySeconds": "60"}, "W015", DONE),
-        ({"VisibilityTimeout": "0"}, "E011", FOUND),
-        ({"VisibilityTimeout": "43200"}, "W012", DONE),
-        ({"MessageRetentionPeriod": "300"}, "W009", DONE),
-        ({"dlq": {"MessageRetentionPeriod": "3600"}}, "W008", DONE),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_fault_is_found_on_a_server(
-    diagnose: Callable[..., Result],
-    broken: Callable[..., LocalQueue],
-    changed: dict[str, Any],
-    expected: str,
-    code: int,
-) -> None:
-    result = diagnose("--format", "json", queues=(broken(**changed),))
-    assert ids(result) == [expected]
-    assert result.exit_code == code
-
-
 def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
     diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
 ) -> None:
@@ -194,17 +171,6 @@ def test_a_module_that_cannot_be_imported_shows_no_credentials(
     assert result.exit_code == USAGE
     assert "ValueError: redis://***@db: not a DSN" in result.stderr
     assert SECRET not in result.output
-
-
-def test_a_dead_letter_queue_that_is_gone(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], sqs: SQSClient
-) -> None:
-    queue = broken()
-    assert queue.dlq is not None
-    sqs.delete_queue(QueueUrl=queue.dlq.url)
-    result = diagnose("--format", "json", queues=(queue,))
-    assert ids(result) == ["E004"]
-    sqs.create_queue(QueueName=queue.dlq.name)
 
 
 def test_findings_can_be_ignored_with_a_reason_only(
