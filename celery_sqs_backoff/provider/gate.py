@@ -379,10 +379,6 @@ class ProviderGate:
         """Return whether the gate is open, and any message that comes due is a probe."""
         return self.state is State.OPEN and self._is_probe_due(now, is_news=False)
 
-    def down_since(self, opened_at: float) -> None:
-        """Open the gate for an outage that began earlier. A probe is due."""
-        self.state, self.opened_at, self.next_probe_at = State.OPEN, opened_at, 0.0
-
     # Within
 
     def _is_probe_due(self, now: float, *, is_news: bool) -> bool:

@@ -907,7 +907,7 @@ def test_a_machine_without_threads_keeps_no_message_from_being_settled(
     gates = Gates(Keeper(), room=lambda: 1)
     gate = gates.of(Provider("mailgun"))
     assert gate is not None
-    gate.core.down_since(0.0)
+    gate.core.state = State.OPEN
 
     def no_room(thread: object) -> None:
         raise RuntimeError("can't start new thread")
