@@ -73,7 +73,7 @@ def sqs_simulate(
     app = app_of(ctx)
     try:
         found = _options(app, task)
-        scenario = _scenario(found, options)
+        scenario = _scenario(app, found, options)
         results = _compare(scenario, seed=seed)
         shown = {"results": [result.as_dict() for result in results]}
         click.echo(json.dumps(shown) if as_json else render(results))
@@ -85,7 +85,7 @@ def sqs_simulate(
         raise Failed(exc, USAGE) from exc
 
 
-def _scenario(found: Options, options: dict[str, Any]) -> Scenario:
+def _scenario(app: Any, found: Options, options: dict[str, Any]) -> Scenario:
     call_seconds = parse_duration(options["call"], "--call")
     outage = parse_duration(options["outage"], "--outage")
     assert call_seconds is not None
@@ -98,6 +98,7 @@ def _scenario(found: Options, options: dict[str, Any]) -> Scenario:
         call_seconds=call_seconds,
         workers=options["workers"],
         processes=options["processes"],
+        prefetch=max(0, int(app.conf.worker_prefetch_multiplier) - 1),
         backoff=found.backoff,
         retry_for=found.retry_for,
         max_retries=found.max_retries,
