@@ -106,9 +106,9 @@ class Admission:
                                                                           its last receive
         expired or revoked    its headers, and Celery's list              runs: Celery ends it
         never due             its ETA is after the queue's retention      given up
-        not due               its ETA is later than a worker holds it     hidden until then
         over budget           ``retry_for`` or ``crash_budget`` were      given up
                               used up before this receive
+        not due               its ETA is later than a worker holds it     hidden until then
         provider is down      the gate hides it                           hidden
         not its turn          the provider recovers, or has a rate        waits here, or is hidden
         ====================  ==========================================  ==========================
@@ -135,7 +135,7 @@ class Admission:
         arrival.refused = _reason_to_give_up(arrival, headers, now)
         if arrival.refused is not None:
             return Answer.REFUSE
-        if _is_hidden_until_due(lease, now):
+        if not starts and _is_hidden_until_due(lease, now):
             return Answer.KEEP_BACK
         if arrival.gate is not None and self._waits_for_provider(arrival, arrival.gate, starts):
             return Answer.KEEP_BACK

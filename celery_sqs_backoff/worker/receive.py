@@ -226,7 +226,10 @@ class Receiver:
             self._set_options(arrival, self.consumer.app.tasks.get(headers.get("task")))
             if self.admission.admit(arrival, starts=False) is not Answer.KEEP_BACK:
                 self._prepare(arrival, message)
-                self.inbox.put(arrival)
+                if lease.state is State.HELD:
+                    self.inbox.put(arrival)
+                else:  # given back, or lost, meanwhile
+                    self._arrivals.pop(arrival.tag, None)
         except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
             lease.lose()  # else it would be renewed, and take up its place, with nobody to run it
             raise
