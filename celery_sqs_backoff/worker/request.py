@@ -214,21 +214,6 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         _contained(self, partial(state.task_ready, self) if isinstance(settle, Hide) else announce)
         self._already_revoked = True
 
-    def _on_result(self, result: Any, report: Callable[[], object]) -> None:
-        """The pool's callback."""
-        if isinstance(result, ExceptionInfo):  # threads, gevent, solo: celery/concurrency/base.py
-            self.on_failure(result)
-            return
-        failed, retval, runtime = result
-        if failed:
-            self.on_failure(retval, return_ok=True)
-        elif self._cancelling and runtime is None:
-            # gevent and eventlet report a greenlet they killed as a success.
-            self._end(Ended(End.CANCELLED), _NO_ERROR, None)
-        else:
-            self._settle(Ended(End.RETURNED), _NO_ERROR)
-            _contained(self, report)
-
     # One end, one settlement
 
     def _end(
@@ -421,13 +406,25 @@ def _contained(request: BackoffRequest, callback: Callable[..., object], *args: 
 
 
 def _settling_first(on_success: Callable[..., None]) -> Callable[..., None]:
+    """Return the pool's callback of a run that has ended, around Celery's."""
+
     @wraps(on_success)
     def settle_and_report(self: BackoffRequest, result: Any, **kwargs: Any) -> None:
-        report = partial(on_success, self, result, **kwargs)
         if self.lease is None:
-            report()
+            on_success(self, result, **kwargs)
+            return
+        if isinstance(result, ExceptionInfo):  # threads, gevent, solo: celery/concurrency/base.py
+            self.on_failure(result)
+            return
+        failed, retval, runtime = result
+        if failed:
+            self.on_failure(retval, return_ok=True)
+        elif self._cancelling and runtime is None:
+            # gevent and eventlet report a greenlet they killed as a success.
+            self.cut_short()
         else:
-            self._on_result(result, report)
+            self._settle(Ended(End.RETURNED), _NO_ERROR)
+            _contained(self, partial(on_success, self, result, **kwargs))
 
     return settle_and_report
 
