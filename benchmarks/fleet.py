@@ -105,7 +105,7 @@ SCENES = {
         goal="tasks of another provider start within 1 s for half of them, 20 s at most",
     ),
     "agreed": Scene(
-        mails=1_500,
+        mails=2_000,
         outage=0,
         rate=1_000,
         workers=3,
@@ -250,9 +250,9 @@ def _let_time_pass(
     plan: list[tuple[float, Callable[[], object]]] = []
     if store is not None:
         plan = [
-            (15.0, fleet[0].kill),
-            (30.0, lambda: store.send_signal(signal.SIGSTOP)),
-            (50.0, lambda: store.send_signal(signal.SIGCONT)),
+            (10.0, fleet[0].kill),
+            (50.0, lambda: store.send_signal(signal.SIGSTOP)),
+            (70.0, lambda: store.send_signal(signal.SIGCONT)),
         ]
     others = 0
     recovered_at = first if not provider.is_down else 0.0

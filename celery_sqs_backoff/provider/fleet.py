@@ -20,9 +20,6 @@ from ..store.protocol import key_of
 from ..store.vault import Vault
 from .rate import RETURN_SHARE, Place, Times, assign
 
-#: A worker that took no slot for so long does not count as one of the fleet.
-PRESENT_SECONDS = 300.0
-
 #: The record outlives the last place by this.
 KEEP_SECONDS = 600.0
 
@@ -31,6 +28,18 @@ _LONGEST_SECONDS = 1e9
 
 #: Writes that other workers were faster than, before the store counts as away.
 _MOST_TRIES = 20
+
+
+def present_seconds(rate: float) -> float:
+    """Return for how long a worker that took no slot counts as one of the fleet.
+
+    Long enough that a worker of a hundred takes one, and no longer: while the store is away the
+    workers share the rate with those that count, and the share of one that is gone is lost.
+
+    Arguments:
+        rate: slots a second.
+    """
+    return max(30.0, 100.0 / rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,7 @@ class FleetSlots:
             _ADVANCE,
             self._vault.key_in_store(self._key),
             self._worker,
-            PRESENT_SECONDS * 1000,
+            present_seconds(self._rate) * 1000,
             KEEP_SECONDS * 1000,
             *apart,
             *waits,
@@ -175,7 +184,7 @@ def advance(
     seen = {
         name: at
         for name, at in record.get("workers", {}).items()
-        if now - PRESENT_SECONDS < at and name != worker
+        if now - present_seconds(rate) < at and name != worker
     }
     seen[worker] = round(now, 1)
     return json.dumps({**asdict(times), "workers": seen, "now": now}), places, len(seen)

@@ -18,7 +18,7 @@ from typing import Final
 
 from celery.utils.log import get_logger
 
-from ..provider.fleet import PRESENT_SECONDS, FleetSlots, Taken
+from ..provider.fleet import FleetSlots, Taken, present_seconds
 from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
@@ -31,8 +31,9 @@ _PATIENCE_SECONDS: Final = 1.0
 #: One that answers others, too slowly for so many lines, is away for those that wait for longer.
 _LONGEST_PATIENCE_SECONDS: Final = 10.0
 
-#: Until a store that is away is asked again.
-_AWAY_SECONDS: Final = 10.0
+#: Until a store that is away is asked again. Workers that notice its return at different times
+#: make more calls than agreed in between, so it is short.
+_AWAY_SECONDS: Final = 2.0
 
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
@@ -356,7 +357,7 @@ class Pacer:
     def _note_away(self, pace: Pace, now: float, why: str) -> None:
         if pace.away_until is None:
             pace.start_anew()
-            if now > pace.told_at + PRESENT_SECONDS:
+            if now > pace.told_at + present_seconds(pace.rate):
                 pace.workers = max(pace.workers, _WORKERS_UNKNOWN)
             logger.warning(
                 "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, Taken
+from celery_sqs_backoff.provider.fleet import Taken, present_seconds
 from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
@@ -195,7 +195,7 @@ def test_a_worker_that_was_idle_does_not_take_itself_for_the_whole_fleet() -> No
     scene.answer()
     scene.step()
     fleet.error = StoreUnavailable("away")
-    scene.now += PRESENT_SECONDS + 1
+    scene.now += present_seconds(scene.pace.rate) + 1
     scene.join(*map(str, range(50)))
     scene.step()
     scene.answer()

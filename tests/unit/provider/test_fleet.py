@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from celery_sqs_backoff.provider.fleet import PRESENT_SECONDS, FleetSlots, Taken, advance
+from celery_sqs_backoff.provider.fleet import FleetSlots, Taken, advance, present_seconds
 from celery_sqs_backoff.provider.rate import Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -184,5 +184,5 @@ def test_workers_that_have_gone_do_not_count() -> None:
     assert workers == 1
     record, _, workers = advance(record, "b", [1.0], 10.0, 1001.0)
     assert workers == 2
-    _, _, workers = advance(record, "b", [1.0], 10.0, 1002.0 + PRESENT_SECONDS)
+    _, _, workers = advance(record, "b", [1.0], 10.0, 1002.0 + present_seconds(10.0))
     assert workers == 1
