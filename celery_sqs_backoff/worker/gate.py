@@ -92,14 +92,13 @@ class Gate:
             look = self.core.arrived(message, now, waiting=waiting)
             lease.awaits_turn = look.waits
             if look.is_probe:
-                self._owner.events.emit(
-                    ProviderProbed(provider=self.provider.name, tenant=self.tenant)
-                )
+                self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
                 lease.slot_at = math.inf  # it needs none: one call, from time to time
                 self._replace_if_not_run(lease)
-            if look.hide_seconds is None:
-                return False
-            lease.recall = look.recall
+        self._owner.tell_now()
+        if look.hide_seconds is None:
+            return False
+        lease.recall = look.recall
         return lease.give_back(
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
@@ -212,6 +211,7 @@ class Gate:
             self.core.ended(lease.delivery.message_id, reply, now, retry_after=retry_after)
             self._tell(was)
             self._owner.look_again(self)
+        self._owner.tell_now()
 
     def delayed(self, seconds: float, lease: Lease, ended: Ended, options: Options) -> float:
         """Return how long to hide a message that has failed; remember it for a recall."""
@@ -241,7 +241,7 @@ class Gate:
 
     def _tell(self, was: State) -> None:
         """Tell observers if the state has changed."""
-        state, emit = self.core.state, self._owner.events.emit
+        state, emit = self.core.state, self._owner.tell
         name, tenant = self.provider.name, self.tenant
         if state is was:
             return
@@ -264,7 +264,7 @@ class Gate:
 
     def _tell_of_recovery(self) -> None:
         self._told_at = self._owner.clock()
-        self._owner.events.emit(
+        self._owner.tell(
             ProviderRecovering(
                 provider=self.provider.name,
                 tenant=self.tenant,

@@ -10,14 +10,15 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
-from ..observe.events import Recalled
+from ..observe.events import Event, Recalled
 from ..provider.fleet import FleetSlots
 from ..provider.gate import State
 from ..provider.settings import Provider
@@ -76,6 +77,7 @@ class Gates:
         self._differing: set[Provider] = set()
         self._changed = threading.Condition(self.lock)
         self._is_stopping = False
+        self._told: deque[Event] = deque()
         self._thread: threading.Thread | None = None
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
@@ -145,6 +147,16 @@ class Gates:
                 for (name, _), gate in self._gates.items()
             ]
 
+    def tell(self, event: Event) -> None:
+        """Let observers hear of something once the lock is free: they may write to a slow log."""
+        self._told.append(event)
+
+    def tell_now(self) -> None:
+        """Tell observers what they have not heard. Call it without the lock."""
+        with suppress(IndexError):  # another thread has told the last one
+            while self._told:
+                self.events.emit(self._told.popleft())
+
     def look_again(self, gate: Gate) -> None:
         """Wake the thread if there is something to watch; start it if there never was."""
         if gate.core.state is State.CLOSED or self._is_stopping:
@@ -184,8 +196,9 @@ class Gates:
                     by_queue[row.queue.url].append(row)
             for url, rows in by_queue.items():
                 ids = tuple(row.message_id for row in rows)
-                self.events.emit(Recalled(queue=queue_name(url), message_ids=ids))
+                self.tell(Recalled(queue=queue_name(url), message_ids=ids))
                 self._keeper.bring_forward((row, self.clock()) for row in rows)
+        self.tell_now()
 
     def hand_over(self) -> None:
         """Let what this worker has hidden come back soon, to others, because it stops.

@@ -811,6 +811,30 @@ def test_what_happens_to_a_provider_is_on_the_stream() -> None:
     ]
 
 
+def test_observers_are_told_without_the_lock_that_renewals_need() -> None:
+    """A log that is slow, or blocked, holds up no lease."""
+    scene, was_free = Scene(), []
+
+    def hear(event: Event) -> None:
+        def take() -> None:
+            was_free.append(scene.keeper.lock.acquire(timeout=0.5))
+            if was_free[-1]:
+                scene.keeper.lock.release()
+
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+
+    scene.keeper.events.subscribe(hear)
+    scene.outage()
+    scene.hide("m")
+    scene.recover()
+    scene.now += 1.0
+    scene.recall()
+    assert len(was_free) >= 5
+    assert all(was_free)
+
+
 class Task:
     """What gates see of a task."""
 
