@@ -57,12 +57,8 @@ $(STAMP): setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-$(VENV)/.installed-docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	@touch $@
-
 # Into build/docs. A warning is an error, and so is a name of ours that does not exist.
-docs: $(VENV)/.installed-docs
+docs: $(STAMP)
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs build/docs
 
 $(VENV)/.installed-release: $(STAMP)

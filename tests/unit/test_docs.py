@@ -369,6 +369,21 @@ def test_each_command_has_its_help() -> None:
     assert sorted(shown) == sorted(line.partition(" =")[0] for line in entries if line)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    find_spec("furo") is None and "CI" not in os.environ, reason="the extra docs is not installed"
+)
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """A name of ours that does not exist is a warning, too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", "docs", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_page_is_in_the_contents() -> None:
     index = ROOT / "docs/index.md"
     lines = [line for block in blocks(index, "{toctree}") for line in block.code.splitlines()]
