@@ -1,6 +1,6 @@
 """What must hold before a release. ``make release-check`` runs this, and leaves ``dist/``.
 
-1. Two builds give the same files, which the package index will show without an error.
+1. Two builds of the last commit give the same files, which the package index will show.
 2. The wheel works without extras and with each of them, in an environment of its own.
 3. No public name is missing that the last tag had.
 4. Users' type checkers know the public names: mypy and pyright.
@@ -64,8 +64,14 @@ def run(*words: object, **environment: str) -> str:
 
 
 def build(into: Path, epoch: int) -> dict[str, str]:
-    """Build both distributions, and return their hashes by name."""
-    run(sys.executable, "-m", "build", "-o", into, ROOT, SOURCE_DATE_EPOCH=str(epoch))
+    """Build both distributions of the last commit, and return their hashes by name."""
+    with tempfile.TemporaryDirectory() as export:
+        archive = Path(export) / "commit.tar"
+        run("git", "archive", "-o", archive, "--prefix=source/", "HEAD")
+        with tarfile.open(archive) as packed:
+            packed.extractall(export, filter="data")
+        source_tree = Path(export) / "source"
+        run(sys.executable, "-m", "build", "-o", into, source_tree, SOURCE_DATE_EPOCH=str(epoch))
     [source] = into.glob("*.tar.gz")
     make_reproducible(source, epoch)
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in into.iterdir()}
