@@ -64,13 +64,13 @@ class ProviderRequest:
     body: bytes = field(repr=False)
 
     def json(self) -> Any:
-        """The body as JSON. Raises ``ValueError`` if it is none."""
+        """Read the body as JSON. Raises ``ValueError`` if it is none."""
         return json.loads(self.body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong, for which requests, how often; made by ``fail``, ``delay``, ``drop_answer``.
+    """A fault for chosen requests, made by ``fail``, ``delay`` or ``drop_answer``.
 
     Arguments:
         when: ``(request) -> bool``: which requests. ``None`` (default) = all.
@@ -129,7 +129,7 @@ def drop_answer(**which: Any) -> Fault:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What became of a request: was it passed on, and which status did the caller get?
+    """The end of a request: whether it was passed on, and the status that the caller got.
 
     ``forwarded`` is true if the provider may have acted on it, also if no answer came back.
     ``status`` is ``None`` if the caller got no answer. ``fault`` is ``None`` if none was for it.
@@ -156,7 +156,7 @@ class ProviderProxy:
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """All that is over, oldest first. A copy."""
+        """A copy of all ended exchanges, oldest first."""
         with self._lock:
             return list(self._exchanges)
 

@@ -118,7 +118,7 @@ LocalQueueFactory = Callable[..., LocalQueue]
 
 
 def local_sqs_client(endpoint_url: str, **config: Any) -> SQSClient:
-    """A boto3 client with dummy credentials; ``config`` as for ``botocore.config.Config``."""
+    """Return a boto3 client with dummy credentials; ``config``: of ``botocore.config.Config``."""
     session = boto3.Session(
         region_name=REGION, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
     )
@@ -185,7 +185,7 @@ def _create(
 
 
 def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]:
-    """Celery settings for an app on these queues and no others; the first is the default one.
+    """Return Celery settings for an app on these queues alone. The first is the default queue.
 
     The queues are ``predefined_queues``: a task sent to any other queue fails with kombu's
     ``UndefinedQueueException`` instead of creating that queue.
@@ -312,7 +312,10 @@ def running_worker(
 
 
 def _leave_logging_alone(**_: object) -> None:
-    """Be there: Celery then does not set up logging, which would outlive the worker."""
+    """Keep Celery from setting up logging, which would outlive the worker.
+
+    Celery leaves logging alone if a function is connected to ``setup_logging``.
+    """
 
 
 @pytest.fixture(scope="session")
@@ -341,7 +344,7 @@ def sqs_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sqs_client(sqs_server: str) -> SQSClient:
-    """A boto3 SQS client of the local SQS."""
+    """Return a boto3 client of the local SQS."""
     return local_sqs_client(sqs_server)
 
 
@@ -363,25 +366,25 @@ def sqs_queue_factory(sqs_client: SQSClient) -> Iterator[LocalQueueFactory]:
 
 @pytest.fixture
 def sqs_queue(sqs_queue_factory: LocalQueueFactory) -> LocalQueue:
-    """A standard queue with a dead-letter queue, for this test alone."""
+    """Create a standard queue with a dead-letter queue, for this test alone."""
     return sqs_queue_factory()
 
 
 @pytest.fixture
 def sqs_celery_app(sqs_server: str, sqs_queue: LocalQueue) -> Iterator[Celery]:
-    """A Celery app on ``sqs_queue``, the current app for this test."""
+    """Create a Celery app on ``sqs_queue``, the current app for this test."""
     with on_local_sqs(Celery("sqs_tests", set_as_current=False), sqs_server, sqs_queue) as app:
         yield app
 
 
 @pytest.fixture
 def sqs_worker(sqs_celery_app: Celery) -> Callable[..., AbstractContextManager[WorkController]]:
-    """``with sqs_worker():`` runs a worker on ``sqs_celery_app``; see :func:`running_worker`."""
+    """Run a worker on ``sqs_celery_app`` by ``with sqs_worker():``, as :func:`running_worker`."""
     return partial(running_worker, sqs_celery_app)
 
 
 @pytest.fixture
 def provider_proxy() -> Iterator[Callable[[str], ProviderProxy]]:
-    """``proxy = provider_proxy(upstream)``: a proxy that harms chosen requests, for this test."""
+    """Start a proxy that harms chosen requests by ``proxy = provider_proxy(upstream)``."""
     with ExitStack() as stack:
         yield lambda upstream: stack.enter_context(running_provider_proxy(upstream))

@@ -1,4 +1,4 @@
-"""Threads that a worker can do without for a while, and calls that may take only so long."""
+"""Start daemon threads, and wait for calls no longer than some seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | Non
 
 
 def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
-    """Call in another thread, and wait for the end of it no longer than ``seconds``.
+    """Call in another thread, and wait for its end for at most ``seconds``.
 
     Returns:
         The call. It has ended, or goes on for as long as it takes: ``done()`` says which. ``None``
@@ -52,10 +52,10 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
 
 
 class SharedCall(Generic[T]):
-    """A call whose result many threads want: it is under way once at a time.
+    """A call whose result many threads need, made once at a time.
 
-    Nobody waits for it longer than until it has taken so many seconds. So a call that hangs holds
-    up those who wait for it from its start, and nobody afterwards.
+    Each thread waits until the call has taken the given seconds since its start. So a call that
+    hangs holds up the threads that began to wait with it, and no later one.
 
     Arguments:
         call: made in a thread of its own.
@@ -63,7 +63,7 @@ class SharedCall(Generic[T]):
     """
 
     class TakesTooLong(Exception):
-        """It has been under way for so long already, or no thread is left to make it in."""
+        """The call has taken its seconds already, or the machine has no thread left."""
 
     def __init__(self, call: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
@@ -99,7 +99,7 @@ class _Caller:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def begin(self, future: Future[T], call: Callable[[], T]) -> None:
-        """Carry this out. To be called when it is new or idle."""
+        """Make the call in this thread, which must be new or idle."""
         self._work.put(partial(_carry_out, future, call, self))
 
     def run(self) -> None:

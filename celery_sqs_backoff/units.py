@@ -61,7 +61,7 @@ def parse_duration(value: str | float | timedelta | None, name: str) -> float | 
 
 
 def spell_duration(seconds: float) -> str:
-    """The two largest units of a duration: ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
+    """Write a duration in its two largest units: ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
     left = int(max(0, seconds))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):

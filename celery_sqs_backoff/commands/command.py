@@ -23,7 +23,7 @@ from .text import safe
 _OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
-class Failed(click.ClickException):
+class CommandFailed(click.ClickException):
     """End the command: ``Error: ...`` on stderr, and this exit code."""
 
     def __init__(self, message: object, code: int) -> None:
@@ -31,7 +31,7 @@ class Failed(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click has one per class
 
 
-def failed_to_read(what: str, why: object) -> Failed:
+def failed_to_read(what: str, why: object) -> CommandFailed:
     """Say that SQS could not be asked, and what a person can do about it.
 
     Arguments:
@@ -40,7 +40,7 @@ def failed_to_read(what: str, why: object) -> Failed:
     """
     is_missing = str(why) in ("NonExistentQueue", NOT_CREATED, NOT_PREDEFINED)
     code = USAGE if is_missing else UNREACHABLE
-    return Failed(f"cannot read {what}: {why}. {advice(str(why))}", code)
+    return CommandFailed(f"cannot read {what}: {why}. {advice(str(why))}", code)
 
 
 def command(
@@ -55,14 +55,14 @@ def command(
     """
 
     def declare(function: Callable[..., None]) -> click.Command:
-        declared = click.command(name, cls=Command, codes=codes, examples=examples)
+        declared = click.command(name, cls=SqsCommand, codes=codes, examples=examples)
         return declared(click.pass_context(handle_preload_options(function)))
 
     return declare
 
 
-class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """A command with the exit codes of the table."""
+class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
+    """End with the exit codes of the table, and list them in the help."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
                 exc.__context__, KeyboardInterrupt
             )
             why = "interrupted" if is_ctrl_c else "nothing was done: the answer was not yes"
-            raise Failed(why, INTERRUPTED) from exc
+            raise CommandFailed(why, INTERRUPTED) from exc
         except BrokenPipeError:
             drop_stdout()
             sys.exit(NO_READER)
@@ -117,7 +117,7 @@ class Command(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
             if exc.errno not in _OF_WRITING or exc.filename is not None:
                 raise
             drop_stdout()
-            raise Failed(f"cannot print the result: {exc.strerror}", NOT_WRITTEN) from exc
+            raise CommandFailed(f"cannot print the result: {exc.strerror}", NOT_WRITTEN) from exc
         finally:
             _flush_or_drop_stdout()
 
@@ -129,17 +129,17 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
         needs_sqs: refuse an app whose broker is not SQS.
 
     Raises:
-        Failed: there is no such app, or its settings cannot be read.
+        CommandFailed: there is no such app, or its settings cannot be read.
     """
     app = ctx.obj.app
     if is_made_up(app):
-        raise Failed(f"no app: name it with -A, as in celery -A proj {ctx.info_name}", USAGE)
+        raise CommandFailed(f"no app: name it with -A, as in celery -A proj {ctx.info_name}", USAGE)
     if needs_sqs:
         with loading_app():
             broker = app.connection_for_read().transport.driver_type
         if broker != "sqs":
             why = "check the app (-A) and its broker_url"
-            raise Failed(f"the broker is {broker}, not SQS: {why}", USAGE)
+            raise CommandFailed(f"the broker is {broker}, not SQS: {why}", USAGE)
     return app
 
 
@@ -151,11 +151,11 @@ def loading_app() -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as exc:
-        raise Failed(f"cannot load the app: {why_not_loaded(exc)}", USAGE) from exc
+        raise CommandFailed(f"cannot load the app: {why_not_loaded(exc)}", USAGE) from exc
 
 
 def _flush_or_drop_stdout() -> None:
-    """Write what is left. A command that has said that it cannot keeps its code."""
+    """Write the rest of stdout. If that fails, the command keeps its exit code."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -164,9 +164,9 @@ def _flush_or_drop_stdout() -> None:
 
 
 def drop_stdout() -> None:
-    """Send what is left to nowhere.
+    """Discard the rest of stdout.
 
-    Else Python tries again at the end of the process, says so, and changes the exit code.
+    Else Python tries to write it again at its exit, prints an error, and changes the exit code.
     https://docs.python.org/3/library/signal.html#note-on-sigpipe
     """
     with suppress(OSError, ValueError):

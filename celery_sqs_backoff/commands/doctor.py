@@ -141,7 +141,7 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
 
 
 def _named(queues: Sequence[str]) -> str:
-    """Name the queues that were looked at: they need not be those that workers consume."""
+    """Name the queues that were read, which may differ from those that workers consume."""
     more = len(queues) - _MOST_NAMES
     names = ", ".join(queues[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
     count = f"{len(queues)} queue{'s' if len(queues) != 1 else ''}"

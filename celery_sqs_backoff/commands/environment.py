@@ -1,4 +1,4 @@
-"""What a command finds around it: a place for journals, and signals."""
+"""Find a place for journals and the app's store, and handle signals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """In a thread this does nothing: Python hands signals to the main thread only."""
+    """Handle the signals by ``handler``. In a thread this does nothing.
+
+    Python hands signals to the main thread only.
+    """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:

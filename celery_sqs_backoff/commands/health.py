@@ -11,7 +11,7 @@ import click
 
 from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis
 
-from .command import Failed, app_of, command, drop_stdout
+from .command import CommandFailed, app_of, command, drop_stdout
 from .exit_codes import DONE, FOUND, USAGE
 from .options import FILE, option
 
@@ -46,7 +46,7 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     """
     path = file or _path_of(app_of(ctx).conf.get("sqs_backoff"))
     if path is None:
-        raise Failed(
+        raise CommandFailed(
             "no heartbeat file: set app.conf.sqs_backoff['heartbeat'] to a path that the worker"
             " and this command share, or give --file",
             USAGE,

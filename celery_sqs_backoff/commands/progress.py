@@ -76,7 +76,7 @@ def _bar(event: Progress) -> str:
 
 
 def _facts(event: Progress) -> str:
-    """At most 50 columns, the counts first."""
+    """Return the counts first, then rate and time left, in at most 50 columns."""
     eta = "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left"
     return (
         f"{event.sent + event.dropped}/{event.to_send} {event.rate:.1f}/s"

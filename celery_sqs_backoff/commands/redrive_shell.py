@@ -1,4 +1,4 @@
-"""One ``celery sqs-redrive``: looks, asks, runs, and ends with a last event in every case."""
+"""Look, ask and run for ``celery sqs-redrive``, and end with a last event in every case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict,
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
 
 from . import exit_codes
-from .command import Failed
+from .command import CommandFailed
 from .environment import until_signalled
 from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection
@@ -62,7 +62,7 @@ class Shell:
             self._end(ended, text)
             if self._report is not None:
                 self.print(self._report)
-            raise Failed(text, code) from exc
+            raise CommandFailed(text, code) from exc
 
     def _end(self, ended: str, detail: str) -> None:
         if self._as_json and not self._has_ended:
@@ -88,7 +88,7 @@ class Shell:
         return plan
 
     def dry_run(self) -> int:
-        """Look and print, without an end if it is too late. Returns the exit code."""
+        """Look, and print what a redrive would do. Returns the exit code."""
         if self._options["restore"] is not None:
             raise ValueError("--restore takes no --dry-run")
         archive = self._options["dump"]
@@ -174,7 +174,7 @@ class Shell:
             sys.exit(self._declined())
 
     def run(self) -> RedriveReport:
-        """Redrive, and show how it goes."""
+        """Redrive, and show the progress."""
         rate = self._options["rate"]
         shown = nullcontext(self._print_event) if self._as_json else bar()
         with until_signalled() as stop, shown as on_event:

@@ -15,7 +15,7 @@ from celery_sqs_backoff.store.errors import SafeError
 from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.text import printable
 
-from .command import Failed, app_of, command
+from .command import CommandFailed, app_of, command
 from .environment import open_vault
 from .exit_codes import DONE, FOUND, UNREACHABLE, USAGE
 from .options import option
@@ -102,9 +102,9 @@ def sqs_safe(
                 click.echo("the others have changed meanwhile, or are not ours", err=True)
                 sys.exit(FOUND)
     except ImproperlyConfigured as exc:
-        raise Failed(exc, USAGE) from exc
+        raise CommandFailed(exc, USAGE) from exc
     except SafeError as exc:
-        raise Failed(f"the store does not answer: {exc}", UNREACHABLE) from exc
+        raise CommandFailed(f"the store does not answer: {exc}", UNREACHABLE) from exc
 
 
 def _print(entry: Entry, *, as_json: bool, details: bool, show_results: bool) -> None:

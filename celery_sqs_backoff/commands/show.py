@@ -75,7 +75,7 @@ def _heading(text: str) -> str:
 
 
 def looked(plan: Plan) -> str:
-    """What a look has cost, for behind each one, on stderr."""
+    """Say what the look has cost. Printed on stderr after each look."""
     cost = "Each message looked at was received once more, which SQS counts"
     if not plan.not_given_back:
         return f"{cost}, and given back."
@@ -86,14 +86,14 @@ def looked(plan: Plan) -> str:
 
 
 def no_match(plan: Plan) -> str:
-    """What to say if none of the messages looked at is selected."""
+    """Say that no message is selected, of all or of those that were looked at."""
     if plan.looked_at >= plan.messages:
         return "No message matched."
     return f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
 
 
 def print_messages(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> None:
-    """One line per message, on stdout, below headings; arguments and body if asked for."""
+    """Print one line per message below headings, and its arguments and body if asked for."""
     raw = {message.id: message for message in plan.raw}
     click.echo("  ".join(_COLUMNS))
     for fact in plan.letters:
@@ -107,7 +107,7 @@ def print_messages(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> No
 
 
 def print_whole(plan: Plan) -> None:
-    """All that is known of each message but its arguments and body; a traceback on lines."""
+    """Print all facts of each message except its arguments and body."""
     raw = {message.id: message for message in plan.raw}
     for fact in plan.letters:
         message = raw[fact.id]

@@ -17,7 +17,7 @@ from celery_sqs_backoff.simulate.results import Result, plot, render
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
-from .command import Failed, app_of, command, loading_app
+from .command import CommandFailed, app_of, command, loading_app
 from .exit_codes import USAGE
 from .options import FILE, option
 
@@ -82,7 +82,7 @@ def sqs_simulate(
     except (ValueError, OSError) as exc:
         if isinstance(exc, OSError) and exc.filename is None:
             raise  # of stdout
-        raise Failed(exc, USAGE) from exc
+        raise CommandFailed(exc, USAGE) from exc
 
 
 def _scenario(app: Any, found: Options, options: dict[str, Any]) -> Scenario:

@@ -99,7 +99,7 @@ def with_headers(body: str, **headers: object) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """A time as Celery writes ``eta`` and ``expires``: ISO 8601, UTC."""
+    """Write a time as Celery writes ``eta`` and ``expires``: ISO 8601, UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 

@@ -1,4 +1,4 @@
-"""What an error of a call to SQS means for whoever made the call: the one taxonomy.
+"""Classify each error of a call to SQS by its meaning for the caller.
 
 Every exception has a place here, known or not: botocore raises more than its own classes (a
 ``RuntimeError`` for credentials that stay expired, an ``OSError`` for a token file that is gone).
@@ -17,7 +17,7 @@ from ..traces import before_the_request, certificate_failed, entered
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """Their source (STS, for one) does not answer, or refuses. It is being asked again.
+    """The source of the credentials (STS, for one) does not answer, or refuses. It is asked again.
 
     Arguments:
         provider: what botocore calls the source.
@@ -274,7 +274,7 @@ def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """A server that is not SQS may answer with anything."""
+    """Return a mapping as it is, and an empty one for all else that a strange server may answer."""
     return value if isinstance(value, Mapping) else {}
 
 

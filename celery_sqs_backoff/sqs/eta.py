@@ -18,7 +18,7 @@ _HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 
 
 def delay_seconds(seconds: float) -> int:
-    """What to ask SQS for at publishing a task that is due in ``seconds``: 0 to 900."""
+    """Return the DelaySeconds, 0 to 900, for publishing a task that is due in ``seconds``."""
     return max(0, min(MAX_DELAY_SECONDS, math.floor(seconds)))
 
 
@@ -43,7 +43,7 @@ def deferrals(
     held_seconds: float,
     first_received_at: float | None = None,
 ) -> int:
-    """How many receives a message has spent on waiting for its ETA, once that is reached.
+    """Return how many receives a message has spent on waiting for its ETA.
 
     They are not attempts, and must not count as retries.
 

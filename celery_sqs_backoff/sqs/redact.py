@@ -87,9 +87,10 @@ _SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})(?=[^\s\"']{0,200}[0-9=])[^\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorText:
-    """What a dead-letter record may say of an error: short, credentials masked. Empty: no error.
+    """The texts of an error for a dead-letter record, short and with credentials masked.
 
-    Plain strings, so that it travels from the process that ran the task to the main process.
+    Without values it stands for no error. It holds plain strings, because it travels from the
+    process that ran the task to the main process.
     """
 
     exception_type: str | None = None

@@ -20,11 +20,8 @@ from .project import project_app
 def manage_command(celery_command: click.Command) -> type[BaseCommand]:
     """Make a ``manage.py`` command of a ``celery`` command."""
 
-    class Command(CeleryShell):
-        help = celery_command.help or ""
-        command = celery_command
-
-    return Command
+    attributes = {"help": celery_command.help or "", "command": celery_command}
+    return type("Command", (CeleryShell,), {**attributes, "__module__": __name__})
 
 
 class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
