@@ -2,7 +2,9 @@
 
 import os
 import re
+import signal
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -12,6 +14,7 @@ from celery.bin.celery import celery
 from click.testing import CliRunner
 
 from celery_sqs_backoff.commands import exit_codes, redrive_shell
+from celery_sqs_backoff.commands.environment import until_signalled
 from celery_sqs_backoff.commands.exit_codes import INTERRUPTED, NO_READER, UNREACHABLE, USAGE
 from celery_sqs_backoff.redrive import Plan
 
@@ -153,3 +156,23 @@ def test_the_meaning_of_a_code_is_the_same_in_all_commands():
     numbers = {n: v for n, v in vars(exit_codes).items() if isinstance(v, int)}
     assert len(set(numbers.values())) == len(numbers)
     assert set(numbers.values()) - {exit_codes.FOUND} == exit_codes.MEANINGS.keys()
+
+
+def test_the_page_of_the_commands_lists_the_table():
+    page = Path(__file__).parents[2] / "docs/commands.md"
+    rows = re.findall(r"^\| ([\d, ]+) \|", page.read_text(), re.MULTILINE)
+    listed = {int(code) for row in rows for code in row.split(",")}
+    assert listed == {exit_codes.FOUND, *exit_codes.MEANINGS}
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_stays_so(number):
+    """``nohup``, or a script's background job: the terminal may close, the redrive goes on."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with until_signalled() as stop:
+            os.kill(os.getpid(), number)
+            assert not stop.is_set()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
