@@ -46,7 +46,7 @@ from .options import FILE, option
 @option("Scenario", "--seed N", type=int, default=0, help="Another draw.")
 @option(
     "Scenario",
-    "--max-receive-count",
+    "--max-receive-count N",
     type=click.IntRange(1),
     help="Receives after which the queue moves a message. [default: no limit]",
 )
