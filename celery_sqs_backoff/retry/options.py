@@ -55,7 +55,7 @@ class Options:
     retry_on: tuple[type[BaseException], ...] = ()
     never_retry: tuple[type[BaseException], ...] = ()
     classify: tuple[Classifier, ...] = ()
-    undo: Callable[..., object] | None = None
+    on_not_processed: Callable[..., object] | None = None
     on_give_up: str = DEAD_LETTER
     crash_budget: int = 3
     fifo_cap: float = 300.0
@@ -225,7 +225,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
         _classifiers,
         "a callable (exc) -> Outcome, Verdict or None, or a tuple of them",
     ),
-    "undo": (_or_none(_if(callable)), "a callable (task, exc, args, kwargs), or None"),
+    "on_not_processed": (_or_none(_if(callable)), "a callable (task, exc, args, kwargs), or None"),
     "on_give_up": (_if((DEAD_LETTER, FAIL).__contains__), f"{DEAD_LETTER!r} or {FAIL!r}"),
     "crash_budget": (
         _if(lambda value: _is_count(value) and value > 0),

@@ -38,7 +38,7 @@ class SafeExtension(Extension):
             StoreUnavailable: nothing is known.
         """
         state = begin(task)
-        if task.guard is None and task.backoff_options.undo is None:
+        if task.guard is None and task.backoff_options.on_not_processed is None:
             return
         message = message_digest(task.app, *state.message) if has_store(task.app) else ""
         if task.guard is not None:
@@ -47,7 +47,7 @@ class SafeExtension(Extension):
             state.guard = enter(records, key, message, state.run, task.guard.window)
             if state.guard.is_done:
                 raise AlreadyDone(state.guard.result, has_result=state.guard.has_result)
-        if task.backoff_options.undo is not None and message:
+        if task.backoff_options.on_not_processed is not None and message:
             records = records_of(task.app)
             state.record = enter(records, message, message, state.run, KEEP_SECONDS, kind="run")
 

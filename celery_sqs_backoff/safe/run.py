@@ -21,7 +21,8 @@ class RunState:
     task_id: str = ""
     #: The run; ``None``: a call outside any message.
     of: Run | None = None
-    #: How the run has passed the task's guard, and the record of runs of a task with ``undo``.
+    #: How the run has passed the task's guard, and the record of its runs if the task has
+    #: ``on_not_processed``.
     guard: Passage | None = None
     record: Passage | None = None
     #: Steps that were done, or are in doubt.

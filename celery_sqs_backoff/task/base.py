@@ -73,8 +73,9 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``retry_on``: exception classes that are RETRYABLE. Default none: unknown errors are not
       retried.
     * ``classify``: callables ``(exc) -> Outcome | Verdict | None``, asked before ``retry_on``.
-    * ``undo``: ``callable(task, exc, args, kwargs)``, called in this process when nothing can have
-      been processed (RETRYABLE, NOT_PROCESSED), never when it may have been (UNKNOWN).
+    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, called in this process when
+      nothing can have been processed (RETRYABLE, NOT_PROCESSED), never when it may have been
+      (UNKNOWN). It takes back what the task has prepared.
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: runs that may end in a lost worker process or a hard time limit; with the
       last of them the message is given up. Default 3.
@@ -114,7 +115,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     retry_for: float | timedelta | None = timedelta(hours=36)
     retry_on: tuple[type[BaseException], ...] | type[BaseException] = ()
     classify: tuple[Classifier, ...] | Classifier = ()
-    undo: Callable[..., object] | None = None
+    on_not_processed: Callable[..., object] | None = None
     on_give_up: str = DEAD_LETTER
     crash_budget: int = 3
     fifo_cap: float | timedelta = 300

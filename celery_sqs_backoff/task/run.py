@@ -489,14 +489,14 @@ def _undo(
     if run.copy is not None and run.copy is not raised:
         return verdict  # what would be undone may be the work of the copy
     verdict = task.extension.run_failed(task, cause, verdict)
-    if verdict.nothing_was_processed and task.backoff_options.undo is not None:
+    if verdict.nothing_was_processed and task.backoff_options.on_not_processed is not None:
         try:
-            task.backoff_options.undo(task, cause, *run.arguments)
+            task.backoff_options.on_not_processed(task, cause, *run.arguments)
         except Exception as failure:  # noqa: BLE001  # the user's code
-            # An undo that fails too must not turn a retry into a loss. No traceback: it would hold
+            # If it fails too, a retry must not become a loss. No traceback, because it would hold
             # the text of the failure that is being handled, too.
             logger.error(
-                "sqs_backoff.undo_failed: task %s: %s",
+                "sqs_backoff.on_not_processed_failed: task %s: %s",
                 *(printable(task.name), error_site(failure)),
                 extra={"task_name": task.name},
             )

@@ -65,7 +65,9 @@ def status_classes(exc: BaseException) -> Outcome | Verdict | None:
 
 def task(name: str, **options: Any) -> Any:
     return app.task(
-        name=name, base=SQSBackoffTask, **{"undo": note_undo, "backoff": Schedule([1])} | options
+        name=name,
+        base=SQSBackoffTask,
+        **{"on_not_processed": note_undo, "backoff": Schedule([1])} | options,
     )
 
 
@@ -315,7 +317,7 @@ def test_result(given_up: GivenUp, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[-1] is not None])
 @pytest.mark.story("B1", "B2", "B3", "B4")
 def test_undo(given_up: GivenUp, name: str) -> None:
-    """``undo`` runs at each failure, unless it may have been processed."""
+    """``on_not_processed`` runs at each failure, unless it may have been processed."""
     args, error, _, _, attempts, is_undone = CASES[name]
     undone = given_up.stage.record.entries(undo=name)
     expected = 0 if not is_undone else attempts
@@ -324,7 +326,7 @@ def test_undo(given_up: GivenUp, name: str) -> None:
 
 
 def test_undo_by_hand(given_up: GivenUp) -> None:
-    """``undo`` runs when ``self.retry()`` finds no retry left."""
+    """``on_not_processed`` runs when ``self.retry()`` finds no retry left."""
     assert given_up.stage.record.entries(undo="by_hand", error="ProviderDown")
 
 

@@ -80,7 +80,9 @@ def test_doubt(rig, store, body, end, is_in_doubt, pool):
         runs.append(1)
         body(self) if len(runs) == 1 else raises(DOWN)(self)
 
-    rig.task(runs_twice, backoff=Schedule([7]), undo=lambda *_: undone.append(len(runs)))
+    rig.task(
+        runs_twice, backoff=Schedule([7]), on_not_processed=lambda *_: undone.append(len(runs))
+    )
     rig.start_worker(pool=pool)
     rig.send()
     end(rig.begin(), rig)
@@ -106,7 +108,10 @@ def test_soft_limit_before_run(rig, store):
     """A soft time limit before the run leaves nothing in doubt."""
     undone = []
     rig.task(
-        raises(DOWN), track_started=True, backoff=Schedule([7]), undo=lambda *_: undone.append(1)
+        raises(DOWN),
+        track_started=True,
+        backoff=Schedule([7]),
+        on_not_processed=lambda *_: undone.append(1),
     )
     rig.send()
     rig.fail_results(lambda state, nth: (state, nth) == ("STARTED", 1) and SoftTimeLimitExceeded(1))
@@ -349,7 +354,7 @@ def test_copy_refused(rig, monkeypatch, cause, throw):
         raise EncodeError("not JSON")
 
     rig.app.conf.sqs_backoff = {"store": MemoryStore()}
-    rig.task(body, undo=lambda *_: None)
+    rig.task(body, on_not_processed=lambda *_: None)
     message = rig.send()
     monkeypatch.setattr(Signature, "apply_async", refuse)
     rig.run()

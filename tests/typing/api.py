@@ -32,7 +32,7 @@ def by_status(exc: BaseException) -> Outcome | Verdict | None:
 def unset(
     task: SQSBackoffTask, exc: BaseException, args: tuple[object, ...], kwargs: object
 ) -> None:
-    """What ``undo`` is given."""
+    """What ``on_not_processed`` is given."""
 
 
 class MailTask(SQSBackoffTask):
@@ -41,7 +41,7 @@ class MailTask(SQSBackoffTask):
     retry_for = timedelta(hours=36)
     retry_on = (ConnectionRefusedError,)
     classify = (by_status,)
-    undo = staticmethod(unset)
+    on_not_processed = staticmethod(unset)
     on_give_up = "fail"
     crash_budget = 1
     fifo_cap = timedelta(minutes=5)

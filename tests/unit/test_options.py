@@ -58,7 +58,7 @@ def test_the_defaults_outlast_a_day_and_retry_nothing_unasked(app):
         ("retry_on", ValueError("made"), "an exception class"),
         ("classify", "by_status", "a callable"),
         ("classify", (print, 3), "a callable"),
-        ("undo", "unset", "a callable"),
+        ("on_not_processed", "unset", "a callable"),
         ("on_give_up", "drop", "'dead-letter' or 'fail'"),
         ("on_give_up", None, "'dead-letter' or 'fail'"),
         ("crash_budget", 0, "from 1 up"),

@@ -163,7 +163,7 @@ def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
     app: Celery, failure: Exception, is_released: bool
 ) -> None:
     undone: list[int] = []
-    work, ran = guarded(app, failure, max_retries=0, undo=lambda *_: undone.append(1))
+    work, ran = guarded(app, failure, max_retries=0, on_not_processed=lambda *_: undone.append(1))
     work.apply(task_id="A")
     work.apply(task_id="B")
     assert ran == (["A", "B"] if is_released else ["A"])
@@ -202,11 +202,16 @@ def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app: Celery) -> 
 
 
 def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
-    """A task with ``undo`` keeps a record of its runs, without a guard too."""
+    """A task with ``on_not_processed`` keeps a record of its runs, without a guard too."""
     undone: list[int] = []
     ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", safe_to_undo=True)]
 
-    @app.task(base=SQSBackoffTask, shared=False, max_retries=0, undo=lambda *_: undone.append(1))
+    @app.task(
+        base=SQSBackoffTask,
+        shared=False,
+        max_retries=0,
+        on_not_processed=lambda *_: undone.append(1),
+    )
     def work() -> None:
         raise ends.pop(0)
 
@@ -221,7 +226,7 @@ def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
 def test_a_busy_lock_puts_no_run_in_doubt(app: Celery) -> None:
     undone: list[int] = []
     work, _ = guarded(
-        app, Busy(), Retryable("down"), max_retries=0, undo=lambda *_: undone.append(1)
+        app, Busy(), Retryable("down"), max_retries=0, on_not_processed=lambda *_: undone.append(1)
     )
     work.apply(task_id="A")
     work.apply(task_id="A")

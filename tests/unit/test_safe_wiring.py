@@ -237,7 +237,7 @@ def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> N
         autoretry_for=(Exception,),
         retry_backoff=0,
         classify=lambda exc: Outcome.RETRYABLE,
-        undo=lambda *_: undone.append(1),
+        on_not_processed=lambda *_: undone.append(1),
     )
     def mail() -> None:
         runs.append(1)
@@ -296,13 +296,20 @@ def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
 def _publishing(
     app: Celery, monkeypatch: pytest.MonkeyPatch, run: Any, *, publish: Any = lambda: None
 ) -> tuple[Any, list[Any]]:
-    """A task with a guard and ``undo``, and what happens to it; ``publish`` takes its copies."""
+    """Make a task with a guard and ``on_not_processed``; ``publish`` takes its copies."""
     happened: list[Any] = []
 
     def undo(_: Any, exc: Exception, args: Any, kwargs: Any) -> None:
         happened.append(("undo", Retry if isinstance(exc, Retry) else type(exc), args, kwargs))
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=GUARD, undo=undo)
+    @app.task(
+        shared=False,
+        base=SQSBackoffTask,
+        bind=True,
+        name="mail",
+        guard=GUARD,
+        on_not_processed=undo,
+    )
     def mail(self: Any, customer: int, page: int) -> object:
         return run(self, customer, page)
 
@@ -346,7 +353,7 @@ def test_what_is_to_be_undone_is_undone_when_a_copy_is_published(
 def test_undo_comes_after_the_blocks_of_the_task(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its transaction, what ``undo`` writes would be rolled back."""
+    """In its transaction, what ``on_not_processed`` writes would be rolled back."""
 
     def run(self: Any, customer: int, page: int) -> None:
         with contextlib.ExitStack() as transaction:
@@ -440,7 +447,7 @@ def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
         bind=True,
         name="charge",
         guard=GUARD,
-        undo=lambda *_: undone.append(1),
+        on_not_processed=lambda *_: undone.append(1),
     )
     def charge(self: Any, customer: int) -> None:
         charged.append(self.request.id)
@@ -562,7 +569,7 @@ def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app: Cele
         name="steps",
         bind=True,
         max_retries=1,
-        undo=lambda *_: undone.append(1),
+        on_not_processed=lambda *_: undone.append(1),
     )
     def steps(self: Any) -> None:
         raise StoreUnavailable("away")

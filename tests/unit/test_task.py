@@ -70,7 +70,8 @@ def failing(app, undone):
             base=SQSBackoffTask,
             lazy=False,
             shared=False,
-            **{"undo": note_undo, "retry_on": ProviderDown, "backoff": Schedule([7])} | options,
+            **{"on_not_processed": note_undo, "retry_on": ProviderDown, "backoff": Schedule([7])}
+            | options,
         )
         def mail(failure, **kwargs):
             raise failure
@@ -286,7 +287,7 @@ def test_a_provider_that_is_down_or_refuses_says_nothing_of_an_earlier_run_in_do
         retry_on=ProviderDown,
         classify=in_doubt,
         max_retries=1,
-        undo=lambda task, exc, args, kwargs: undone.append(type(exc).__name__),
+        on_not_processed=lambda task, exc, args, kwargs: undone.append(type(exc).__name__),
     )
     def charge(self, failure, by_hand):
         if by_hand:
@@ -338,7 +339,7 @@ def test_a_guard_tells_of_a_run_that_was_lost_with_its_whole_worker(app, undone,
         retry_on=ProviderDown,
         max_retries=1,
         guard=Guard(key="mail", window=3600),
-        undo=lambda *each: undone.append(each),
+        on_not_processed=lambda *each: undone.append(each),
     )
     def mail():
         raise failures.pop(0)
@@ -362,7 +363,7 @@ def test_nothing_is_undone_after_another_delivery_of_the_message_has_acted(app, 
         retry_on=ProviderDown,
         max_retries=0,
         guard=Guard(key="mail", window=3600),
-        undo=lambda *each: undone.append(each),
+        on_not_processed=lambda *each: undone.append(each),
     )
     def mail():
         if threading.current_thread() is not threading.main_thread():
@@ -434,16 +435,16 @@ def test_an_undo_that_fails_does_not_lose_the_retry(failing, caplog):
     def broken(task, exc, args, kwargs):
         raise RuntimeError("the store is down too")
 
-    raised, _ = raised_by(failing(undo=broken), ProviderDown("x"))
+    raised, _ = raised_by(failing(on_not_processed=broken), ProviderDown("x"))
     assert type(raised) is BackoffRetry
-    assert "sqs_backoff.undo_failed" in caplog.text
+    assert "sqs_backoff.on_not_processed_failed" in caplog.text
 
 
 def test_the_log_of_an_undo_that_fails_holds_the_text_of_no_exception(failing, caplog):
     def broken(task, exc, args, kwargs):
         raise RuntimeError("card 4222")
 
-    raised_by(failing(undo=broken), ProviderDown("card 4111, password=hunter2"))
+    raised_by(failing(on_not_processed=broken), ProviderDown("card 4111, password=hunter2"))
     assert "builtins.RuntimeError at " in caplog.text
     assert " in broken" in caplog.text
     assert not [text for text in ("4111", "4222", "hunter2") if text in caplog.text]
