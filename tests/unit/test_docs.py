@@ -33,7 +33,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import celery_sqs_backoff
-from celery_sqs_backoff.commands.exit_codes import FOUND, MEANINGS
 from celery_sqs_backoff.observe.log_lines import LINES
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
@@ -347,12 +346,6 @@ def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
 def test_llms_txt_has_every_page() -> None:
     targets = [target_of(ROOT / "llms.txt", link) for link in links(ROOT / "llms.txt")]
     assert sorted(map(str, targets)) == sorted(str(page) for page in DOCS if page.stem != "index")
-
-
-def test_the_exit_codes() -> None:
-    rows = [rows for rows in tables(ROOT / "docs/commands.md") if rows[0][0] == "exit code"]
-    shown = {int(code) for row in rows for code, _ in row[1:] for code in code.split(", ")}
-    assert shown == {*MEANINGS, FOUND}
 
 
 def test_the_public_names() -> None:
