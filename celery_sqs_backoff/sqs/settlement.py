@@ -21,10 +21,11 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from ..retry.policies import EqualJitter, FullJitter
@@ -188,6 +189,8 @@ class Row:
     state: State = State.HELD
     #: The table knows the state. (``become`` does not wait for the table.)
     is_entered: bool = False
+    #: What the table knows the message by.
+    key: tuple[str, str] = field(init=False)
     visible_at: float = 0.0
     renew_at: float = 0.0
     #: HIDE, BRING_FORWARD, GIVE_BACK: when the message is to be seen again.
@@ -209,13 +212,10 @@ class Row:
     goes_alone: bool = False
 
     def __post_init__(self) -> None:
+        self.key = self.queue.url, self.message_id
         self.due_at = self.received_at
         seconds = self.hidden_seconds or self.queue.visibility_timeout_seconds
         self.extend(self.received_at, seconds or _INSTEAD_OF_NO_TIMEOUT_SECONDS)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.queue.url, self.message_id
 
     @property
     def is_hiding(self) -> bool:
@@ -338,71 +338,41 @@ class Entry:
     seconds: int = 0
 
 
-class Agenda:
-    """Rows by the time at which they are ready, in O(log n). A row is in it once."""
+class Agenda(dict[Row, float]):
+    """Rows, each with the time at which it is due, in O(log n). A row is in it once.
+
+    ``pop`` cancels a row: what is left of it in the heap is skipped, and swept now and then.
+    """
 
     def __init__(self) -> None:
-        self._at: dict[Row, float] = {}
-        self._ready: dict[Row, None] = {}
-        self._later: list[tuple[float, int, Row]] = []
+        super().__init__()
+        self._heap: list[tuple[float, int, Row]] = []
         self._count = itertools.count()
 
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def __contains__(self, row: Row) -> bool:
-        return row in self._at
-
-    def put(self, row: Row, at: float, now: float) -> None:
+    def put(self, row: Row, at: float) -> None:
         """Plan a row, or plan it anew."""
-        self.drop(row)
-        self._at[row] = at
-        if at <= now:
-            self._ready[row] = None
-            return
-        heapq.heappush(self._later, (at, next(self._count), row))
-        if len(self._later) > 2 * len(self._at) + 64:
-            self._later = [entry for entry in self._later if self._at.get(entry[2]) == entry[0]]
-            heapq.heapify(self._later)
+        self[row] = at
+        heapq.heappush(self._heap, (at, next(self._count), row))
+        if len(self._heap) > 2 * len(self) + 64:
+            self._heap = [entry for entry in self._heap if self.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
 
-    def drop(self, row: Row) -> None:
-        self._at.pop(row, None)
-        self._ready.pop(row, None)
+    def first_at(self) -> float:
+        """Return when the first row is due; infinity if there is none."""
+        while self._heap:
+            at, _, row = self._heap[0]
+            if self.get(row) == at:
+                return at
+            heapq.heappop(self._heap)
+        return math.inf
 
-    def due_at(self, now: float, linger: float = 0.0) -> float:
-        """Return when the next batch is due; infinity if there is nothing.
-
-        It is due when it is full, or when its first row has been ready for ``linger`` seconds.
-        """
-        self.ready(now)
-        if len(self._ready) >= MAX_BATCH_ENTRIES:
-            return now
-        first = next(iter(self._ready), None)
-        if first is not None:
-            return self._at[first] + linger
-        return self._later[0][0] + linger if self._later else math.inf
-
-    def ready(self, now: float) -> Iterator[Row]:
-        """Return the rows that are ready, the oldest first, and leave them where they are."""
-        while self._later:
-            at, _, row = self._later[0]
-            is_live = self._at.get(row) == at
-            if is_live and at > now:
-                break
-            heapq.heappop(self._later)
-            if is_live:
-                self._ready.setdefault(row)
-        return iter(self._ready)
-
-    def take(self, now: float, at_most: int, *, early: float = 0.0) -> list[Row]:
-        """Remove and return the rows that are ready, or will be in ``early`` seconds."""
-        rows = list(itertools.islice(self.ready(now), at_most))
-        for row in rows:
-            self.drop(row)
-        while len(rows) < at_most and self._later and self._later[0][0] <= now + early:
-            at, _, row = heapq.heappop(self._later)
-            if self._at.get(row) == at:
-                self.drop(row)
+    def take(self, until: float, at_most: int) -> list[Row]:
+        """Remove and return the rows that are due by ``until``, the first ones first."""
+        rows: list[Row] = []
+        while self._heap and self._heap[0][0] <= until and len(rows) < at_most:
+            at, _, row = heapq.heappop(self._heap)
+            if self.get(row) == at:
+                del self[row]
                 rows.append(row)
         return rows
 
@@ -422,20 +392,23 @@ class Lane:
     capacity: int
     settling: Agenda = field(default_factory=Agenda)
     renewals: Agenda = field(default_factory=Agenda)
-    #: Held rows by the end of their visibility timeout. The task of one is told then, whether its
-    #: renewal has failed, hangs, or waits behind another call that does.
-    expiring: Agenda = field(default_factory=Agenda)
     under_way: int = 0
     #: Calls in a row that failed as a whole, and how the last of them failed.
     failures: int = 0
     failed_by: Kind | None = None
     not_before: float = 0.0
+    #: When to look for a call; infinity: nothing waits, or no further call may be under way.
+    look_at: float = math.inf
 
-    def call_at(self, now: float, linger: float) -> float:
-        if self.under_way >= self.capacity:
-            return math.inf
-        due = min(self.settling.due_at(now, linger), self.renewals.due_at(now))
-        return max(due, self.not_before)
+
+_LOOK_AT = attrgetter("look_at")
+
+
+class _Lanes(dict[tuple[str, Operation], Lane]):
+    def __missing__(self, key: tuple[str, Operation]) -> Lane:
+        # Two deletes: tasks may end faster than one deletes them, ten per round trip.
+        lane = self[key] = Lane(*key, capacity=2 if key[1] is Operation.DELETE else 1)
+        return lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,9 +447,12 @@ class SettlementTable:
         self._linger = linger_seconds
         self._rng = rng or random.Random()
         self._rows: dict[tuple[str, str], Row] = {}
-        self._lanes: dict[tuple[str, Operation], Lane] = {}
-        self._due: dict[Lane, float] = {}
-        self._events: list[Event] = []
+        self._lanes = _Lanes()
+        #: Held and hidden rows by the end of their holds. The task of a held one is told then,
+        #: whether its renewal has failed, hangs, or waits behind another call that does.
+        self._holds = Agenda()
+        #: What has happened since ``drain_events`` was called.
+        self.events: list[Event] = []
         self._waiting: Counter[str] = Counter()
         self._unanswered = 0  # messages that SQS is asked to show earlier
         self._letters: dict[Row, int] = {}
@@ -504,11 +480,11 @@ class SettlementTable:
             runs = earlier.state is State.HELD or (is_lost and not earlier.is_over)
             if waits or is_removed or runs:
                 earlier.hold_again(row)
-                self._plan_visibility(earlier, now, now)
+                self._plan_visibility(earlier, now)
                 return earlier
             self.forget(earlier)
         self._rows[row.key] = row
-        self._plan_visibility(row, now, now)
+        self._plan_visibility(row, now)
         return None
 
     def settled(self, row: Row, now: float) -> None:
@@ -519,9 +495,9 @@ class SettlementTable:
             self._rows[row.key] = row
         self._waiting[row.queue.url] += 1
         row.is_entered, row.failures = True, 0
-        self._plan_visibility(row, now, now)
+        self._plan_visibility(row, now)
         if not row.is_hiding:
-            self._plan_removal(row, now, now)
+            self._plan_removal(row, now)
 
     def bring_forward(self, row: Row, due_at: float, now: float) -> None:
         """Let SQS show a hidden message at ``due_at``, earlier than by itself."""
@@ -555,10 +531,9 @@ class SettlementTable:
         if row.is_entered:
             self._waiting[row.queue.url] -= 1
         self._unanswered -= row.state is State.BRING_FORWARD
-        for operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE, Operation.SEND):
-            lane = self._lane(row.queue.url, operation)
-            for agenda in (lane.settling, lane.renewals, lane.expiring):
-                agenda.drop(row)
+        self._unplan_visibility(row)
+        for operation in (Operation.DELETE, Operation.SEND):
+            self._lanes[row.queue.url, operation].settling.pop(row, None)
         self._drop_content(row)
         self._drop_hold(row)
 
@@ -568,7 +543,7 @@ class SettlementTable:
         Not left to the queue: its own may have been lowered since it was read. With thousands of
         messages held it is longer, because the first renewals of more could not all come in time.
         """
-        lane = self._lane(queue.url, Operation.CHANGE_VISIBILITY)
+        lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
         return max(queue.visibility_timeout_seconds, spread_seconds(len(lane.renewals)))
 
     def is_current(self, row: Row) -> bool:
@@ -592,64 +567,58 @@ class SettlementTable:
 
     def drain_events(self) -> list[Event]:
         """Return what has happened since the last time."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def next_at(self) -> float:
         """Return when ``take`` is worth calling; infinity if there is nothing to wait for."""
-        return min(self._due.values(), default=math.inf)
+        looks = map(_LOOK_AT, self._lanes.values())
+        return min(self._holds.first_at(), min(looks, default=math.inf))
 
     def hurry(self, now: float) -> None:
         """Let no batch wait for more entries from now on."""
         self._linger = 0.0
         for lane in self._lanes.values():
-            self._wake(lane, now)
+            self._wake(lane)
 
     # Calls
 
     def take(self, now: float) -> Call | None:
         """Return the next call that is due, if any. Give its results to ``answered``."""
-        while self._due:
-            lane = min(self._due, key=self._due.__getitem__)
-            if self._due[lane] > now:
-                return None
+        for row in self._holds.take(now, len(self._holds)):
+            if row.state is State.HIDDEN:
+                self.forget(row)
+            elif row.state is State.HELD:
+                self._miss(row)
+        while lane := min(self._lanes.values(), key=_LOOK_AT, default=None):
+            if lane.look_at > now:
+                break
             call = self._call(lane, now)
             lane.under_way += call is not None
-            self._wake(lane, now)
+            self._wake(lane)
             if call is not None:
                 return call
         return None
 
     def _call(self, lane: Lane, now: float) -> Call | None:
-        for row in lane.expiring.take(now, len(lane.expiring)):
-            if row.state is State.HIDDEN:
-                self.forget(row)
-            elif now >= row.visible_at and row.state is State.HELD:
-                self._miss(row)
-        if lane.call_at(now, self._linger) > now:
-            return None
-        operation, entries = lane.operation, list[Entry]()
-        if operation is not Operation.CHANGE_VISIBILITY:
-            self._fill(entries, lane, lane.settling, now)
-        else:
-            # The most overdue of renewals and settlements first; the other kind fills the call.
-            agendas = sorted((lane.renewals, lane.settling), key=lambda each: each.due_at(now))
-            for agenda in agendas:
-                self._fill(entries, lane, agenda, now)
-            if entries:
-                timeout = entries[0].row.queue.visibility_timeout_seconds
-                self._fill(entries, lane, lane.renewals, now, early=timeout * _RENEW_EARLY_SHARE)
-        return Call(operation, lane.url, entries, now, lane) if entries else None
+        # The most overdue of renewals and settlements first; the other kind fills the call.
+        entries = list[Entry]()
+        for agenda in sorted((lane.renewals, lane.settling), key=Agenda.first_at):
+            self._fill(entries, lane, agenda, now)
+        if entries and lane.renewals:
+            timeout = entries[0].row.queue.visibility_timeout_seconds
+            self._fill(entries, lane, lane.renewals, now, early=timeout * _RENEW_EARLY_SHARE)
+        return Call(lane.operation, lane.url, entries, now, lane) if entries else None
 
     def _fill(
         self, entries: list[Entry], lane: Lane, agenda: Agenda, now: float, *, early: float = 0.0
     ) -> None:
         """Fill a call with what is due. All dead letters of one call go to one queue."""
-        for row in agenda.take(now, MAX_BATCH_ENTRIES - len(entries), early=early):
+        for row in agenda.take(now + early, MAX_BATCH_ENTRIES - len(entries)):
             first = entries[0].row if entries else row
             is_alone = first is not row and (row.goes_alone or first.goes_alone)
             if is_alone or row.queue.dlq_url != first.queue.dlq_url:
-                agenda.put(row, now, now)
+                agenda.put(row, now)
             elif (entry := self._entry(row, lane, now)) is not None:
                 entries.append(entry)
 
@@ -693,19 +662,19 @@ class SettlementTable:
             if is_of_neighbour and results.count(result) > 1:
                 entry.row.goes_alone = True
                 if self.is_current(entry.row):
-                    self._again(entry, now, now)
+                    self._again(entry, now)
             elif self.is_current(entry.row):
                 self._enter(entry, result, call.asked_at, now)
             else:
                 self._assert_newer(entry, now)
-        self._wake(lane, now)
+        self._wake(lane)
 
     def _assert_newer(self, entry: Entry, now: float) -> None:
         """A change that was meant for an earlier receive may have ended the newer one's hold."""
         newer = self._rows.get(entry.row.key)
         if newer is not None and entry.purpose not in _REMOVING:
             newer.renew_at = now
-            self._plan_visibility(newer, now, now)
+            self._plan_visibility(newer, now)
 
     def _enter(self, entry: Entry, failure: Failure | None, asked_at: float, now: float) -> None:
         """Enter the result of one entry into its row."""
@@ -713,14 +682,14 @@ class SettlementTable:
         is_void = failure is not None and failure.kind is Kind.STALE_HANDLE
         if purpose is not State.DEAD_LETTER and row.handle != entry.handle:
             row.renew_at = now  # about an older receive: assert ours
-            self._again(entry, now, now)
+            self._again(entry, now)
         elif failure is None and purpose is State.HELD:
             self._renewed(row, asked_at, entry.seconds, now)
         elif failure is None and purpose is State.DEAD_LETTER:
             row.move(State.DELETE, failures=0)
             self._drop_content(row)
             self._tell(Happening.SENT, row, purpose)
-            self._plan_removal(row, now, now)
+            self._plan_removal(row, now)
         elif failure is None:
             if not (purpose is State.HIDE and self._keep(row, entry, asked_at, now)):
                 self.forget(row)
@@ -730,7 +699,7 @@ class SettlementTable:
             self._too_late(row, purpose, failure)
         elif failure.kind is Kind.BAD_ENTRY and purpose is State.DEAD_LETTER and row.record:
             row.record = None  # SQS has refused the record: the dead letter goes without it
-            self._again(entry, now, now)
+            self._again(entry, now)
         else:
             self._failed(entry, failure, now)
 
@@ -747,7 +716,7 @@ class SettlementTable:
         self._waiting[row.queue.url] -= 1
         row.move(State.HIDDEN, is_entered=False, visible_at=until)
         row.shed()
-        self._plan_visibility(row, now, now)
+        self._plan_visibility(row, now)
         return True
 
     def _renewed(self, row: Row, asked_at: float, seconds: int, now: float) -> None:
@@ -757,11 +726,11 @@ class SettlementTable:
         if row.state is State.HELD:
             row.failures = 0
         if not row.is_hiding:
-            self._plan_visibility(row, now, now)
+            self._plan_visibility(row, now)
 
     def _lose(self, row: Row, failure: Failure, now: float) -> None:
         # Perhaps SQS has just deleted it for us, and the response is on its way.
-        waits = row in self._lane(row.queue.url, Operation.DELETE).settling
+        waits = row in self._lanes[row.queue.url, Operation.DELETE].settling
         crosses_delete = row.state is State.DELETE and not waits and not row.may_be_visible(now)
         if row.become(State.LOST, may_be_lost=True):
             self._tell(Happening.LOST, row, failure=failure)
@@ -785,18 +754,18 @@ class SettlementTable:
                 row.failures = tries
             pause = self._row_pause(max(row.failures, 3), failure, entry)
             row.renew_at = now + pause
-            self._again(entry, now, now)
+            self._again(entry, now)
             return
         row.failures = tries
         if purpose is State.DEAD_LETTER and self._letter_bytes > _MAX_LETTER_BYTES:
             row.move(State.HIDE, due_at=now + _SET_ASIDE_SECONDS)
             self._drop_content(row)
-            self._plan_visibility(row, now, now)
+            self._plan_visibility(row, now)
             return
         at = now + self._row_pause(tries, failure, entry)
         if purpose in _HIDING:
             at = max(now, min(at, row.visible_at))  # later it would end somebody else's hold
-        self._again(entry, at, now)
+        self._again(entry, at)
 
     def _row_pause(self, tries: int, failure: Failure, entry: Entry) -> float:
         return 0.0 if is_of_lane(failure) else self._pause(tries, failure, entry)
@@ -833,7 +802,7 @@ class SettlementTable:
         purpose: State = State.HELD,
         failure: Failure | None = None,
     ) -> None:
-        self._events.append(Event(what, row, purpose, failure))
+        self.events.append(Event(what, row, purpose, failure))
 
     def _miss(self, row: Row) -> None:
         """Note that the row was not renewed in time."""
@@ -842,35 +811,39 @@ class SettlementTable:
             if row.state is State.HELD:
                 self._tell(Happening.MAY_BE_LOST, row)
 
-    def _plan_visibility(self, row: Row, at: float, now: float) -> None:
+    def _plan_visibility(self, row: Row, at: float) -> None:
         """Plan the row's settlement, or else its next renewal and the end of its hold."""
-        lane = self._lane(row.queue.url, Operation.CHANGE_VISIBILITY)
-        for agenda in (lane.settling, lane.renewals, lane.expiring):
-            agenda.drop(row)
+        lane = self._unplan_visibility(row)
         if row.is_hiding:
-            lane.settling.put(row, at, now)
+            lane.settling.put(row, at)
         elif row.state is not State.LOST and row.state is not State.HIDDEN:
-            lane.renewals.put(row, row.renew_at, now)
+            lane.renewals.put(row, row.renew_at)
         if row.state is State.HELD or row.state is State.HIDDEN:
-            lane.expiring.put(row, row.visible_at, now)
-        self._wake(lane, now)
+            self._holds.put(row, row.visible_at)
+        self._wake(lane)
 
-    def _plan_removal(self, row: Row, at: float, now: float) -> None:
+    def _unplan_visibility(self, row: Row) -> Lane:
+        lane = self._lanes[row.queue.url, Operation.CHANGE_VISIBILITY]
+        for agenda in (lane.settling, lane.renewals, self._holds):
+            agenda.pop(row, None)
+        return lane
+
+    def _plan_removal(self, row: Row, at: float) -> None:
         """Plan the row's dead letter, or else its delete."""
         sends = row.state is State.DEAD_LETTER
         if sends and row.content is not None and row not in self._letters:
             self._letters[row] = len(row.content.body)
             self._letter_bytes += len(row.content.body)
-        lane = self._lane(row.queue.url, Operation.SEND if sends else Operation.DELETE)
-        lane.settling.put(row, at, now)
-        self._wake(lane, now)
+        lane = self._lanes[row.queue.url, Operation.SEND if sends else Operation.DELETE]
+        lane.settling.put(row, at)
+        self._wake(lane)
 
-    def _again(self, entry: Entry, at: float, now: float) -> None:
+    def _again(self, entry: Entry, at: float) -> None:
         """Put a row back where the entry came from, unless it was settled meanwhile."""
         if entry.purpose in _REMOVING:
-            self._plan_removal(entry.row, at, now)
+            self._plan_removal(entry.row, at)
         elif entry.purpose is not State.HELD or not entry.row.is_hiding:
-            self._plan_visibility(entry.row, at, now)
+            self._plan_visibility(entry.row, at)
 
     def _drop_hold(self, row: Row) -> None:
         if row.recall is not None:
@@ -880,18 +853,17 @@ class SettlementTable:
         self._letter_bytes -= self._letters.pop(row, 0)
         row.content = None
 
-    def _lane(self, url: str, operation: Operation) -> Lane:
-        lane = self._lanes.get((url, operation))
-        if lane is None:
-            # Two deletes: tasks may end faster than one deletes them, ten per round trip.
-            capacity = 2 if operation is Operation.DELETE else 1
-            lane = self._lanes[url, operation] = Lane(url, operation, capacity)
-        return lane
+    def _wake(self, lane: Lane) -> None:
+        """Note when to look at a lane for a call.
 
-    def _wake(self, lane: Lane, now: float) -> None:
-        """Note when to look at a lane: for a call, or to tell a task without one."""
-        at = min(lane.call_at(now, self._linger), lane.expiring.due_at(now))
-        self._due[lane] = at
+        A renewal is due by itself. A settlement waits a little for others, unless ten wait already,
+        be it after a failure.
+        """
+        lane.look_at = math.inf
+        if lane.under_way < lane.capacity:
+            linger = self._linger if len(lane.settling) < MAX_BATCH_ENTRIES else 0.0
+            at = min(lane.settling.first_at() + linger, lane.renewals.first_at())
+            lane.look_at = max(at, lane.not_before)
 
 
 def is_of_lane(failure: Failure | None) -> bool:

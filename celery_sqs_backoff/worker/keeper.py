@@ -227,8 +227,7 @@ class Keeper:
         self.pulse.turned(_NAME)
         with self.lock:
             call = self._table.take(self.clock())
-            events = self._table.drain_events()
-        self._handle(events)
+        self._tell()
         return call
 
     def next_job(self) -> Callable[[], None] | None:
@@ -263,20 +262,19 @@ class Keeper:
         """Enter the results of a call that was taken by ``next_job``."""
         with self.lock:
             self._table.answered(call, results, self.clock())
-        self._after()
-        self.events.emit(settled(call, results))
-
-    def _after(self) -> None:
-        with self.lock:
-            events = self._table.drain_events()
             self._look()
             if self._stopping and not self.waiting:
                 self._relay.wake()
-        self._handle(events)
+        self._tell()
+        self.events.emit(settled(call, results))
 
     # What has happened
 
-    def _handle(self, events: list[Event]) -> None:
+    def _tell(self) -> None:
+        if not self._table.events:
+            return
+        with self.lock:
+            events = self._table.drain_events()
         for event in events:
             try:
                 self._handle_one(event)
