@@ -1,19 +1,19 @@
 """The threads of a worker that speak to SQS about messages that are held or settled.
 
-They take the calls that are due from the settlement table, carry them out through the port, and
-enter the results. What may be called beside what is the table's business: per queue one call about
-visibility, some removals. Each call has a thread of its own while it is under way, so a queue that
-hangs holds up its own calls only.
+One thread waits for the next call that the settlement table has due. Idle threads of the process
+make the calls through the port, and enter the results. The table decides which calls may be under
+way at a time: per queue one about visibility, and some removals. A call that hangs holds up its own
+queue only, because its thread is taken out of the others' until it ends.
 """
 
 from __future__ import annotations
 
-import functools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from celery.utils.log import get_logger
 
@@ -27,15 +27,21 @@ from ..sqs.memory import Memory
 from ..sqs.queues import Queue
 from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, State
 from ..text import BUG_CALLS, error_site
+from ..threads import call_in_time
 from .lease import Lease
-from .relay import Relay
 from .reports import report, settled
 
-#: What the heartbeat calls its threads. One of them looks for work every few seconds.
+logger = get_logger(__name__)
+
+#: What the heartbeat calls the thread that waits.
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
-logger = get_logger(__name__)
+#: The thread looks for calls at least this often, whatever the clock says.
+_LONGEST_WAIT_SECONDS = 5.0
+
+#: Pause after an unexpected error.
+_AFTER_BUG_SECONDS = 1.0
 
 #: Until a queue that could not be read is looked at again.
 _POSTPONED_SECONDS = 5
@@ -73,13 +79,9 @@ class Keeper:
         self._calls: dict[str, Calls] = {}
         #: Of the table, and of the providers' gates, which bring its messages forward.
         self.lock = threading.RLock()
-        self._relay = Relay(
-            self.lock,
-            next_job=self.next_job,
-            perform=self.perform,
-            due_at=self._due_at,
-            clock=clock,
-        )
+        self._changed = threading.Condition(self.lock)
+        self._thread: threading.Thread | None = None
+        self._waits_until: float | None = None  # while the thread waits
         self._stopping = False
         #: For whoever observes this worker.
         self.events = logged_events()
@@ -175,9 +177,9 @@ class Keeper:
         return self._table.waiting
 
     def start(self) -> None:
-        self._relay.start()
+        self._start_thread()
         self.pulse.watch(_NAME, limit_seconds=_LONGEST_TURN_SECONDS)
-        self.pulse.check(_NAME, self._relay.fault)
+        self.pulse.check(_NAME, self._fault)
 
     def stop(self, timeout_seconds: float) -> None:
         """Give back what is held, send what is waiting, end the threads.
@@ -197,58 +199,89 @@ class Keeper:
 
     def carry_out_late(self) -> None:
         """Carry out in this thread what is settled after the keeper's own threads have ended."""
-        while self._stopping and (job := self.next_job()) is not None:
-            self.perform(job)
+        while self._stopping and (call := self.next_call()) is not None:
+            self.perform(call)
 
     def flush(self, timeout_seconds: float) -> int:
         """Send what is waiting, and end the threads; return what SQS has not confirmed in time."""
         with self.lock:
             self._stopping = True
             self._table.hurry(self.clock())
-            self._relay.wake()
+            self._changed.notify()
         if self.waiting:
             with suppress(RuntimeError):  # the interpreter is ending, and starts no thread
-                self._relay.start()
-        self._relay.join(timeout_seconds)
+                self._start_thread()
+        self._join_thread(timeout_seconds)
         return self.waiting
 
-    def _look(self) -> None:
-        """Wake the thread that waits, if something is due before it would look."""
-        self._relay.look_at(self._table.next_at())
+    # The thread that waits
 
-    def _due_at(self) -> float | None:
-        """When something may be due; ``None``: never again."""
-        return None if self._stopping and not self.waiting else self._table.next_at()
+    def _start_thread(self) -> None:
+        """Start the thread, if it does not run."""
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._run, name="sqs-keeper", daemon=True)
+            thread.start()  # without it nothing is renewed: let it raise
+            self._thread = thread
+
+    def _join_thread(self, timeout_seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _fault(self) -> str | None:
+        """Say that the thread has died; ``None``: it waits, and hands calls out."""
+        is_alive = self._thread is not None and self._thread.is_alive()
+        return None if is_alive else "the keeper has died"
+
+    def _look(self) -> None:
+        """Wake the thread if a call is due before it would look, or if it is to end."""
+        is_over = self._stopping and not self.waiting
+        until = self._waits_until
+        if until is not None and (is_over or self._table.next_at() < until):
+            self._waits_until = None
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            self.pulse.turned(_NAME)
+            try:
+                if (call := self.next_call()) is not None:
+                    self._hand_out(call)
+                    continue
+            except Exception as exc:  # noqa: BLE001
+                # A bug. Without this thread nothing would be renewed or settled any more.
+                logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
+                time.sleep(_AFTER_BUG_SECONDS)
+            with self.lock:
+                if self._stopping and not self.waiting:
+                    return
+                at, now = self._table.next_at(), self.clock()
+                if at > now:
+                    self._waits_until = at
+                    self._changed.wait(min(_LONGEST_WAIT_SECONDS, at - now))
+                    self._waits_until = None
+
+    def _hand_out(self, call: Call) -> None:
+        if call_in_time(partial(self.perform, call), seconds=0) is None:
+            logger.warning("sqs_backoff.no_thread_left: calls to SQS wait for each other")
+            self.perform(call)
 
     # Calls
 
     def next_call(self) -> Call | None:
-        """Take the call that is due now, if any; its results are to be given to ``enter``."""
-        self.pulse.turned(_NAME)
+        """Take the call that is due now, if any; ``perform`` it, or ``enter`` its results."""
         with self.lock:
             call = self._table.take(self.clock())
-        self._tell()
+        if self._table.events:
+            self._tell()
         return call
 
-    def next_job(self) -> Callable[[], None] | None:
-        """Return what is due now, if anything."""
-        call = self.next_call()
-        return None if call is None else functools.partial(self._carry_out, call)
-
     def next_at(self) -> float:
-        """Return when ``next_job`` is worth calling, by the clock; infinity: nothing waits."""
+        """Return when ``next_call`` is worth calling, by the clock; infinity: nothing waits."""
         with self.lock:
             return self._table.next_at()
 
-    def perform(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except Exception as exc:  # noqa: BLE001
-            # A bug. The thread has other messages to see to; those of this call come back when
-            # their visibility timeout ends.
-            logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
-
-    def _carry_out(self, call: Call) -> None:
+    def perform(self, call: Call) -> None:
+        """Make a call, and enter its results. Never raises an ``Exception``."""
         try:
             results = carry_out(call, self._calls[call.url])
         except BaseException as exc:  # noqa: BLE001
@@ -256,23 +289,25 @@ class Keeper:
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)
-        self.enter(call, results)
+        try:
+            self.enter(call, results)
+        except Exception as exc:  # noqa: BLE001
+            # A bug. The thread has other messages to see to; those of this call come back when
+            # their visibility timeout ends.
+            logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
-        """Enter the results of a call that was taken by ``next_job``."""
+        """Enter the results of a call that was taken by ``next_call``."""
         with self.lock:
             self._table.answered(call, results, self.clock())
             self._look()
-            if self._stopping and not self.waiting:
-                self._relay.wake()
-        self._tell()
+        if self._table.events:
+            self._tell()
         self.events.emit(settled(call, results))
 
     # What has happened
 
     def _tell(self) -> None:
-        if not self._table.events:
-            return
         with self.lock:
             events = self._table.drain_events()
         for event in events:

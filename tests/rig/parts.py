@@ -30,24 +30,23 @@ if TYPE_CHECKING:
     from .worker import Rig, Worker
 
 
-class _InlineRelay:
-    """Wakes the rig when a call is due, in place of the keeper's threads."""
+class _Keeper(keeper.Keeper):
+    """Wakes the rig when a call is due, in place of the thread that waits."""
 
     def __init__(self, worker: Worker) -> None:
+        super().__init__(clock=worker.rig.timeline, rng=worker.rig.rng)
         self._worker = worker
 
-    def start(self) -> None:
+    def _start_thread(self) -> None:
         self._worker.wake_at(self._worker.timeline.now)
 
-    wake = start
-
-    def look_at(self, at: float) -> None:
-        self._worker.wake_at(at)
-
-    def join(self, timeout_seconds: float) -> None:
+    def _join_thread(self, timeout_seconds: float) -> None:
         self._worker.flush(timeout_seconds)
 
-    def fault(self) -> str | None:
+    def _look(self) -> None:
+        self._worker.wake_at(self._table.next_at())
+
+    def _fault(self) -> str | None:
         return None
 
 
@@ -281,16 +280,11 @@ class Parts:
 def threads_replaced(rig: Rig) -> Iterator[None]:
     """Build workers whose parts run in this thread and in virtual time, while this lasts."""
     replaced: list[tuple[Any, str, Any]] = [
-        (
-            step,
-            "Keeper",
-            lambda: keeper.Keeper(clock=rig.timeline, rng=rig.rng),
-        ),
+        (step, "Keeper", lambda: _Keeper(rig.acting_worker)),
         (step, "Observation", _NoObservation),
         (step, "start_check_up", lambda *_: None),
         (step, "introduce", lambda *_: None),
         (step.upstream, "wake_event_loop", lambda hub: lambda: None),
-        (keeper, "Relay", lambda lock, **_: _InlineRelay(rig.acting_worker)),
         (receive, "Clients", lambda: _Clients(rig.acting_worker)),
         (receive, "Poller", lambda *args, **options: _Poller(rig.acting_worker, *args, **options)),
         (gates, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),

@@ -92,7 +92,7 @@ def test_dead_thread(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     def die() -> None:
         raise SystemExit
 
-    monkeypatch.setattr(keeper._relay, "_next_job", die)
+    monkeypatch.setattr(keeper, "next_call", die)
     hold(keeper, Client()).done()
     assert eventually(keeper.pulse.faults, timeout=20) == ["the keeper has died"]
 
@@ -195,8 +195,8 @@ def test_waiting_for() -> None:
 
 
 def turn(keeper: Keeper) -> None:
-    while job := keeper.next_job():
-        keeper.perform(job)
+    while call := keeper.next_call():
+        keeper.perform(call)
 
 
 def row(handle: str, want: State = State.HELD) -> Row:

@@ -97,8 +97,8 @@ class Scene:
     def make_calls(self) -> list[tuple[str, int]]:
         """Make the calls that are due; return what was asked about visibility."""
         before = len(self.port.batches)
-        while (job := self.keeper.next_job()) is not None:
-            job()
+        while (call := self.keeper.next_call()) is not None:
+            self.keeper.perform(call)
         return [entry for batch in self.port.batches[before:] for entry in batch]
 
     def recall(self) -> list[str]:
