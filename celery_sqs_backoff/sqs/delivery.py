@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -36,12 +37,19 @@ class Delivery:
     due_since: float | None = None
     #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
     retention_seconds: int | None = None
-    #: A file that exists once the message is no longer this worker's.
-    lost_flag: str | None = None
+    #: The worker's directory of files that tell of a loss.
+    lost_flags: str | None = None
     #: The task's ETA. ``None``: it was due when it was sent.
     due_at: float | None = None
     #: ``traceparent`` of the run whose dead letter this message is a replay of.
     replay_of: str | None = None
+
+    @property
+    def lost_flag(self) -> str | None:
+        """A file that exists once the message is no longer this worker's."""
+        if self.lost_flags is None:
+            return None
+        return os.path.join(self.lost_flags, f"{self.message_id}-{self.receive_count}")
 
     @property
     def run_id(self) -> str:
@@ -62,7 +70,7 @@ class Delivery:
         held_seconds: float = 0,
         times_given_back: int = 0,
         due_since: float | None = None,
-        lost_flag: Callable[[str, int], str | None] = lambda message_id, receive_count: None,
+        lost_flags: str | None = None,
     ) -> Delivery:
         """Read a message as ReceiveMessage returned it; what SQS was not asked for is ``None``.
 
@@ -71,33 +79,33 @@ class Delivery:
             held_seconds: a worker waits for so long itself rather than give the message back.
             times_given_back: receives after which this worker gave the message back, not run.
             due_since: as the field.
-            lost_flag: from message id and receive count to the file that tells of a loss.
+            lost_flags: as the field.
         """
         attributes = message.get("Attributes") or {}
         sent_at = _seconds(attributes.get("SentTimestamp"))
-        message_id = message["MessageId"]
-        receive_count = int(attributes.get("ApproximateReceiveCount", 1))
         first_received_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
-        waits = deferrals(
-            eta=eta,
-            sent_at=sent_at,
-            held_seconds=held_seconds,
-            first_received_at=first_received_at,
-        )
+        waits = 0
+        if eta is not None:
+            waits = deferrals(
+                eta,
+                sent_at=sent_at,
+                held_seconds=held_seconds,
+                first_received_at=first_received_at,
+            )
         return cls(
-            message_id=message_id,
+            message_id=message["MessageId"],
             queue_url=queue_url,
             received_at=received_at,
-            receive_count=receive_count,
+            receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
             first_received_at=first_received_at,
             sent_at=sent_at,
             deferrals=times_given_back + waits,
             due_since=due_since,
             max_receive_count=max_receive_count,
             retention_seconds=retention_seconds,
-            lost_flag=lost_flag(message_id, receive_count),
+            lost_flags=lost_flags,
             due_at=eta,
-            replay_of=replay_of(message),
+            replay_of=replay_of(message) if message.get("MessageAttributes") else None,
         )
 
     @property

@@ -37,8 +37,8 @@ def parse_eta(header: object) -> float | None:
 
 
 def deferrals(
+    eta: float,
     *,
-    eta: float | None,
     sent_at: float | None,
     held_seconds: float,
     first_received_at: float | None = None,
@@ -55,8 +55,6 @@ def deferrals(
             delayed the message for as long as it can, which it does not on a FIFO queue, nor for a
             sender that did not ask.
     """
-    if eta is None:
-        return 0
     if first_received_at is None:
         if sent_at is None:
             return 0

@@ -26,15 +26,26 @@ _MAX_TEXT_CHARACTERS = 10_000
 
 
 class Memory:
-    """Fates and counts by message id. Safe to use from any thread."""
+    """Fates and counts by message ID. Safe to use from any thread.
+
+    Others read the attributes, and change them by the methods.
+
+    Attributes:
+        fates: of settled messages: the record that one is to carry to the dead-letter queue;
+            ``None``: it is done.
+        crashes: runs that ended with their process.
+        times_given_back: receives after which the message was given back without having been run.
+        due_since: since when a message could have run but for its provider, seconds since the
+            epoch.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fates: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
+        self.fates: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
         self._with_texts: OrderedDict[str, None] = OrderedDict()
-        self._crashes: OrderedDict[str, int] = OrderedDict()
-        self._given_back: OrderedDict[str, int] = OrderedDict()
-        self._due_since: OrderedDict[str, float] = OrderedDict()
+        self.crashes: OrderedDict[str, int] = OrderedDict()
+        self.times_given_back: OrderedDict[str, int] = OrderedDict()
+        self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
         """Note that a message is done, or with a record, that it is to be a dead letter."""
@@ -44,47 +55,23 @@ class Memory:
             else:
                 record = _bounded(record)
                 _remember(self._with_texts, message_id, None)
-            _remember(self._fates, message_id, record)
+            _remember(self.fates, message_id, record)
             self._drop_old_texts()
-
-    def knows(self, message_id: str) -> bool:
-        """Whether the message has been settled."""
-        with self._lock:
-            return message_id in self._fates
-
-    def record(self, message_id: str) -> DeadLetterRecord | None:
-        """What a settled message is to carry to the dead-letter queue; ``None``: it is done."""
-        with self._lock:
-            return self._fates.get(message_id)
 
     def count_crash(self, message_id: str) -> int:
         """Count a run of the message that ended with its process; return how many did so far."""
-        return self._count(self._crashes, message_id)
-
-    def crashes(self, message_id: str) -> int:
-        with self._lock:
-            return self._crashes.get(message_id, 0)
+        return self._count(self.crashes, message_id)
 
     def count_given_back(self, message_id: str, *, due_since: float | None = None) -> int:
         """Count a receive after which the message was given back without having been run.
 
         Arguments:
-            due_since: it could have run but for its provider, since this time (seconds since the
-                epoch).
+            due_since: it could have run but for its provider, since this time.
         """
         if due_since is not None:
             with self._lock:
-                _remember(self._due_since, message_id, due_since)
-        return self._count(self._given_back, message_id)
-
-    def due_since(self, message_id: str) -> float | None:
-        """Since when the message is due; ``None``: no receive of it that led to no run says."""
-        with self._lock:
-            return self._due_since.get(message_id)
-
-    def times_given_back(self, message_id: str) -> int:
-        with self._lock:
-            return self._given_back.get(message_id, 0)
+                _remember(self.due_since, message_id, due_since)
+        return self._count(self.times_given_back, message_id)
 
     def _count(self, memory: OrderedDict[str, int], message_id: str) -> int:
         with self._lock:
@@ -95,9 +82,9 @@ class Memory:
     def _drop_old_texts(self) -> None:
         while len(self._with_texts) > _WITH_TEXTS:
             oldest, _ = self._with_texts.popitem(last=False)
-            record = self._fates.get(oldest)
+            record = self.fates.get(oldest)
             if record is not None:
-                self._fates[oldest] = _without_texts(record)
+                self.fates[oldest] = _without_texts(record)
 
 
 def _remember(memory: OrderedDict[str, Any], key: str, value: Any) -> None:

@@ -178,7 +178,7 @@ def _reason_to_give_up(
     if delivery.due_at is not None and delivery.due_at >= (delivery.expires_at or math.inf):
         return GiveUpReason.NEVER_DUE
     retries = (headers.get("retries") or 0) + delivery.earlier_runs
-    crashes = arrival.lease.keeper.memory.crashes(delivery.message_id)
+    crashes = arrival.lease.keeper.memory.crashes.get(delivery.message_id, 0)
     if not retries and not crashes:
         return None
     return exhausted_before_run(

@@ -103,8 +103,8 @@ class Keeper:
         if earlier is not None:
             self.memory.count_given_back(message_id)  # nothing runs because of this receive
             lease.merge()
-        elif self.memory.knows(message_id):
-            self._settle_again(lease, self.memory.record(message_id))
+        elif message_id in self.memory.fates:
+            self._settle_again(lease, self.memory.fates[message_id])
 
     def _settle_again(self, lease: Lease, record: DeadLetterRecord | None) -> None:
         if record is not None and not lease.queue.is_read:

@@ -8,6 +8,7 @@ something is lost.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,14 +24,10 @@ logger = get_logger(__name__)
 class LostFlags:
     """Flags of one worker, in a directory that is its own."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self) -> None:
         # Not to be guessed: on a shared /tmp, nobody else may raise our flags.
         name = f"celery-sqs-backoff-{uuid4().hex}"
-        self._directory = directory or Path(tempfile.gettempdir()) / name
-
-    def path(self, message_id: str, receive_count: int) -> str:
-        """Return the file that will exist once this receive of the message is lost."""
-        return str(self._directory / f"{message_id}-{receive_count}")
+        self.directory = os.path.join(tempfile.gettempdir(), name)
 
     @staticmethod
     def set(path: str) -> None:
@@ -44,4 +41,4 @@ class LostFlags:
     def clear(self) -> None:
         """Remove all flags."""
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._directory)
+            shutil.rmtree(self.directory)

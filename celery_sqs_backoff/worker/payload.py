@@ -43,11 +43,9 @@ def celery_payload(body: str) -> dict[str, Any] | None:
     headers = found["headers"] = _dict(found.get("headers"), "its headers are")
     properties = found["properties"] = _dict(found["properties"], "its properties are")
     properties["delivery_info"] = _dict(properties.get("delivery_info"), "its delivery_info is")
-    for name in ("content-type", "content-encoding"):
-        _text(found.get(name), f"its {name} is")
+    _check_texts(found, "content-type", "content-encoding")
     check_headers(headers)
-    for name in ("exchange", "routing_key"):
-        _text(properties["delivery_info"].get(name), f"its {name} is")
+    _check_texts(properties["delivery_info"], "exchange", "routing_key")
     raw = _raw_body(found["body"], properties.get("body_encoding"))
     if (compression := headers.pop("compression", None)) is not None:
         # kombu would decompress it without a bound, in the worker's main process.
@@ -141,9 +139,11 @@ def _dict(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _text(value: Any, what: str) -> None:
-    if value is not None and not isinstance(value, str):
-        raise NotUnderstood(f"{what} {_kind(value)}")
+def _check_texts(values: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        value = values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise NotUnderstood(f"its {name} is {_kind(value)}")
 
 
 def _kind(value: Any) -> str:

@@ -262,13 +262,13 @@ class Receiver:
                 retention_seconds=queue.retention_seconds,
                 eta=parse_eta(headers.get("eta")),
                 held_seconds=held_seconds(queue),
-                times_given_back=memory.times_given_back(message["MessageId"]),
-                due_since=memory.due_since(message["MessageId"]),
-                lost_flag=self.lost_flags.path,
+                times_given_back=memory.times_given_back.get(message["MessageId"], 0),
+                due_since=memory.due_since.get(message["MessageId"]),
+                lost_flags=self.lost_flags.directory,
             ),
             received_at=response.received_at,
             keeper=self.keeper,
-            free=lambda: self._free(tag),
+            free=partial(self._free, tag),
             hidden_seconds=response.hidden_seconds,
         )
         self.window.received(tag)

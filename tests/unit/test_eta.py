@@ -34,7 +34,6 @@ def test_what_is_no_eta_is_none(header):
 @pytest.mark.parametrize(
     ("eta", "sent_at", "spent"),
     [
-        (None, 0, 0),
         (1000, None, 0),
         (900, 0, 0),
         (910, 0, 0),  # the worker waits for so little itself
@@ -45,7 +44,7 @@ def test_what_is_no_eta_is_none(header):
     ],
 )
 def test_receives_spent_on_waiting_are_counted_by_hops_of_twelve_hours(eta, sent_at, spent):
-    assert deferrals(eta=eta, sent_at=sent_at, held_seconds=15) == spent
+    assert deferrals(eta, sent_at=sent_at, held_seconds=15) == spent
 
 
 @pytest.mark.parametrize(
