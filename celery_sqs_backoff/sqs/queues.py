@@ -51,7 +51,7 @@ class Queue:
 
     @property
     def name(self) -> str:
-        return self.url.rpartition("/")[2]
+        return queue_name(self.url)
 
     @property
     def is_fifo(self) -> bool:
@@ -65,6 +65,11 @@ class Queue:
         if self.dlq_arn is None:
             return None
         return f"{self.url.rpartition('/')[0]}/{self.dlq_arn.rpartition(':')[2]}"
+
+
+def queue_name(url: str) -> str:
+    """Return the name that a queue has on SQS."""
+    return url.rpartition("/")[2]
 
 
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:

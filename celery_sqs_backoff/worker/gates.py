@@ -23,13 +23,13 @@ from ..provider.fleet import FleetSlots
 from ..provider.gate import State
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
+from ..sqs.queues import queue_name
 from ..sqs.settlement import Row
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 from .gate import Gate
 from .keeper import Keeper
 from .pacing import Pacer
-from .reports import queue_name
 
 logger = get_logger(__name__)
 

@@ -17,6 +17,7 @@ from functools import partial
 
 from celery.utils.log import get_logger
 
+from ..observe import events
 from ..observe.health import Pulse
 from ..observe.log_lines import logged_events
 from ..sqs.calls import Calls
@@ -24,12 +25,11 @@ from ..sqs.carry_out import carry_out
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.errors import Failure, Kind
 from ..sqs.memory import Memory
-from ..sqs.queues import Queue
+from ..sqs.queues import Queue, queue_name
 from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, State
 from ..text import BUG_CALLS, error_site
 from ..threads import call_in_time
 from .lease import Lease
-from .reports import report, settled
 
 logger = get_logger(__name__)
 
@@ -303,14 +303,21 @@ class Keeper:
             self._look()
         if self._table.events:
             self._tell()
-        self.events.emit(settled(call, results))
+        failures = [failure for failure in results if failure is not None]
+        settled = events.Settled(
+            queue=call.entries[0].row.queue.name,
+            action=call.operation.value,
+            failed=len(failures),
+            code=failures[0].code if failures else None,
+        )
+        self.events.emit(settled)
 
     # What has happened
 
     def _tell(self) -> None:
         with self.lock:
-            events = self._table.drain_events()
-        for event in events:
+            happened = self._table.drain_events()
+        for event in happened:
             try:
                 self._handle_one(event)
             except Exception as exc:  # noqa: BLE001
@@ -318,7 +325,7 @@ class Keeper:
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def _handle_one(self, event: Event) -> None:
-        if (said := report(event)) is not None:
+        if (said := _report(event)) is not None:
             self.events.emit(said)
         if event.what is Happening.SENT:
             self.memory.settled(event.row.message_id, None)
@@ -344,3 +351,32 @@ class Keeper:
 
 _UNSETTLED = frozenset({State.HELD, State.LOST})
 _LOSSES = frozenset({Happening.LOST, Happening.MAY_BE_LOST, Happening.TWELVE_HOURS})
+
+#: The purposes of calls, as the log names them.
+_VERBS = {state: state.value for state in State} | {
+    State.HELD: "renew",
+    State.DEAD_LETTER: "send",
+}
+
+
+def _report(event: Event) -> events.Event | None:
+    """Return the event for observers of a change in the table; ``None``: it has none."""
+    row, purpose, code = event.row, event.purpose, str(event.failure)
+    queue, message_id = row.queue.name, row.message_id
+    if event.what is Happening.LOST:
+        return events.RenewalRefused(queue=queue, message_id=message_id, code=code)
+    if event.what is Happening.TWELVE_HOURS:
+        return events.HeldTooLong(queue=queue, message_id=message_id)
+    if event.what is Happening.TOO_LATE:
+        return events.SettlementFailed(
+            queue=queue,
+            message_id=message_id,
+            action=_VERBS[purpose],
+            code=None if event.failure is None else code,
+        )
+    if event.what is Happening.REFUSED:
+        action = f"{_VERBS[purpose]} messages"
+        if purpose is State.DEAD_LETTER:
+            action = f"send dead letters to {queue_name(row.queue.dlq_url or '')}"
+        return events.SettlementRefused(queue=queue, action=action, code=code)
+    return None

@@ -13,11 +13,10 @@ from ..observe.events import Polled, ReceiveFailed, ReceivingAgain
 from ..retry.policies import EqualJitter
 from ..sqs.calls import Calls, Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from ..sqs.queues import Queue
+from ..sqs.queues import Queue, queue_name
 from ..text import BUG_CALLS, error_site
 from ..threads import call_in_time
 from .keeper import Keeper
-from .reports import queue_name
 from .window import Window
 
 logger = get_logger(__name__)

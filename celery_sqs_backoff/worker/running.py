@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from celery.worker import state
 
-from .reports import queue_name
+from ..sqs.queues import queue_name
 
 #: Celery's loop may change the set while another thread copies it, which takes microseconds.
 _TRIES: Final = 100

@@ -16,7 +16,7 @@ from functools import cached_property
 from celery.utils.log import get_logger
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from .reports import queue_name
+from ..sqs.queues import queue_name
 
 logger = get_logger(__name__)
 
