@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
@@ -49,7 +50,7 @@ class Queue:
     #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
     attributes: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
 
-    @property
+    @cached_property
     def name(self) -> str:
         return queue_name(self.url)
 
@@ -57,7 +58,7 @@ class Queue:
     def is_fifo(self) -> bool:
         return self.url.endswith(".fifo")
 
-    @property
+    @cached_property
     def dlq_url(self) -> str | None:
         """The dead-letter queue's URL: SQS wants it in the same account and Region, so only the
         name differs. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html

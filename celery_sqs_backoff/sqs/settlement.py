@@ -222,26 +222,18 @@ class Row:
         """Whether its settlement is a change of visibility, so that it is not renewed."""
         return self.is_entered and self.state in _HIDING
 
-    def become(self, state: State, **facts: Any) -> bool:
-        """Settle the row, or lose it. Return False if it was already settled or lost."""
-        with self.guard:
-            if self.state is not State.HELD:
-                return False
-            self.move(state, **facts)
-        return True
-
-    def end_run(self, state: State, **facts: Any) -> State | None:
-        """Settle the row at the end of its run. Of a lost row, note that its run is over.
+    def become(self, state: State, **facts: Any) -> State | None:
+        """Settle the row, or lose it. Of a lost row that is settled, note that its run is over.
 
         Returns:
-            What the row was. ``HELD``: this call has settled it. ``LOST``: its run has ended now.
-            ``None``: it was settled before, and nothing has changed.
+            What the row was. ``HELD``: this call has settled or lost it. ``LOST``: its run has
+            ended now. ``None``: it was settled or lost before, and nothing has changed.
         """
         with self.guard:
             was = self.state
             if was is State.HELD:
                 self.move(state, **facts)
-            elif was is State.LOST and not self.is_over:
+            elif was is State.LOST and state is not State.LOST and not self.is_over:
                 self.is_over = True
             else:
                 return None
@@ -502,7 +494,8 @@ class SettlementTable:
     def bring_forward(self, row: Row, due_at: float, now: float) -> None:
         """Let SQS show a hidden message at ``due_at``, earlier than by itself."""
         if row.state is State.HIDDEN:
-            self._drop_hold(row)
+            if row.recall is not None:
+                row.recall.among.discard(row)
             row.move(State.BRING_FORWARD, due_at=due_at)
             self._unanswered += 1
             self.settled(row, now)
@@ -534,8 +527,10 @@ class SettlementTable:
         self._unplan_visibility(row)
         for operation in (Operation.DELETE, Operation.SEND):
             self._lanes[row.queue.url, operation].settling.pop(row, None)
-        self._drop_content(row)
-        self._drop_hold(row)
+        if row.recall is not None:
+            row.recall.among.discard(row)
+        if row.content is not None:
+            self._drop_content(row)
 
     def seconds_to_receive_for(self, queue: Queue) -> int:
         """Return the visibility timeout to name at a receive.
@@ -691,7 +686,8 @@ class SettlementTable:
             self._tell(Happening.SENT, row, purpose)
             self._plan_removal(row, now)
         elif failure is None:
-            if not (purpose is State.HIDE and self._keep(row, entry, asked_at, now)):
+            is_kept = row.recall is not None and self._keep(row, row.recall, entry, asked_at, now)
+            if not is_kept:
                 self.forget(row)
         elif is_void and purpose is State.HELD:
             self._lose(row, failure, now)
@@ -703,14 +699,14 @@ class SettlementTable:
         else:
             self._failed(entry, failure, now)
 
-    def _keep(self, row: Row, entry: Entry, asked_at: float, now: float) -> bool:
+    def _keep(self, row: Row, recall: Recall, entry: Entry, asked_at: float, now: float) -> bool:
         """Keep a message that SQS has hidden, if it may be brought forward.
 
         If the hold may have ended before that, another worker may have the message.
         """
-        if row.recall is None or row.in_doubt or row.may_be_visible(now):
+        if entry.purpose is not State.HIDE or row.in_doubt or row.may_be_visible(now):
             return False
-        until = row.recall.among.add(row, asked_at + entry.seconds, row.recall, now)
+        until = recall.among.add(row, asked_at + entry.seconds, recall, now)
         if until is None:
             return False
         self._waiting[row.queue.url] -= 1
@@ -844,10 +840,6 @@ class SettlementTable:
             self._plan_removal(entry.row, at)
         elif entry.purpose is not State.HELD or not entry.row.is_hiding:
             self._plan_visibility(entry.row, at)
-
-    def _drop_hold(self, row: Row) -> None:
-        if row.recall is not None:
-            row.recall.among.discard(row)
 
     def _drop_content(self, row: Row) -> None:
         self._letter_bytes -= self._letters.pop(row, 0)

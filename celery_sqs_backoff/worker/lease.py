@@ -153,7 +153,7 @@ class Lease(Row):
 
     def lose(self) -> bool:
         """The receipt handle is void: settle nothing, and tell the task."""
-        is_lost = self.become(State.LOST, may_be_lost=True)
+        is_lost = self.become(State.LOST, may_be_lost=True) is not None
         if is_lost:
             self.keeper.settled(self)
             self.tell_of_loss()
@@ -180,7 +180,7 @@ class Lease(Row):
         free()
 
     def _settle(self, state: State, *, is_finished: bool = False, **facts: Any) -> bool:
-        was = self.end_run(state, **facts)
+        was = self.become(state, **facts)
         if was is None:
             return False
         if was is State.LOST:

@@ -209,14 +209,14 @@ def row(handle: str, want: State = State.HELD) -> Row:
 def test_end_counts_once() -> None:
     """The end of a lost run counts once."""
     lost = row("h1", State.LOST)
-    assert [lost.end_run(State.DELETE), lost.end_run(State.DELETE)] == [State.LOST, None]
+    assert [lost.become(State.DELETE), lost.become(State.DELETE)] == [State.LOST, None]
 
 
 def test_held_again() -> None:
     """A message that is held again is settled by its run."""
     lost = row("h1", State.LOST)
     lost.hold_again(row("h2"))
-    assert (lost.end_run(State.DELETE), lost.state) == (State.HELD, State.DELETE)
+    assert (lost.become(State.DELETE), lost.state) == (State.HELD, State.DELETE)
 
 
 class HoldsAgain:
