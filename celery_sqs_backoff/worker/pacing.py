@@ -4,7 +4,8 @@ A provider has one line in a worker. A message starts when it has a slot, if a r
 token, if the provider recovers: so fast as the slower of the two. Celery's event loop puts a
 message in line and goes on; it never waits for a store. One thread lets messages start, or hides
 them. Another asks the store for slots, one call for all messages in line. A store that is away, or
-slow, costs a share of the rate, never a stop.
+slow, costs a share of the rate, never a stop: each worker then makes its own share of the calls. It
+keeps to that share for some seconds after the store's return, because others may not know of it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ _PATIENCE_SECONDS: Final = 1.0
 #: One that answers others, too slowly for so many lines, is away for those that wait for longer.
 _LONGEST_PATIENCE_SECONDS: Final = 10.0
 
-#: Until a store that is away is asked again. Workers that notice its return at different times
-#: make more calls than agreed in between, so it is short.
+#: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 2.0
+
+#: A worker keeps to its own share for so long after the store's return, because others may make
+#: their shares of the rate until they notice it too: after a call's timeout and `_AWAY_SECONDS`.
+_RETURN_SECONDS: Final = 10.0
+
+#: While it does, it asks for the slots of so many seconds at once: a store answers in less.
+_SHARE_SECONDS: Final = 0.02
 
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
@@ -107,6 +114,7 @@ class Pace:
         #: Since when a message is in line that has no place.
         self.waiting_since: float | None = None
         self.away_until: float | None = None
+        self.keeps_share_until = self._started_at = -math.inf
         self.times = Times()
         self._outstanding: list[Paced] = []
         self._missed = 0
@@ -114,8 +122,12 @@ class Pace:
     @property
     def most(self) -> int:
         """How many messages may have their slots and wait for a process."""
-        workers = 1 if self.fleet is None else self.workers
-        return math.ceil(_OUTSTANDING_SECONDS * self.rate / workers)
+        return math.ceil(_OUTSTANDING_SECONDS * self.share)
+
+    @property
+    def share(self) -> float:
+        """Slots a second of this worker, if all workers take as many."""
+        return self.rate if self.fleet is None else self.rate / self.workers
 
     @property
     def room(self) -> int:
@@ -133,13 +145,17 @@ class Pace:
         self._missed = max(0, self._missed - len(self._outstanding) + len(outstanding))
         self._outstanding = outstanding
 
-    def lacking(self) -> list[tuple[Paced, float]]:
+    def lacking(self, now: float) -> list[tuple[Paced, float]]:
         """Return the messages that are to be given places, and how long each may wait.
 
         A worker that is behind has no more slots, with the outstanding ones, than it may use in a
-        row: others may use them.
+        row: others may use them. One that keeps to its share asks at the pace of its share.
         """
-        return self.line.lacking(self.room if self.is_behind else None)
+        found = self.line.lacking(self.room if self.is_behind else None)
+        if now >= self.keeps_share_until:
+            return found
+        is_due = now >= self.times.free_at
+        return found[: max(1, int(self.share * _SHARE_SECONDS))] if is_due else []
 
     def depart(self, now: float) -> Departure[Paced]:
         ready = self.line.ready(now)
@@ -148,6 +164,8 @@ class Pace:
         departure = self.line.depart(now, self._turns(ready, now) if ready else 0)
         if not self.has_rate:
             return departure
+        if departure.start:
+            self._started_at = now
         self._outstanding += [paced for paced, _ in departure.start]
         self._missed = self._missed + departure.missed if len(self.line) else 0
         return departure
@@ -158,18 +176,20 @@ class Pace:
         if not self.has_rate:
             return turn
         at, look = self.line.next_at(), now + _PROCESS_LOOK_SECONDS
+        if now < self.times.free_at and now < self.keeps_share_until:
+            at = self.times.free_at if at is None else min(at, self.times.free_at)
         if at is not None and at <= now:  # it has its slot, and waits for a token
             return max(turn, look)
         if self.room and not self.is_behind:
             return at
         return min(at, look) if self.room and at is not None else look
 
-    def give_local(self, now: float, share: float) -> None:
-        """Give places of this worker's own, at a share of the rate."""
+    def give_local(self, now: float) -> None:
+        """Give places of this worker's own, at its share of the rate."""
         self.waiting_since = None
-        asked = self.lacking()
+        asked = self.lacking(now)
         longest = [seconds for _, seconds in asked]
-        places, self.times = assign(self.times, now, longest, rate=self.rate * share)
+        places, self.times = assign(self.times, now, longest, rate=self.share)
         self.line.give(asked, places)
 
     def give_shared(
@@ -180,11 +200,21 @@ class Pace:
         then = (asked_at + now) / 2
         places = (Place(max(now, then + each.at), each.is_slot) for each in taken.places)
         self.line.give(asked, places)
+        if now < self.keeps_share_until:
+            self.times = Times(max(self.times.free_at, asked_at) + len(asked) / self.share)
 
-    def start_anew(self) -> None:
-        """Take all slots back: others than those who gave them give them from now on."""
+    def leave_fleet(self) -> None:
+        """Go on with this worker's own slots; the fleet's are lost."""
         self.line.take_back()
-        self.times = Times()
+        self.times = Times(self._started_at + 1 / self.share)
+        self.keeps_share_until = -math.inf
+
+    def rejoin_fleet(self, now: float) -> None:
+        """Go on with the fleet's slots, but not with more than this worker's share of them yet."""
+        unused = self.line.next_at()
+        self.line.take_back()
+        self.times = Times(self.times.free_at if unused is None else unused)
+        self.keeps_share_until = now + _RETURN_SECONDS
 
 
 class Pacer:
@@ -273,18 +303,18 @@ class Pacer:
         return actions
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
-        if not pace.lacking():
+        if not pace.lacking(now):
             pace.waiting_since = None
             return
         if pace.fleet is None:
-            pace.give_local(now, 1.0)
+            pace.give_local(now)
             return
         if pace.waiting_since is None:
             pace.waiting_since = now
         elif now >= self._patience_ends(pace.waiting_since):
             self._note_away(pace, now, "no answer")
         if pace.away_until is not None:
-            pace.give_local(now, 1 / pace.workers)
+            pace.give_local(now)
         if pace.away_until is None or now >= pace.away_until:
             self._to_ask[pace] = None
             self._wanted.notify()
@@ -319,7 +349,7 @@ class Pacer:
                     continue
                 pace = next(iter(self._to_ask))
                 del self._to_ask[pace]
-                asked = pace.lacking()
+                asked = pace.lacking(self._clock())
                 if pace.away_until is not None:
                     if self._clock() < pace.away_until:
                         continue
@@ -348,7 +378,7 @@ class Pacer:
                 self._note_away(pace, now, "a late answer")
             else:  # those that it was asked for have places of this worker's own
                 pace.away_until = None
-                pace.start_anew()
+                pace.rejoin_fleet(now)
                 logger.info(
                     "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
                 )
@@ -356,9 +386,9 @@ class Pacer:
 
     def _note_away(self, pace: Pace, now: float, why: str) -> None:
         if pace.away_until is None:
-            pace.start_anew()
             if now > pace.told_at + present_seconds(pace.rate):
                 pace.workers = max(pace.workers, _WORKERS_UNKNOWN)
+            pace.leave_fleet()
             logger.warning(
                 "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
                 " until the store answers",
