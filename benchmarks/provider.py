@@ -20,9 +20,9 @@ from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import read_queue
-from celery_sqs_backoff.worker.gates import Gates
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease
+from celery_sqs_backoff.worker.providers import Gates
 from tests.support.fake_sqs import Clock, FakeSQS
 
 from .observe import worker_microseconds

@@ -43,8 +43,6 @@ class Queue:
     is_read: bool = True
     #: True: the queue's own visibility timeout is 0, so that a receive names another.
     hides_nothing: bool = False
-    #: True: the redrive policy names the queue itself, so it has no dead-letter queue.
-    is_its_own_dlq: bool = False
     #: Messages in flight, hidden ones too, when the queue was read. 0 if SQS did not say.
     messages_in_flight: int = field(default=0, compare=False)
     #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
@@ -124,7 +122,6 @@ def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
         arn=arn,
         dlq_arn=None if is_its_own_dlq else dlq_arn,
         hides_nothing=visibility == 0,
-        is_its_own_dlq=is_its_own_dlq,
         messages_in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
         attributes=attributes,
     )

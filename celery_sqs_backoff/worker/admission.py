@@ -19,8 +19,8 @@ from ..sqs.queues import Queue
 from ..sqs.visibility import standing, visibility_delay
 from . import unreadable
 from .foreign import IGNORED
-from .gate import Gate
 from .lease import Lease, may_start
+from .providers import Gate
 
 logger = get_logger(__name__)
 

