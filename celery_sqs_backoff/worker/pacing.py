@@ -1,9 +1,10 @@
-"""Messages that wait for their turns at their providers, and the threads that see to them.
+"""Messages that wait for their turns at their providers, and the thread that sees to them.
 
 A provider has one line in a worker. A message starts when it has a slot, if a rate is agreed, and a
 token, if the provider recovers: so fast as the slower of the two. Celery's event loop puts a
-message in line and goes on; it never waits for a store. One thread lets messages start, or hides
-them. Another asks the store for slots, one call for all messages in line. A store that is away, or
+message in line and goes on; it never waits for a store. One thread lets messages start, hides
+them, and brings hidden ones forward. Another one does nothing but wait for the store, which it asks
+for slots, one call for all messages in line. A store that is away, or
 slow, costs a share of the rate, never a stop: each worker then makes its own share of the calls. It
 keeps to that share for some seconds after the store's return, because others may not know of it.
 """
@@ -20,6 +21,7 @@ from typing import Final
 from celery.utils.log import get_logger
 
 from ..provider.fleet import FleetSlots, Taken, present_seconds
+from ..provider.gate import ProviderGate
 from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
@@ -49,6 +51,9 @@ _LONGEST_TURN_SECONDS: Final = 0.25
 #: a small pool, hardly faster than its rate, would lose a third of them. All: after a call that
 #: hangs they would begin at once.
 _OUTSTANDING_SECONDS: Final = 1.0
+
+#: A look for hidden messages that has failed is repeated.
+_AFTER_FAULT_SECONDS: Final = 1.0
 
 #: Between two looks whether tasks have begun, while others wait for that.
 _PROCESS_LOOK_SECONDS: Final = 0.02
@@ -90,8 +95,7 @@ class Pace:
         name: of the provider, for the log.
         rate: agreed slots a second; ``None``: no rate is agreed.
         fleet: where slots are shared; ``None``: each worker has the rate for itself.
-        turns: from how many could start, and the time, to how many may: the others wait.
-        seconds_to_turn: from the time to the seconds until ``turns`` allows one.
+        gate: says how many of those that could start may: the others wait.
     """
 
     def __init__(
@@ -99,16 +103,13 @@ class Pace:
         name: str,
         rate: float | None,
         fleet: FleetSlots | None,
-        *,
-        turns: Callable[[int, float], int] = lambda ready, now: ready,
-        seconds_to_turn: Callable[[float], float] = lambda now: 0.0,
+        gate: ProviderGate,
     ) -> None:
         self.name = name
         self.has_rate = rate is not None
         self.rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
-        self._turns = turns
-        self._seconds_to_turn = seconds_to_turn
+        self._gate = gate
         self.line: Line[Paced] = Line(lambda paced: paced.is_over(), needs_slots=self.has_rate)
         self.workers, self.told_at = _WORKERS_UNKNOWN, -math.inf
         #: Since when a message is in line that has no place.
@@ -161,7 +162,7 @@ class Pace:
         ready = self.line.ready(now)
         if self.has_rate:
             ready = min(ready, self.room)
-        departure = self.line.depart(now, self._turns(ready, now) if ready else 0)
+        departure = self.line.depart(now, self._gate.turns(ready, now) if ready else 0)
         if not self.has_rate:
             return departure
         if departure.start:
@@ -172,7 +173,7 @@ class Pace:
 
     def next_at(self, now: float) -> float | None:
         """Return when messages may start or ask for slots; ``None`` = once they have slots."""
-        turn = now + min(_LONGEST_TURN_SECONDS, self._seconds_to_turn(now))
+        turn = now + min(_LONGEST_TURN_SECONDS, self._gate.rate.seconds_to_turn(now))
         if not self.has_rate:
             return turn
         at, look = self.line.next_at(), now + _PROCESS_LOOK_SECONDS
@@ -222,11 +223,16 @@ class Pacer:
 
     Arguments:
         clock: seconds, monotonic.
+        lock: of the gates.
+        look: brings hidden messages forward, and returns the seconds until it is to look again;
+            ``None`` = once :meth:`look_soon` is called.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.RLock()
+    def __init__(
+        self, clock: Callable[[], float], lock: threading.RLock, look: Callable[[], float | None]
+    ) -> None:
+        self._clock, self._lock, self._look = clock, lock, look
+        self._look_at = math.inf
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
         self._busy: dict[Pace, None] = {}
@@ -240,6 +246,13 @@ class Pacer:
         with self._lock:
             pace.line.join(paced, longest)
             self._busy[pace] = None
+            self._start_threads()
+            self._changed.notify()
+
+    def look_soon(self) -> None:
+        """Look at once which messages are to be brought forward. Does not block."""
+        with self._lock:
+            self._look_at = -math.inf
             self._start_threads()
             self._changed.notify()
 
@@ -265,7 +278,7 @@ class Pacer:
         for name, run in wanted[len(self._threads) :]:
             thread = start_daemon(name, run)
             if thread is None:
-                logger.warning("sqs_backoff.no_thread_left: messages wait for their slots")
+                logger.warning("sqs_backoff.no_thread_left: messages wait for their turns")
                 return
             self._threads.append(thread)
 
@@ -284,7 +297,7 @@ class Pacer:
                 try:
                     action()
                 except Exception as exc:  # noqa: BLE001
-                    # A bug. The message is left to its lease; the thread has others to see to.
+                    # A bug. Messages come back by themselves; the thread has others to see to.
                     logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def step(self, now: float) -> list[Callable[[], object]]:
@@ -300,7 +313,16 @@ class Pacer:
                 actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
                 if not len(pace.line):
                     del self._busy[pace]
+            if now >= self._look_at:
+                self._look_at = now + _AFTER_FAULT_SECONDS
+                actions.append(self._look_now)
         return actions
+
+    def _look_now(self) -> None:
+        seconds = self._look()
+        with self._lock:
+            if self._look_at > -math.inf:  # else it is to look again already
+                self._look_at = math.inf if seconds is None else self._clock() + seconds
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
         if not pace.lacking(now):
@@ -327,7 +349,8 @@ class Pacer:
     def _pause(self) -> float | None:
         """Seconds until a message may start, or a store's answer is overdue."""
         now = self._clock()
-        times = [at for pace in self._busy if (at := pace.next_at(now)) is not None]
+        times = [self._look_at] if self._look_at < math.inf else []
+        times += [at for pace in self._busy if (at := pace.next_at(now)) is not None]
         times += [
             self._patience_ends(pace.waiting_since)
             for pace in self._busy

@@ -2,15 +2,13 @@
 
 :class:`~celery_sqs_backoff.provider.gate.ProviderGate` decides, and knows nothing of a worker. A
 :class:`Gate` gives it the facts of one provider, or of one tenant: messages that come due, how runs
-end, what SQS has hidden. :class:`Gates` has all of a worker, and a thread that brings messages
-forward; it sleeps while every provider is well.
+end, what SQS has hidden. :class:`Gates` has all of a worker, and says what is brought forward.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -45,8 +43,7 @@ from ..sqs.queues import queue_name
 from ..sqs.settlement import Row
 from ..sqs.visibility import standing, visibility_delay
 from ..store.settings import is_store_shared, vault_of
-from ..text import BUG_CALLS, error_site, printable
-from ..threads import start_daemon
+from ..text import printable
 from .keeper import Keeper
 from .lease import Lease
 from .pacing import Pace, Paced, Pacer
@@ -82,13 +79,6 @@ class Gate:
         self.provider = provider
         self.tenant = tenant
         self._owner = owner
-        self.pace = Pace(
-            provider.name,
-            provider.rate,
-            fleet,
-            turns=self._take_turns,
-            seconds_to_turn=self._seconds_to_turn,
-        )
         recalls = provider.recall is not False
         self.core = ProviderGate(
             provider.thresholds,
@@ -96,6 +86,7 @@ class Gate:
             is_limited=recalls,
             most_hidden=MOST_HIDDEN if recalls else 0,
         )
+        self.pace = Pace(provider.name, provider.rate, fleet, self.core)
         self._recalled, self._told_at = 0, 0.0
 
     def hides(self, lease: Lease, options: Options) -> bool:
@@ -215,14 +206,6 @@ class Gate:
         )
         self._owner.pacer.join(self.pace, paced, longest)
         return True
-
-    def _take_turns(self, waiting: int, now: float) -> int:
-        with self._owner.lock:
-            return self.core.turns(waiting, now)
-
-    def _seconds_to_turn(self, now: float) -> float:
-        with self._owner.lock:
-            return self.core.rate.seconds_to_turn(now)
 
     def ended(self, lease: Lease, ended: Ended) -> None:
         """Note how a run ended.
@@ -353,15 +336,12 @@ class Gates:
         self.clock = keeper.clock
         self.today = today
         self.events = keeper.events
-        self.pacer = Pacer(keeper.clock)
+        self.pacer = Pacer(keeper.clock, keeper.lock, self.recall)
         self._room = room
         self._fleet = fleet
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
         self._differing: set[Provider] = set()
-        self._changed = threading.Condition(self.lock)
-        self._is_stopping = False
         self._told: deque[Event] = deque()
-        self._thread: threading.Thread | None = None
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
         """Return the gate of a task's option ``provider``; ``None``: the task has none."""
@@ -441,34 +421,26 @@ class Gates:
                 self.events.emit(self._told.popleft())
 
     def look_again(self, gate: Gate) -> None:
-        """Wake the thread if there is something to watch; start it if there never was."""
-        if gate.core.state is State.CLOSED or self._is_stopping:
-            return
-        if self._thread is None:
-            self._thread = start_daemon("sqs-recall", self._run)
-            if self._thread is None:
-                logger.warning("sqs_backoff.no_thread_left: no message is brought forward yet")
-                return
-        self._changed.notify_all()
+        """Look what is to be brought forward, while the provider is not well."""
+        if gate.core.state is not State.CLOSED:
+            self.pacer.look_soon()
 
     def fault(self) -> str | None:
         """Say which thread has died, for the heartbeat; ``None``: none has."""
-        thread = self._thread
-        if thread is not None and not thread.is_alive() and not self._is_stopping:
-            return f"the thread {thread.name} has died"
         return self.pacer.fault()
 
     def stop(self) -> None:
-        """Bring nothing forward any more."""
-        with self.lock:
-            self._is_stopping = True
-            self._changed.notify_all()
+        """Let nothing start, and bring nothing forward any more."""
         self.pacer.stop()
 
     # Messages are brought forward
 
-    def recall(self) -> None:
-        """Let the table bring forward what is due."""
+    def recall(self) -> float | None:
+        """Let the table bring forward what is due.
+
+        Returns:
+            Seconds until there may be more; ``None`` = not while all providers are well.
+        """
         by_queue: dict[str, list[Row]] = defaultdict(list)
         most = self._room()
         with self.lock:
@@ -481,7 +453,9 @@ class Gates:
                 ids = tuple(row.message_id for row in rows)
                 self.tell(Recalled(queue=queue_name(url), message_ids=ids))
                 self._keeper.bring_forward((row, self.clock()) for row in rows)
+            pauses = [gate.core.seconds_to_look for gate in self._gates.values()]
         self.tell_now()
+        return min((pause for pause in pauses if pause is not None), default=None)
 
     def hand_over(self) -> None:
         """Let what this worker has hidden come back soon, to others, because it stops.
@@ -503,24 +477,6 @@ class Gates:
             len(rows),
             max(seconds for _, seconds in rows),
         )
-
-    # The thread
-
-    def _run(self) -> None:
-        while True:
-            with self.lock:
-                if self._is_stopping:
-                    return
-                self._changed.wait(self._pause())
-            try:
-                self.recall()
-            except Exception as exc:  # noqa: BLE001
-                # A bug. What was taken out comes back by itself; the thread must live.
-                logger.error("sqs_backoff.recall_failed: %s", error_site(exc, calls=BUG_CALLS))
-
-    def _pause(self) -> float | None:
-        pauses = [gate.core.seconds_to_look for gate in self._gates.values()]
-        return min((pause for pause in pauses if pause is not None), default=None)
 
 
 def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], FleetSlots | None]:

@@ -19,7 +19,6 @@ from celery_sqs_backoff.worker import (
     keeper,
     pacing,
     poller,
-    providers,
     receive,
     step,
     upstream,
@@ -207,7 +206,6 @@ class Parts:
         self._keeper: keeper.Keeper = self.step._keeper
         self._gates = providers = consumer.sqs_receiver.gates
         providers.rng = worker.rig.rng
-        providers._changed = _Condition(providers.lock)
         pacer = providers.pacer
         pacer._changed, pacer._wanted = _Condition(pacer._lock), _Condition(pacer._lock)
         self._room = room = consumer.sqs_receiver.window
@@ -287,7 +285,6 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (step.upstream, "wake_event_loop", lambda hub: lambda: None),
         (receive, "Clients", lambda: _Clients(rig.acting_worker)),
         (receive, "Poller", lambda *args, **options: _Poller(rig.acting_worker, *args, **options)),
-        (providers, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
         (upstream, "start_daemon", lambda name, run: run()),
         (window, "_LINGER_SECONDS", 0.0),

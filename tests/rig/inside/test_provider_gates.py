@@ -939,12 +939,13 @@ def test_a_machine_without_threads_keeps_no_message_from_being_settled(
         patched.setattr("threading.Thread.start", no_room)
         with gates.lock:
             gates.look_again(gate)
-    assert gates._thread is None
+    assert gates.pacer._threads == []
     with gates.lock:
         gates.look_again(gate)
-    assert gates._thread is not None
+    assert gates.pacer._threads != []
     gates.stop()
-    gates._thread.join(10)
+    for thread in gates.pacer._threads:
+        thread.join(10)
 
 
 def test_a_probe_that_ends_before_its_run_is_replaced() -> None:

@@ -13,11 +13,21 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.provider.fleet import Taken, present_seconds
+from celery_sqs_backoff.provider.gate import ProviderGate, Thresholds
 from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
 from tests.support.processes import eventually
+
+
+def well() -> ProviderGate:
+    """Return the gate of a provider that is well."""
+    return ProviderGate(Thresholds(), random.Random(0))
+
+
+def real_pacer() -> Pacer:
+    return Pacer(time.monotonic, threading.RLock(), lambda: None)
 
 
 class Fleet:
@@ -42,9 +52,9 @@ class Scene:
         self.now = 100.0
         self.fleet = fleet
         self.begins = True
-        self.pacer = Pacer(lambda: self.now)
+        self.pacer = Pacer(lambda: self.now, threading.RLock(), lambda: None)
         self.pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
-        self.pace = Pace("mail", rate, fleet)
+        self.pace = Pace("mail", rate, fleet, well())
         self.started: list[str] = []
         self.outstanding: set[str] = set()
         self.settled: set[str] = set()
@@ -216,7 +226,7 @@ def test_a_slow_store_is_not_waited_for() -> None:
 
 def test_a_store_that_answers_one_tenant_after_another_is_not_away() -> None:
     scene = Scene(Fleet())
-    tenants = [Pace(f"mail[{i}]", 10.0, scene.fleet) for i in range(300)]
+    tenants = [Pace(f"mail[{i}]", 10.0, scene.fleet, well()) for i in range(300)]
     waiting = Paced(lambda slot: None, lambda until: None, lambda: False)
     for pace in tenants:
         scene.pacer.join(pace, waiting, 9.0)
@@ -230,7 +240,7 @@ def test_a_store_that_answers_one_tenant_after_another_is_not_away() -> None:
 
 def test_a_store_that_answers_too_slowly_for_all_tenants_is_away_for_the_last() -> None:
     scene = Scene(Fleet())
-    tenants = [Pace(f"mail[{i}]", 10.0, scene.fleet) for i in range(30)]
+    tenants = [Pace(f"mail[{i}]", 10.0, scene.fleet, well()) for i in range(30)]
     waiting = Paced(lambda slot: None, lambda until: None, lambda: False)
     for pace in tenants:
         scene.pacer.join(pace, waiting, 9.0)
@@ -328,10 +338,10 @@ def test_without_a_store_no_one_is_asked() -> None:
 
 
 def test_the_threads_let_messages_start_and_end() -> None:
-    pacer = Pacer(time.monotonic)
+    pacer = real_pacer()
     started = threading.Event()
     pacer.join(
-        Pace("mail", 100.0, Fleet()),
+        Pace("mail", 100.0, Fleet(), well()),
         Paced(lambda slot: started.set(), lambda until: None, lambda: False),
         9.0,
     )
@@ -349,7 +359,11 @@ def _no_thread(thread: object) -> None:
 def test_a_machine_without_threads_loses_no_message_and_the_next_one_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pacer, pace, started = Pacer(time.monotonic), Pace("mail", 1e6, None), threading.Semaphore(0)
+    pacer, pace, started = (
+        real_pacer(),
+        Pace("mail", 1e6, None, well()),
+        threading.Semaphore(0),
+    )
 
     def paced() -> Paced:
         return Paced(lambda slot: started.release(), lambda until: None, lambda: False)
@@ -395,10 +409,32 @@ def test_a_late_answer_gives_no_places_to_messages_it_was_not_asked_for() -> Non
     assert not hidden
 
 
+def test_a_look_for_hidden_messages_that_fails_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pacing, "_AFTER_FAULT_SECONDS", 0.01)
+    looks: list[float] = []
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 1:
+            raise ValueError("a password")
+
+    pacer = Pacer(time.monotonic, threading.RLock(), look)
+    pacer.look_soon()
+    eventually(lambda: len(looks) == 2)
+    pacer.stop()
+    assert "pacing_failed" in caplog.text
+    assert "password" not in caplog.text
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_thread_is_a_fault_until_the_worker_stops() -> None:
     """What is in line would be held for ever, by a worker that looks alive."""
-    pacer, pace = Pacer(time.monotonic), Pace("mail", 1e6, None)
+    pacer, pace = (
+        real_pacer(),
+        Pace("mail", 1e6, None, well()),
+    )
     assert pacer.fault() is None
 
     def ends() -> None:

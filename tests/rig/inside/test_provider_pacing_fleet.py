@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
+from threading import RLock
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from celery_sqs_backoff.provider.fleet import Taken
 from celery_sqs_backoff.provider.rate import HEADROOM, RETURN_SHARE, Place, Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
+
+from .test_provider_pacing import well
 
 #: From a message that is started to its task, and from a call of the store to its answer.
 ACCEPT_SECONDS = 0.003
@@ -79,12 +82,12 @@ class Worker:
         self.is_stuck = False
         self.stopped_until = -math.inf
         self._next_step, self._is_asking = 0, False
-        self.pacer = Pacer(lambda: self.clock.now)
+        self.pacer = Pacer(lambda: self.clock.now, RLock(), lambda: None)
         self.pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
         fleet: Any = None
         if world.store is not None:
             fleet = type("Fleet", (), {"take": lambda _, longest: self._take(longest)})()
-        self.pace = Pace("mail", world.rate, fleet)
+        self.pace = Pace("mail", world.rate, fleet, well())
 
     # Its pacer
 
