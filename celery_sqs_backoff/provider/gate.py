@@ -147,10 +147,6 @@ class Look:
     waits: bool = False
     recall: Recall | None = None
 
-    @property
-    def runs(self) -> bool:
-        return self.hide_seconds is None and not self.waits
-
 
 _RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
 
@@ -161,7 +157,8 @@ class ProviderGate:
     Arguments:
         thresholds: when it opens.
         rng: draws intervals and delays.
-        is_limited: whether a recovery is limited by a rate. ``False``: it is OPEN or CLOSED.
+        recalls: whether hidden messages are brought forward. ``False``: nothing limits a recovery
+            either, and the gate is OPEN or CLOSED.
     """
 
     def __init__(
@@ -169,15 +166,14 @@ class ProviderGate:
         thresholds: Thresholds,
         rng: RandomSource,
         *,
-        is_limited: bool = True,
-        most_hidden: int = MOST_HIDDEN,
+        recalls: bool = True,
     ) -> None:
         self.state = State.CLOSED
-        self.hidden: Hidden[Any] = Hidden(most_hidden)
+        self.hidden: Hidden[Any] = Hidden(MOST_HIDDEN if recalls else 0)
         self.rate = RecoveryRate()
         self.opened_at = self.next_probe_at = 0.0
         self._thresholds, self._rng = thresholds, rng
-        self._is_limited = is_limited
+        self._is_limited = recalls
         self._began: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._probe: str | None = None

@@ -15,7 +15,7 @@ from ..retry import budget
 from ..retry.decision import Reply
 from ..retry.policies import Schedule
 from ..sqs.delivery import Delivery
-from ..sqs.hidden import MOST_HIDDEN, Recall
+from ..sqs.hidden import Recall
 from ..sqs.visibility import standing, visibility_delay
 from .scenario import Scenario
 
@@ -152,8 +152,7 @@ class WithProvider(PolicyAlone):
         self.gate = ProviderGate(
             scenario.provider.thresholds,
             rng,
-            is_limited=recalls,
-            most_hidden=MOST_HIDDEN if recalls else 0,
+            recalls=recalls,
         )
         is_exact = isinstance(scenario.backoff, Schedule) and scenario.provider.recall is None
         self._is_recallable = recalls and not is_exact

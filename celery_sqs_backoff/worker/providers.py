@@ -38,7 +38,6 @@ from ..retry.budget import longest_hold, tolerant
 from ..retry.decision import End, Ended, Hide, Reply
 from ..retry.options import Options
 from ..retry.policies import Schedule
-from ..sqs.hidden import MOST_HIDDEN
 from ..sqs.queues import queue_name
 from ..sqs.settlement import Row
 from ..sqs.visibility import standing, visibility_delay
@@ -79,12 +78,10 @@ class Gate:
         self.provider = provider
         self.tenant = tenant
         self._owner = owner
-        recalls = provider.recall is not False
         self.core = ProviderGate(
             provider.thresholds,
             owner.rng,
-            is_limited=recalls,
-            most_hidden=MOST_HIDDEN if recalls else 0,
+            recalls=provider.recall is not False,
         )
         self.pace = Pace(provider.name, provider.rate, fleet, self.core)
         self._recalled, self._told_at = 0, 0.0

@@ -30,11 +30,15 @@ from celery_sqs_backoff.provider.gate import (
 )
 from celery_sqs_backoff.provider.rate import RecoveryRate as Rate
 from celery_sqs_backoff.retry.decision import Reply
-from celery_sqs_backoff.sqs.hidden import MARGIN_SECONDS, Recall
+from celery_sqs_backoff.sqs.hidden import MARGIN_SECONDS, Hidden, Recall
 
 ANSWERED, REFUSED, FAILED = Reply.ANSWERED, Reply.REFUSED, Reply.FAILED
 T = Thresholds()
 HOUR = 3600.0
+
+
+def runs(look: Look) -> bool:
+    return look.hide_seconds is None and not look.waits
 
 
 class Middle:
@@ -47,14 +51,16 @@ class Middle:
 class Worker:
     """A gate, and what it is asked and told."""
 
-    def __init__(self, *, rng: Any = None, **options: Any) -> None:
+    def __init__(self, *, rng: Any = None, most_hidden: int | None = None, **options: Any) -> None:
         self.gate = ProviderGate(T, rng or Middle(), **options)
+        if most_hidden is not None:
+            self.gate.hidden = Hidden(most_hidden)
 
     def look(self, name: str, now: float, *, waiting: int = 0, **facts: Any) -> Look:
         return self.gate.arrived(Message(name, **facts), now, waiting=waiting)
 
     def run(self, name: str, reply: Reply | None, now: float, **facts: Any) -> None:
-        assert self.look(name, now).runs
+        assert runs(self.look(name, now))
         self.gate.ended(name, reply, now, **facts)
 
     def fail(self, number: int, now: float, reply: Reply = FAILED, **facts: Any) -> None:
@@ -101,7 +107,7 @@ def test_it_opens_at_the_given_number_of_failures_in_a_row() -> None:
     assert worker.gate.state is State.CLOSED
     worker.fail(1, 100.1)
     assert worker.gate.state is State.OPEN
-    assert not worker.look("next", 100.2).runs
+    assert not runs(worker.look("next", 100.2))
 
 
 def test_failures_of_one_message_never_open_it() -> None:
@@ -126,7 +132,7 @@ def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() ->
     worker.run("sent", ANSWERED, 96.0)
     worker.fail(T.failures, 100.0)
     assert worker.gate.state is State.RECOVERING
-    assert worker.look("next", 102.0).runs
+    assert runs(worker.look("next", 102.0))
     assert worker.look("after it", 102.0).waits
     worker.fail(T.failures, 100.0 + T.probe_interval)
     assert worker.gate.state is State.OPEN, "nothing has succeeded since"
@@ -149,7 +155,7 @@ def test_a_brown_out_does_not_open_it() -> None:
         worker, rng, now = Worker(), Random(seed), 0.0
         for i in range(5000):
             now += 0.1
-            if worker.look(f"m{i}", now).runs:
+            if runs(worker.look(f"m{i}", now)):
                 worker.gate.ended(f"m{i}", FAILED if rng.random() < 0.2 else ANSWERED, now)
             assert worker.gate.state is not State.OPEN
 
@@ -253,7 +259,7 @@ def calls_during(outage: float, gap: float, seed: int) -> int:
     worker, now, calls, number = Worker(rng=Random(seed)), 0.0, 0, 0
     while now < outage:
         number += 1
-        if worker.look(f"m{number}", now).runs:
+        if runs(worker.look(f"m{number}", now)):
             calls += 1
             worker.gate.ended(f"m{number}", FAILED, now)
         now += gap
@@ -299,8 +305,8 @@ def test_holds_grow_with_the_outage_alone_up_to_half_an_hour(
 
 def test_a_message_that_must_not_be_hidden_runs() -> None:
     worker = down()
-    assert worker.look("a", 1.0, longest=0.0).runs
-    assert worker.look("b", 1.0, must_run=True).runs
+    assert runs(worker.look("a", 1.0, longest=0.0))
+    assert runs(worker.look("b", 1.0, must_run=True))
     assert not worker.look("b", 1.0, must_run=True).is_probe
     assert worker.look("b", 10.0, must_run=True).is_probe, "one is due"
 
@@ -334,15 +340,15 @@ def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
 
 
 def test_without_a_rate_it_closes_at_once() -> None:
-    worker = down(is_limited=False, most_hidden=0)
+    worker = down(recalls=False)
     worker.recover(20.0)
     assert worker.gate.state is State.CLOSED
-    assert all(worker.look(f"m{i}", 20.0).runs for i in range(100))
+    assert all(runs(worker.look(f"m{i}", 20.0)) for i in range(100))
 
 
 def test_all_messages_pass_through_one_rate() -> None:
     worker = recovering()
-    assert worker.look("first", 20.0).runs, "there is a token"
+    assert runs(worker.look("first", 20.0)), "there is a token"
     assert worker.look("second", 20.0).waits
     looks = [worker.look(f"m{i}", 20.0, waiting=i) for i in range(1, 5)]
     assert [look.waits for look in looks] == [True, False, False, False], "at one call a second"
@@ -356,7 +362,7 @@ def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
     worker = recovering()
     worker.fail(T.failures, 30.0)
     assert worker.gate.turns(3, 30.0) == 3
-    assert not worker.look("one of them", 30.0).runs
+    assert not runs(worker.look("one of them", 30.0))
 
 
 def test_all_that_is_hidden_is_brought_forward_the_furthest_due_first() -> None:
@@ -635,7 +641,7 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
             look = worker.look(name, now, receives=rng.randrange(1, 4))
             held.pop(name, None)
             gate.hidden.discard(name)
-            if look.runs:
+            if runs(look):
                 running[name] = look.is_probe
             elif look.hide_seconds is not None:
                 until = now + rng.choice([1.0, 60.0, look.hide_seconds])
