@@ -141,7 +141,7 @@ class Workflow:
         self._is_inside = False
         try:
             if exc is None or isinstance(exc, Ignore):
-                self._document.update(lambda _: {"ended": True, "entered": {}})
+                self._document.end()
         finally:
             self._lock.release()
 

@@ -92,6 +92,8 @@ class World:
     inside_until: float = 0.0
     #: The message that last began a step; empty: not known.
     answers: str = ""
+    #: Steps of a block that has ended well, and that no run has begun since.
+    settled: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
@@ -105,6 +107,8 @@ class World:
         self.suspends_long = self.rng.choice([0.2, 0.6])
         #: How often the queue of undoing tasks is worked off after a delivery.
         self.works = self.rng.choice([0.0, 0.5])
+        #: B may do one more step than A.
+        self.steps = {"A": STEPS, "B": STEPS + self.rng.choice(["", "d"])}
         self.messages = {"A": Message(), "B": Message()}
         self.store = MortalStore(clock=lambda: self.now)
         self.store.world = self
@@ -128,6 +132,7 @@ class World:
         if self.now < self.inside_until:
             raise Broken("a run is in the workflow while another one is, within its lease")
         self.answers = run.message
+        self.settled.discard(name)
         self.perhaps_suspend(may_suspend)
         how = self.rng.random()
         if how < 0.12:
@@ -181,7 +186,7 @@ class World:
         with workflow as order:
             self.entered[run.message] = run.number
             self.perhaps_suspend(is_stale)
-            for name in STEPS:
+            for name in self.steps[run.message]:
                 before, was_recorded = len(self.done), name in self.recorded
                 order.step(
                     name,
@@ -209,6 +214,7 @@ class World:
         number = self.happened["runs"] = self.happened["runs"] + 1
         run = Run(number, name, self.clock())
         how = self.attempt(run, killable=not is_last)
+        self.settled |= self.settled_now()
         # A run that was overtaken by another delivery does not settle the message.
         is_latest = receive == message.receives
         is_given_up = how == "gives up" or (how == "comes back" and (is_last or receive > 6))
@@ -290,6 +296,10 @@ class World:
         there = self.peek()
         return "" if there is None else str(there.fields["state"])
 
+    def settled_now(self) -> set[str]:
+        there = self.peek()
+        return set(self.done) if there is not None and there.fields.get("ended") else set()
+
     def peek(self) -> Record | None:
         is_dead, self.is_dead = self.is_dead, False
         fails, self.store_fails = self.store_fails, 0.0
@@ -368,12 +378,14 @@ def judge(world: World) -> None:
         if world.done:
             raise Broken(f"done {world.done}, and no record")
         return
-    fields = there.fields
+    fields, settled = there.fields, world.settled | world.settled_now()
+    if undone := settled & set(world.undone):
+        raise Broken(f"the workflow has ended, and {undone} was undone")
     if fields.get("ended"):
-        if world.undone or fields["state"] != "open":
-            raise Broken(f"the workflow has ended, and {world.undone} was undone")
+        if fields["state"] != "open":
+            raise Broken("the workflow has ended, and was taken back")
         world.happened["ended"] += 1
-    elif not set(world.done) <= set(world.undone):
+    elif not set(world.done) <= set(world.undone) | settled:
         raise Broken(f"done {world.done}, undone {world.undone}, {fields['state']}")
     else:
         world.happened["taken back"] += 1

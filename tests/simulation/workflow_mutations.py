@@ -79,6 +79,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "rule 5: the first step is undone first": lambda: _edited(
         take_back, "next_step", ("reversed(fields", "list(fields")
     ),
+    "an ended block keeps its undoing tasks": lambda: _edited(
+        document.Document, "end", ('step | {"undo": None}', "step")
+    ),
     "a step in doubt is forgotten": lambda: _edited(
         document.Document, "step", ('step["runs"] == 1 and is_certain(exc)', "True")
     ),

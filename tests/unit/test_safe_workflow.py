@@ -56,9 +56,9 @@ def fund(app: Celery, bank: Bank) -> Any:
         bank.undone.append((name, result))
 
     @app.task(base=WorkflowTask, bind=True, shared=False, name="fund", max_retries=0)
-    def fund(self: Any, end: BaseException | None = None) -> str:
+    def fund(self: Any, end: BaseException | None = None, steps: str = "abc") -> str:
         with self.workflow("order:7") as order:
-            for name in "abc":
+            for name in steps:
                 order.step(name, bank.do, name, undo=undo.s(name))
             if end is not None:
                 raise end
@@ -219,6 +219,14 @@ def test_a_workflow_that_has_ended_is_not_taken_back(app: Celery, fund: Any, ban
     taken_back(app, "A")
     fund.apply((REFUSED,), task_id="B")
     assert bank.undone == []
+
+
+def test_a_message_that_goes_on_after_the_end_answers_for_its_own_steps_alone(
+    app: Celery, fund: Any, bank: Bank
+) -> None:
+    fund.apply(task_id="A")
+    fund.apply((REFUSED, "abcd"), task_id="B")
+    assert [name for name, _ in bank.undone] == ["d"]
 
 
 def test_a_later_run_of_the_message_is_left_to_itself(app: Celery, fund: Any, bank: Bank) -> None:
