@@ -62,21 +62,25 @@ def _take_back(
     queue: str | None = None,
     scope: str | None = None,
     undone: str | None = None,
+    by: str | None = None,
 ) -> None:
     """Do the next part, of one workflow or of all that the message has entered.
 
     Arguments:
+        by: ID of the task that began to take the workflow back; ``None``: this one would begin.
         undone: name of the step in ``scope`` whose undoing task has ended well.
     """
     records = records_of(self.app)
     owed: TryLater | None = None
+    by = by or self.request.id
     for each in [scope] if scope is not None else scopes_of(records, message):
         try:
-            step = next_step(records, each, message, run, began, undone=undone)
+            step = next_step(records, each, message, run, began, by=by, undone=undone)
             if step is None:
                 continue
             name, fields = step
-            link = self.si(message, run, began, queue, each, name).set(**_route(queue, message))
+            link = self.si(message, run, began, queue, each, name, by)
+            link.set(**_route(queue, message))
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
             # Not while the lock is held: an eager undoing task calls this one at once.
@@ -96,10 +100,16 @@ def next_step(
     run: str,
     began: float,
     *,
+    by: str,
     undone: str | None = None,
     **options: Any,
 ) -> tuple[str, dict[str, Any]] | None:
     """Return the next step to undo, or ``None`` if nothing is left or the workflow is not ours.
+
+    Arguments:
+        by: ID of the task that began to take the workflow back, which the record keeps. It is the
+            same when that task is delivered again or redriven, so a process that was killed before
+            it had sent the first undoing task does no harm, and no second chain begins.
 
     Raises:
         Busy: a run is in the workflow.
@@ -114,7 +124,9 @@ def next_step(
             entered_by, entered_at = fields.get("entered", {}).get(message, (run, 0.0))
             if fields.get("ended") or (entered_at > began and entered_by != run):
                 return None
-            fields = document.update(lambda _: {"state": CLOSING})
+            fields = document.update(lambda _: {"state": CLOSING, "by": by})
+        if fields["by"] != by:
+            return None
         if undone in fields["steps"]:
             done = fields["steps"][undone] | {"undone": True}
             fields = document.update(lambda f: {"steps": f["steps"] | {undone: done}})

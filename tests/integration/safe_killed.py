@@ -77,7 +77,7 @@ def _owed(record: Record) -> list[list[Any]]:
 
 def _deliver(app: Celery, messages: Iterable[tuple[str, str, int]], record: Record) -> None:
     for args in _owed(record):
-        _run(app, TAKE_BACK, args, record, taken_back=args)
+        _run(app, TAKE_BACK, args, record, task_id=repr(args), taken_back=args)
     for message, name, order in messages:
         _run(app, name, (order,), record, task_id=message, done=message)
 

@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from celery import Celery
+from celery.app.task import Context
 from celery.canvas import Signature
 
 from celery_sqs_backoff.safe import SafeError, TryLater, take_back
@@ -94,6 +95,8 @@ class World:
     answers: str = ""
     #: Steps of a block that has ended well, and that no run has begun since.
     settled: set[str] = field(default_factory=set)
+    #: Of the messages that began to take back: those that had an undoing task sent.
+    chains: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
@@ -234,7 +237,9 @@ class World:
 
     def give_up(self, run: Run) -> None:
         self.gave_up.add(run.number)
-        self.queue.append(("take back", (run.message, run.id, run.began), ""))
+        task_id = f"{self.happened['given up']}"
+        self.happened["given up"] += 1
+        self.queue.append(("take back", (run.message, run.id, run.began), task_id))
 
     def attempt(self, run: Run, *, killable: bool) -> str:
         is_killed = killable and self.rng.random() < self.kills
@@ -264,24 +269,24 @@ class World:
                 return
             kind, args, task_id = self.queue.pop(0)
             if kind == "undo":
-                name, result_link = args
+                name, link, chain = args
                 if task_id not in self.undone_ids:
                     self.undone.append(name)
                     self.undone_ids.add(task_id)
-                self.queue.append(("take back", result_link, ""))
+                self.queue.append(("take back", link, f"{chain}, after {name}"))
                 continue
-            self.take_back(args)
+            self.take_back(args, task_id)
         raise Broken("taking back never ends")
 
-    def take_back(self, args: tuple[Any, ...]) -> None:
+    def take_back(self, args: tuple[Any, ...], task_id: str) -> None:
         lines = self.rng.randint(1, 200) if self.rng.random() < 0.2 * bool(self.depth < 9) else 0
         lines = lines if self.store_fails or self.broker_fails or self.rng.random() < 0.5 else 0
         before = self.state()
-        act = partial(take_back._take_back, Bound(self), *args)
+        act = partial(take_back._take_back, Bound(self, task_id), *args)
         try:
             killed_after(lines, self, act, where=_counts)
         except (Killed, TryLater):
-            self.queue.append(("take back", args, ""))
+            self.queue.append(("take back", args, task_id))
             self.now += 61
         if before == "open" and self.state() in ("closing", "closed"):
             if self.answers and args[0] != self.answers:
@@ -312,11 +317,12 @@ class World:
 class Bound:
     """The task, as ``take_back`` sees itself."""
 
-    def __init__(self, world: World) -> None:
-        self.app = world.app
+    def __init__(self, world: World, task_id: str) -> None:
+        self.app, self.request = world.app, Context(id=task_id)
 
     def si(self, *args: Any) -> Signature:
-        return Signature("take back", args=args, app=self.app)
+        chain = self.request.id.partition(",")[0]
+        return Signature("take back", args=args, app=self.app, options={"chain": chain})
 
 
 def _counts(code: CodeType) -> bool:
@@ -338,7 +344,9 @@ def play(seed: int) -> Counter[str]:
         if world.rng.random() < world.broker_fails:
             raise ConnectionError
         task_id = str({**self.options, **options}["task_id"])
-        world.queue.append(("undo", (self.args[-1], tuple(link.args)), task_id))
+        chain = link.options["chain"]
+        world.queue.append(("undo", (self.args[-1], tuple(link.args), chain), task_id))
+        world.chains.add(chain)
         if world.rng.random() < world.broker_fails / 2:
             raise ConnectionError  # it was taken, and the answer is lost
 
@@ -389,6 +397,8 @@ def judge(world: World) -> None:
         raise Broken(f"done {world.done}, undone {world.undone}, {fields['state']}")
     else:
         world.happened["taken back"] += 1
+    if len(world.chains) > 1:
+        raise Broken("two chains of undoing tasks")
     first = list(dict.fromkeys(world.undone))
     if first != sorted(first, reverse=True):
         raise Broken(f"undone in the order {first}")

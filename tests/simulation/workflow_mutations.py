@@ -76,6 +76,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "rule 5: a run counts as later than itself": lambda: _edited(
         take_back, "next_step", (" and entered_by != run", "")
     ),
+    "rule 5: each given-up message begins to undo": lambda: _edited(
+        take_back, "next_step", ('if fields["by"] != by:', "if False:")
+    ),
     "rule 5: the first step is undone first": lambda: _edited(
         take_back, "next_step", ("reversed(fields", "list(fields")
     ),

@@ -136,7 +136,7 @@ def test_a_step_without_undo_stands(app: Celery, fund: Any, bank: Bank) -> None:
 def test_each_undoing_task_waits_for_the_one_before(
     app: Celery, fund: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one fails, the rest waits until its dead letter is redriven."""
+    """If one fails, the rest waits for it, also if the given-up message is given up again."""
     failing = [True]
 
     def undo(result: Any, name: str) -> None:
@@ -149,14 +149,17 @@ def test_each_undoing_task_waits_for_the_one_before(
     assert [name for name, _ in bank.undone] == ["c"]
     failing.clear()
     taken_back(app, "A")
+    assert [name for name, _ in bank.undone] == ["c"]
+    taken_back(app, "A", task_id=Document(records_of(app), "scope", "order:7").fields["by"])
     assert [name for name, _ in bank.undone] == ["c", "b", "a"]
 
 
 def taken_back(app: Celery, message: str, **facts: Any) -> None:
     """Run the task that takes a message's workflows back, as if its worker was lost."""
     digest = message_digest(app, "fund", message)
-    given = {"run": "lost", "began": 9e9} | facts
-    app.tasks[take_back.NAME].apply((digest, given["run"], given["began"]), throw=True)
+    given = {"run": "lost", "began": 9e9, "task_id": None} | facts
+    args = (digest, given["run"], given["began"])
+    app.tasks[take_back.NAME].apply(args, task_id=given["task_id"], throw=True)
 
 
 def test_the_main_process_takes_back_what_a_lost_run_has_done(
@@ -177,7 +180,7 @@ def test_taking_back_waits_for_the_lock(app: Celery, fund: Any, bank: Bank) -> N
         fund.apply(task_id="A")
     with Lock(records_of(app), "order:7"), pytest.raises(Busy):
         take_back.next_step(
-            records_of(app), "order:7", message_digest(app, "fund", "A"), "lost", 9e9
+            records_of(app), "order:7", message_digest(app, "fund", "A"), "lost", 9e9, by="1"
         )
     assert bank.undone == []
 
@@ -318,8 +321,8 @@ def test_undoing_tasks_that_could_not_be_sent_are_retried(
     with monkeypatch.context() as patch:
         patch.setattr(type(app.tasks["undo"]), "apply_async", away)
         with pytest.raises(NotDispatched):
-            taken_back(app, "A")
-    taken_back(app, "A")
+            taken_back(app, "A", task_id="1")
+    taken_back(app, "A", task_id="1")
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
