@@ -17,11 +17,12 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: A hidden message comes due this much before the end of ``retry_for``, or this share of it if
-#: that is less, to run once more. SQS shows it a little late, and the worker may be busy.
+#: A hidden message comes due this much before the end of ``retry_for`` for its last run, or this
+#: share of ``retry_for`` before it if that is less. SQS shows the message a little late, and the
+#: worker may be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
-#: Instead of a policy of the user's that fails.
+#: Takes the place of a user's policy that fails.
 _FALLBACK = FullJitter()
 
 
@@ -48,11 +49,11 @@ class GiveUpReason(str, Enum):
 class Standing:
     """Where a message stands against its budgets, after or before one of its runs."""
 
-    #: Runs before this one, at the most: a receive need not have led to a run.
+    #: An upper bound of the runs before this one, because a receive need not lead to a run.
     retries: int = 0
     #: Seconds since the first receive at which the message was due.
     elapsed: float = 0.0
-    #: The queue allows no further receive: at the next one it would move the message silently.
+    #: The queue allows no further receive. At the next one it would silently move the message.
     is_last_receive: bool = False
     #: The queue should have moved the message before this receive.
     is_overdue: bool = False
@@ -60,16 +61,16 @@ class Standing:
     is_expiring: bool = False
 
 
-def exhausted(
+def find_reason(
     standing: Standing, *, max_retries: int | None, retry_for: float | None, delay: float
 ) -> GiveUpReason | None:
-    """Say which budget leaves no further retry, or ``None`` if all do.
+    """Return which budget allows no further retry, or ``None`` if all allow one.
 
     Arguments:
-        standing: of the message, after the run that has just failed.
+        standing: the message's standing after the run that has just failed.
         max_retries: most retries; ``None`` = no limit.
-        retry_for: seconds; ``None`` = no limit. A retry that would begin after that would not run,
-            so the message does not wait for it.
+        retry_for: seconds; ``None`` = no limit. A retry that would begin later would not run, so
+            the message does not wait for it.
         delay: seconds until the retry would begin.
     """
     if max_retries is not None and standing.retries >= max_retries:
@@ -84,7 +85,7 @@ def exhausted(
     return None
 
 
-def exhausted_before_run(
+def find_reason_before_run(
     standing: Standing,
     *,
     max_retries: int | None,
@@ -92,16 +93,16 @@ def exhausted_before_run(
     crashes: int,
     crash_budget: int,
 ) -> GiveUpReason | None:
-    """Say which budget was used up before this receive, so that the task must not even start.
+    """Return which budget was used up before this receive, or ``None`` if the task may start.
 
     A receive is not a run: a worker that stopped may have given the message back unstarted. So the
-    number of receives ends no message unless a run is known to have been started. When the time
-    is over, a message that may never have run gets one run. A message received at least
+    number of receives ends a message only if one of its runs is known to have started. A message
+    that may never have run gets one run even after ``retry_for``. A message received at least
     ``crash_budget`` times is assumed to have run.
 
     Arguments:
-        standing: of the message that was just received.
-        max_retries, retry_for: as for :func:`exhausted`.
+        standing: the standing of the message that was just received.
+        max_retries, retry_for: as for :func:`find_reason`.
         crashes: runs known to have been started and lost, of which ``crash_budget`` are too many.
     """
     if crashes >= crash_budget:
@@ -140,12 +141,12 @@ def receives_needed(
 ) -> int:
     """Estimate how many receives a message needs until its budgets end.
 
-    For comparison with a queue's ``maxReceiveCount``. The delays are drawn, so another message may
-    need a tenth more or less.
+    Compare the number with a queue's ``maxReceiveCount``. The delays are drawn, so another message
+    may need a tenth more or less.
 
     Arguments:
         at_most: the count ends there. SQS allows no ``maxReceiveCount`` above 1,000.
-        rng: what draws the delays; ``None`` = always the same draws.
+        rng: the source of the delays; ``None`` = always the same draws.
     """
     rng, elapsed, failures = rng or Random(0), 0.0, 0
     backoff = tolerant(backoff)
@@ -159,10 +160,10 @@ def receives_needed(
     return failures + 1
 
 
-def capped(delay: float, ceiling: float, cap: float) -> float:
-    """Shrink a delay drawn from 0 to ``ceiling`` to one from 0 to ``cap``, if that is less.
+def shrink(delay: float, ceiling: float, cap: float) -> float:
+    """Scale a delay drawn from 0 to ``ceiling`` to one from 0 to ``cap``, if that is less.
 
-    Shrunk rather than cut, so that the draws stay spread.
+    Cutting the delay at the cap would bunch the draws there. Scaling keeps them spread.
     """
     return delay if ceiling <= cap else delay * cap / ceiling
 
@@ -186,7 +187,7 @@ class _Tolerant(Policy):
 
     def _ask(self, attempt: int, question: Callable[[Policy], float]) -> float:
         try:
-            return self._capped(self.policy, attempt, question)
+            return self._shrink(self.policy, attempt, question)
         except Exception as exc:  # noqa: BLE001  # the user's code must not lose the message
             if self.is_logged:
                 logger.error(
@@ -194,20 +195,20 @@ class _Tolerant(Policy):
                     " instead",
                     *(type(self.policy).__qualname__, attempt, type(exc).__name__),
                 )
-            return self._capped(_FALLBACK, attempt, question)
+            return self._shrink(_FALLBACK, attempt, question)
 
-    def _capped(self, policy: Policy, attempt: int, question: Callable[[Policy], float]) -> float:
+    def _shrink(self, policy: Policy, attempt: int, question: Callable[[Policy], float]) -> float:
         seconds = to_seconds("delay", question(policy))
         if self.cap == math.inf:
             return seconds
-        return capped(seconds, to_seconds("ceiling", policy.ceiling(attempt)), self.cap)
+        return shrink(seconds, to_seconds("ceiling", policy.ceiling(attempt)), self.cap)
 
 
 def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
     """Return a policy that never raises. ``FullJitter()`` takes its place if it fails.
 
     Arguments:
-        cap: seconds; delays are shrunk to that at most, as ``fifo_cap`` does on a FIFO queue.
+        cap: seconds; longer delays are scaled down to it, as ``fifo_cap`` does on a FIFO queue.
     """
     return _Tolerant(policy, cap, is_logged=False)
 
@@ -221,7 +222,7 @@ def draw_delay(
     ``sqs_backoff.backoff_broken``; ``FullJitter()`` takes its place.
 
     Arguments:
-        cap: the longest delay, whatever the policy says; ``None``: the policy's own.
+        cap: the longest delay in seconds, which overrules the policy's. ``None`` = the policy's.
     """
     policy = _Tolerant(backoff, math.inf if cap is None else cap, is_logged=True)
     return policy.delay_for(message_id, attempt, rng)

@@ -2,8 +2,8 @@
 
 A message is deleted, hidden, sent to the dead-letter queue, or given back. The process that ran
 the task decides about a failure (:func:`decide_failure`) and reports its decision. The worker's
-main process settles each end (:func:`decide`), before any of Celery's own code runs, so nothing
-that fails later, such as a result backend or a user's hook, can change the answer.
+main process settles each end (:func:`decide`) before any of Celery's own code runs. So a later
+failure, such as that of a result backend or a user's hook, cannot change the answer.
 
 =================  ===========================================  ================================
 how the run ended  without a decision                           with a decision of its process
@@ -25,7 +25,7 @@ refused            (a budget was used up before)                dead letter
 not started        give back: this receive was no attempt
 =================  ===========================================  ================================
 
-A dead letter is a delete where the task, or the queue, has no place for dead letters.
+A dead letter is a delete if the task or the queue has no place for dead letters.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from .budget import GiveUpReason, Standing, exhausted
+from .budget import GiveUpReason, Standing, find_reason
 from .outcomes import Outcome, Verdict
 
-#: On prefork the process is killed only after the report of its time limit; its message must not
-#: come back before it is gone (TERM, 0.1 s, KILL).
+#: On prefork the pool kills the process only after it has reported its time limit (TERM, 0.1 s,
+#: KILL). The message must not come back before that process is gone.
 MIN_CRASH_DELAY_SECONDS: Final = 2.0
 
 
@@ -78,9 +78,9 @@ class Hide:
 
     seconds: float
     outcome: Outcome = Outcome.RETRYABLE
-    #: Seconds that the provider asked for, part of ``seconds``; ``None``: it did not ask.
+    #: Seconds that the provider asked for, part of ``seconds``, or ``None`` if it did not ask.
     retry_after: float | None = None
-    #: The task has named the delay, by ``countdown`` or ``eta``, so it is never shortened.
+    #: The task has named the delay by ``countdown`` or ``eta``, so the worker never shortens it.
     is_named: bool = False
 
 
@@ -96,7 +96,7 @@ class DeadLetter:
 class GiveBack:
     """Let another worker receive the message.
 
-    ``started`` is false if the task has not been started: then the receive was no attempt.
+    ``started`` is false if the task was not started. That receive does not count as an attempt.
     """
 
     started: bool = True
@@ -108,17 +108,17 @@ Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
 class Reply(Enum):
     """The provider's reply, as a run of its task shows it."""
 
-    #: It took the call, or said that it never will (NOT_PROCESSED).
+    #: The provider took the call, or refused it for good (NOT_PROCESSED).
     ANSWERED = "answered"
-    #: It is there, and refuses the call for now: the failure names a Retry-After.
+    #: The provider is up and refuses the call for now. The failure names a Retry-After.
     REFUSED = "refused"
-    #: The call failed, and one of the task's rules knows the error: in doubt or not.
+    #: The call failed, and one of the task's rules knows the error, in doubt or not.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of one run, and if known, the decision of its process and the provider's reply."""
+    """The end of one run and, if known, its process's decision and the provider's reply."""
 
     end: End
     decision: Hide | DeadLetter | None = None
@@ -135,8 +135,8 @@ class Facts:
         crashes: runs of the message that are known to be lost, this one included if it is.
         delay: seconds, drawn from the task's policy for this failure; only where
             :func:`needs_delay` says so.
-        keeps_dead_letters: the task wants dead letters, and the queue has a place for them, or may
-            have: its attributes could not be read yet.
+        keeps_dead_letters: the task wants dead letters, and the queue has a place for them. Also
+            true while the queue's attributes could not be read.
     """
 
     standing: Standing
@@ -148,7 +148,7 @@ class Facts:
     keeps_dead_letters: bool = True
 
 
-#: For ends that are decided without facts. See :func:`needs_facts`.
+#: Stands in for the facts of ends that need none. See :func:`needs_facts`.
 NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
 
 
@@ -163,13 +163,13 @@ def decide_failure(
     """Decide about a failure, in the process that ran the task.
 
     Arguments:
-        verdict: what the failure means.
-        standing, max_retries, retry_for: as for :func:`.budget.exhausted`.
+        verdict: the verdict on the failure.
+        standing, max_retries, retry_for: as for :func:`.budget.find_reason`.
         delay: seconds until a retry would begin, the verdict's ``retry_after`` included.
     """
     if not verdict.wants_retry:
         return DeadLetter(GiveUpReason.NOT_RETRYABLE, verdict.outcome)
-    reason = exhausted(standing, max_retries=max_retries, retry_for=retry_for, delay=delay)
+    reason = find_reason(standing, max_retries=max_retries, retry_for=retry_for, delay=delay)
     if reason is not None:
         return DeadLetter(reason, verdict.outcome)
     return Hide(delay, verdict.outcome, verdict.retry_after)
@@ -183,7 +183,7 @@ _GIVEN_UP: Final[Mapping[End, GiveUpReason]] = {
     End.REJECTED: GiveUpReason.REJECTED,
 }
 
-#: With the reason why the last of too many is given up.
+#: Lost runs, each with the reason for giving up after the last that ``crash_budget`` allows.
 _CRASHES: Final[Mapping[End, GiveUpReason]] = {
     End.PROCESS_LOST: GiveUpReason.WORKER_LOST,
     End.TIME_LIMIT: GiveUpReason.TIME_LIMIT,
@@ -192,7 +192,7 @@ _CRASHES: Final[Mapping[End, GiveUpReason]] = {
 
 _COMES_BACK: Final = frozenset({End.REQUEUED, End.NOT_BEGUN, *_CRASHES})
 
-#: Most messages end so. A success costs no more than it must.
+#: Most messages end so, and looking up the facts would make each success slower.
 _NEEDS_NO_FACTS: Final = _DELETED | {End.NOT_STARTED}
 
 
@@ -207,7 +207,7 @@ def needs_delay(ended: Ended) -> bool:
 
 
 def decide(ended: Ended, facts: Facts) -> Settle:
-    """Decide about the message. A decision that the task's process has made stands."""
+    """Decide about the message. A decision of the task's process stands."""
     settle = ended.decision or _decide_end(ended.end, facts)
     if isinstance(settle, DeadLetter) and not facts.keeps_dead_letters:
         return Delete(settle.reason, settle.outcome)
@@ -215,7 +215,7 @@ def decide(ended: Ended, facts: Facts) -> Settle:
 
 
 def _decide_end(end: End, facts: Facts) -> Settle:
-    """Decide about an end for which the task's process has not."""
+    """Decide about an end without a decision of the task's process."""
     if end in _DELETED:
         return Delete()
     if end in _GIVEN_UP:
@@ -225,12 +225,12 @@ def _decide_end(end: End, facts: Facts) -> Settle:
 
     is_crash = end in _CRASHES
     delay = max(MIN_CRASH_DELAY_SECONDS, facts.delay) if is_crash else facts.delay
-    reason = exhausted(
+    reason = find_reason(
         facts.standing, max_retries=facts.max_retries, retry_for=facts.retry_for, delay=delay
     )
     if is_crash and facts.crashes >= facts.crash_budget:
         reason = _CRASHES[end]
     if reason is None:
         return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
-    # A task that was requeued has not said why.
+    # A task that requeued its message has not said why.
     return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)

@@ -11,7 +11,7 @@ from typing import Any
 from .outcomes import Classifier
 from .policies import Exponential, FullJitter, Policy, Schedule, to_seconds
 
-#: The setting that says what makes tasks of messages that other senders wrote.
+#: The setting that names the adapters for messages of other senders.
 FOREIGN = "foreign"
 
 #: Further settings in ``app.conf.sqs_backoff``, which other rooms read.
@@ -33,7 +33,7 @@ TYPE_ONLY = "type"
 class InvalidOption(ValueError):
     """An option that cannot be used. The message names it and its legal values.
 
-    ``option`` is its name, if it is one of ours.
+    ``option`` is its name if the option is one of ours.
     """
 
     def __init__(self, message: str, option: str | None = None) -> None:
@@ -148,7 +148,7 @@ def _suggest(name: object, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-# How each option is read. A reader returns the value to keep, and raises if it is not legal.
+# Readers of options. A reader returns the value to keep, or raises if the value is not legal.
 
 
 class _Hint(ValueError):
@@ -198,17 +198,17 @@ def _classifiers(value: Any) -> tuple[Classifier, ...]:
 
 
 def _takes_one_argument(function: Callable[..., object]) -> bool:
-    """Return whether it can be called with an exception. A factory of a classifier cannot."""
+    """Return whether a function accepts one exception, which a factory of classifiers does not."""
     try:
         signature(function).bind(Exception())
     except TypeError:
         return False
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
 
-#: How each option is read, and how its legal values are named.
+#: Each option's reader, and the words for its legal values.
 _OPTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "backoff": (
         _if(lambda value: isinstance(value, Policy)),
@@ -256,10 +256,10 @@ AUTORETRY_OPTIONS = (
 def options_from_autoretry(task: Any) -> dict[str, Any]:
     """Translate ``autoretry_for`` and its family into options, if the task has them.
 
-    The delays are as in Celery's ``add_autoretry_behaviour``: ``retry_backoff`` is the base, in
+    The delays are those of Celery's ``add_autoretry_behaviour``. ``retry_backoff`` is the base, in
     seconds (``True`` = 1), of an exponential capped at ``retry_backoff_max`` (default 600), with
-    full jitter unless ``retry_jitter`` is false; without it every delay is the ``countdown`` of
-    ``retry_kwargs``, else ``default_retry_delay`` (180 seconds).
+    full jitter unless ``retry_jitter`` is false. Without ``retry_backoff`` every delay is the
+    ``countdown`` of ``retry_kwargs``, else ``default_retry_delay`` (180 seconds).
     """
     autoretry_for = tuple(getattr(task, "autoretry_for", ()))
     if not autoretry_for:

@@ -1,7 +1,7 @@
-"""What a failure means. May the task run again, and may its effects be undone?
+"""The meaning of a failure. May the task run again, and may its effects be undone?
 
-Every error gets one of three outcomes. Retryable is an allow list: an error that no rule
-knows may have been processed, and is not tried again.
+Every error gets one of three outcomes. Retryable is an allow list. If no rule knows an error, the
+work may have been processed, so the task does not run again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """What a failure means for the work that the task was to do.
+    """The meaning of a failure for the task's work.
 
-    * ``RETRYABLE``: nothing was processed, and a later attempt may succeed (the provider is down,
-      or throttles). Undo, then retry.
-    * ``NOT_PROCESSED``: certainly nothing was processed, and no retry will help (bad credentials,
-      an address that does not exist). Undo, then give up.
-    * ``UNKNOWN``: it may have been processed (a timeout after the request left), or nobody has
-      said what this error means. Undo nothing and give up: a lost mail is better than two.
+    * ``RETRYABLE``: the work was not processed, and a later attempt may succeed (the provider is
+      down, or throttles). Undo, then retry.
+    * ``NOT_PROCESSED``: the work was certainly not processed, and no retry will help (bad
+      credentials, an address that does not exist). Undo, then give up.
+    * ``UNKNOWN``: the work may have been processed (a timeout after the request left), or no rule
+      knows this error. Give up without an undo, because a lost mail is better than two.
     """
 
     RETRYABLE = "retryable"
@@ -36,7 +36,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, init=False)
 class Verdict:
-    """An outcome, how long the provider asks to be left alone, and whether repeating is safe.
+    """An outcome, the wait that the provider asks for, and whether repeating is safe.
 
     "Nothing was processed" and "safe to repeat" are two facts. An idempotent call that timed out
     may have been processed, and can still be repeated:
@@ -44,15 +44,15 @@ class Verdict:
 
     Arguments:
         outcome: one of ``Outcome``.
-        retry_after: seconds or timedelta, from 0 up; kept as float seconds. A floor under the delay
-            of a failure that is retried: jitter is added above it. Ignored for others.
-            ``None`` (default) = the provider asked for nothing.
-        safe_to_repeat: an UNKNOWN failure is retried. Nothing is undone and no guard is taken
-            back; if the retries run out, the dead-letter record says UNKNOWN. Default ``False``.
-            Ignored for the other outcomes, which already decide whether to retry.
+        retry_after: seconds or timedelta, from 0 up; kept as float seconds. The least delay of
+            a retry, to which jitter is added. Ignored if the failure is not retried.
+            ``None`` (default) = the provider did not ask.
+        safe_to_repeat: an UNKNOWN failure is retried. No undo runs and no guard is taken back. If
+            the retries run out, the dead-letter record says UNKNOWN. Default ``False``. Ignored for
+            the other outcomes, which already decide whether to retry.
 
     Raises:
-        TypeError: ``outcome`` is not an ``Outcome``, ``retry_after`` is neither a number nor a
+        TypeError: ``outcome`` is not an ``Outcome``, ``retry_after`` is not a number or a
             timedelta, or ``safe_to_repeat`` is not a bool.
         ValueError: ``retry_after`` is negative, infinite or NaN.
     """
@@ -89,38 +89,38 @@ class Verdict:
         return self.outcome is not Outcome.UNKNOWN
 
 
-#: Returns the meaning of an exception, or ``None`` if it does not know it.
+#: Returns the meaning of an exception, or ``None`` for an exception that it does not know.
 Classifier: TypeAlias = Callable[[BaseException], Outcome | Verdict | None]
 
 
 class ExplicitOutcome(Exception):
-    """An exception that carries its own verdict. It is asked before anything else."""
+    """An exception that carries its own verdict, which wins over every classifier."""
 
     @property
     def verdict(self) -> Verdict:
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default an exception is unpickled by calling its class with ``args``, which fails for a
-        # subclass whose constructor takes others; and this one leaves its pool process pickled.
-        return _unpickled, (type(self), self.args), self.__dict__
+        # pickle calls an exception's class with ``args``, which fails for a subclass with another
+        # constructor. This exception leaves its pool process pickled.
+        return _unpickle, (type(self), self.args), self.__dict__
 
 
-def _unpickled(cls: type[ExplicitOutcome], args: tuple[Any, ...]) -> ExplicitOutcome:
+def _unpickle(cls: type[ExplicitOutcome], args: tuple[Any, ...]) -> ExplicitOutcome:
     return cls.__new__(cls, *args)
 
 
 class Retryable(ExplicitOutcome):
-    """Raise it in a task if nothing was processed and it should run again later.
+    """Raise it in a task if the work was not processed and the task should run again later.
 
     Arguments:
         msg: for readers of the log and the dead-letter record.
-        retry_after: seconds or timedelta, from 0 up, that the provider asked to be left alone;
-            a floor, the jitter comes on top. Kept as float seconds. ``None`` (default) = nothing
-            was asked.
+        retry_after: the wait that the provider asked for, seconds or timedelta, from 0 up. It is
+            the least delay, to which jitter is added. Kept as float seconds. ``None`` (default) =
+            the provider did not ask.
 
     Raises:
-        TypeError: ``retry_after`` is neither a number nor a timedelta.
+        TypeError: ``retry_after`` is not a number or a timedelta.
         ValueError: ``retry_after`` is negative, infinite or NaN.
     """
 
@@ -141,8 +141,8 @@ class NonRetryable(ExplicitOutcome):
 
     Arguments:
         msg: for readers of the log and the dead-letter record.
-        safe_to_undo: ``True`` = certainly nothing was processed; ``False`` (default) = it may have
-            been.
+        safe_to_undo: ``True`` = the work was certainly not processed; ``False`` (default) = it may
+            have been.
 
     Raises:
         TypeError: ``safe_to_undo`` is not a bool.
@@ -170,23 +170,23 @@ def judge(
     never_retry: Iterable[type[BaseException]] = (),
     task: str | None = None,
 ) -> Verdict | None:
-    """Return the verdict on a failure, or ``None`` if no rule knows it. The first match wins:
+    """Return the verdict on a failure, or ``None`` if no rule knows it. The first match wins.
 
     1. the exception itself, if it is a ``Retryable`` or ``NonRetryable``;
     2. the ``classify`` callables, in order;
     3. ``never_retry``: ``None`` for these classes and their subclasses;
     4. ``retry_on``: RETRYABLE for these classes and their subclasses.
 
-    A classifier that raises, or returns something else than an ``Outcome``, a ``Verdict`` or
-    ``None``, is logged as ``sqs_backoff.classifier_broken`` and passed over, as if it did not know
-    the exception: a bug in it can lose a retry, but never cause one.
+    If a classifier raises, or returns something else than an ``Outcome``, a ``Verdict`` or
+    ``None``, it is logged as ``sqs_backoff.classifier_broken`` and passed over, as if it did not
+    know the exception. A bug in it can lose a retry, but never cause one.
 
-    Classes are compared with the exception itself, not with its ``__cause__`` or ``__context__``:
-    an error wrapped in another may have happened after the work was done. A classifier may look at
-    them.
+    Classes are compared with the exception itself, not with its ``__cause__`` or ``__context__``,
+    because an error wrapped in another may have happened after the work was done. A classifier may
+    look at them.
 
     Arguments:
-        task: the task's name, for that log line.
+        task: the task's name, for the log line.
     """
     for classifier in (_explicit_verdict, *classify):
         verdict = _ask(classifier, exc, task)
@@ -204,7 +204,7 @@ def _explicit_verdict(exc: BaseException) -> Verdict | None:
 def _ask(classifier: Classifier, exc: BaseException, task: str | None) -> Verdict | None:
     try:
         answer: object = classifier(exc)
-    except Exception as error:  # noqa: BLE001  # whatever it raises, the task's failure is handled
+    except Exception as error:  # noqa: BLE001  # a classifier's bug must not hide the failure
         _log_broken(classifier, exc, task, f"raised {_name(type(error))}")
         return None
     if isinstance(answer, Outcome):

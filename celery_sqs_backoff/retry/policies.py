@@ -1,6 +1,6 @@
 """How long does a failed task wait before it is tried again?
 
-A policy answers in seconds, from the number of the failure alone; the randomness is passed in.
+A policy computes seconds from the number of the failure alone. The caller passes the randomness in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RandomSource(Protocol):
 class Policy(ABC):
     """A delay for each failure. Base class of the policies here, and of your own.
 
-    A subclass must say its ``ceiling``; one with jitter also overrides ``delay``.
+    A subclass must define ``ceiling``. A subclass with jitter also overrides ``delay``.
     """
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Policy(ABC):
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
         """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
 
-        Without jitter this is the ceiling, and ``rng`` is not asked. Raises what ``ceiling`` does.
+        Without jitter this is the ceiling, and ``rng`` is not used. Raises errors as ``ceiling``.
         """
         return self.ceiling(attempt)
 
@@ -63,14 +63,14 @@ class _Growing(Policy):
         object.__setattr__(self, "cap", cap_seconds)
 
     def ceiling(self, attempt: int) -> float:
-        return self._grown(2.0, _checked(attempt) - 1)
+        return self._grow(2.0, _check_attempt(attempt) - 1)
 
-    def _grown(self, factor: float, times: int) -> float:
+    def _grow(self, factor: float, times: int) -> float:
         try:
             return min(self.cap, self.base * factor**times)
         except OverflowError:
-            # A float ends near 2**1024, and an exhausted policy may be asked for attempt 10,000:
-            # the cap was reached long before.
+            # Floats end near 2**1024, and attempt 10,000 of a policy overflows. The delay reached
+            # the cap long before.
             return self.cap
 
 
@@ -85,7 +85,7 @@ class Exponential(_Growing):
         cap: the longest delay, seconds or timedelta, at least ``base``. Default 3600.
 
     Raises:
-        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        TypeError: ``base`` or ``cap`` is not a number or a timedelta.
         ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
     """
 
@@ -94,8 +94,8 @@ class FullJitter(_Growing):
     """Doubling, spread from 0 on: ``uniform(0, min(cap, base * 2**(attempt - 1)))``.
 
     By default anything from 0 to 2, 4, 8, ... 2048, 3600, 3600 seconds, half of that on average.
-    The cap is applied before the draw, so a draw never passes it, and those under a long reached
-    cap are spread as widely as all others. This is "Full Jitter" of
+    The cap is applied before the draw. So a draw never passes the cap, and draws after the cap is
+    reached are spread as widely as the earlier ones. This is "Full Jitter" of
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
     Arguments:
@@ -103,7 +103,7 @@ class FullJitter(_Growing):
         cap: the highest ceiling, seconds or timedelta, at least ``base``. Default 3600.
 
     Raises:
-        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        TypeError: ``base`` or ``cap`` is not a number or a timedelta.
         ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
     """
 
@@ -117,7 +117,7 @@ class EqualJitter(_Growing):
 
     ``half`` is half of ``min(cap, base * 2**(attempt - 1))``: by default the delay lies between
     1 and 2, 2 and 4, 4 and 8, ... 1800 and 3600 seconds, three quarters of the ceiling on average.
-    A draw never passes the cap. Never near 0, at the price of half the spread. This is
+    A draw never passes the cap and is never near 0, at the price of half the spread. This is
     "Equal Jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
     Arguments:
@@ -125,7 +125,7 @@ class EqualJitter(_Growing):
         cap: the highest ceiling, seconds or timedelta, at least ``base``. Default 3600.
 
     Raises:
-        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        TypeError: ``base`` or ``cap`` is not a number or a timedelta.
         ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
     """
 
@@ -139,12 +139,12 @@ class DecorrelatedJitter(_Growing):
     """Each delay drawn from the one before: ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``.
 
     ``d[0]`` is ``base``; by default the delay lies between 2 and 6, 18, 54, ... 1458, 3600 seconds.
-    A draw never passes the cap, but it is cut off at it, not spread under it: of many messages that
-    have failed for long, about a quarter wait exactly ``cap``, and come back together.
-    ``FullJitter`` does not have that fault.
+    A draw never passes the cap, but it is cut off there instead of being spread below it. Of many
+    messages that have failed for a long time, about a quarter wait exactly ``cap`` and come back
+    together. ``FullJitter`` does not have that fault.
 
-    Nothing is stored between attempts. The chain of a message is drawn from its id, so whichever
-    worker sees the message replays the same delays up to this one, at the cost of one draw per
+    No state is stored between attempts. The chain of a message is drawn from its id, so every
+    worker that sees the message replays the same delays up to this one, at the cost of one draw per
     attempt. This is "Decorrelated Jitter" of
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
@@ -153,13 +153,13 @@ class DecorrelatedJitter(_Growing):
         cap: the longest delay, seconds or timedelta, at least ``base``. Default 3600.
 
     Raises:
-        TypeError: ``base`` or ``cap`` is neither a number nor a timedelta.
+        TypeError: ``base`` or ``cap`` is not a number or a timedelta.
         ValueError: ``base`` or ``cap`` is out of range, infinite or NaN.
     """
 
     def ceiling(self, attempt: int) -> float:
         """Return ``min(cap, base * 3**attempt)`` seconds, as if all draws were the highest."""
-        return self._grown(3.0, _checked(attempt))
+        return self._grow(3.0, _check_attempt(attempt))
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
         """Draw a whole chain of ``attempt`` delays from ``rng`` and return its last, in seconds."""
@@ -172,7 +172,7 @@ class DecorrelatedJitter(_Growing):
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
         """Return delay number ``attempt`` of the message's own chain, in seconds.
 
-        ``rng`` is not asked: the same id and attempt give the same delay in every process.
+        ``rng`` is not used. The same id and attempt give the same delay in every process.
         """
         # random.Random hashes a str seed with SHA-512, not with the per-process hash().
         return self.delay(attempt, random.Random(message_id))
@@ -182,16 +182,16 @@ class DecorrelatedJitter(_Growing):
 class Schedule(Policy):
     """An explicit list of delays, of which the last repeats: ``delays[min(attempt, n) - 1]``.
 
-    ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. No jitter, no cap
-    but its own values, in any order. The list never ends by itself: ``max_retries`` and
-    ``retry_for`` do that.
+    ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. The values may stand
+    in any order, and the schedule adds no jitter and no cap. It never ends the retries, which is up
+    to ``max_retries`` and ``retry_for``.
 
     Arguments:
         delays: seconds or timedeltas, each from 0 up, at least one. Kept as a tuple of float
             seconds.
 
     Raises:
-        TypeError: ``delays`` is not a list, or one of them neither a number nor a timedelta.
+        TypeError: ``delays`` is not a list, or one of them is not a number or a timedelta.
         ValueError: ``delays`` is empty, or one of them is negative, infinite or NaN.
     """
 
@@ -206,15 +206,15 @@ class Schedule(Policy):
         object.__setattr__(self, "delays", seconds)
 
     def ceiling(self, attempt: int) -> float:
-        return self.delays[min(_checked(attempt), len(self.delays)) - 1]
+        return self.delays[min(_check_attempt(attempt), len(self.delays)) - 1]
 
 
 def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
     """Turn seconds or a timedelta into float seconds, or refuse it as argument ``name``.
 
     Raises:
-        TypeError: ``value`` is neither a number nor a timedelta; a bool is not a number here.
-        ValueError: ``value`` is negative, infinite or NaN, or 0 where it may not be.
+        TypeError: ``value`` is not a number or a timedelta. A bool is not a number here.
+        ValueError: ``value`` is negative, infinite or NaN, or it is 0 and ``may_be_zero`` is false.
     """
     expected = f"seconds or a timedelta, {'from 0 up' if may_be_zero else 'above 0'}, finite"
     refusal = f"invalid {name} {value!r}: expected {expected}"
@@ -230,7 +230,7 @@ def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
     return seconds
 
 
-def _checked(attempt: int) -> int:
+def _check_attempt(attempt: int) -> int:
     if isinstance(attempt, bool) or not isinstance(attempt, int):
         raise TypeError(f"invalid attempt {attempt!r}: expected an int from 1 up")
     if attempt < 1:

@@ -74,7 +74,7 @@ class PolicyAlone:
             return RUN
         delay = self._draw(message) + (retry_after or 0.0)
         delay = self.delayed(message, delay, now)
-        reason = budget.exhausted(
+        reason = budget.find_reason(
             self._standing(message, now),
             max_retries=self.scenario.max_retries,
             retry_for=self.scenario.retry_for,
@@ -115,7 +115,7 @@ class PolicyAlone:
         """Return the budget that was exhausted before this receive; ``None`` = it may run."""
         if message.receives <= 1:
             return None
-        reason = budget.exhausted_before_run(
+        reason = budget.find_reason_before_run(
             self._standing(message, now),
             max_retries=self.scenario.max_retries,
             retry_for=self.scenario.retry_for,

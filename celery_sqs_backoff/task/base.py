@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 _REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"
 
-#: Settings of Celery by which a message would go round the task's budgets, and their values for
-#: our tasks, whose messages are settled by ``retry.decision`` alone.
+#: Settings of Celery that would let a message bypass the task's budgets, and their values for our
+#: tasks. ``retry.decision`` alone settles the messages of our tasks.
 _OVERRULED: Final[Mapping[str, bool]] = {
     "reject_on_worker_lost": False,
     "retry_on_worker_lost": False,
@@ -57,9 +57,9 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that fails well on Amazon SQS.
 
     When it raises an error classified as retryable, the message stays on the queue, hidden by
-    SQS's visibility timeout for a delay drawn from ``backoff``; nothing is published, nothing
-    sleeps, the message id stays the same. What is not retried goes to the queue's dead-letter
-    queue with the reason on it, and its result becomes FAILURE there and then.
+    SQS's visibility timeout for a delay drawn from ``backoff``. The worker publishes no copy and
+    does not sleep, and the message id stays the same. A message that is not retried goes to the
+    queue's dead-letter queue with the reason on it, and its result becomes FAILURE immediately.
 
     Options (class attributes or keywords of ``@app.task``; app-wide: ``app.conf.sqs_backoff``):
 
@@ -70,34 +70,34 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it bounds the
       receives of a message, and a receive is not always a run (a prefetched message that a deploy
       gives back has been received).
-    * ``retry_on``: exception classes that are RETRYABLE. Default none: unknown errors are not
+    * ``retry_on``: exception classes that are RETRYABLE. Default ``()``: unknown errors are not
       retried.
     * ``classify``: callables ``(exc) -> Outcome | Verdict | None``, asked before ``retry_on``.
-    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, called in this process when
-      nothing can have been processed (RETRYABLE, NOT_PROCESSED), never when it may have been
-      (UNKNOWN). It takes back what the task has prepared.
+    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, called in this process when the
+      failed work certainly was not processed (RETRYABLE, NOT_PROCESSED), never when it may have
+      been (UNKNOWN). It takes back the task's preparations.
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: runs that may end in a lost worker process or a hard time limit; with the
       last of them the message is given up. Default 3.
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
     * ``park_above``: from which share of SQS's 120,000 messages in flight on a message that would
-      be hidden goes to the dead-letter queue instead, marked as parked, because at the quota SQS
-      hands out nothing more. Default 0.8; ``None`` = never. Not on FIFO queues, whose order it
-      would break.
-    * ``record_detail``: what the dead-letter record says of the exception: ``"full"`` (default:
-      type, message and traceback, credentials masked) or ``"type"``.
+      be hidden goes to the dead-letter queue instead, marked as parked, because SQS hands out no
+      further messages at the quota. Default 0.8; ``None`` = never. It does not apply to FIFO
+      queues, because it would break their order.
+    * ``record_detail``: how much of the exception the dead-letter record holds: ``"full"``
+      (default: type, message and traceback, credentials masked) or ``"type"``.
     * ``provider``: a :class:`~celery_sqs_backoff.Provider` or its name: while it is down for one
-      task, the messages of all its tasks wait without running. ``None`` (default) = none.
+      task, the messages of all its tasks wait without running. ``None`` (default) = no provider.
     * ``redact``: ``callable(text) -> text``, your own masking of the record's message and
-      traceback, called in this process after ours. A text on which it fails is left out.
+      traceback, called in this process after ours. If it fails on a text, the record omits it.
 
     ``autoretry_for``, ``dont_autoretry_for``, ``retry_backoff``, ``retry_backoff_max``,
-    ``retry_jitter`` and ``retry_kwargs`` are read as the options above; Celery's own mechanism,
+    ``retry_jitter`` and ``retry_kwargs`` are read as the options above. Celery's own mechanism,
     which publishes a copy, is off.
 
     On another broker, and with ``task_always_eager``, a retry is Celery's own with this task's
-    delay; an eager task needs ``max_retries``. Called as a function, it raises what it raises.
+    delay; an eager task needs ``max_retries``. Called as a function, it raises its own error.
 
     Raises:
         ImproperlyConfigured: when the task is bound to an app with invalid options, or with
@@ -133,7 +133,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     extension: ClassVar[Extension] = Extension()
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
-    #: (celery/app/autoretry.py): being there is what keeps that mechanism off.
+    #: (celery/app/autoretry.py), so defining it keeps that mechanism off.
     _orig_run = None
 
     @classmethod
@@ -163,7 +163,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     @classmethod
     def _check_options(cls, app: Any) -> None:
-        """Refuse options of a class that is derived from this one.
+        """Refuse options that a derived class does not support.
 
         Raises:
             ImproperlyConfigured: names the option.
@@ -171,7 +171,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:
-        """The function by which Celery runs the task. Celery sets it in each worker process."""
+        """The function with which Celery runs the task. Celery sets it in each worker process."""
         return self.__dict__.get("_sqs_trace")
 
     @__trace__.setter
@@ -195,9 +195,9 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     ) -> Any:
         """Send the task as ``celery.Task.apply_async`` does, if possible with a delay by SQS.
 
-        With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most 900
-        and not on FIFO queues, which have none. The ETA stays on the message: a worker waits for
-        the rest.
+        With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most
+        900. FIFO queues have no delay per message. The ETA stays on the message, and a worker waits
+        for the rest.
         """
         if delay := self._delay_seconds(producer, args, kwargs, options):
             options["DelaySeconds"] = delay
@@ -216,13 +216,13 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """Retry as ``celery.Task.retry`` does, but keep the message where nothing else changes.
+        """Retry as ``celery.Task.retry`` does, but keep the message if it need not change.
 
         The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn
-        from ``backoff`` instead of being ``default_retry_delay``. The message is kept, and hidden,
-        if arguments and route are as they were, ``throw`` is true, and the delay fits into what SQS
-        allows (12 hours since the receive); otherwise a copy is published at once, as Celery does.
-        ``max_retries=0`` means "fail now": no rule of the task's retries what is raised then.
+        from ``backoff`` instead of being ``default_retry_delay``. The message is kept and hidden if
+        arguments and route have not changed, ``throw`` is true, and the delay ends within the 12
+        hours since the receive that SQS allows. Otherwise a copy is published immediately, as
+        Celery does. ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
 
         Raises:
             celery.exceptions.Retry: always, unless ``throw`` is false.
@@ -243,12 +243,12 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     @property
     def lease_lost(self) -> bool:
-        """Whether another worker may be running this message by now.
+        """Whether another worker may already be running this message.
 
-        To be asked by a long task before an effect that must not happen twice. It becomes true,
-        and stays so, when SQS refuses to renew the message's visibility timeout, or could not be
-        reached for so long that it has run out. False on other brokers. SQS does not always tell:
-        on a standard queue it accepts renewals of a receipt handle that has expired.
+        Check this in a long task before a side effect that must not happen twice. It becomes and
+        stays true when SQS refuses to renew the message's visibility timeout, or when that timeout
+        runs out because the worker cannot reach SQS. It is false on other brokers. SQS does not
+        always report the loss: a standard queue accepts renewals of an expired receipt handle.
         """
         delivery = delivery_of(self.request)
         return delivery is not None and exists(delivery.lost_flag or "")
@@ -264,7 +264,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             setting=_setting_name(app),
         )
 
-    #: Returns the meaning of a failure of this run.
+    #: Returns the verdict on a failure of this run.
     _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
@@ -292,7 +292,7 @@ def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
 
 
 def _name_of(cls: Any) -> str:
-    """Return the name of a task that is being bound, or that of its class, as Celery does."""
+    """Return the name of a task that is being bound, or else its class's name, as Celery does."""
     return str(cls.name or cls.__qualname__)
 
 
@@ -302,11 +302,11 @@ def _is_celerys_own(name: str) -> bool:
 
 
 def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
-    """Give a task of Celery's own the attributes of ``celery.Task`` back.
+    """Restore the attributes of ``celery.Task`` on one of Celery's own tasks.
 
     With ``task_cls`` Celery's own tasks inherit from our base class, too. They rely on Celery's
-    ways. ``chord_unlock`` polls by retrying itself, and each retry that keeps its message would use
-    up one of the queue's receives.
+    behaviour. ``chord_unlock`` polls by retrying itself, and each retry that keeps its message
+    would use up one of the queue's receives.
     """
     cls.Request, cls.Strategy = Task.Request, Task.Strategy
     cls.acks_late = app.conf.task_acks_late
@@ -359,8 +359,8 @@ def _check_request_class(cls: Any, app: Any) -> None:
 def _check_provider_key(cls: Any) -> None:
     """Refuse a provider with a ``key`` that names no argument of the task.
 
-    All calls would share one gate. A provider for the whole app is not checked, because it may be
-    meant for other tasks.
+    Such a key would give all calls one gate. A provider for the whole app is not checked, because
+    it may be meant for other tasks.
     """
     key = getattr(cls.provider, "key", None)
     if key is None:
@@ -375,7 +375,7 @@ def _check_provider_key(cls: Any) -> None:
 
 
 def _setting_name(app: Any) -> str:
-    """Return the name under which a project sets our app-wide options."""
+    """Return the name of the setting that holds our app-wide options in this project."""
     namespace = getattr(app, "namespace", None) or getattr(app, "_config_namespace", None)
     return f"{namespace}_SQS_BACKOFF" if namespace else "sqs_backoff"
 

@@ -9,12 +9,12 @@ from ..retry.outcomes import Verdict
 
 
 class Answered(Exception):
-    """Raised in place of a run, or in it, to end the message with a result.
+    """Raised before or during a run to end the message with a result.
 
     Attributes:
         result: of the message.
         is_done: an earlier run of the message has ended well, and ``result`` is its result.
-        has_result: ``result`` is that run's own. If not, it only says why there is none.
+        has_result: ``result`` is that run's own. If false, it only says why a result is missing.
     """
 
     result: Any = None
@@ -22,7 +22,7 @@ class Answered(Exception):
 
 
 class Extension:
-    """The hooks around a run. These do nothing.
+    """The hooks around a run. The base class leaves them empty.
 
     The first three run in the process that runs the task, ``given_up`` in the process that settles
     the message.
@@ -35,20 +35,20 @@ class Extension:
         """Note that a run has ended well. Never raises."""
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Note that a run has failed, and return what the failure means for the message."""
+        """Note that a run has failed, and return the verdict on the message."""
         return verdict
 
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None
     ) -> bool:
-        """Return whether everything was done that a message which is given up leaves behind.
+        """Clean up after a message that is given up, and return whether that succeeded.
 
         Arguments:
-            run, began: ID of the run that gives it up, and when that began or was received, in
-                seconds since the epoch.
-            queue: that the message came from.
+            run, began: ID of the run that gives the message up, and when that run began or its
+                message was received, in seconds since the epoch.
+            queue: the queue that the message came from.
 
         Returns:
-            False if it could not be done now.
+            False if the cleanup could not be done now.
         """
         return True

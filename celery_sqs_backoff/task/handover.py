@@ -1,8 +1,8 @@
-"""What crosses between the process that runs a task and the worker's main process.
+"""The values that pass between the process that runs a task and the worker's main process.
 
-The main process gives the :class:`Delivery` along with the request; the tracer takes it out again
-before Celery sees it. Back comes a :class:`Report` of how the run ended. It is an attribute of
-Celery's ``ExceptionInfo``, because only the part of a failure that Celery pickles gets across.
+The main process sends the :class:`Delivery` along with the request. The tracer takes it out again
+before Celery sees it. The task's process returns a :class:`Report` of how the run ended. The report
+is an attribute of Celery's ``ExceptionInfo``, because Celery pickles only that part of a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..sqs.redact import ErrorText
 DELIVERY_KEY = "sqs_delivery"
 
 #: Characters of a failure's text and traceback that go through the pool's pipe, for Celery's
-#: events. The task's process has stored the whole in the result backend by then.
+#: events. The task's process has already stored the whole in the result backend.
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
 
@@ -34,9 +34,9 @@ _NO_ERROR = ErrorText()
 
 
 class BackoffRetry(Retry):  # type: ignore[misc]  # Celery is not typed
-    """Ask the worker to hide the message for ``when`` seconds. Nothing has been published.
+    """Ask the worker to hide the message for ``when`` seconds. No copy has been published.
 
-    It has no fields of its own: ``Retry.__reduce__`` would drop them on the way.
+    It has no fields of its own, because ``Retry.__reduce__`` would drop them.
     """
 
 
@@ -61,8 +61,8 @@ class Asked:
 
     Attributes:
         raised: the exception.
-        cause: the error that the retry is for, if the task has named one.
-        reason: why no retry was left; ``None``: one was.
+        cause: the error that the retry is for, if the task named an error.
+        reason: why no retry was left, or ``None`` if one was.
         is_named: the task has named the delay itself.
     """
 
@@ -73,24 +73,24 @@ class Asked:
 
 
 class Run:
-    """One run of a task, and all that we note about it in its process.
+    """One run of a task, with our notes about it in its process.
 
-    A worker does not keep it on Celery's request. Celery would take it for a custom header, and
+    A worker does not keep it on Celery's request. Celery would take it for a custom header and
     copy it to the messages that the task sends.
 
     Attributes:
-        task_id: Celery's.
-        delivery: the SQS message; ``None``: another broker, or an eager task.
+        task_id: Celery's ID of the task.
+        delivery: the SQS message, or ``None`` on another broker and for an eager task.
         has_begun: the task's own code was called.
         is_running: the task's own code is running now.
         is_in_call: a ``__call__`` of the task's own is running, and has not called ``run``.
         is_awaited: callbacks, the rest of a chain or a chord have not been told of a success.
         arguments: of the task's own code, positional and by name.
-        asked: the last thing that ``self.retry()`` has said.
+        asked: the last answer of ``self.retry()``.
         copy: the retry that was published as a copy of the message, if any.
-        report: how the run ended; ``None`` until then.
+        report: how the run ended, or ``None`` while it runs.
         is_known: a rule of the task has classified its failure.
-        extension_state: of the task's extension.
+        extension_state: the state that the task's extension keeps.
     """
 
     has_begun = is_running = is_in_call = is_known = False
@@ -111,18 +111,18 @@ class Run:
             self._id = uuid4().hex if self.delivery is None else self.delivery.run_id
         return self._id
 
-    def asked_by(self, raised: BaseException) -> Asked | None:
-        """Return what ``self.retry()`` has said, if it has raised this exception."""
+    def get_asked(self, raised: BaseException) -> Asked | None:
+        """Return the answer of ``self.retry()``, if it raised this exception."""
         return self.asked if self.asked is not None and self.asked.raised is raised else None
 
 
-#: Of this thread, greenlet or coroutine.
+#: The run of this thread, greenlet or coroutine.
 RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=None)
 
 
 def run_of(request: Any) -> Run | None:
     """Return the run of a task's request, or ``None`` for a plain call."""
-    if request.is_eager:  # it may run inside of another with the same ID (``Task.replace``)
+    if request.is_eager:  # an eager task may run inside another with its ID (``Task.replace``)
         run: Run | None = getattr(request, "sqs_run", None)
     else:
         run = RUNNING.get()
@@ -132,7 +132,7 @@ def run_of(request: Any) -> Run | None:
 
 
 def begin_run(request: Any) -> Run:
-    """Return the run of a request when the task's own code is about to be called."""
+    """Return the run of a request, or make one, before the task's own code is called."""
     run = run_of(request)
     if run is None:  # not from SQS
         run = Run(request.id, None)
@@ -155,8 +155,8 @@ def describe(exc: BaseException, options: Options, *, with_traceback: bool = Tru
     )
 
 
-def ended_by(exc: TaskPredicate, *, is_named: bool = False) -> Ended:
-    """Say how a run ended that raised one of Celery's own words.
+def read_end(exc: TaskPredicate, *, is_named: bool = False) -> Ended:
+    """Return how a run ended that raised ``Retry``, ``Reject`` or ``Ignore``.
 
     Arguments:
         is_named: the task has named the delay of a retry itself.
@@ -173,7 +173,8 @@ def ended_by(exc: TaskPredicate, *, is_named: bool = False) -> Ended:
 def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
     """Return an ``ExceptionInfo`` with the report, without frames and the exception's own data.
 
-    It is a new one: in the pools that share the worker's process, the task's hooks have Celery's.
+    It is a new one, because the task's hooks hold Celery's in the pools that share the worker's
+    process.
     """
     info = ExceptionInfo.__new__(ExceptionInfo)
     info.exception = _stand_in(exc)

@@ -14,7 +14,7 @@ from celery.exceptions import Reject, Retry, TaskPredicate
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
-from ..retry.budget import GiveUpReason, draw_delay, exhausted
+from ..retry.budget import GiveUpReason, draw_delay, find_reason
 from ..sqs.visibility import longest_delay, standing, visibility_delay
 from .handover import Asked, BackoffRetry, delivery_of, run_of
 
@@ -35,7 +35,7 @@ def ask_for_retry(
     *,
     celerys_retry: Callable[..., Any],
 ) -> Any:
-    """Keep the message for its retry, or publish a copy if that has to be another message.
+    """Keep the message for its retry, or publish a copy if the message has to change.
 
     Arguments and errors are as for ``BackoffTask.retry``.
     """
@@ -56,7 +56,7 @@ def ask_for_retry(
     is_hidden = can_hide and delivery is not None and delay <= longest_delay(delivery, now=now)
     reason = GiveUpReason.MAX_RETRIES if limit is not None and retries >= limit else None
     if reason is None and is_hidden:
-        reason = exhausted(
+        reason = find_reason(
             standing(delivery, retries=retries, now=now),
             max_retries=limit,
             retry_for=task.backoff_options.retry_for,
@@ -92,7 +92,7 @@ def ask_for_retry(
 
 
 def publish(task: Any, retries: int, celerys_retry: Callable[..., Retry]) -> Retry:
-    """Publish the message as the retry of that number, which we have allowed."""
+    """Publish a copy of the message as retry number ``retries``."""
     request = task.request
     before, request.retries = request.retries, retries - 1  # Celery adds one
     try:
@@ -115,16 +115,17 @@ def draw_retry_delay(task: Any) -> float:
 
 
 def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
-    """Return the seconds until an ETA, 0 without one."""
+    """Return the seconds until an ETA, or 0 without an ETA."""
     return 0.0 if eta is None else maybe_make_aware(eta, task.app.timezone).timestamp() - now
 
 
 def retry_in_place_of(task: Any, raised: Retry) -> Exception:
     """Return the answer of the task's ``retry()`` for a ``Retry`` without a message.
 
-    A task that is called as a function raises one, for its ``retry()`` has no message to publish;
-    or the task's code raises one by hand. Celery takes it for a published copy, and acknowledges
-    the message. A task that overrides ``retry()`` may have published a copy in its own way.
+    A task that is called as a function raises one, because its ``retry()`` has no message to
+    publish. The task's code may also raise one by hand. Celery takes it for a published copy and
+    acknowledges the message. A task that overrides ``retry()`` may have published its own copy, so
+    its ``Retry`` is returned unchanged.
     """
     has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
     if has_message or type(task).retry is not task._base_retry:
@@ -141,7 +142,7 @@ def retry_in_place_of(task: Any, raised: Retry) -> Exception:
 
 
 def _make(error: type[BaseException]) -> BaseException:
-    """Make an error of the class that ``retry()`` was given, or return the error in doing so."""
+    """Make an error of the given class, or return the error that its constructor raises."""
     try:
         return error()
     except Exception as failure:  # noqa: BLE001  # such as a TypeError: it needs arguments
@@ -149,9 +150,9 @@ def _make(error: type[BaseException]) -> BaseException:
 
 
 def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether the message may not hold what ``retry()`` was given.
+    """Return whether the arguments of ``retry()`` may differ from the message's.
 
-    A list or dict may have been changed in place, and then that of the request has changed too.
+    The task may have changed a list or dict in place, which changes the request's, too.
     """
     named = [*(args or ()), *(kwargs or {}).values()]
     if not all(isinstance(value, _UNCHANGEABLE) for value in named):

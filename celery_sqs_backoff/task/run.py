@@ -22,7 +22,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostEr
 from celery.utils.log import get_task_logger
 from celery.utils.threads import LocalStack
 
-from ..retry.budget import GiveUpReason, Standing, exhausted
+from ..retry.budget import GiveUpReason, Standing, find_reason
 from ..retry.decision import DeadLetter, End, Ended, Hide, Reply, decide_failure
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge
 from ..sqs.delivery import Delivery
@@ -40,8 +40,8 @@ from .handover import (
     Run,
     begin_run,
     describe,
-    ended_by,
     pack,
+    read_end,
     run_of,
 )
 from .retries import draw_retry_delay, publish, retry_in_place_of
@@ -62,7 +62,7 @@ from .upstream import (
 logger = get_task_logger(__name__)
 
 #: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
-#: failure. Other brokers tell no other time by which ``retry_for`` could be kept.
+#: failure. ``retry_for`` is measured from it, because other brokers report no receive times.
 FIRST_FAILED_AT: Final = "sqs_backoff_first_failed_at"
 
 _RETURNED: Final = Report(Ended(End.RETURNED))
@@ -78,11 +78,12 @@ class Aborted(BaseException):
 def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function by which Celery runs a task, stores its result and calls its hooks."""
 
-    def traced(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+    def trace_run(task_id: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
-        # Asked now: Celery before 5.7 takes the next task off its list before it sends it.
+        # Read this now, because Celery before 5.7 takes the next task off its list before it sends
+        # that task.
         is_awaited = bool(request.get("callbacks") or request.get("chain") or request.get("chord"))
         run = Run(task_id, delivery, is_awaited)
         token = RUNNING.set(run)
@@ -92,16 +93,16 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as exc:
             is_limit = is_pools_time_limit(exc, task, request.get("timelimit"))
             if ends_the_process(exc) or (is_limit and run.report is None):
-                raise  # a limit that comes when the run has ended does not overrule it
+                raise  # a time limit after the end of the run does not overrule its report
             return _hand_over_escaped(task, run, exc)
         finally:
             RUNNING.reset(token)
         if result.info is not None:
-            # Rebound, because this frame lives as long as the failure's, and must not hold it.
+            # Rebind the name. This frame lives as long as the failure's frame and must not hold it.
             result = _hand_over(task, run, result)
         return result
 
-    return traced
+    return trace_run
 
 
 def _hand_over(task: Any, run: Run, result: Any) -> Any:
@@ -116,7 +117,7 @@ def _hand_over(task: Any, run: Run, result: Any) -> Any:
 
 
 def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
-    """Return a result of Celery's tracer for an exception that has got out of it."""
+    """Return a result of Celery's tracer for an exception that escaped it."""
     from celery.app.trace import TraceInfo, trace_ok_t  # brings the worker along
 
     report = _report_at_last(task, run, exc)
@@ -131,16 +132,16 @@ def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
 
 
 def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
-    """Return the run's report, now that Celery has stored its result, or failed to.
+    """Return the run's report after Celery has stored its result, or has failed to store it.
 
     Arguments:
         exc: the exception that Celery has ended with.
     """
     report = run.report
     if report is None and isinstance(exc, TaskPredicate):
-        return Report(ended_by(exc))
+        return Report(read_end(exc))
     if report is None:
-        # Before the run no work was done, so the message comes back within the budgets.
+        # The task did no work before its run, so the message comes back within the budgets.
         end = End.RAISED if run.has_begun else End.NOT_BEGUN
         end = end if isinstance(exc, Exception) else End.ABORTED
         return Report(Ended(end), _describe(task, exc))
@@ -163,11 +164,12 @@ def _describe(task: Any, exc: BaseException) -> ErrorText:
 
 def wrap_task(cls: Any) -> None:
     """Wrap a task's own code and hooks once, and give it its own requests."""
-    if "request_stack" not in vars(cls):  # Celery lets it share that of a task it inherits from
+    if "request_stack" not in vars(cls):  # Celery shares the stack of the base task
         cls.request_stack = LocalStack()
     _wrap_run(cls, "run")
     if cls.__call__ is not Task.__call__:
-        # Celery calls it, and it calls ``run``, in a transaction for example: commits may fail.
+        # Celery calls ``__call__``, which calls ``run``, for example in a transaction. Its commit
+        # may fail.
         _wrap_run(cls, "__call__")
     if cls.before_start is not Task.before_start:
         _wrap_before_start(cls)
@@ -178,8 +180,8 @@ def wrap_task(cls: Any) -> None:
 def _wrap_run(cls: Any, name: str) -> None:
     """Wrap a task's ``run``, or a ``__call__`` of its own, once.
 
-    This one function is all that a user's traceback shows of us. So it calls the task's code
-    itself, and raises what others have decided.
+    A user's traceback shows no other function of this package. So this one calls the task's code
+    itself, and raises the exception that ``_end_failed`` returns.
     """
     function, given = getattr(cls, name), getattr_static(cls, name)
     if getattr(function, "_is_wrapped", False):
@@ -187,8 +189,8 @@ def _wrap_run(cls: Any, name: str) -> None:
     takes_self = not isinstance(given, staticmethod | classmethod)
 
     @wraps(function)
-    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # A classmethod's class is the task's own, not that from which it inherits ``run``.
+    def call_run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Bind a classmethod to the task's own class, not to the base that defines ``run``.
         call = partial(function, self) if takes_self else given.__get__(None, type(self))
         request = self.request_stack.top
         if request is None or request.called_directly:  # called as a function
@@ -197,7 +199,7 @@ def _wrap_run(cls: Any, name: str) -> None:
         if run.is_running and name == "__call__":
             return call(*args, **kwargs)
         if run.is_running:
-            if not run.is_in_call and type(self).run is wrapped:
+            if not run.is_in_call and type(self).run is call_run:
                 return _call_as_function(self, args, kwargs)
             is_in_call, run.is_in_call = run.is_in_call, False
             try:
@@ -226,10 +228,10 @@ def _wrap_run(cls: Any, name: str) -> None:
             RUNNING.reset(token)
         return result
 
-    wrapped._is_wrapped = True  # type: ignore[attr-defined]
+    call_run._is_wrapped = True  # type: ignore[attr-defined]
     if not takes_self:
-        _sign_with_self(wrapped)
-    setattr(cls, name, wrapped)
+        _sign_with_self(call_run)
+    setattr(cls, name, call_run)
 
 
 def _wrap_before_start(cls: Any) -> None:
@@ -239,7 +241,7 @@ def _wrap_before_start(cls: Any) -> None:
         return
 
     @wraps(hook)
-    def wrapped(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+    def call_hook(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
         request = self.request
         if request.called_directly:
             return bind_member(self, hook)(task_id, args, kwargs)
@@ -255,26 +257,27 @@ def _wrap_before_start(cls: Any) -> None:
         finally:
             RUNNING.reset(token)
 
-    wrapped._is_wrapped = True  # type: ignore[attr-defined]
-    cls.before_start = wrapped
+    call_hook._is_wrapped = True  # type: ignore[attr-defined]
+    cls.before_start = call_hook
 
 
 def _sign_with_self(wrapped: Any) -> None:
-    """Let the signature of a bound method be that of the function that takes no ``self``.
+    """Add ``self`` to the signature of a function that takes none.
 
-    Else its first argument would pass for ``self``.
+    Otherwise ``inspect`` takes its first argument for ``self`` when the method is bound.
     """
-    with suppress(TypeError, ValueError):  # one that does not say
+    with suppress(TypeError, ValueError):  # it has no signature
         plain = signature(wrapped)
         first = Parameter("self", Parameter.POSITIONAL_ONLY)
         wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
 
 
 def _call_as_function(task: Any, args: Any, kwargs: Any) -> Any:
-    """Run a task that calls itself, as one that calls another as a function.
+    """Run a task that calls itself as if it called another task as a function.
 
-    For that call Celery uses the message's own request, or a copy of it with the same ID
-    (``Task.push_request``), so it would pass for the message: its failure, its guard, its keys.
+    Celery uses the message's own request for that call, or a copy of it with the same ID
+    (``Task.push_request``). Without this function the call would share the message's failure,
+    guard and keys.
     """
     _task_stack.push(task)
     task.push_request(args=args, kwargs=kwargs, id=None, called_directly=True)
@@ -344,13 +347,13 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
         exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
     failure, verdict = exc, _judge_raised(task, run, exc)
     if isinstance(exc, MemoryError) or not isinstance(exc, Exception):
-        if verdict is None:  # the run may have got anywhere
+        if verdict is None:  # how far the run got is unknown
             _report(task, run, Ended(End.ABORTED), exc)
             return Aborted(type_name(exc)) if isinstance(exc, Exception) else exc
         if not isinstance(exc, Exception):
             failure = WorkerLostError(f"The task raised {type_name(exc)}")
     run.is_known = verdict is not None
-    asked = run.asked_by(exc)
+    asked = run.get_asked(exc)
     reply = _reply_of(asked.cause if asked else exc, verdict)
     verdict = _undo(task, run, failure, verdict or _UNKNOWN, raised=exc)
     if asked is not None and asked.reason is not None:
@@ -365,7 +368,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
 
 def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
     """Report a Retry, an Ignore or a Reject, by which the task itself decides."""
-    asked, cause, reply = run.asked_by(said), said, None
+    asked, cause, reply = run.get_asked(said), said, None
     if isinstance(said, Retry):
         reason = _cause_of(said, asked)
         verdict = _judge_cause(task, reason)
@@ -378,21 +381,21 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
         verdict = _judge_cause(task, reason)
         run.is_known = verdict is not None
         task.extension.run_failed(task, reason or said, verdict or _UNKNOWN)
-    ended = ended_by(said, is_named=asked is not None and asked.is_named)
+    ended = read_end(said, is_named=asked is not None and asked.is_named)
     _report(task, run, replace(ended, reply=reply), cause)
 
 
 def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
-    """Return Celery's own retry with our delay on another broker than SQS, or the failure."""
+    """Return Celery's own retry with our delay, or the failure, on a broker other than SQS."""
     request, now = task.request, time.time()
     verdict = _judge_raised(task, run, exc) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
     is_endless = request.is_eager and task.max_retries is None  # no time passes there
-    if verdict.wants_retry and run.asked_by(exc) is None and not is_endless:
+    if verdict.wants_retry and run.get_asked(exc) is None and not is_endless:
         delay = _draw_delay(task, exc, verdict)
         headers = dict(request.headers or {})
         elapsed = now - headers.setdefault(FIRST_FAILED_AT, now)
-        spent = exhausted(
+        spent = find_reason(
             Standing(retries=request.retries, elapsed=elapsed),
             max_retries=task.max_retries,
             retry_for=task.backoff_options.retry_for,
@@ -417,7 +420,7 @@ def judge_failure(task: Any, exc: BaseException) -> Verdict:
     """Return the verdict on a failure of the task's run, or on a retry that it has asked for."""
     run = run_of(task.request)
     if isinstance(exc, Retry):
-        asked = None if run is None else run.asked_by(exc)
+        asked = None if run is None else run.get_asked(exc)
         return _judge_cause(task, _cause_of(exc, asked)) or _UNKNOWN
     return _judge_raised(task, run, exc) or _UNKNOWN
 
@@ -433,7 +436,7 @@ def _cause_of(retry: Retry, asked: Asked | None) -> BaseException | None:
 
 def _judge_raised(task: Any, run: Run | None, exc: BaseException) -> Verdict | None:
     """Return the verdict on an exception, or ``None`` if no rule knows it."""
-    asked = None if run is None else run.asked_by(exc)
+    asked = None if run is None else run.get_asked(exc)
     return _judge(task, exc) if asked is None else _judge_cause(task, asked.cause)
 
 
@@ -441,7 +444,8 @@ def _judge_cause(task: Any, cause: BaseException | None) -> Verdict | None:
     """Return the verdict on a retry that the task has asked for, whether one is left or not.
 
     Arguments:
-        cause: the error it is for. ``None`` is RETRYABLE: the task says that it has done no work.
+        cause: the error that the retry is for. ``None`` is RETRYABLE, because the task says that it
+            has done no work.
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
@@ -460,7 +464,7 @@ def _judge(task: Any, exc: BaseException) -> Verdict | None:
 
 
 def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | None:
-    """Return the reply of the task's provider that a failure shows, if it shows one.
+    """Return the reply of the task's provider, if the failure shows one.
 
     Arguments:
         exc: the failure, or ``None`` if the task has asked for a retry without one.
@@ -481,20 +485,20 @@ def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | Non
 def _undo(
     task: Any, run: Run, cause: BaseException, verdict: Verdict, *, raised: BaseException
 ) -> Verdict:
-    """Undo if nothing can have been processed, by this run or by one before it.
+    """Undo if no run of the message can have processed anything, this one or an earlier one.
 
     Returns:
         The verdict, which an earlier run in doubt changes to UNKNOWN.
     """
     if run.copy is not None and run.copy is not raised:
-        return verdict  # what would be undone may be the work of the copy
+        return verdict  # an undo might take back the work of the copy
     verdict = task.extension.run_failed(task, cause, verdict)
     if verdict.nothing_was_processed and task.backoff_options.on_not_processed is not None:
         try:
             task.backoff_options.on_not_processed(task, cause, *run.arguments)
         except Exception as failure:  # noqa: BLE001  # the user's code
-            # If it fails too, a retry must not become a loss. No traceback, because it would hold
-            # the text of the failure that is being handled, too.
+            # A failing undo must not turn a retry into a loss. Log no traceback, because it would
+            # hold the text of the task's own failure.
             logger.error(
                 "sqs_backoff.on_not_processed_failed: task %s: %s",
                 *(printable(task.name), error_site(failure)),
@@ -530,7 +534,7 @@ def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
 def _report(task: Any, run: Run, ended: Ended, exc: BaseException) -> None:
     """Note how the run has ended, for the main process and for a span."""
     if run.delivery is not None:
-        # To format a traceback takes most of the time, and only a dead letter shows it.
+        # Formatting a traceback takes most of the time, and only a dead letter shows it.
         is_done = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
         is_shown = not is_done and not isinstance(ended.decision, Hide)
         error = describe(exc, task.backoff_options, with_traceback=is_shown)

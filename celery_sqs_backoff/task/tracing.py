@@ -1,8 +1,8 @@
 """Notes on OpenTelemetry's span of a run, about retries and dead letters.
 
 The span is that of ``opentelemetry-instrumentation-celery``; this module adds attributes, events
-and a link to it, and makes no spans. Without OpenTelemetry in the process it does nothing. It runs
-in the process that runs the task, where the span is the current one.
+and a link to it, and makes no spans. It does so only if OpenTelemetry is loaded. It runs in the
+process that runs the task, where the span is the current one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
 
 
 def _span_context(api: Any, traceparent: str | None) -> Any:
-    """Return the context that a replay names. The text is from a message: it may be anything."""
+    """Return the context that a replay names, or ``None`` for any other text of the message."""
     found = _TRACEPARENT.fullmatch(traceparent or "")
     if found is None:
         return None

@@ -41,13 +41,14 @@ _MAX_CHAIN: Final = 10
 
 
 def contain_backend(backend: Any) -> None:
-    """Keep a result that cannot be stored from becoming the task's failure. Does nothing twice.
+    """Keep an error of the result backend from becoming the task's failure.
 
-    All versions: Celery takes an error of the result backend for the task's failure. It calls
+    All versions of Celery take such an error for the task's failure. Celery then calls
     ``on_failure`` and ``link_error``, which may undo the task's work, and stores FAILURE if the
-    backend is back by then. A task that cannot be shown as STARTED fails without having run.
+    backend has recovered. A task whose STARTED state cannot be stored fails without having run.
 
-    An error still counts if a chord waits for the success, or if the result cannot be encoded.
+    The error still counts if a chord waits for the success, or if the result cannot be encoded.
+    A second call for the same backend changes nothing.
     """
     if getattr(backend.mark_as_done, "_is_wrapped", False):
         return
@@ -106,17 +107,18 @@ def contain_backend(backend: Any) -> None:
 def contain_hooks(cls: Any) -> None:
     """Log an error in the task's own hooks, and keep it from changing the decision.
 
-    Celery 5.7 itself contains ``on_success`` and ``after_return``, other versions no hook.
+    Celery 5.7 itself contains errors of ``on_success`` and ``after_return``. Other versions contain
+    no hook's errors.
     """
     for name in _HOOKS:
         hook = getattr(cls, name)
         if hook is not getattr(Task, name) and not getattr(hook, "_is_wrapped", False):
-            setattr(cls, name, _contained(getattr_static(cls, name)))
+            setattr(cls, name, _contain(getattr_static(cls, name)))
 
 
-def _contained(hook: Any) -> Callable[..., Any]:
+def _contain(hook: Any) -> Callable[..., Any]:
     @wraps(hook)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return bind_member(self, hook)(*args, **kwargs)
         except Exception as exc:
@@ -125,26 +127,26 @@ def _contained(hook: Any) -> Callable[..., Any]:
                 raise  # another broker, or the main process, which contains it too
             log_failed_later(self.name, run.task_id, exc)
 
-    wrapped._is_wrapped = True  # type: ignore[attr-defined]
-    return wrapped
+    call_hook._is_wrapped = True  # type: ignore[attr-defined]
+    return call_hook
 
 
 def bind_member(task: Any, given: Any) -> Any:
     """Return an attribute of a class as the task has it, bound if it is a method.
 
     Arguments:
-        given: as it stands in the class (``inspect.getattr_static``).
+        given: the attribute as the class defines it (``inspect.getattr_static``).
     """
     bind = getattr(given, "__get__", None)
     return given if bind is None else bind(task, type(task))
 
 
 def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
-    """Log an error after the run. Its text is left out: it may quote the task's arguments.
+    """Log an error after the run, without its text, which may quote the task's arguments.
 
     Arguments:
-        task: its name.
-        task_id: the message's.
+        task: the task's name.
+        task_id: the ID on the message.
     """
     name = printable(task)
     logger.error(
@@ -158,10 +160,10 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
 
 
 def log_known_failures_once() -> None:
-    """Drop Celery's lines about a failure that one of the task's rules has classified.
+    """Drop Celery's log lines about failures that the task's rules have classified.
 
-    The main process logs such a failure in one line. Celery would log it before, as unexpected and
-    with its traceback.
+    The main process logs each of these failures in one line. Celery would first log it as
+    unexpected, with its traceback.
     """
     logging.getLogger("celery.app.trace").addFilter(_is_news)  # once, however often it is called
 
@@ -185,13 +187,13 @@ def ends_the_process(exc: BaseException) -> bool:
 
 
 def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
-    """Return whether gevent's pool has raised this for the hard time limit, in the task's greenlet.
+    """Return whether gevent's pool raised this in the task's greenlet for the hard time limit.
 
-    The pool must see it again: it reports the time limit to the main process. A task's own
-    ``gevent.Timeout`` with exactly the same number of seconds cannot be told from it.
+    The pool must see it again, because the pool reports the time limit to the main process. A
+    task's own ``gevent.Timeout`` with exactly the same number of seconds cannot be told from it.
 
     Arguments:
-        timelimit: the message's header: hard and soft limit, or nothing.
+        timelimit: the message's header, a pair of hard and soft limit, or ``None``.
     """
     gevent = sys.modules.get("gevent")
     if gevent is None or not isinstance(exc, gevent.Timeout):
@@ -203,12 +205,12 @@ def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
 def free_frames(exc: BaseException | None) -> None:
     """Free the memory that the ended frames of a failure hold.
 
-    All versions: the tracer's frame holds Celery's ``ExceptionInfo``, which holds the exception,
-    which holds the frame, some 150 KB for each failure. Celery 5.7 clears the frames of the
-    failure, but not those of its cause.
+    In all versions of Celery the tracer's frame holds Celery's ``ExceptionInfo``, which holds the
+    exception, which holds the frame, some 150 KB for each failure. Celery 5.7 clears the frames of
+    the failure, but not the frames of its cause.
 
-    The frame of a generator or a coroutine may only wait, in a client that hands its errors to its
-    callers and goes on; before Python 3.13, to clear it would end it.
+    Frames of generators and coroutines are kept. Such a frame may only be suspended, in a client
+    that passes its errors to its callers and goes on. Clearing it would end it before Python 3.13.
     """
     for _ in range(_MAX_CHAIN):
         if exc is None:
@@ -224,13 +226,13 @@ def free_frames(exc: BaseException | None) -> None:
 
 
 def store_refusal(task: Any, result: object) -> None:
-    """Store why a message was refused, which ends its chain there, and tell its chord.
+    """Store why a message was refused, which ends its chain, and tell its chord.
 
     Raises:
         Exception: whatever the result backend's library raises.
     """
     request = task.request
-    task.backend.mark_as_done(  # a member of a chord, whether its result is stored or not
+    task.backend.mark_as_done(  # tells the chord even if no result is stored
         request.id, result, request=request, store_result=not ignores_result(task, request)
     )
     for member in chord_members(request.chain):
@@ -240,7 +242,7 @@ def store_refusal(task: Any, result: object) -> None:
 def chord_members(rest: Any) -> Iterator[Context]:
     """Yield the tasks of the rest of a chain that a chord waits for, as requests.
 
-    As ``celery.backends.base.Backend._fail_chain`` has it.
+    This follows ``celery.backends.base.Backend._fail_chain``.
     """
     waiting = list(rest or ())
     while waiting:
@@ -252,7 +254,7 @@ def chord_members(rest: Any) -> Iterator[Context]:
             yield follower
         body = (follower.kwargs or {}).get("body")
         if getattr(follower, "subtask_type", None) == "chord" and body is not None:
-            waiting.append(body)  # what waits for that chord waits for its body
+            waiting.append(body)  # a chord that waits for that chord waits for its body
 
 
 def ignores_result(task: Any, request: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from ..retry.budget import GiveUpReason, exhausted_before_run
+from ..retry.budget import GiveUpReason, find_reason_before_run
 from ..retry.options import Options
 from ..sqs.eta import parse_eta
 from ..sqs.queues import Queue
@@ -181,7 +181,7 @@ def _reason_to_give_up(
     crashes = arrival.lease.keeper.memory.crashes.get(delivery.message_id, 0)
     if not retries and not crashes:
         return None
-    return exhausted_before_run(
+    return find_reason_before_run(
         standing(delivery, retries=retries, now=now),
         max_retries=options.max_retries,
         retry_for=options.retry_for,

@@ -26,7 +26,7 @@ from ..retry.options import TYPE_ONLY, Options
 from ..retry.outcomes import Outcome
 from ..sqs.redact import ErrorText
 from ..store.connections import ask_and_close
-from ..task.handover import DELIVERY_KEY, ended_by, report_of
+from ..task.handover import DELIVERY_KEY, read_end, report_of
 from ..text import error_site, printable
 from ..threads import call_in_time
 from .admission import Arrival
@@ -293,7 +293,7 @@ def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ende
     else:
         ended = Ended(_end_by(exc))
         if isinstance(exc, TaskPredicate):
-            ended = ended_by(exc)
+            ended = read_end(exc)
         error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
     if ended.decision is None:
         was_ended = ended.end in _WITHOUT_THE_TASK or isinstance(exc, Terminated)

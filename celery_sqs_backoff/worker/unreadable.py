@@ -13,7 +13,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from ..observe.events import UNKNOWN_TASK, DeadLettered
-from ..retry.budget import GiveUpReason, capped
+from ..retry.budget import GiveUpReason, shrink
 from ..retry.policies import FullJitter
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.redact import ErrorText
@@ -51,7 +51,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
     if not is_last:
         delay = _BACKOFF.delay(count, random)
         if queue.is_fifo:
-            delay = capped(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
+            delay = shrink(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
         lease.defer(visibility_delay(delay, delivery, now=now))
         return
     reason, task_id = GiveUpReason.NOT_UNDERSTOOD.value, _text(headers.get("id"))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from celery_sqs_backoff import Exponential, FullJitter, Policy, Schedule
 from celery_sqs_backoff.retry.budget import (
     GiveUpReason,
-    capped,
     draw_delay,
-    exhausted,
-    exhausted_before_run,
+    find_reason,
+    find_reason_before_run,
     receives_needed,
+    shrink,
     tolerant,
 )
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -30,7 +30,7 @@ def delivery(**facts):
 
 
 def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, now=NOW):
-    return exhausted(
+    return find_reason(
         standing(delivery(**facts), retries=retries, now=now),
         max_retries=max_retries,
         retry_for=retry_for,
@@ -166,7 +166,7 @@ def test_a_server_that_returns_no_attributes_is_a_first_receive():
 
 
 def why_not_run(facts, *, retries=1, max_retries=None, retry_for=36 * HOUR, crashes=0):
-    return exhausted_before_run(
+    return find_reason_before_run(
         standing(delivery(**facts), retries=retries, now=NOW),
         max_retries=max_retries,
         retry_for=retry_for,
@@ -273,7 +273,7 @@ def test_a_day_and_a_half_of_the_default_delays_is_some_eighty_receives():
     cap=st.floats(min_value=1e-3, max_value=1e6),
 )
 def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
-    delay = capped(ceiling * share, ceiling, cap)
+    delay = shrink(ceiling * share, ceiling, cap)
     assert delay == pytest.approx(min(ceiling, cap) * share)
 
 

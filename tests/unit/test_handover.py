@@ -18,8 +18,8 @@ from celery_sqs_backoff.task.handover import (
     Run,
     delivery_of,
     describe,
-    ended_by,
     pack,
+    read_end,
     report_of,
 )
 
@@ -104,5 +104,5 @@ def test_a_request_from_another_broker_has_no_delivery():
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_the_word_says_whether_the_task_has_named_the_delay(is_named):
-    ended = ended_by(BackoffRetry(when=7), is_named=is_named)
+    ended = read_end(BackoffRetry(when=7), is_named=is_named)
     assert ended == Ended(End.RETRY_ASKED, Hide(7, is_named=is_named))
