@@ -40,10 +40,10 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """Imports ``redrive``, and with it boto3, when it is first used: tasks do not need it.
+    """Imports ``redrive``, and with it boto3, on first use, because tasks do not need it.
 
-    A ``__getattr__`` of the module would not do. A subpackage has the same name as the function,
-    and importing it sets the attribute to the subpackage.
+    A ``__getattr__`` of the module would not suffice. A subpackage has the same name as the
+    function, and importing it sets the attribute to the subpackage.
     """
 
     @property
@@ -54,7 +54,7 @@ class _Package(ModuleType):
 
     @redrive.setter
     def redrive(self, subpackage: ModuleType) -> None:
-        """Ignore the subpackage: ``celery_sqs_backoff.redrive`` is the function."""
+        """Ignore the subpackage, because ``celery_sqs_backoff.redrive`` is the function."""
 
 
 sys.modules[__name__].__class__ = _Package

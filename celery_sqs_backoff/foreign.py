@@ -8,9 +8,9 @@ Name one per queue in the app's settings::
 
 An adapter is a callable ``(body, attributes) -> (task name, args, kwargs)``. It gets the message's
 body as text, and its message attributes by name, as text or bytes. It returns ``None`` if it does
-not understand the message, which then stays on the queue, and :data:`IGNORE` if there is nothing to
-do, so that the message is deleted. It is called in a thread of the worker's main process, at each
-receive, so it must be quick and must not depend on anything but its arguments.
+not understand the message, which then stays on the queue, and :data:`IGNORE` if the message needs
+no task, so that the worker deletes it. The worker calls it in a thread of its main process at each
+receive, so it must be quick and must depend only on its arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Ignore(Enum):
     IGNORE = "ignore"
 
 
-#: What an adapter returns for a message that there is nothing to do for.
+#: An adapter returns this for a message that needs no task.
 IGNORE: Final = _Ignore.IGNORE
 
 #: Task name, positional and keyword arguments.
@@ -43,8 +43,9 @@ def s3(task: str) -> Adapter:
 
     The task gets one argument: a list of dicts with ``event`` (such as ``ObjectCreated:Put``),
     ``bucket``, ``key`` (decoded; S3 sends it URL-encoded), ``size`` in bytes, ``etag``,
-    ``version_id``, ``sequencer``, ``time`` (ISO 8601) and ``region``; ``None`` where S3 sent
-    nothing. ``s3:TestEvent``, which S3 sends when a notification is set up, is ignored.
+    ``version_id``, ``sequencer``, ``time`` (ISO 8601) and ``region``; a value that S3
+    did not send is ``None``. ``s3:TestEvent``, which S3 sends when you set up a notification, is
+    ignored.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/notification-content-structure.html
 
     Arguments:
@@ -80,17 +81,17 @@ def _s3_record(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: What SNS sends about the subscription itself. Nothing was published.
+#: Types of messages about the subscription itself. They carry no published message.
 _SNS_CONFIRMATIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 
 def sns(task: str | Adapter) -> Adapter:
-    """Call the task with what was published to an SNS topic.
+    """Call the task with a message that was published to an SNS topic.
 
     The task gets keyword arguments: ``message`` (text), ``subject`` and ``topic_arn`` (text or
     ``None``), and ``attributes`` (the SNS message attributes by name, as text). With raw message
-    delivery SQS has no subject and no topic: then those are ``None``. A request to confirm a
-    subscription is not understood, so it stays on the queue for a person.
+    delivery SQS has no subject and no topic, so both are ``None``. A request to confirm a
+    subscription stays on the queue for a person.
     https://docs.aws.amazon.com/sns/latest/dg/sns-sqs-as-subscriber.html
 
     Arguments:

@@ -1,6 +1,6 @@
 """How does my task behave when its provider fails? A small HTTP proxy that makes it fail.
 
-It stands before the provider, or a fake of it, and does harm only to the requests you choose::
+It stands before the provider, or a fake of it, and harms only the requests that you choose::
 
     with running_provider_proxy("http://127.0.0.1:8000") as proxy:
         proxy.inject(
@@ -12,8 +12,8 @@ It stands before the provider, or a fake of it, and does harm only to the reques
         )
         pay(proxy.url, amount=666)   # charged, and the answer is lost; twice per key
 
-In pytest, ``celery_sqs_backoff.testing`` has it as the fixture ``provider_proxy``. It needs nothing
-but the standard library. It is for tests: it keeps every request in memory.
+In pytest, ``celery_sqs_backoff.testing`` has it as the fixture ``provider_proxy``. It needs only
+the standard library. Use it only in tests, because it keeps every request in memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 #: Seconds that the provider may take to answer the proxy.
 _PROVIDER_TIMEOUT_SECONDS = 30
 
-#: They concern one connection, and there are two (RFC 9110, 7.6.1). ``Host`` is set anew.
+#: Headers for one of the proxy's two connections (RFC 9110, 7.6.1). It sets its own ``Host``.
 _NOT_PASSED_ON = {
     *("connection", "content-length", "host", "keep-alive", "proxy-authenticate"),
     *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
@@ -64,7 +64,7 @@ class ProviderRequest:
     body: bytes = field(repr=False)
 
     def json(self) -> Any:
-        """Read the body as JSON. Raises ``ValueError`` if it is none."""
+        """Read the body as JSON. Raises ``ValueError`` if it is not JSON."""
         return json.loads(self.body)
 
 
@@ -73,10 +73,10 @@ class Fault:
     """A fault for chosen requests, made by ``fail``, ``delay`` or ``drop_answer``.
 
     Arguments:
-        when: ``(request) -> bool``: which requests. ``None`` (default) = all.
+        when: ``(request) -> bool``: chooses the requests. ``None`` (default) = all.
         times: how many requests it harms, from 1 up; later ones pass. ``None`` (default) = until
             healed.
-        per: ``(request) -> id``: ``times`` is counted for each id of its own. ``None`` (default) =
+        per: ``(request) -> id``: ``times`` is counted for each id separately. ``None`` (default) =
             one count for all.
 
     Raises:
@@ -104,35 +104,36 @@ class Fault:
 def fail(
     status: int = 503, *, headers: Mapping[str, str] | None = None, body: bytes = b"", **which: Any
 ) -> Fault:
-    """Answer with a status, 200 to 599, default 503; the provider never sees the request.
+    """Answer with a status, 200 to 599, default 503. The provider never sees the request.
 
-    ``headers`` and ``body`` are the answer's. ``which``: ``when``, ``times``, ``per`` of ``Fault``.
+    ``headers`` and ``body`` are the answer's. ``which`` takes ``when``, ``times`` and ``per`` of
+    ``Fault``.
     """
     return Fault(kind="fail", status=status, headers=dict(headers or {}), body=body, **which)
 
 
 def delay(seconds: float, **which: Any) -> Fault:
-    """Hold the answer back for some seconds, from 0 up; the provider has acted at once.
+    """Hold the answer back for some seconds, from 0 up. The provider acts without the delay.
 
-    ``which``: ``when``, ``times``, ``per`` of ``Fault``.
+    ``which`` takes ``when``, ``times`` and ``per`` of ``Fault``.
     """
     return Fault(kind="delay", seconds=to_seconds("seconds", seconds), **which)
 
 
 def drop_answer(**which: Any) -> Fault:
-    """Close the connection after the provider has acted: its answer is lost.
+    """Close the connection after the provider has acted, so that its answer is lost.
 
-    ``which``: ``when``, ``times``, ``per`` of ``Fault``.
+    ``which`` takes ``when``, ``times`` and ``per`` of ``Fault``.
     """
     return Fault(kind="drop-answer", **which)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The end of a request: whether it was passed on, and the status that the caller got.
+    """The end of a request, with the status that the caller got.
 
-    ``forwarded`` is true if the provider may have acted on it, also if no answer came back.
-    ``status`` is ``None`` if the caller got no answer. ``fault`` is ``None`` if none was for it.
+    ``forwarded`` is true if the provider may have acted on the request, even without an answer.
+    ``status`` is ``None`` if the caller got no answer. ``fault`` is ``None`` if no fault chose it.
     """
 
     request: ProviderRequest
@@ -161,12 +162,12 @@ class ProviderProxy:
             return list(self._exchanges)
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults behind those there are; the first that is for a request decides about it."""
+        """Add faults behind the existing ones. The first fault that fits a request is applied."""
         with self._lock:
             self._faults += faults
 
     def heal(self) -> None:
-        """Drop all faults, and their counts; requests pass from now on."""
+        """Drop all faults and their counts. Later requests pass."""
         with self._lock:
             self._faults.clear()
             self._harmed.clear()
@@ -183,7 +184,7 @@ class ProviderProxy:
         return None
 
     def _answer_to(self, request: ProviderRequest) -> _Answer | None:
-        """Return what the caller gets; ``None``: the connection is closed."""
+        """Return the caller's answer, or ``None`` to close the connection."""
         try:
             fault = self._fault_for(request)
         except Exception as exc:  # noqa: BLE001  # the test's own mistake, raised when the proxy ends
@@ -196,7 +197,7 @@ class ProviderProxy:
             forwarded, answer = _forward(self._upstream, request)
             if fault is not None and fault.kind == "drop-answer":
                 answer = None
-        # Before the caller has its answer, so that it finds its own call among the exchanges.
+        # Record the exchange before the answer leaves, so that the caller finds it there.
         with self._lock:
             status = None if answer is None else answer[0]
             self._exchanges.append(Exchange(request, forwarded, status, fault))
@@ -231,15 +232,15 @@ def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[bool, _An
         connection.close()
 
 
-class _Server(ThreadingHTTPServer):
+class _ProxyServer(ThreadingHTTPServer):
     proxy: ProviderProxy
 
     def handle_error(self, *args: object) -> None:
-        """Say nothing: a caller that has hung up meanwhile is what a proxy of faults is for."""
+        """Ignore errors, because a proxy of faults expects callers that hang up."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _ProxyHandler(BaseHTTPRequestHandler):
+    server: _ProxyServer
 
     def handle_any(self) -> None:
         answer: _Answer | None = (411, (), b"the proxy takes no chunked requests")
@@ -250,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is not None:
             self._answer(*answer)
 
-    # Names that http.server calls.
+    # http.server calls these names.
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = handle_any  # noqa: N815
 
     def _answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
@@ -264,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Log nothing: requests are the user's data."""
+        """Drop the log line, because requests are the user's data."""
 
 
 @contextmanager
@@ -272,7 +273,7 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     """Run a proxy on a free port of 127.0.0.1, in threads of this process, until the block ends.
 
     Arguments:
-        upstream: ``http://`` or ``https://`` URL of the provider; a path in it is put before those
+        upstream: ``http://`` or ``https://`` URL of the provider. Its path is put before the paths
             of the requests.
 
     Raises:
@@ -282,7 +283,7 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     split = urlsplit(upstream)
     if split.scheme not in ("http", "https") or not split.netloc:
         raise ValueError(f"invalid upstream {upstream!r}: expected an http or https URL")
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = _ProxyServer(("127.0.0.1", 0), _ProxyHandler)
     proxy = server.proxy = ProviderProxy(f"http://127.0.0.1:{server.server_address[1]}", split)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

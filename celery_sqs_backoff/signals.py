@@ -1,4 +1,4 @@
-"""Celery signals of ours. They are sent in the worker's main process.
+"""Celery signals of this package. The worker sends them in its main process.
 
 >>> from celery_sqs_backoff.signals import lease_lost
 >>> @lease_lost.connect(weak=False)
@@ -12,9 +12,9 @@ from celery.utils.dispatch import Signal
 
 __all__ = ["lease_lost", "provider_changed"]
 
-#: The message of a task that has been handed to the pool is no longer this worker's, or may not be:
-#: SQS refuses its receipt handle, or could not be reached for as long as the message was hidden.
-#: Another worker may run it by now. Sent from a thread of its own, once per run, with
+#: This worker has lost, or may have lost, the message of a task that runs in its pool. Either SQS
+#: refuses the receipt handle, or the worker could not reach SQS while the message was hidden.
+#: Another worker may already run it. Sent from a thread of its own, once per run, with
 #:
 #: * ``sender``: the task,
 #: * ``task_id``, ``message_id``, ``queue`` (the queue's name): strings.

@@ -105,7 +105,7 @@ ACCESS_KEY = SECRET_KEY = "testing"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalQueue:
-    """A queue on the local SQS, with its dead-letter queue (``None``: it has none)."""
+    """A queue on the local SQS, with its dead-letter queue, or ``None`` without one."""
 
     name: str
     url: str
@@ -118,7 +118,7 @@ LocalQueueFactory = Callable[..., LocalQueue]
 
 
 def local_sqs_client(endpoint_url: str, **config: Any) -> SQSClient:
-    """Return a boto3 client with dummy credentials; ``config``: of ``botocore.config.Config``."""
+    """Return a boto3 client with dummy credentials. ``config`` fills ``botocore``'s ``Config``."""
     session = boto3.Session(
         region_name=REGION, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
     )
@@ -138,12 +138,12 @@ def create_local_queue(
     """Create a queue and, unless told otherwise, the dead-letter queue behind it.
 
     Args:
-        client: of the server that gets the queue.
-        name: default is one that nobody has had before. A FIFO queue's name gets the suffix
+        client: the client of the server that gets the queue.
+        name: default is a new, unique name. A FIFO queue's name gets the suffix
             ``.fifo`` that SQS asks for; the dead-letter queue's name is this one and ``-dlq``.
         fifo: make both queues FIFO queues, with deduplication by content.
         visibility_timeout_seconds: 0 to 43,200. Default 30, as in SQS.
-        dead_letter_queue: ``False``: no dead-letter queue and no redrive policy.
+        dead_letter_queue: ``False`` = no dead-letter queue and no redrive policy.
         max_receive_count: 1 to 1,000 receives, after which SQS itself moves a message to the
             dead-letter queue. Default 10, as in SQS.
         attributes: further SQS queue attributes, such as ``{"DelaySeconds": "5"}``.
@@ -200,9 +200,9 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
         "broker_transport_options": {
             "region": REGION,
             "is_secure": urlsplit(endpoint_url).scheme == "https",
-            # No long polls: one that is under way when a worker is stopped goes on in the server,
-            # and takes the next message to nobody. That message would stay hidden for the whole
-            # visibility timeout.
+            # Without long polls, because a poll goes on in the server after its worker has stopped.
+            # It would receive the next message without a worker, and that message would stay
+            # hidden for the whole visibility timeout.
             "wait_time_seconds": 0,
             "polling_interval": 0.05,
             "predefined_queues": {
@@ -218,7 +218,7 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
         "task_default_queue": queues[0].name,
         "task_always_eager": False,
         "result_backend": "cache+memory://",
-        # A worker in this process must leave pytest its logging and its output.
+        # A worker in this process must leave logging and output to pytest.
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
     }
@@ -228,11 +228,11 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
 def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterator[Celery]:
     """Move a Celery app to these queues, and make it the current app, until the block ends.
 
-    Celery lets ``CELERY_BROKER_URL`` and the like win over an app's settings, so these variables
-    are out of the environment meanwhile: a test must not reach a real broker.
+    Celery lets ``CELERY_BROKER_URL`` and the like win over an app's settings. The block removes
+    these variables from the environment, because a test must not reach a real broker.
 
-    The app gets a fresh store in memory, so guards, steps and locks of one test do not meet those
-    of another; a test that needs another sets ``app.conf.sqs_backoff`` inside the block.
+    The app gets a fresh store in memory, so tests do not share guards, steps and locks. A test that
+    needs another store sets ``app.conf.sqs_backoff`` inside the block.
     """
     with pytest.MonkeyPatch.context() as patch, setup_default_app(app):
         for kind in ("BROKER", "BROKER_READ", "BROKER_WRITE"):
@@ -255,7 +255,7 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
 
 
 def _forget_connections(app: Celery) -> None:
-    """Drop what the app has cached of its broker, its queues and its result backend."""
+    """Drop the app's cached broker connections, queues and result backend."""
     app.close()
     app.__dict__.pop("amqp", None)
     app._backend_cache = None
@@ -274,8 +274,8 @@ def running_worker(
     """Run a real worker on an app, in a thread of this process, until the block ends.
 
     Args:
-        app: one that is :func:`on_local_sqs`, with all its tasks defined: a worker does not
-            learn of tasks that are defined later.
+        app: an app that is :func:`on_local_sqs`. Define all its tasks first, because the worker
+            does not learn of later ones.
         pool: ``"solo"`` or ``"threads"``. Others need a process of their own.
         concurrency: tasks at a time. Default 1.
         shutdown_timeout_seconds: how long a running task may take to end after the block.
@@ -301,7 +301,8 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
-        # A receive that is still under way would take the next message with it. It is no long poll.
+        # A receive that is still under way would take the next message. It ends soon, because it is
+        # no long poll.
         for thread in set(threading.enumerate()) - others:
             if thread.name.startswith("sqs-poll-"):
                 thread.join(timeout=5)
@@ -320,9 +321,9 @@ def _leave_logging_alone(**_: object) -> None:
 
 @pytest.fixture(scope="session")
 def sqs_server() -> Iterator[str]:
-    """Endpoint URL of an SQS in this process, on a free port of 127.0.0.1.
+    """Start an SQS in this process on a free port of 127.0.0.1, and return its endpoint URL.
 
-    One for the whole session; tests are kept apart by queues of their own.
+    The whole session shares it. Each test has queues of its own.
     """
     try:
         from moto.server import ThreadedMotoServer
@@ -350,7 +351,7 @@ def sqs_client(sqs_server: str) -> SQSClient:
 
 @pytest.fixture
 def sqs_queue_factory(sqs_client: SQSClient) -> Iterator[LocalQueueFactory]:
-    """Make queues as :func:`create_local_queue` does; they are deleted when the test is over."""
+    """Make queues as :func:`create_local_queue` does. The fixture deletes them after the test."""
     made: list[LocalQueue] = []
 
     def create(**options: Any) -> LocalQueue:

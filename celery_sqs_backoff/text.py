@@ -1,7 +1,7 @@
-"""Text from outside, made safe to print: a message's sender must not write our log or terminal.
+"""Make text from outside safe to print. A message's sender must not control our log or terminal.
 
-Names and texts in a message are whatever its sender chose: megabytes, line ends that fake a log
-line, escape sequences that a terminal obeys, marks that reverse the reading order.
+The sender chooses the names and texts in a message. They may be megabytes, line ends that fake a
+log line, escape sequences that a terminal obeys, or marks that reverse the reading order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from types import TracebackType
 #: Enough for a task's name, an id or a queue's name.
 _NAME_CHARACTERS = 200
 
-#: Places that a log line names of a bug of ours, in place of its traceback.
+#: For a bug of ours a log line names this number of places instead of a traceback.
 BUG_CALLS = 6
 
-#: Numbers with more digits than an id or a count has are not worth showing.
+#: Ids and counts are smaller than this. A larger number is not worth showing.
 _MAX_BITS = 128
 
 
@@ -27,8 +27,8 @@ def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
     Never raises.
 
     Args:
-        value: a string, a small number, a boolean or ``None``. Of anything else only the type is
-            shown: its ``repr`` may be huge, deep, or the user's.
+        value: a string, a small number, a boolean or ``None``. For anything else only the type is
+            shown, because its ``repr`` may be huge, deep, or user data.
         limit: characters of the result, the dots that mark a cut not counted. Default 200.
     """
     if isinstance(value, str):
@@ -48,21 +48,21 @@ def type_name(exc: BaseException) -> str:
 
 
 def error_site(exc: BaseException, *, calls: int = 1) -> str:
-    """Say what was raised and where, without its text: ``builtins.OSError at undo.py:3 in undo``.
+    """Return an exception's type and place, as in ``builtins.OSError at undo.py:3 in undo``.
 
-    The texts of an exception, and of those it is chained to, may quote a task's arguments or a
-    credential, and a formatted traceback holds them all.
+    It leaves out the texts of the exception and of its chain. They may quote a task's arguments or
+    a credential, and a formatted traceback holds them all.
 
     Args:
         calls: how many places to name, the innermost first. Default 1; a bug of ours needs more.
     """
-    places = [_place(traceback) for traceback in _walked(exc.__traceback__)][-calls:]
+    places = [_place(traceback) for traceback in _walk(exc.__traceback__)][-calls:]
     if not places:
         return type_name(exc)
     return f"{type_name(exc)} at {' < '.join(reversed(places))}"
 
 
-def _walked(traceback: TracebackType | None) -> Iterator[TracebackType]:
+def _walk(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next

@@ -21,7 +21,7 @@ def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | Non
     """Start a thread that its process does not wait for.
 
     Returns:
-        ``None`` if the machine has no thread left, or the interpreter is ending. To be tried again.
+        ``None`` if the machine has no thread left, or the interpreter is ending. Try again later.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -32,11 +32,11 @@ def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | Non
 
 
 def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
-    """Call in another thread, and wait for its end for at most ``seconds``.
+    """Call in another thread, and wait at most ``seconds`` for the end of the call.
 
     Returns:
-        The call. It has ended, or goes on for as long as it takes: ``done()`` says which. ``None``
-        if the machine has no thread left: nothing has been called.
+        The call, which may still go on: ``done()`` says whether it has ended. ``None`` if the
+        machine has no thread left, so that the call was not made.
     """
     future: Future[T] = Future()
     try:
@@ -52,18 +52,18 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
 
 
 class SharedCall(Generic[T]):
-    """A call whose result many threads need, made once at a time.
+    """A call for many threads that need its result, made once at a time.
 
     Each thread waits until the call has taken the given seconds since its start. So a call that
-    hangs holds up the threads that began to wait with it, and no later one.
+    hangs delays only the threads that began to wait with it.
 
     Arguments:
-        call: made in a thread of its own.
-        clock: seconds, monotonic.
+        call: the call, which runs in a thread of its own.
+        clock: returns monotonic seconds.
     """
 
     class TakesTooLong(Exception):
-        """The call has taken its seconds already, or the machine has no thread left."""
+        """The call has already taken its seconds, or the machine has no thread left."""
 
     def __init__(self, call: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
@@ -73,11 +73,12 @@ class SharedCall(Generic[T]):
         self._begun_at = 0.0
 
     def result(self, *, seconds: float) -> T:
-        """Return the result of the call under way, or of a new one; raise what it raises.
+        """Return the result of the call under way, or of a new call.
 
         Raises:
-            SharedCall.TakesTooLong: it has been under way for ``seconds``, and goes on; or the
-                machine has no thread left, and nothing has been called.
+            SharedCall.TakesTooLong: the call has been under way for ``seconds`` and goes on, or the
+                machine has no thread left for a new call.
+            Exception: the error that the call raised.
         """
         with self._lock:
             if self._under_way is None or self._under_way.done():
@@ -93,7 +94,10 @@ class SharedCall(Generic[T]):
 
 
 class _Caller:
-    """A thread for one call after the other: to start one costs more CPU than the call to SQS."""
+    """A thread that makes one call after the other.
+
+    Starting a thread costs more CPU than the call to SQS.
+    """
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -104,10 +108,10 @@ class _Caller:
 
     def run(self) -> None:
         while True:
-            self._work.get()()  # no name keeps the answer: it may be large
+            self._work.get()()  # without a name that would keep a large answer alive
 
 
-#: Those without work. A process's own: a fork has none of these threads.
+#: Threads without work. A fork starts without them, because it does not copy threads.
 _idle: deque[_Caller] = deque()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)
@@ -116,10 +120,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller) -> None:
     try:
         settle = partial(future.set_result, call())
-    except BaseException as exc:  # noqa: BLE001  # raised again where the result is asked for
+    except BaseException as exc:  # noqa: BLE001  # ``result()`` raises it again
         settle = partial(future.set_exception, exc)
     try:
-        _idle.append(caller)  # before its end is known: else who asks next makes one more
+        _idle.append(caller)  # before ``settle``, so that the next call finds this thread idle
         settle()
     finally:
         del future, settle  # an exception's traceback has this frame

@@ -1,8 +1,8 @@
 """Find out where an HTTP library was when it raised an error.
 
-Some errors say nothing of that themselves: a timeout is the same class while a connection is made
-and while an answer is awaited. Their traceback knows. It is used as evidence for one thing only,
-that the request had not left; without a traceback a failure stays in doubt.
+Some errors do not show that themselves. A timeout has the same class while a client connects and
+while it waits for an answer, but the tracebacks differ. A traceback proves one thing only, that the
+request had not left. Without a traceback a failure stays in doubt.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def frames(exc: BaseException) -> Iterator[tuple[str, str, FrameType]]:
         yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_name, frame
 
 
-def entered(exc: BaseException, module: str) -> set[str]:
+def list_functions(exc: BaseException, module: str) -> set[str]:
     """Return the names of the functions of a module that the error passed."""
     return {function for name, function, _ in frames(exc) if name == module}
 
 
-def wrapped(exc: BaseException) -> Iterator[BaseException]:
+def iter_wrapped(exc: BaseException) -> Iterator[BaseException]:
     """Yield the error, and the errors that urllib3, requests, urllib and botocore wrapped in it.
 
-    They keep them in ``args``, ``reason``, ``kwargs["error"]`` or ``__cause__``. What was merely
-    being handled (``__context__``) is left out: it need not be the reason.
+    The libraries keep them in ``args``, ``reason``, ``kwargs["error"]`` or ``__cause__``. An error
+    in ``__context__`` is left out, because it need not be the reason.
     """
     waiting: list[object] = [exc]
     seen: set[int] = set()
@@ -53,20 +53,22 @@ def wrapped(exc: BaseException) -> Iterator[BaseException]:
 def before_the_request(exc: BaseException) -> bool:
     """Return whether a connection, a proxy's tunnel or a TLS handshake failed."""
     return any(
-        _connects(module, function) for e in wrapped(exc) for module, function, _ in frames(e)
+        _connects(module, function) for e in iter_wrapped(exc) for module, function, _ in frames(e)
     )
 
 
-def tried_before(exc: BaseException) -> bool:
+def was_tried_before(exc: BaseException) -> bool:
     """Return whether urllib3 or stripe had sent the request before, by retries of their own.
 
-    The error is that of the last attempt only: it may have been refused a connection after an
-    earlier one had reached the provider.
+    The error belongs to the last attempt only. That attempt may have been refused a connection
+    after an earlier one had reached the provider.
     """
-    return any(_tried(module, f, frame) for e in wrapped(exc) for module, f, frame in frames(e))
+    return any(
+        _was_tried(module, f, frame) for e in iter_wrapped(exc) for module, f, frame in frames(e)
+    )
 
 
-def _tried(module: str, function: str, frame: FrameType) -> bool:
+def _was_tried(module: str, function: str, frame: FrameType) -> bool:
     if (module, function) == ("urllib3.connectionpool", "urlopen"):
         history = getattr(frame.f_locals.get("retries"), "history", None) or ()
         return any(was_sent(getattr(attempt, "error", None)) for attempt in history)
@@ -76,33 +78,34 @@ def _tried(module: str, function: str, frame: FrameType) -> bool:
 
 
 def was_sent(error: BaseException | None) -> bool:
-    """Return whether an attempt left. It did if it ended with a status, or not while connecting."""
+    """Return whether an attempt left, because it ended with a status or not while connecting."""
     return error is None or not (
-        any(type(e).__name__ in _NO_CONNECTION for e in wrapped(error)) or before_the_request(error)
+        any(type(e).__name__ in _NO_CONNECTION for e in iter_wrapped(error))
+        or before_the_request(error)
     )
 
 
-#: Errors of urllib3 that mean that an attempt was not sent.
+#: Errors of urllib3 for attempts that were not sent.
 _NO_CONNECTION = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError")
 
-#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED: these pass by
-#: themselves, or by the provider's doing. (https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/)
+#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED. Time or the provider
+#: ends these. (https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/)
 _PASSING = (9, 10)
 
 
 def certificate_failed(exc: BaseException) -> bool:
-    """Return whether the provider's certificate was refused, so that nothing was sent."""
-    return any(isinstance(error, SSLCertVerificationError) for error in wrapped(exc))
+    """Return whether the client refused the provider's certificate, and so sent no request."""
+    return any(isinstance(error, SSLCertVerificationError) for error in iter_wrapped(exc))
 
 
 def certificate_rejected(exc: BaseException) -> bool:
     """Return whether the provider's certificate cannot be trusted (name, unknown authority).
 
-    No later attempt will help. An expired one is another matter: it will be renewed.
+    No later attempt will help. An expired certificate does not count, because it will be renewed.
     """
     return any(
         isinstance(error, SSLCertVerificationError) and error.verify_code not in _PASSING
-        for error in wrapped(exc)
+        for error in iter_wrapped(exc)
     )
 
 
@@ -121,7 +124,7 @@ def after_another_mail(exc: BaseException) -> bool:
 
 def proxy_wants_credentials(exc: BaseException) -> bool:
     """Return whether a proxy refused its tunnel with 407, which no later attempt will change."""
-    return any("407 Proxy Auth" in str(error) for error in wrapped(exc))
+    return any("407 Proxy Auth" in str(error) for error in iter_wrapped(exc))
 
 
 def _connects(module: str, function: str) -> bool:

@@ -12,15 +12,15 @@ _DURATION = re.compile(r"\s*(?:(\d+(?:\.\d+)?)\s*([smhd]))", re.IGNORECASE)
 
 
 def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
-    """Read Celery's rate syntax (``"10/s"``, ``"300/m"``, ``"7200/h"``; a number is per second).
+    """Read Celery's rate syntax, such as ``"10/s"``, ``"300/m"`` and ``"7200/h"``.
 
-    Returns the number per second; ``None`` stays ``None``: no limit.
+    A number is per second. Returns the number per second. ``None`` (no limit) stays ``None``.
 
     Raises:
-        TypeError: it is neither text nor a number.
-        ValueError: it is not a rate, or not above 0.
+        TypeError: the value is not text or a number.
+        ValueError: the value is not a rate, or not above 0.
     """
-    from celery.utils.time import rate as celery_rate  # late: what is pure imports this module
+    from celery.utils.time import rate as celery_rate  # late, because pure modules import this one
 
     if value is None:
         return None
@@ -41,11 +41,11 @@ def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
 def parse_duration(value: str | float | timedelta | None, name: str) -> float | None:
     """Read ``"90s"``, ``"10m"``, ``"36h"``, ``"2d"``, ``"1h30m"``, seconds or a timedelta.
 
-    Returns seconds; ``None`` stays ``None``.
+    Returns seconds. ``None`` stays ``None``.
 
     Raises:
-        ValueError: it is none of these.
-        TypeError: it is neither text, a number nor a timedelta.
+        ValueError: the value is not such a duration.
+        TypeError: the value is not text, a number or a timedelta.
     """
     if value is None or not isinstance(value, str):
         return None if value is None else to_seconds(name, value)
@@ -61,7 +61,7 @@ def parse_duration(value: str | float | timedelta | None, name: str) -> float | 
 
 
 def spell_duration(seconds: float) -> str:
-    """Write a duration in its two largest units: ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
+    """Write a duration in its two largest units, as ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
     left = int(max(0, seconds))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -72,7 +72,7 @@ def spell_duration(seconds: float) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Write a time as a person would say it: ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
+    """Write a time as a person would say it, as ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= (1.5 if unit != "day" else 2) * length:
             number = round(seconds / length, 1)

@@ -1,4 +1,4 @@
-"""Ready classifiers: what the errors of the libraries that tasks really call mean.
+"""Ready classifiers for the errors of the libraries that tasks often call.
 
 Name them in a task's option ``classify``::
 
@@ -8,13 +8,14 @@ Name them in a task's option ``classify``::
     def send_email(self, customer_id):
         requests.post(...).raise_for_status()
 
-Each knows when in the exchange its library failed. Nothing was sent: RETRYABLE. The request left,
-and no proper answer came: UNKNOWN, and safe to repeat if the task says that the call is idempotent.
-Refused for good: NOT_PROCESSED. An error of another library: ``None``, the next one is asked.
+Each classifier finds out when in the exchange its library failed. A request that was not sent is
+RETRYABLE. A request that left without a proper answer is UNKNOWN, and safe to repeat if the task
+says that the call is idempotent. A request that was refused for good is NOT_PROCESSED. For an error
+of another library the classifier returns ``None``, and the next one is asked.
 
 A verdict is about the call that failed, not about calls that the task made before it.
 
-A library is never imported here, and need not be installed.
+The classifiers never import a library, and the libraries need not be installed.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ __all__ = [
 def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of all these libraries, ``sdk_errors`` last.
 
-    For tasks that make one outside call. Where calls differ in whether they are idempotent, name
-    the libraries one by one.
+    Use it for tasks that make one outside call. If some calls are idempotent and others are not,
+    name the libraries one by one.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried, and nothing is undone. Default ``False``: it is not.
+            request left is retried without an undo. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.
 
     Raises:

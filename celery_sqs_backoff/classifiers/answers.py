@@ -1,6 +1,6 @@
-"""What an HTTP answer says by its status, and when the provider wants to be asked again.
+"""Read the meaning of an HTTP answer from its status, and the wait that the provider asks for.
 
-Pure: a status, headers and the time in, a diagnosis out.
+The functions are pure. They take a status, headers and the time, and return a diagnosis.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .exchange import Diagnosis, Meaning
 
 @dataclass(frozen=True)
 class StatusRule:
-    """A row of the table of statuses; the first that fits decides."""
+    """A row of the table of statuses. The first row that fits decides."""
 
     statuses: Collection[int]
     means: Meaning
     why: str
-    #: The row counts only if the answer asks to be left alone for a while.
+    #: The row counts only if the answer asks the caller to wait.
     if_asked_to_wait: bool = False
-    #: The row counts only if it does so by ``Retry-After``. A gateway puts its rate limit on all
-    #: answers, also on those that it makes up for a request that it has passed on.
+    #: The row counts only if the answer asks by ``Retry-After``. A gateway puts its rate limit on
+    #: all answers, even on its own answers to requests that it has passed on.
     if_retry_after: bool = False
-    #: The row counts only if a cache has made the answer up itself.
+    #: The row counts only if a cache made the answer itself.
     if_of_a_cache: bool = False
 
 
@@ -109,27 +109,28 @@ STATUSES: tuple[StatusRule, ...] = (
     ),
 )
 
-# Seconds. A reset above the first is a point in time, not a delay of 31 years; above the second,
-# it is in milliseconds.
+# Seconds. A reset above the first is a point in time, not a delay of 31 years. A reset above the
+# second is in milliseconds.
 _EPOCH = 1e9
 _EPOCH_MILLISECONDS = 1e12
 
 
 def answer(status: object, headers: object = None, *, now: float) -> Diagnosis | None:
-    """Return the meaning of an HTTP answer; ``None`` = it is no error (below 400), or no status.
+    """Return the meaning of an HTTP answer, or ``None`` if it is no error (below 400).
 
     Args:
-        status: the status code.
-        headers: anything with ``items()``; names in any case. ``None`` = none are known.
+        status: the status code. The function returns ``None`` for anything but an int.
+        headers: anything with ``items()``; names in any case. ``None`` = no known headers.
         now: seconds since the epoch, for headers that name a point in time.
     """
     if not isinstance(status, int) or isinstance(status, bool):
         return None
     fields = _lower(headers)
-    asked = asked_seconds(fields, now=now)
+    asked = read_asked_seconds(fields, now=now)
     has_retry_after = _retry_after_seconds(fields.get("retry-after"), now) is not None
     if asked is None and status == 429:
-        # Also without a time: a provider that names its refusals is there, and is called too fast.
+        # A 429 without a time counts as a request to wait. The provider is up, but is called too
+        # fast.
         asked = _reset_seconds(fields, now) or 0.0
     for rule in STATUSES:
         if (
@@ -142,13 +143,13 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
     return None
 
 
-def asked_seconds(headers: object, *, now: float) -> float | None:
-    """Return the seconds, from 0 up, that the provider asked to wait; ``None`` = it did not ask.
+def read_asked_seconds(headers: object, *, now: float) -> float | None:
+    """Return the seconds, from 0 up, that the provider asked to wait, or ``None`` if it did not.
 
-    ``Retry-After`` in both its forms, seconds and an HTTP date (RFC 9110, 10.2.3). Else, if a rate
-    limit says that nothing is left, the time of its reset. The two names for it are ``RateLimit``
-    and ``RateLimit-Reset`` (https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/,
-    its current and its earlier form), and ``X-RateLimit-Reset``, seconds or a point in time.
+    ``Retry-After`` counts in both its forms, seconds and an HTTP date (RFC 9110, 10.2.3). Without
+    it the time of the reset counts, if the rate limit is used up. Its names are ``RateLimit`` and
+    ``RateLimit-Reset`` (https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/, its
+    current and its earlier form), and ``X-RateLimit-Reset``, seconds or a point in time.
     """
     fields = _lower(headers)
     asked = _retry_after_seconds(fields.get("retry-after"), now)
@@ -158,17 +159,18 @@ def asked_seconds(headers: object, *, now: float) -> float | None:
 
 
 def may_have_acted(response: Any) -> bool:
-    """Return whether an answer that a client followed up by itself may mean that work was done.
+    """Return whether the server may have done the work before an answer that the client followed.
 
-    A redirect may be an answer; 307 and 308 pass the request on undone (RFC 9110, 15.4.8 and
-    15.4.9). Any other has refused the request, such as the 401 that asks for a digest.
+    A redirect may be the answer to done work. 307 and 308 pass the request on undone (RFC 9110,
+    15.4.8 and 15.4.9). Any other answer refuses the request, such as the 401 that asks for a
+    digest.
     """
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     return status in range(300, 400) and status not in (307, 308)
 
 
 def read_answer(response: Any) -> Diagnosis | None:
-    """Read a response object: ``status_code`` or ``status``, and ``headers``."""
+    """Read a response object by its ``status_code`` or ``status``, and its ``headers``."""
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     return answer(status, getattr(response, "headers", None), now=time.time())
 
@@ -181,7 +183,10 @@ def _lower(headers: object) -> dict[str, str]:
 
 
 def _is_of_a_cache(fields: Mapping[str, str]) -> bool:
-    """Return whether Varnish or Fastly made this answer. A provider's own keeps its ``Server``."""
+    """Return whether Varnish or Fastly made this answer.
+
+    A provider's own answer keeps its ``Server`` header when it passes through a cache.
+    """
     return fields.get("server", "").lower() == "varnish"
 
 
@@ -201,11 +206,11 @@ def _retry_after_seconds(value: str | None, now: float) -> float | None:
 
 def _limit_of_zero(fields: Mapping[str, str]) -> bool:
     left = (fields.get("ratelimit-remaining"), fields.get("x-ratelimit-remaining"))
-    return "0" in left or bool(_exhausted(fields))
+    return "0" in left or bool(_find_resets(fields))
 
 
 def _reset_seconds(fields: Mapping[str, str], now: float) -> float | None:
-    if exhausted := _exhausted(fields):
+    if exhausted := _find_resets(fields):
         return max(exhausted)
     for name in ("ratelimit-reset", "x-ratelimit-reset"):
         if (value := _number(fields.get(name, ""))) is not None:
@@ -215,8 +220,11 @@ def _reset_seconds(fields: Mapping[str, str], now: float) -> float | None:
     return None
 
 
-def _exhausted(fields: Mapping[str, str]) -> list[float]:
-    """Return the seconds to the reset of each exhausted quota in ``RateLimit: "burst";r=0;t=5``."""
+def _find_resets(fields: Mapping[str, str]) -> list[float]:
+    """Return the seconds to the reset of each quota that ``RateLimit`` shows as used up.
+
+    The header looks like ``"burst";r=0;t=5``.
+    """
     resets = []
     for item in fields.get("ratelimit", "").split(","):
         parameters = dict(re.findall(r";\s*(r|t)=(\d+)", item))

@@ -9,13 +9,13 @@ import time
 from typing import Any
 
 from ..retry.outcomes import Classifier
-from .answers import answer, asked_seconds
+from .answers import answer, read_asked_seconds
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 from .urllib import nothing_was_sent
 
 _MODULE = "botocore.exceptions"
 
-#: Throttled, or the request did not arrive in time; most come with the status 400.
+#: The service throttles, or the request did not arrive in time. Most come with the status 400.
 #: https://docs.aws.amazon.com/boto3/latest/guide/retries.html#standard-retry-mode
 THROTTLING_CODES = frozenset(
     {
@@ -43,7 +43,7 @@ THROTTLING_CODES = frozenset(
     }
 )
 
-#: An earlier attempt with the same token is still under way: what becomes of it nobody knows.
+#: An earlier attempt with the same token is still under way, and its end is unknown.
 #: https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/API_TransactWriteItems.html
 #: https://docs.aws.amazon.com/Route53/latest/APIReference/API_domains_RegisterDomain.html
 IN_PROGRESS_CODES = frozenset({"DuplicateRequest", "TransactionInProgressException"})
@@ -51,12 +51,12 @@ IN_PROGRESS_CODES = frozenset({"DuplicateRequest", "TransactionInProgressExcepti
 #: An earlier attempt with the same token was another request, and may have been processed.
 CONFLICT_CODES = frozenset({"IdempotentParameterMismatch", "IdempotentParameterMismatchException"})
 
-#: Temporary credentials that had run out. They are renewed without anybody changing the task.
+#: Temporary credentials that had run out. They are renewed without a change to the task.
 #: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 
 
-#: Codes of a 503 that is the service's own word, not a gateway's.
+#: Codes of a 503 that the service itself sends, not a gateway.
 _OWN_503 = frozenset({"ServiceUnavailable", "ServiceUnavailableException"})
 
 
@@ -70,12 +70,12 @@ def _metadata(exc: Any) -> dict[str, Any]:
 
 
 def _part(exc: Any, name: str) -> dict[str, Any]:
-    """Return a part of the parsed response; empty if a stub or a proxy put something else there."""
+    """Return a part of the parsed response, empty if a stub or a proxy put something else there."""
     part = exc.response.get(name) if isinstance(exc.response, dict) else None
     return part if isinstance(part, dict) else {}
 
 
-def _answered(exc: Any) -> Diagnosis | None:
+def _read_status(exc: Any) -> Diagnosis | None:
     metadata = _metadata(exc)
     found = answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
     if found is not None and found.meaning is Meaning.UNAVAILABLE and _code(exc) in _OWN_503:
@@ -83,8 +83,8 @@ def _answered(exc: Any) -> Diagnosis | None:
     return found
 
 
-def _asked(exc: Any) -> float | None:
-    return asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
+def _read_wait(exc: Any) -> float | None:
+    return read_asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
 
 
 RULES: tuple[ErrorRule, ...] = (
@@ -94,7 +94,7 @@ RULES: tuple[ErrorRule, ...] = (
         Meaning.REFUSED_FOR_NOW,
         "the code of a throttled or late request",
         lambda exc: _code(exc) in THROTTLING_CODES,
-        lambda exc: _asked(exc) or 0.0,
+        lambda exc: _read_wait(exc) or 0.0,
     ),
     ErrorRule(
         _MODULE,
@@ -102,7 +102,7 @@ RULES: tuple[ErrorRule, ...] = (
         Meaning.REFUSED_FOR_NOW,
         "the code of expired credentials, which are renewed",
         lambda exc: _code(exc) in EXPIRED_CODES,
-        _asked,
+        _read_wait,
     ),
     ErrorRule(
         _MODULE,
@@ -110,7 +110,7 @@ RULES: tuple[ErrorRule, ...] = (
         Meaning.IN_DOUBT,
         "`TransactionInProgressException`, `DuplicateRequest`: an earlier attempt is under way",
         lambda exc: _code(exc) in IN_PROGRESS_CODES,
-        _asked,
+        _read_wait,
     ),
     ErrorRule(
         _MODULE,
@@ -122,7 +122,7 @@ RULES: tuple[ErrorRule, ...] = (
     ErrorRule(
         _MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"
     ),
-    ErrorRule(_MODULE, "ClientError", _answered, "its status decides"),
+    ErrorRule(_MODULE, "ClientError", _read_status, "its status decides"),
     ErrorRule(
         _MODULE,
         "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
@@ -165,13 +165,13 @@ RULES: tuple[ErrorRule, ...] = (
 def botocore_errors(*, idempotent: bool = False) -> Classifier:
     """Classify the errors of botocore, and so of boto3.
 
-    botocore itself makes a call again after a timeout, five attempts in all by default, and tells
-    of the last failure only. For a call that must not be made twice, switch that off:
+    botocore itself repeats a call after a timeout, five attempts in all by default, and reports
+    only the last failure. For a call that must not be made twice, switch that off:
     ``Config(retries={"total_max_attempts": 1})``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried, and nothing is undone. Default ``False``: it is not.
+            request left is retried without an undo. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

@@ -1,7 +1,7 @@
-"""How far an exchange with a provider got before it failed, and whether to make the call again.
+"""Tell how far an exchange with a provider got before it failed, and whether to repeat the call.
 
-A library's errors are an ordered table of rules; the first rule that fits an error gives its
-meaning. The same table is printed in the documentation.
+A library's errors are an ordered table of rules. The first rule that fits an error gives its
+meaning. The documentation prints the same table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..retry.outcomes import Outcome, Verdict
 
 
 class Meaning(Enum):
-    """What a failure says of the call. The value is how the documentation words it."""
+    """The meaning of a failure for the call. The value is the documentation's wording."""
 
     NOT_SENT = "nothing was sent"
     REFUSED_FOR_NOW = "refused for now"
@@ -38,7 +38,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A meaning, and the seconds that the provider asked to be left alone (``None``: not asked)."""
+    """A meaning, and the seconds that the provider asked to wait (``None`` = it did not ask)."""
 
     meaning: Meaning
     retry_after_seconds: float | None = None
@@ -47,7 +47,7 @@ class Diagnosis:
         """Return the verdict for a call that is, or is not, idempotent.
 
         A failure in doubt of an idempotent call stays UNKNOWN and is safe to repeat, so the task is
-        retried and nothing is undone.
+        retried without an undo.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -56,7 +56,7 @@ class Diagnosis:
         return Verdict(outcome, floor, safe_to_repeat=repeat)
 
 
-#: Reads the meaning out of the error itself, such as an HTTP status; ``None`` = it has none.
+#: Reads the meaning from the error itself, such as from its HTTP status. ``None`` = no meaning.
 Reader: TypeAlias = Callable[[Any], Diagnosis | None]
 
 
@@ -65,16 +65,16 @@ class ErrorRule:
     """A row of a library's table.
 
     Args:
-        module: where the classes are found. It is looked up among the loaded modules, never
-            imported: an error cannot be of a class whose module is not loaded.
-        names: the classes, separated by spaces. One that the installed version does not have is
-            passed over. Subclasses count.
-        means: a meaning, or a reader of the error, or ``None``: deliberately not classified, so
-            that a wider rule below does not catch it.
-        when: the condition, or what is read, in the documentation's words.
+        module: the module of the classes. It is looked up among the loaded modules and never
+            imported, because an error cannot be of a class that is not loaded.
+        names: the classes, separated by spaces. A class that the installed version lacks is passed
+            over. Subclasses count.
+        means: a meaning, or a reader of the error, or ``None``. ``None`` leaves the error
+            unclassified, so that a wider rule below does not catch it.
+        when: the condition, or the part of the error that is read, in the documentation's words.
         applies: the condition. ``None`` (default) = always.
-        asked_seconds: reads how long the provider asked to be left alone, where ``means`` is a
-            meaning; ``None`` (default) = it cannot ask.
+        asked_seconds: reads how long the provider asked to wait, if ``means`` is a meaning.
+            ``None`` (default) = it cannot ask.
     """
 
     module: str
@@ -85,7 +85,7 @@ class ErrorRule:
     asked_seconds: Callable[[Any], float | None] | None = None
 
     def fits(self, exc: BaseException) -> bool:
-        """Return whether the error is of one of these classes, and the condition holds."""
+        """Return whether the error is of one of the rule's classes, and the condition holds."""
         return isinstance(exc, tuple(self.classes())) and (
             self.applies is None or self.applies(exc)
         )
@@ -100,7 +100,7 @@ class ErrorRule:
 
 
 def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
-    """Return the diagnosis of the first rule that fits; ``None`` = no rule fits, or it has none."""
+    """Return the diagnosis of the first rule that fits, or ``None`` without one."""
     for rule in rules:
         if rule.fits(exc):
             if isinstance(rule.means, Meaning):
@@ -115,15 +115,16 @@ def _never(exc: BaseException) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryErrors:
-    """A classifier made of a library's rules: what ``requests_errors()`` and the others return.
+    """A classifier made of a library's rules, such as ``requests_errors()`` returns.
 
     Args:
-        name: the library's, for ``repr`` and logs.
+        name: the library's name, for ``repr`` and logs.
         rules: the table.
-        idempotent: ``True`` = a second call does no harm, so what is in doubt is retried.
+        idempotent: ``True`` = a second call does no harm, so a failure in doubt is retried.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too.
-        redirected: has another server answered before this failure? Its work may be done, whatever
-            the failure says of the second one; so the failure is in doubt.
+        redirected: returns whether another server answered before this failure. That server may
+            have done the work, whatever the failure says of the second one, so the failure is in
+            doubt.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

@@ -8,7 +8,7 @@ from .answers import may_have_acted, read_answer
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
 
-def _answered(exc: BaseException) -> Diagnosis | None:
+def _read_status(exc: BaseException) -> Diagnosis | None:
     return read_answer(getattr(exc, "response", None))
 
 
@@ -23,7 +23,7 @@ def _certificate(exc: BaseException) -> bool:
 
 
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule("httpx", "HTTPStatusError", _answered, "its status decides"),
+    ErrorRule("httpx", "HTTPStatusError", _read_status, "its status decides"),
     ErrorRule(
         "httpx",
         "ConnectError ProxyError",
@@ -50,22 +50,22 @@ RULES: tuple[ErrorRule, ...] = (
 )
 
 
-def _redirected(exc: BaseException) -> bool:
+def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
-            history = history or frame.f_locals.get("history")  # the error itself has none
+            history = history or frame.f_locals.get("history")  # the error itself has no history
     return any(map(may_have_acted, history or ()))
 
 
 def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Classify the errors of httpx; a status only becomes one by ``raise_for_status()``.
+    """Classify the errors of httpx. A status becomes an error only by ``raise_for_status()``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried, and nothing is undone. Default ``False``: it is not.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
-            after it has passed the request on. Default ``False``: it is UNKNOWN.
+            request left is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
+            sends such a 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
@@ -75,5 +75,5 @@ def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
         rules=RULES,
         idempotent=idempotent,
         trust_503=trust_503,
-        redirected=_redirected,
+        redirected=_was_redirected,
     )

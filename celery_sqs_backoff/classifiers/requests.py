@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..retry.outcomes import Classifier
-from ..traces import entered, tried_before, was_sent
+from ..traces import list_functions, was_sent, was_tried_before
 from .answers import answer, may_have_acted, read_answer
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 from .urllib import never_to_be_sent, nothing_was_sent
@@ -13,17 +13,17 @@ from .urllib import never_to_be_sent, nothing_was_sent
 _MODULE = "requests.exceptions"
 
 
-def _answered(exc: BaseException) -> Diagnosis | None:
+def _read_status(exc: BaseException) -> Diagnosis | None:
     response = getattr(exc, "response", None)
     found = read_answer(response)
     retries = getattr(getattr(response, "raw", None), "retries", None)
-    if found and any(map(_left_in_doubt, getattr(retries, "history", None) or ())):
+    if found and any(map(_is_in_doubt, getattr(retries, "history", None) or ())):
         return Diagnosis(Meaning.IN_DOUBT, found.retry_after_seconds)
     return found
 
 
-def _left_in_doubt(attempt: Any) -> bool:
-    """Return whether an attempt that urllib3 repeated by itself may have been processed."""
+def _is_in_doubt(attempt: Any) -> bool:
+    """Return whether the provider may have processed an attempt that urllib3 repeated."""
     found = answer(attempt.status, now=0.0)
     if found is None:
         return was_sent(attempt.error)
@@ -31,14 +31,14 @@ def _left_in_doubt(attempt: Any) -> bool:
 
 
 def _while_preparing(exc: BaseException) -> bool:
-    return any(name.startswith("prepare") for name in entered(exc, "requests.models"))
+    return any(name.startswith("prepare") for name in list_functions(exc, "requests.models"))
 
 
 RULES: tuple[ErrorRule, ...] = (
     ErrorRule(
         _MODULE,
         "HTTPError",
-        _answered,
+        _read_status,
         "its status decides; in doubt if urllib3's retries had left an attempt before it in doubt",
     ),
     ErrorRule(
@@ -46,7 +46,7 @@ RULES: tuple[ErrorRule, ...] = (
         "ConnectTimeout",
         Meaning.NOT_SENT,
         "no connection in time",
-        lambda exc: not tried_before(exc),
+        lambda exc: not was_tried_before(exc),
     ),
     ErrorRule(
         _MODULE,
@@ -87,21 +87,21 @@ RULES: tuple[ErrorRule, ...] = (
 )
 
 
-def _redirected(exc: BaseException) -> bool:
+def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None) or ()
     return any(map(may_have_acted, history)) or (
-        "resolve_redirects" in entered(exc, "requests.sessions")
+        "resolve_redirects" in list_functions(exc, "requests.sessions")
     )
 
 
 def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Classify the errors of requests; a status only becomes one by ``raise_for_status()``.
+    """Classify the errors of requests. A status becomes an error only by ``raise_for_status()``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried, and nothing is undone. Default ``False``: it is not.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
-            after it has passed the request on. Default ``False``: it is UNKNOWN.
+            request left is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
+            sends such a 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
@@ -111,5 +111,5 @@ def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Cla
         rules=RULES,
         idempotent=idempotent,
         trust_503=trust_503,
-        redirected=_redirected,
+        redirected=_was_redirected,
     )

@@ -1,7 +1,7 @@
 """What do the errors of a provider's own SDK mean, if they carry an HTTP status?
 
-Only the SDKs that are named: any exception may have a ``status_code``, such as the ValidationError
-of Django REST framework that a task raises after the provider has charged.
+Only errors of the named SDKs are read, because any exception may have a ``status_code``. An example
+is the ValidationError of Django REST framework that a task raises after the provider has charged.
 https://docs.stripe.com/error-handling
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..retry.outcomes import Classifier
-from ..traces import after_another_mail, tried_before
+from ..traces import after_another_mail, was_tried_before
 from . import httpx, requests, urllib
 from .answers import answer, read_answer
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning, find
 
-#: Top-level modules of the SDKs whose errors are read.
+#: Top-level modules of the SDKs that are read.
 MODULES = ("anymail", "python_http_client", "sendgrid", "slack_sdk", "stripe", "twilio")
 
 _STATUSES = ("http_status", "status_code", "status")
@@ -25,7 +25,7 @@ _STATUSES = ("http_status", "status_code", "status")
 _HTTP_RULES = (*requests.RULES, *httpx.RULES, *urllib.RULES)
 
 
-def _answered(exc: BaseException) -> Diagnosis | None:
+def _read_status(exc: BaseException) -> Diagnosis | None:
     response = getattr(exc, "response", None)
     for name in _STATUSES:
         if (status := getattr(exc, name, None)) is not None:
@@ -34,15 +34,15 @@ def _answered(exc: BaseException) -> Diagnosis | None:
     return read_answer(response)
 
 
-def _wrapped(exc: BaseException) -> BaseException | None:
+def _get_wrapped(exc: BaseException) -> BaseException | None:
     # stripe before 9 raises within the handler, without ``from``.
     return exc.__cause__ or (exc.__context__ if type(exc).__module__ == "stripe.error" else None)
 
 
 def _cause(exc: BaseException) -> Diagnosis | None:
-    cause = _wrapped(exc)
+    cause = _get_wrapped(exc)
     diagnosis = None if cause is None else find(_HTTP_RULES, cause)
-    if diagnosis is not None and tried_before(exc):
+    if diagnosis is not None and was_tried_before(exc):
         return Diagnosis(Meaning.IN_DOUBT, diagnosis.retry_after_seconds)
     return diagnosis
 
@@ -69,7 +69,7 @@ _MASS_MAIL = ErrorRule(
     lambda exc: type(exc).__module__.startswith("anymail.") and after_another_mail(exc),
 )
 
-#: The rules for errors of those SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
+#: The rules for errors of these SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
 RULES: tuple[ErrorRule, ...] = (
     _MASS_MAIL,
     _CONNECTION,
@@ -77,7 +77,7 @@ RULES: tuple[ErrorRule, ...] = (
     ErrorRule(
         "builtins",
         "Exception",
-        _answered,
+        _read_status,
         "of one of the SDKs, with `http_status`, `status_code`, `status` or a `response`:"
         " its status decides",
     ),
@@ -90,18 +90,17 @@ def sdk_errors(
 ) -> Classifier:
     """Classify errors of providers' SDKs by the HTTP status they carry.
 
-    Those of Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``), Slack and
-    django-anymail (``response``). SDKs that let the errors of their HTTP library through (SendGrid:
-    urllib; Twilio: requests) need that library's classifier beside this one.
+    It reads errors of Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``),
+    Slack and django-anymail (``response``). SendGrid lets errors of urllib through, and Twilio
+    errors of requests, so tasks that call them also need the classifier of that library.
 
-    Stripe's client repeats a call by itself, twice by default, and tells of the last failure only.
-    A status counts as that of the only attempt: give the client ``max_network_retries=0``, or pass
-    an idempotency key of your own and say ``idempotent=True``.
+    Stripe's client repeats a call, twice by default, and reports only the last failure. The
+    classifier treats its status as that of the only attempt. So give the client
+    ``max_network_retries=0``, or pass an idempotency key of your own and say ``idempotent=True``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm (an idempotency key, say), so
-            a failure after the request left is retried, and nothing is undone. Default ``False``:
-            it is not.
+            a failure after the request left is retried without an undo. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.
         modules: top-level modules of further SDKs, such as ``("acme_payments",)``.
 

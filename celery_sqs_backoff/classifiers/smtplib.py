@@ -1,7 +1,7 @@
 """What do the errors of smtplib mean, and in which phase was the mail?
 
-The content of a mail leaves in the last phase, DATA; until then nothing can have been delivered.
-Django's ``send_mail`` raises these errors as they are.
+The content of a mail leaves in the last phase, DATA. The server cannot deliver a mail before it.
+Django's ``send_mail`` raises these errors unchanged.
 https://docs.python.org/3/library/smtplib.html
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..retry.outcomes import Classifier
-from ..traces import after_another_mail, certificate_rejected, entered
+from ..traces import after_another_mail, certificate_rejected, list_functions
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
 # Functions of smtplib, by phase; DATA itself is `data`.
@@ -24,19 +24,19 @@ _AFTER_DATA = {"quit", "__exit__"}
 
 
 def _before_data(exc: BaseException) -> bool:
-    return bool(entered(exc, "smtplib") & _BEFORE_DATA)
+    return bool(list_functions(exc, "smtplib") & _BEFORE_DATA)
 
 
 def _in_smtplib(exc: BaseException) -> bool:
-    return bool(entered(exc, "smtplib"))
+    return bool(list_functions(exc, "smtplib"))
 
 
 def _after_data(exc: BaseException) -> bool:
-    return bool(entered(exc, "smtplib") & _AFTER_DATA)
+    return bool(list_functions(exc, "smtplib") & _AFTER_DATA)
 
 
 def _meaning(code: object) -> Meaning | None:
-    """Return the meaning of a reply: after 4yz and 5yz nothing was done (RFC 5321, 4.2.1)."""
+    """Return the meaning of a reply. After 4yz and 5yz the server did no work (RFC 5321, 4.2.1)."""
     if isinstance(code, int) and 400 <= code <= 499:
         return Meaning.REFUSED_FOR_NOW
     if isinstance(code, int) and 500 <= code <= 599:
@@ -46,13 +46,13 @@ def _meaning(code: object) -> Meaning | None:
 
 def _reply(exc: Any) -> Diagnosis:
     otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
-    # smtplib's own words for a reply that it has not read to its end: whatever that says.
+    # smtplib reports a reply that it did not read to its end in these words, under any code.
     is_unread = exc.smtp_error == "Line too long."
     return Diagnosis((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
 
 
-def _refused_recipients(exc: Any) -> Diagnosis:
-    """Return the meaning if all were refused. One that may be accepted later is worth a retry."""
+def _read_refused_recipients(exc: Any) -> Diagnosis:
+    """Return the meaning of the refusals. If a recipient may be accepted later, a retry is due."""
     refused: Mapping[str, tuple[int, bytes]] = exc.recipients
     for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
     return Diagnosis(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
@@ -83,7 +83,7 @@ RULES: tuple[ErrorRule, ...] = (
     ErrorRule(
         "smtplib",
         "SMTPRecipientsRefused",
-        _refused_recipients,
+        _read_refused_recipients,
         "RCPT, all recipients: refused if all replies are 5yz, else refused for now",
     ),
     ErrorRule(
@@ -99,7 +99,9 @@ RULES: tuple[ErrorRule, ...] = (
         "SMTPException",
         Meaning.REFUSED,
         "AUTH: no method that both sides know",
-        lambda exc: type(exc).__name__ == "SMTPException" and "login" in entered(exc, "smtplib"),
+        lambda exc: (
+            type(exc).__name__ == "SMTPException" and "login" in list_functions(exc, "smtplib")
+        ),
     ),
     ErrorRule(
         "smtplib",
@@ -132,11 +134,12 @@ RULES: tuple[ErrorRule, ...] = (
 def smtplib_errors(*, idempotent: bool = False) -> Classifier:
     """Classify the errors of smtplib.
 
-    No error is raised if at least one recipient was accepted: ``sendmail`` returns the others.
+    smtplib raises no error if at least one recipient was accepted. ``sendmail`` returns the refused
+    ones.
 
     Args:
         idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is
-            retried, and nothing is undone. Default ``False``: it is not.
+            retried without an undo. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

@@ -13,11 +13,11 @@ from ..retry.outcomes import Classifier
 from ..traces import (
     before_the_request,
     certificate_rejected,
-    entered,
     frames,
+    iter_wrapped,
+    list_functions,
     proxy_wants_credentials,
-    tried_before,
-    wrapped,
+    was_tried_before,
 )
 from .answers import answer
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
@@ -31,26 +31,26 @@ _NO_CONNECTION = ErrorRule(
     "NewConnectionError NameResolutionError ConnectTimeoutError",
     Meaning.NOT_SENT,
     "DNS, a refused connection, or none in time",
-    lambda exc: not tried_before(exc),
+    lambda exc: not was_tried_before(exc),
 )
 
 
 def nothing_was_sent(exc: BaseException) -> bool:
-    """Return whether a urllib3 error without a connection, or a failed handshake, is the cause.
+    """Return whether the cause is a missing connection of urllib3 or a failed handshake.
 
-    Unless urllib3 had sent the request before, by retries of its own.
+    Returns False if urllib3 had sent the request before, by retries of its own.
     """
-    return not tried_before(exc) and (
-        any(_NO_CONNECTION.fits(error) for error in wrapped(exc)) or before_the_request(exc)
+    return not was_tried_before(exc) and (
+        any(_NO_CONNECTION.fits(error) for error in iter_wrapped(exc)) or before_the_request(exc)
     )
 
 
 def never_to_be_sent(exc: BaseException) -> bool:
-    """Return whether nothing was sent and no later attempt will help (certificate, proxy's 407)."""
+    """Return whether the request was not sent and never can be (certificate, proxy's 407)."""
     return nothing_was_sent(exc) and (certificate_rejected(exc) or proxy_wants_credentials(exc))
 
 
-def _answered(exc: BaseException) -> Diagnosis | None:
+def _read_status(exc: BaseException) -> Diagnosis | None:
     return answer(getattr(exc, "code", None), getattr(exc, "headers", None), now=time.time())
 
 
@@ -59,11 +59,11 @@ def _has_a_cause(exc: BaseException) -> bool:
 
 
 def _in_http_client(exc: BaseException) -> bool:
-    return bool(entered(exc, _HTTP_CLIENT))
+    return bool(list_functions(exc, _HTTP_CLIENT))
 
 
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule(_URLLIB, "HTTPError", _answered, "its status decides"),
+    ErrorRule(_URLLIB, "HTTPError", _read_status, "its status decides"),
     ErrorRule(
         _URLLIB,
         "URLError",
@@ -122,7 +122,7 @@ RULES: tuple[ErrorRule, ...] = (
         "EmptyPoolError",
         Meaning.NOT_SENT,
         "no free connection",
-        lambda exc: not tried_before(exc),
+        lambda exc: not was_tried_before(exc),
     ),
     ErrorRule(
         _URLLIB3,
@@ -144,10 +144,12 @@ RULES: tuple[ErrorRule, ...] = (
 )
 
 
-def _redirected(exc: BaseException) -> bool:
-    if "http_error_302" in entered(exc, "urllib.request"):
+def _was_redirected(exc: BaseException) -> bool:
+    if "http_error_302" in list_functions(exc, "urllib.request"):
         return True
-    if "resolve_redirects" in entered(exc, "requests.sessions"):  # which lets some of them through
+    if "resolve_redirects" in list_functions(
+        exc, "requests.sessions"
+    ):  # requests lets some of these through
         return True
     return any(_follows(module, function, f.f_locals) for module, function, f in frames(exc))
 
@@ -163,13 +165,13 @@ def _follows(module: str, function: str, local: Mapping[str, Any]) -> bool:
 def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Classify the errors of urllib.request, http.client and urllib3.
 
-    A status is an error in urllib.request; urllib3 and http.client leave it to the caller.
+    urllib.request raises an error for a status. urllib3 and http.client leave that to the caller.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried, and nothing is undone. Default ``False``: it is not.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too: no gateway answers so
-            after it has passed the request on. Default ``False``: it is UNKNOWN.
+            request left is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
+            sends such a 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
@@ -179,5 +181,5 @@ def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Class
         rules=RULES,
         idempotent=idempotent,
         trust_503=trust_503,
-        redirected=_redirected,
+        redirected=_was_redirected,
     )

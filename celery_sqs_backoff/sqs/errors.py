@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore import exceptions as botocore
 
-from ..traces import before_the_request, certificate_failed, entered
+from ..traces import before_the_request, certificate_failed, list_functions
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
@@ -249,7 +249,7 @@ def _kind_of_exception(exc: BaseException) -> Kind:
         return Kind.UNREACHABLE
     if kind is not None:
         return kind
-    if "_do_get_response" in entered(exc, "botocore.endpoint"):
+    if "_do_get_response" in list_functions(exc, "botocore.endpoint"):
         return Kind.IN_DOUBT  # the response is here, and makes no sense
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):
         return Kind.CREDENTIALS

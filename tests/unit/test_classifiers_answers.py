@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.classifiers.answers import answer, asked_seconds
+from celery_sqs_backoff.classifiers.answers import answer, read_asked_seconds
 from celery_sqs_backoff.classifiers.exchange import Diagnosis, Meaning
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 
@@ -84,13 +84,13 @@ def test_what_is_no_error_has_none(status: object) -> None:
     ],
 )
 def test_how_long_to_wait(headers: object, seconds: float | None) -> None:
-    assert asked_seconds(headers, now=NOW) == seconds
+    assert read_asked_seconds(headers, now=NOW) == seconds
 
 
 @pytest.mark.parametrize("reset", ["1700000060", "1700000060000"], ids=["seconds", "milliseconds"])
 def test_a_reset_may_be_a_point_in_time(reset: str) -> None:
     headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
-    assert asked_seconds(headers, now=1_700_000_000.0) == 60
+    assert read_asked_seconds(headers, now=1_700_000_000.0) == 60
 
 
 def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
@@ -129,7 +129,7 @@ def test_a_503_is_believed_by_retry_after_alone() -> None:
 def test_headers_of_the_standard_library_are_read() -> None:
     headers = Message()
     headers["Retry-After"] = "3"
-    assert asked_seconds(headers, now=NOW) == 3
+    assert read_asked_seconds(headers, now=NOW) == 3
 
 
 @given(
