@@ -1,1 +1,1 @@
-"""Command line programs: thin shells over engines that print nothing."""
+"""Command line programs: thin shells over engines that do not print."""

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def is_made_up(app: Any) -> bool:
-    """Return whether nobody has named an app, so that Celery gives one with a broker of its own.
+    """Return whether Celery made this app itself, because the user has not named one.
+
+    Such an app has a broker of its own.
 
     See ``_get_current_app`` in celery/_state.py.
     """

@@ -1,4 +1,4 @@
-"""Declare the commands, and end all of them alike: one line on stderr and a code of the table."""
+"""Declare the commands, and end each of them with one line on stderr and a code of the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .app import is_made_up
 from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, NO_READER, NOT_WRITTEN, UNREACHABLE, USAGE
 from .text import safe
 
-#: What a write to stdout fails with, beside a closed pipe.
+#: Error numbers of a failed write to stdout, apart from a closed pipe.
 _OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
@@ -31,12 +31,12 @@ class CommandFailed(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click has one per class
 
 
-def failed_to_read(what: str, why: object) -> CommandFailed:
-    """Say that SQS could not be asked, and what a person can do about it.
+def make_read_failure(what: str, why: object) -> CommandFailed:
+    """Return the error for a failed request to SQS, with advice for the user.
 
     Arguments:
         what: for example ``"queue mails"``.
-        why: an error code, with nothing else or something in parentheses behind it.
+        why: an error code, alone or with details in parentheses.
     """
     is_missing = str(why) in ("NonExistentQueue", NOT_CREATED, NOT_PREDEFINED)
     code = USAGE if is_missing else UNREACHABLE
@@ -49,8 +49,9 @@ def command(
     """Make a Celery command of a function, which gets click's context and the options.
 
     Arguments:
-        name: as it is typed.
-        codes: its exit codes beside those that every command has. ``None``: with the usual words.
+        name: the name that the user types.
+        codes: exit codes of this command, in addition to :data:`ALWAYS`, with their meanings.
+            ``None`` = the meaning in :data:`MEANINGS`.
         examples: lines for the end of the help.
     """
 
@@ -62,7 +63,7 @@ def command(
 
 
 class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """End with the exit codes of the table, and list them in the help."""
+    """A command that ends with the exit codes of the table, and lists them in its help."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in their groups. Celery's own shows arguments as empty options."""
+        """Write the options in their groups. Celery's method shows arguments as empty options."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             found = param.get_help_record(ctx)
@@ -91,7 +92,7 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes, and the examples."""
-        # A code and its meaning stay on one line, by a space that is not broken at.
+        # A non-breaking space keeps a code and its meaning on one line.
         told = "; ".join(f"{code}\xa0{meaning}" for code, meaning in sorted(self.codes.items()))
         text = click.wrap_text(f"Exit codes: {told}.", formatter.width).replace("\xa0", " ")
         formatter.write_paragraph()
@@ -126,7 +127,7 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
     """Return the app that ``-A`` names.
 
     Arguments:
-        needs_sqs: refuse an app whose broker is not SQS.
+        needs_sqs: refuse an app with another broker than SQS.
 
     Raises:
         CommandFailed: there is no such app, or its settings cannot be read.
@@ -145,7 +146,7 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
 
 @contextmanager
 def loading_app() -> Iterator[None]:
-    """Say in one line what in the user's code or settings keeps the app from being loaded."""
+    """Report in one line which error in the user's code or settings prevents loading the app."""
     from celery_sqs_backoff.doctor.look import why_not_loaded
 
     try:
@@ -166,7 +167,8 @@ def _flush_or_drop_stdout() -> None:
 def drop_stdout() -> None:
     """Discard the rest of stdout.
 
-    Else Python tries to write it again at its exit, prints an error, and changes the exit code.
+    Otherwise Python tries to write it again at its exit, prints an error, and changes the exit
+    code.
     https://docs.python.org/3/library/signal.html#note-on-sigpipe
     """
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``celery sqs-doctor``: is the set-up right, before an outage shows that it is not?"""
+"""``celery sqs-doctor``: find mistakes in the set-up before an outage does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import click
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, asked, examine
 from celery_sqs_backoff.sqs.find_queue import why_not
 
-from .command import app_of, command, failed_to_read, loading_app
+from .command import app_of, command, loading_app, make_read_failure
 from .exit_codes import DONE, FOUND, UNREACHABLE
 from .options import option, queues_option, select_queues
 
-#: Queues that the last line names.
+#: Number of queues that the last line names.
 _MOST_NAMES: Final = 5
 
 
@@ -61,17 +61,17 @@ def sqs_doctor(
     explain: str | None,
     form: str,
 ) -> None:
-    """Check queues, dead-letter queues, tasks and settings; nothing is changed.
+    """Check queues, dead-letter queues, tasks and settings, without a change to any of them.
 
-    Queues are read with GetQueueAttributes. Permissions are tried with a receipt handle that does
-    not exist, so no message is touched.
+    The command reads queues with GetQueueAttributes. It tries permissions with a receipt handle
+    that does not exist, so it touches no message.
     """
     if explain is not None:
         click.echo(_explanation(_rule(explain)))
         return
     from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
 
-    ignored = [_ignored(text) for text in ignore]
+    ignored = [_parse_ignored(text) for text in ignore]
     app = app_of(ctx, needs_sqs=not offline)
     with loading_app():
         load_tasks(app)
@@ -79,14 +79,14 @@ def sqs_doctor(
     select_queues(app, queues)
     try:
         facts = facts if offline else look(app, are_named=bool(queues))
-    except Exception as exc:  # whatever it is, we could not look
-        raise failed_to_read("the queues", why_not(exc)) from exc
+    except Exception as exc:  # kombu and botocore raise many types
+        raise make_read_failure("the queues", why_not(exc)) from exc
     findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
     for queue in facts.unread:
-        failed_to_read(f"queue {queue.name}", queue.failure).show()
+        make_read_failure(f"queue {queue.name}", queue.failure).show()
     if form == "text":
         subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
-        looked_at = f"{len(asked(live=not offline))} rules, {_named(subjects)}"
+        looked_at = f"{len(asked(live=not offline))} rules, {_name_queues(subjects)}"
         click.echo(_text(findings, looked_at, could_look=not facts.unread))
     else:
         shown = {"findings": [finding.as_dict() for finding in findings]}
@@ -107,7 +107,7 @@ def _rule(wanted: str, option: str = "--explain") -> Rule:
     )
 
 
-def _ignored(text: str) -> str:
+def _parse_ignored(text: str) -> str:
     what, _, reason = text.partition("=")
     rule, colon, subject = what.partition(":")
     if not reason.strip():
@@ -140,8 +140,8 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
     return "\n".join([*lines, f"{looked_at}: {told or nothing}"])
 
 
-def _named(queues: Sequence[str]) -> str:
-    """Name the queues that were read, which may differ from those that workers consume."""
+def _name_queues(queues: Sequence[str]) -> str:
+    """Name the queues that were read. The workers may consume other queues."""
     more = len(queues) - _MOST_NAMES
     names = ", ".join(queues[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
     count = f"{len(queues)} queue{'s' if len(queues) != 1 else ''}"

@@ -21,15 +21,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def journal_directory() -> Path | None:
-    """Return where journals are by default; ``None`` after a warning: nothing can be written there.
+    """Return the default directory of journals, or warn and return ``None`` if it is not writable.
 
-    If there are journals, it is returned all the same: one may say what a killed run has sent, so
-    it has to be opened or refused.
+    A directory with journals is returned even if it is not writable. A journal may record which
+    messages a killed run has sent, so the redrive has to open it or fail.
     """
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     directory = Path(state, "celery-sqs-backoff")
     try:
-        if state.startswith("~"):  # the id of a user that nobody has entered
+        if state.startswith("~"):  # a user ID without an entry in the password database
             raise FileNotFoundError(2, "there is no home directory", state)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK) and not any(directory.glob("*.journal")):
@@ -45,9 +45,10 @@ def journal_directory() -> Path | None:
 
 
 def open_vault(app: Any) -> Vault:
-    """Return the app's vault. In a Django project, set that up first: ``celery`` does not.
+    """Return the app's vault, and set Django up first in a Django project.
 
-    The store may be in its database, and its ``SECRET_KEY`` signs the records.
+    ``celery`` does not set Django up. The store may be in the project's database, and its
+    ``SECRET_KEY`` signs the records.
 
     Raises:
         ImproperlyConfigured: the app names no store, or one that is not known.
@@ -56,15 +57,18 @@ def open_vault(app: Any) -> Vault:
         import django  # type: ignore[import-untyped]
         from django.apps import apps  # type: ignore[import-untyped]
 
-        if not apps.ready:  # else by manage.py
+        if not apps.ready:  # manage.py has set it up
             django.setup()
     return vault_of(app)
 
 
 @contextmanager
 def until_signalled() -> Iterator[threading.Event]:
-    """Set the event on the first SIGINT, SIGTERM or SIGHUP. The second one, whichever it is, raises
-    KeyboardInterrupt: it does not wait for giving back. What is ignored stays so (``nohup``)."""
+    """Set the event on the first SIGINT, SIGTERM or SIGHUP.
+
+    The second signal raises KeyboardInterrupt and does not wait until messages are given back.
+    Ignored signals stay ignored (``nohup``).
+    """
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -81,17 +85,17 @@ def until_signalled() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does. What is ignored stays so."""
+def interrupt_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does, unless they are ignored."""
     with _handling(signal.default_int_handler):
         yield
 
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handle the signals by ``handler``. In a thread this does nothing.
+    """Handle the signals with ``handler`` in the main thread.
 
-    Python hands signals to the main thread only.
+    In other threads this has no effect, because Python delivers signals to the main thread only.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

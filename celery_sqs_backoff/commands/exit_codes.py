@@ -1,4 +1,4 @@
-"""The exit codes of all commands: one table."""
+"""The exit codes of all commands, in one table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 DONE: Final = 0
-#: The result needs a person. Each command says what it is.
+#: The result needs a person. Each command's help names the result.
 FOUND: Final = 1
-#: click's own code for a wrong option, and ours for what a person has to write differently.
+#: click's own code for a wrong option, and ours for input that the user has to correct.
 USAGE: Final = 2
 GATE: Final = 3
 POISON: Final = 4
@@ -21,7 +21,7 @@ INTERRUPTED: Final = 130
 #: The code of a program that SIGPIPE ends (``| head``).
 NO_READER: Final = 141
 
-#: What a command's help says of a code, unless the command has its own words.
+#: The meanings of codes in a command's help, unless the command has its own words.
 MEANINGS: Final[Mapping[int, str]] = {
     DONE: "done",
     USAGE: "wrong options, settings or app",

@@ -1,4 +1,4 @@
-"""``celery sqs-health``: is the worker on this machine alive? For an exec probe."""
+"""``celery sqs-health``: tell an exec probe whether the worker on this machine is alive."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     """Say whether the worker that touches the heartbeat file is alive.
 
     Alive means that its threads receive, renew and settle. An outage of SQS and a long task do not
-    make a worker unhealthy, because a restart would not help. SQS is not asked. The worker's log
-    says what is wrong (sqs_backoff.unhealthy).
+    make a worker unhealthy, because a restart would not help. The command does not ask SQS. The
+    worker's log names the cause (sqs_backoff.unhealthy).
     """
     path = file or _path_of(app_of(ctx).conf.get("sqs_backoff"))
     if path is None:

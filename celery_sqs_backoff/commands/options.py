@@ -13,7 +13,7 @@ from celery_sqs_backoff.redrive.options import OUTCOMES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A file that need not be there.
+#: A file that need not exist.
 FILE = click.Path(dir_okay=False, path_type=Path)
 #: A file that is read.
 READABLE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -24,9 +24,9 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
 
     Arguments:
         group: the section.
-        names: its spellings and, without dashes, the name of its parameter. What stands behind a
-            space is shown for its value: ``"--rate RATE"``.
-        settings: as for ``click.option``. Without a value's name and without a type it is a flag.
+        names: its spellings and, without dashes, the name of its parameter. The help shows the word
+            behind a space for its value, as in ``"--rate RATE"``.
+        settings: as for ``click.option``. Without the name and the type of a value it is a flag.
     """
     spellings = [name.partition(" ")[0] for name in names]
     value = next((name.partition(" ")[2] for name in names if " " in name), None)
@@ -38,7 +38,7 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*spellings, cls=CeleryOption, help_group=group, **settings)
 
 
-#: Which queues a worker consumes is known to its command line alone, without ``task_queues``.
+#: Without ``task_queues`` only the command line of a worker says which queues it consumes.
 queues_option = option(
     "What to look at",
     *("-Q", "--queues QUEUES"),
@@ -48,7 +48,7 @@ queues_option = option(
 
 
 def select_queues(app: Any, names: Sequence[str] | None) -> None:
-    """Look at the queues that ``-Q`` names, as a worker consumes them; ``None``: the app's own.
+    """Select the queues that ``-Q`` names, as a worker does. ``None`` selects the app's queues.
 
     Raises:
         click.BadParameter: the app has no such queue, and does not create missing ones.
@@ -84,14 +84,14 @@ _SELECTION: Sequence[Callable[[Any], Any]] = (
 
 
 def selection_options(command: F) -> F:
-    """Add the options that say which messages are meant."""
+    """Add the options that select messages."""
     for each in reversed(_SELECTION):
         command = each(command)
     return command
 
 
 def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
-    """Return the ids given one by one, and those of a file; ``None``: neither is given."""
+    """Return the single ids and the ids in the file, or ``None`` without any."""
     if file is None:
         return [*single] or None
     try:
@@ -102,6 +102,6 @@ def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
 
 
 def has_selection(options: Mapping[str, Any]) -> bool:
-    """Return whether some messages are meant, and not all."""
+    """Return whether the options select some of the messages."""
     names = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
     return any(options.get(name) for name in names)

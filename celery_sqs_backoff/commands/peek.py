@@ -1,4 +1,4 @@
-"""``celery sqs-peek``: what is in a dead-letter queue?"""
+"""``celery sqs-peek``: show the content of a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .command import app_of, command
 from .exit_codes import FOUND, UNREACHABLE
 from .options import has_selection, ids_of, option, selection_options
 from .redrive_shell import Shell
-from .show import looked, no_match, plan_as_dict, print_messages, print_plan, print_whole
+from .show import describe_cost, no_match, plan_as_dict, print_messages, print_plan, print_whole
 
 
 @command(
@@ -63,13 +63,14 @@ def sqs_peek(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show what is in a dead-letter queue: how many messages, by task, outcome, reason and age.
+    """Count the messages of a dead-letter queue by task, outcome, reason and age.
 
     QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN.
 
     With --id it shows one message whole, traceback included. It looks at all messages for it.
 
-    The messages are given back, but looking is not free: each one looked at counts a receive.
+    SQS gets the messages back, but looking is not free, because SQS counts a receive for each
+    message.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     if id and ctx.get_parameter_source("sample") is ParameterSource.DEFAULT:
@@ -77,7 +78,7 @@ def sqs_peek(
     with shell.ending():
         options["ids"] = ids_of(id, ids)
         plan = shell.look(raw=arguments or bodies or bool(id))
-    click.echo(looked(plan), err=True)
+    click.echo(describe_cost(plan), err=True)
     if as_json:
         shown = plan_as_dict(plan, show_arguments=arguments, show_bodies=bodies)
         click.echo(json.dumps(shown, default=str))

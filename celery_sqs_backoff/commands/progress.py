@@ -1,4 +1,4 @@
-"""A redrive under way: one line on stderr for people."""
+"""Show a redrive under way on stderr, in one line for people."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BAR_WIDTH = 20
 
 @contextmanager
 def bar() -> Iterator[Callable[[RedriveEvent], None]]:
-    """Show what a person should know on stderr, and the progress if that is a terminal.
+    """Show notices on stderr, and the progress if stderr is a terminal.
 
     Yields ``on_event``.
     """
@@ -63,7 +63,7 @@ def bar() -> Iterator[Callable[[RedriveEvent], None]]:
 
 
 def _columns() -> int:
-    """Return the width that a line on the terminal may have; 0: stderr is none."""
+    """Return the width of a line on the terminal, or 0 if stderr is no terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns - 1
     except (OSError, ValueError, AttributeError):

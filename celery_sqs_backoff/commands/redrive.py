@@ -1,4 +1,4 @@
-"""``celery sqs-redrive``: send dead letters back, at a rate that the provider can stand."""
+"""``celery sqs-redrive``: send dead letters back at a rate that the provider can stand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .command import app_of, command
-from .environment import interrupted_by_signals, journal_directory
+from .environment import interrupt_on_signals, journal_directory
 from .exit_codes import FOUND, GATE, INCOMPLETE, NOTHING_MATCHED, POISON, UNREACHABLE
 from .options import FILE, READABLE_FILE, has_selection, ids_of, option, selection_options
 from .redrive_shell import Shell, exit_code
@@ -96,7 +96,7 @@ def sqs_redrive(
     first and asks. It deletes a message when SQS has reported it as sent.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
-    with shell.ending(), interrupted_by_signals():
+    with shell.ending(), interrupt_on_signals():
         options["ids"] = ids_of(id, ids)
         if dry_run:
             sys.exit(shell.dry_run())

@@ -28,16 +28,16 @@ from .environment import until_signalled
 from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection
 from .progress import bar
-from .show import looked, no_match, plan_as_dict, print_plan, print_report
+from .show import describe_cost, no_match, plan_as_dict, print_plan, print_report
 from .text import safe
 
 
 class Shell:
-    """Make one per invocation.
+    """The shell of one invocation.
 
     Arguments:
         options: as for :func:`~celery_sqs_backoff.redrive`.
-        as_json: print events on stdout, and nothing for people.
+        as_json: print events on stdout instead of text for people.
     """
 
     def __init__(self, app: Any, queue: str, options: dict[str, Any], *, as_json: bool) -> None:
@@ -49,16 +49,16 @@ class Shell:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the command when the block raises, for scripts with a last event.
+        """End the command when the block raises, with a last event for scripts.
 
-        If something was done, print its counts, too.
+        If the run had begun, print its counts, too.
         """
         try:
             yield
         except (ValueError, TypeError, RedriveError, OSError, KeyboardInterrupt) as exc:
             if isinstance(exc, BrokenPipeError) and self._report is None:
                 raise
-            ended, code, text = _ended_by(exc)
+            ended, code, text = _read_end(exc)
             self._end(ended, text)
             if self._report is not None:
                 self.print(self._report)
@@ -74,12 +74,12 @@ class Shell:
         click.echo(json.dumps(as_dict(event), default=str))
 
     def print(self, report: RedriveReport) -> None:
-        """Print the counts, and what to do next, for people."""
+        """Print the counts and the next step, for people."""
         if not self._as_json:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
     def look(self, **settings: Any) -> Plan:
-        """Look at the queue. ``settings``: of ``peek``."""
+        """Look at the queue. ``settings`` go to ``peek``."""
         settings = {"sample": DEFAULT_SAMPLE, **settings, **self._options}
         with until_signalled() as stop:
             plan = peek(self._app, self._queue, stop=stop, **settings)
@@ -88,7 +88,7 @@ class Shell:
         return plan
 
     def dry_run(self) -> int:
-        """Look, and print what a redrive would do. Returns the exit code."""
+        """Look, print the plan of a redrive, and return the exit code."""
         if self._options["restore"] is not None:
             raise ValueError("--restore takes no --dry-run")
         archive = self._options["dump"]
@@ -98,7 +98,7 @@ class Shell:
             click.echo(json.dumps(shown, default=str))
         else:
             print_plan(plan, err=False)
-        click.echo(looked(plan), err=True)
+        click.echo(describe_cost(plan), err=True)
         self._refuse_if_too_late(plan)
         self._end("done", "a dry run: nothing was sent")
         if not has_selection(self._options) or plan.matching:
@@ -107,7 +107,7 @@ class Shell:
         return NOTHING_MATCHED
 
     def refuse_if_too_late(self) -> None:
-        """Look before a slow run that nobody is asked about: SQS may delete messages first."""
+        """Look before a slow run without a question, because SQS may delete messages first."""
         if self._options["rate"] and not self._options["delete"] and not self._options["force"]:
             self._refuse_if_too_late(self.look())
 
@@ -120,24 +120,24 @@ class Shell:
             )
 
     def ask(self) -> int | None:
-        """Look, tell, and ask. Returns the exit code, unless it is to go on."""
+        """Look, print the plan, and ask. Return the exit code, or ``None`` to go on."""
         options = self._options
         if (archive := options["restore"]) is not None:
             question = f"Put the messages of {archive} back on {self._queue}?"
-            return None if self._asked(question) else self._declined()
+            return None if self._confirm(question) else self._decline()
         plan = self.look()
         print_plan(plan, err=True)
-        click.echo(looked(plan), err=True)
+        click.echo(describe_cost(plan), err=True)
         self._refuse_if_too_late(plan)
         if (code := self._nothing_to_ask(plan)) is not None:
             return code
         if plan.unknown and not options["include_unknown"] and not options["delete"]:
-            options["include_unknown"] = self._asked(
-                f"{_estimated(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
+            options["include_unknown"] = self._confirm(
+                f"{_estimate(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
                 " UNKNOWN): a replay may do them twice. Send these, too?"
             )
             plan = self.look() if options["include_unknown"] else plan
-        return None if self._asked(self._question(plan)) else self._declined()
+        return None if self._confirm(self._question(plan)) else self._decline()
 
     def _nothing_to_ask(self, plan: Plan) -> int | None:
         if plan.matching or plan.looked_at < plan.messages:
@@ -157,11 +157,11 @@ class Shell:
             question = f"{no_match(plan)} {what} those of the others that do?"
         return question + " There is no undo."
 
-    def _declined(self) -> int:
+    def _decline(self) -> int:
         self._end("declined", "the question was not answered with yes")
         return INTERRUPTED
 
-    def _asked(self, question: str) -> bool:
+    def _confirm(self, question: str) -> bool:
         try:
             if sys.stdin is None:  # closed by the program that has started us
                 raise click.Abort
@@ -171,7 +171,7 @@ class Shell:
                 raise KeyboardInterrupt from None
             why = "Nothing was sent: there is no terminal to ask on."
             click.echo(f"\n{why} Pass --yes to send without asking.", err=True)
-            sys.exit(self._declined())
+            sys.exit(self._decline())
 
     def run(self) -> RedriveReport:
         """Redrive, and show the progress."""
@@ -188,7 +188,9 @@ class Shell:
                     self._report = event.report
                 elif isinstance(event, Audit) and not (self._as_json or is_logged()):
                     click.echo(f"audit: {safe(json.dumps(as_dict(event)), 20_000)}", err=True)
-                with suppress(OSError) if stop.is_set() else nullcontext():  # it has hung up
+                with (
+                    suppress(OSError) if stop.is_set() else nullcontext()
+                ):  # the terminal has hung up
                     on_event(event)
 
             try:
@@ -199,8 +201,8 @@ class Shell:
                 raise RedriveError(f"{type(exc).__name__}: {exc}") from exc
 
 
-def _ended_by(exc: BaseException) -> tuple[str, int, str]:
-    """Return how the last event names an error, its exit code, and its text."""
+def _read_end(exc: BaseException) -> tuple[str, int, str]:
+    """Return the name of an error in the last event, its exit code, and its text."""
     if isinstance(exc, KeyboardInterrupt):
         return "interrupted", INTERRUPTED, "interrupted: hidden messages show within 15 min"
     if isinstance(exc, RedriveUnreachable):
@@ -222,11 +224,11 @@ _OF_END = {
 def exit_code(
     report: RedriveReport, *, in_doubt_is_held: bool = False, has_selection: bool = False
 ) -> int:
-    """Return the code for a report, of several the gravest.
+    """Return the exit code for a report. The gravest of several codes wins.
 
     Arguments:
-        in_doubt_is_held: messages in doubt were left, not sent again.
-        has_selection: not all messages were meant.
+        in_doubt_is_held: the run left messages in doubt and did not send them again.
+        has_selection: the options selected some of the messages.
     """
     if report.ended in _OF_END:
         return _OF_END[report.ended]
@@ -240,7 +242,7 @@ def exit_code(
     return NOTHING_MATCHED if has_selection and not done else DONE
 
 
-def _estimated(plan: Plan, found: int) -> str:
+def _estimate(plan: Plan, found: int) -> str:
     if plan.looked_at >= plan.messages:
         return str(found)
     return f"about {round(plan.messages * found / max(1, plan.looked_at))}"

@@ -63,12 +63,12 @@ def sqs_safe(
     """See and free the guards, locks, workflows and steps of SCOPE.
 
     SCOPE is the key of a guard or lock, the scope of steps or of a workflow, such as order:7, or
-    task:NAME:ID for the records of one message. "list" says what there is, "show" adds what is
-    recorded; "free" deletes records, and needs --kind.
+    task:NAME:ID for the records of one message. "list" names the records, "show" adds their
+    content, and "free" deletes records, which needs --kind.
 
     A freed lock lets another run in, a freed guard another message, and a freed step is done again.
-    A freed workflow forgets which steps it has to take back; one that was taken back begins anew,
-    with all its steps but those without undo. There is no undo of this.
+    A freed workflow forgets which steps it has to take back. If it was taken back, it begins again,
+    with all its steps except the ones without undo. You cannot undo this.
     """
     if action == "free" and kind is None:
         raise click.UsageError("free: say which records, with --kind")

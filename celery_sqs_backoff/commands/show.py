@@ -1,4 +1,4 @@
-"""A plan and a report for people. What comes from a message is made safe to print."""
+"""Print a plan and a report for people. All text from messages is made safe to print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_sqs_backoff.units import spell_duration
 from .options import has_selection
 from .text import safe
 
-#: Of a histogram, so many lines are shown.
+#: The most lines of a histogram that are shown.
 _TOP = 10
 
 #: A body or a traceback of more characters is cut.
@@ -29,7 +29,7 @@ _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
 
 def print_plan(plan: Plan, *, err: bool) -> None:
-    """Print what was found; ``err``: on stderr, because stdout is for results."""
+    """Print a plan. With ``err`` it goes to stderr, because stdout is for results."""
     for line in _plan_lines(plan):
         click.echo(line, err=err)
 
@@ -74,8 +74,8 @@ def _heading(text: str) -> str:
     return click.style(text, bold=True)
 
 
-def looked(plan: Plan) -> str:
-    """Say what the look has cost. Printed on stderr after each look."""
+def describe_cost(plan: Plan) -> str:
+    """Describe the cost of a look, for stderr."""
     cost = "Each message looked at was received once more, which SQS counts"
     if not plan.not_given_back:
         return f"{cost}, and given back."
@@ -86,14 +86,14 @@ def looked(plan: Plan) -> str:
 
 
 def no_match(plan: Plan) -> str:
-    """Say that no message is selected, of all or of those that were looked at."""
+    """Return the sentence for a selection without a message, in the queue or in the sample."""
     if plan.looked_at >= plan.messages:
         return "No message matched."
     return f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
 
 
 def print_messages(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> None:
-    """Print one line per message below headings, and its arguments and body if asked for."""
+    """Print one line per message below headings, with its arguments and body if asked for."""
     raw = {message.id: message for message in plan.raw}
     click.echo("  ".join(_COLUMNS))
     for fact in plan.letters:
@@ -143,7 +143,7 @@ def plan_as_dict(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> dict
 def print_report(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> None:
-    """Print the counts, and what to do next, on stdout."""
+    """Print the counts and the next step on stdout."""
     fields = asdict(report)
     ended, detail = report.ended.sentence, safe(fields.pop("detail"), 1_000)
     del fields["ended"]
@@ -156,7 +156,7 @@ def print_report(
 def closing(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
-    """Return the end of a run as sentences: what was sent, what was left and why, and what next."""
+    """Return sentences about sent messages, about left messages with the reason, and next steps."""
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
     done, undone = ("deleted unsent", "deleted") if deletes else ("sent", "sent")
@@ -170,7 +170,7 @@ def closing(
         (report.poison - report.returned, "were replayed too often and stay (--max-replays)"),
         (report.failed, f"could not be {undone} and stay"),
         (report.unknown, "may have been done already and stay (--include-unknown)"),
-        # Those that are not selected are skipped, too.
+        # The run also skips messages that are not selected.
         (not selects and report.skipped - report.unknown,
          "have expired and stay (--expired extend)"),
         (report.in_doubt, f"may have been sent {doubt}; their ids are above (--include-unknown)"),

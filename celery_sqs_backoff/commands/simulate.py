@@ -1,4 +1,4 @@
-"""``celery sqs-simulate``: what would an outage do to the app's options?"""
+"""``celery sqs-simulate``: simulate an outage with the app's options."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sqs_simulate(
     """Simulate an outage of the provider with the app's own options, in virtual time.
 
     Two strategies stand side by side: your delay policy alone (full-jitter), and with a provider.
-    Nothing is sent, and SQS is not asked.
+    The command sends no message and does not ask SQS.
     """
     app = app_of(ctx)
     try:

@@ -1,4 +1,4 @@
-"""``celery sqs-status``: how many messages are where?"""
+"""``celery sqs-status``: count the messages of each queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.store.urls import is_shared
 
-from .command import app_of, command, failed_to_read
+from .command import app_of, command, make_read_failure
 from .environment import open_vault
 from .exit_codes import DONE, UNREACHABLE
 from .options import option, queues_option, select_queues
@@ -44,7 +44,7 @@ _OWN_STORE: Final = "sqs_backoff['store'] is one that workers do not share with 
 @queues_option
 @option("Output", "--json", "as_json", help="One JSON object; null is not known.")
 def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> None:
-    """Show how many messages each queue has: ready, waiting for a retry, running, dead.
+    """Count the messages of each queue that are ready, waiting for a retry, running or dead.
 
     SQS reports running and waiting messages as one number, in flight. Workers report the split,
     the age of messages and the state of providers every ten seconds if you set
@@ -58,7 +58,7 @@ def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> N
         click.echo(f"Error: {status.why}", err=True)
     if as_json and (not_shown := status.not_shown()):
         click.echo(f"Warning: {not_shown}", err=True)
-    failures = [failed_to_read(f"queue {q.name}", q.failure) for q in status.queues if q.failure]
+    failures = [make_read_failure(f"queue {q.name}", q.failure) for q in status.queues if q.failure]
     for failure in failures:
         failure.show()
     sys.exit(max((failure.exit_code for failure in failures), default=DONE))
@@ -106,5 +106,5 @@ def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     try:
         return list(Board(open_vault(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
-        # The text of a client's error may quote the URL, with its password.
+        # Leave out the text of a client's error, because it may quote the URL with its password.
         return None, f"the store could not be read ({type(exc.__cause__ or exc).__name__})"

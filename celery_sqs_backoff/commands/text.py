@@ -1,4 +1,4 @@
-"""Text from messages, made safe to print: it was written by whoever can send to the queue."""
+"""Make text from messages safe to print, because any sender to the queue may have written it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ MOST_CHARACTERS = 400
 
 
 def safe(text: object, limit: int = MOST_CHARACTERS) -> str:
-    """Return a text on one line, of about ``limit`` characters, that a terminal does not obey.
+    """Return a text on one line, of about ``limit`` characters, without codes for the terminal.
 
-    What stdout's encoding lacks becomes an escape: printing it must not end a command.
+    Characters that stdout's encoding lacks become escapes, because printing must not end a
+    command.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return printable(str(text), limit).encode(encoding, "backslashreplace").decode(encoding)

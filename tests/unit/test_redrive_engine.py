@@ -17,7 +17,7 @@ from botocore.exceptions import (
 
 from benchmarks.redrive import _move_endless
 from celery_sqs_backoff.commands import progress
-from celery_sqs_backoff.commands.show import looked
+from celery_sqs_backoff.commands.show import describe_cost
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import (
     Audit,
@@ -888,9 +888,9 @@ def test_a_look_says_what_sqs_has_not_given_back(world):
     always(world, CHANGE, "AccessDenied")
     plan = world.look()
     assert (plan.looked_at, plan.not_given_back) == (15, 15)
-    assert "15 of them" in looked(plan)
+    assert "15 of them" in describe_cost(plan)
     world.sqs.faults.clear()
     world.clock.now += 61
     plan = world.look()
     assert plan.not_given_back == 0
-    assert looked(plan).endswith("and given back.")
+    assert describe_cost(plan).endswith("and given back.")

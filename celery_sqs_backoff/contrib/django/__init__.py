@@ -1,1 +1,1 @@
-"""The Django app: the table of the store ``"django"``."""
+"""The Django app, with the tables of the store ``"django"`` and the outbox."""

@@ -6,7 +6,7 @@ from django.apps import AppConfig  # type: ignore[import-untyped]
 
 
 class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
-    """The app; its label, in names of tables and migrations, is ``celery_sqs_backoff``."""
+    """The app. Its tables and migrations use the label ``celery_sqs_backoff``."""
 
     name = "celery_sqs_backoff.contrib.django"
     label = "celery_sqs_backoff"

@@ -1,4 +1,4 @@
-"""The doctor's findings as Django system checks: the offline half always, all with ``--deploy``.
+"""Report the doctor's findings as Django system checks, all of them only with ``--deploy``.
 
 Ids are ``celery_sqs_backoff.`` and the doctor's, such as ``celery_sqs_backoff.W010``.
 """
@@ -23,7 +23,7 @@ from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .project import project_app
 
-#: The hint of what only the image or job that runs the check may lack.
+#: The hint for a lack that may be only that of the image or job that runs the check.
 SERIOUS_WITH_DEPLOY = "Where workers run it must not be so; check --deploy makes it an error."
 
 _KINDS = {
@@ -34,16 +34,16 @@ _KINDS = {
 
 
 def register() -> None:
-    """Register the checks; called once, by the app config."""
+    """Register the checks. The app config calls this once."""
     checks.register(check_app, "celery_sqs_backoff")
     checks.register(check_deployment, "celery_sqs_backoff", deploy=True)
 
 
 def check_app(app_configs: Any, **_: Any) -> list[Any]:
-    """Check tasks and settings. Asks nobody.
+    """Check tasks and settings, without a request to SQS or the store.
 
-    A module that cannot be imported is a warning: ``migrate`` runs the checks too, often without
-    the workers' libraries and variables, or because it is what the module waits for.
+    A module that cannot be imported is only a warning. ``migrate`` runs the checks too, often
+    without the workers' libraries and variables, and the module may need its tables.
     """
     try:
         app = project_app()
@@ -62,19 +62,19 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
 
 
 def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
-    """Check queues, dead-letter queues, permissions and the store; with ``--deploy`` alone."""
+    """Check queues, dead-letter queues, permissions and the store, only with ``--deploy``."""
     try:
         app = project_app()
         load_tasks(app)
         offline = {(f.id, f.subject) for f in examine(look(app, live=False), live=False)}
     except NotImported as exc:
         return [_not_loaded(exc)]
-    except Exception:  # noqa: BLE001  # check_app says what it is
+    except Exception:  # noqa: BLE001  # check_app reports it
         return []
     could_not = []
     try:
         facts = look(app)
-    except Exception as exc:  # noqa: BLE001  # whatever it is, only the store can be looked at
+    except Exception as exc:  # noqa: BLE001  # without SQS, look at the store alone
         facts, could_not = ProjectFacts(app=facts_of_app(app, live=True)), [why_not(exc)]
     if facts.other_broker is not None:
         could_not.append(f"the broker is {facts.other_broker}")
@@ -89,7 +89,7 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     ]
 
 
-# No rule of the doctor's has the numbers of these.
+# The doctor has no rules with these numbers.
 
 
 def _warning(number: str, text: str, hint: str) -> Any:

@@ -20,11 +20,11 @@ class UTCNow(Now):  # type: ignore[misc]
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """One record: what a guard, a lock, a step or a key has to remember, until it ends."""
+    """The record of a guard, a lock, a step or a key, until it ends."""
 
     key = models.CharField(max_length=100, primary_key=True)
     value = models.TextField()
-    #: SHA-256 of the value: compared in its place, because collations may ignore case.
+    #: SHA-256 of the value. Queries compare it, because collations of the value may ignore case.
     digest = models.CharField(max_length=64)
     expires_at = models.DateTimeField(db_index=True)
 
@@ -36,15 +36,15 @@ class Record(models.Model):  # type: ignore[misc]
 
 
 class OutboxCall(models.Model):  # type: ignore[misc]
-    """A durable call of a task: see ``outbox``."""
+    """A durable call of a task, see ``outbox``."""
 
     id = models.BigAutoField(primary_key=True)
     task = models.CharField(max_length=255)
-    #: JSON: arguments and options. The user's data, like the rest of the database.
+    #: Arguments and options as JSON. They are user data, like the rest of the database.
     call = models.TextField()
-    #: No process but the one that has claimed it sends the call before this time.
+    #: Only the process that has claimed the call sends it before this time.
     send_at = models.DateTimeField(db_index=True)
-    #: How often it was claimed. A process claims it by writing the next number.
+    #: Number of claims. A process claims the call by writing the next number.
     claims = models.PositiveIntegerField(default=0)
 
     class Meta:

@@ -1,4 +1,4 @@
-"""Calls of tasks that are committed with the data that they are about, and sent after it.
+"""Commit calls of tasks in the same transaction as their data, and send them after the commit.
 
 A durable call is a row in its caller's transaction. The process that wrote it sends it on commit,
 and deletes it. ``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the calls
@@ -24,8 +24,8 @@ from celery_sqs_backoff.text import error_site
 
 logger = get_task_logger(__name__)
 
-CLAIM_SECONDS = 60.0  # How long a process has a call for itself.
-MOST_FAILURES = 10  # In a row. After them the broker counts as away.
+CLAIM_SECONDS = 60.0  # A claim of a call lasts this long.
+MOST_FAILURES = 10  # After this number of failures in a row the broker counts as away.
 
 
 class OnCommit:
@@ -34,13 +34,13 @@ class OnCommit:
     apply_async: Callable[..., Any]
 
     def delay_on_commit(self, *args: Any, durable: bool = False, **kwargs: Any) -> None:
-        """Call ``delay`` on commit; see :meth:`apply_async_on_commit`."""
+        """Call ``delay`` on commit, see :meth:`apply_async_on_commit`."""
         self.apply_async_on_commit(args, kwargs, durable=durable)
 
     def apply_async_on_commit(
         self, args: Any = None, kwargs: Any = None, *, durable: bool = False, **options: Any
     ) -> None:
-        """Call ``apply_async`` by Django's ``on_commit``: never after a rollback.
+        """Call ``apply_async`` by Django's ``on_commit``, and never after a rollback.
 
         Arguments:
             durable: ``True`` = write the call into the database, in the same transaction. It is
@@ -59,12 +59,12 @@ class OnCommit:
 
 
 def send_left_calls(app: Any) -> tuple[int, int]:
-    """Send the calls that nobody has sent; return how many were sent, and how many failed.
+    """Send the calls that are still unsent, and return how many were sent and how many failed.
 
-    Tries each call once, and stops after ten failures in a row.
+    It tries each call once, and stops after ten failures in a row.
 
     Raises:
-        StoreInTransaction: a rollback would bring sent calls back.
+        StoreInTransaction: a transaction is open, whose rollback would bring sent calls back.
     """
     from django.db import connections
 
@@ -96,23 +96,26 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
     transaction.on_commit(lambda: None, using=calls.db)  # Raises where Django runs no hooks.
     if task.typing and hasattr(task, "__header__"):
         task.__header__(*args, **kwargs)  # Refuses wrong arguments, as Celery does when it sends.
-    # The sender may not know the task. A queue or exchange may be an object: take its name.
+    # Store the task's options, because the sender may not know the task. A queue or exchange may be
+    # an object, so store its name.
     own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
     options = {"task_id": str(uuid4()), **own, **options}
     if isinstance(seconds := options.get("expires"), int | float):
-        options["expires"] = task.app.now() + timedelta(seconds=seconds)  # not from the sending
+        options["expires"] = task.app.now() + timedelta(
+            seconds=seconds
+        )  # counted from this call, not from the sending
     try:
         loads(call := dumps([args, kwargs, options]))  # kombu reads some dicts as its own types
-    except Exception as exc:  # whatever JSON's hooks raise
+    except Exception as exc:  # JSON's hooks may raise anything
         raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
     row = calls.create(task=task.name, call=call, send_at=now + timedelta(seconds=CLAIM_SECONDS))
     transaction.on_commit(partial(_send, task.app, calls, row.pk, 0), using=calls.db)
 
 
 def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
-    """Claim, send and delete a call; return ``None`` if another process has claimed it.
+    """Claim, send and delete a call, or return ``None`` if another process has claimed it.
 
-    Logs failures, and never raises, because the data of its caller is committed.
+    It logs failures and never raises, because its caller's data is committed.
     """
     try:
         until = _calls()[1] + timedelta(seconds=CLAIM_SECONDS)

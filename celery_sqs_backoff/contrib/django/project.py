@@ -1,4 +1,4 @@
-"""Which Celery app is the project's? Asked by what runs without ``celery -A``."""
+"""Find the project's Celery app for code that runs without ``celery -A``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from celery_sqs_backoff.commands.app import is_made_up
 
 
 def project_app() -> Any:
-    """Return the project's Celery app: the one that its ``__init__.py`` imports.
+    """Return the Celery app that the project's ``__init__.py`` imports.
 
     Raises:
-        ImproperlyConfigured: this process has imported none.
+        ImproperlyConfigured: this process has not imported an app.
     """
     app = current_app._get_current_object()
     if is_made_up(app):

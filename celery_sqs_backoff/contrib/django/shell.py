@@ -1,4 +1,4 @@
-"""``manage.py`` commands that are ``celery`` commands: the same options, output and exit codes."""
+"""Offer ``celery`` commands by ``manage.py``, with the same options, output and exit codes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ def manage_command(celery_command: click.Command) -> type[BaseCommand]:
 class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
     """Run a click command of ``celery``, on the project's Celery app.
 
-    That app is the one that the project's ``__init__.py`` imports, as Celery's guide for Django
-    has it.
+    The project's ``__init__.py`` imports that app, as Celery's guide for Django says.
 
     Raises:
-        CommandError: with the command's exit code as ``returncode``, unless that is 0. Without an
-            app, with click's for a wrong usage.
+        CommandError: with the command's exit code as ``returncode``, unless that is 0. If the app
+            is missing, with click's code for a wrong usage.
     """
 
     command: click.Command
-    requires_system_checks = ()  # at night, nothing is to be in the way
+    requires_system_checks = ()  # a failing check must not stop a redrive in an outage
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Parse Django's own options, and leave all others to click."""

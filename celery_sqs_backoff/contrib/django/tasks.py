@@ -1,4 +1,4 @@
-"""The task that sends what is left in the outbox, for ``beat_schedule``."""
+"""The task that sends the calls left in the outbox, for ``beat_schedule``."""
 
 from __future__ import annotations
 

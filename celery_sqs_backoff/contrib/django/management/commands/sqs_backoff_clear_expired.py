@@ -1,4 +1,4 @@
-"""Remove the store's records that have ended; to be run daily, like ``clearsessions``."""
+"""Remove the store's records that have ended. Run it daily, like ``clearsessions``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send the calls that are left in the outbox; to be run every minute or so."""
+"""Send the calls that are left in the outbox. Run it every minute or so."""
 
 from __future__ import annotations
 
