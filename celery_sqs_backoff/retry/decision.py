@@ -117,7 +117,7 @@ class Reply(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnd:
     """The end of one run and, if known, its process's decision and the provider's reply."""
 
     end: End
@@ -196,17 +196,17 @@ _COMES_BACK: Final = frozenset({End.REQUEUED, End.NOT_BEGUN, *_CRASHES})
 _NEEDS_NO_FACTS: Final = _DELETED | {End.NOT_STARTED}
 
 
-def needs_facts(ended: Ended) -> bool:
+def needs_facts(ended: RunEnd) -> bool:
     """Return whether :func:`decide` needs more than the end itself."""
     return ended.decision is not None or ended.end not in _NEEDS_NO_FACTS
 
 
-def needs_delay(ended: Ended) -> bool:
+def needs_delay(ended: RunEnd) -> bool:
     """Return whether :func:`decide` may hide the message for the delay of the task's policy."""
     return ended.decision is None and ended.end in _COMES_BACK
 
 
-def decide(ended: Ended, facts: Facts) -> Settle:
+def decide(ended: RunEnd, facts: Facts) -> Settle:
     """Decide about the message. A decision of the task's process stands."""
     settle = ended.decision or _decide_end(ended.end, facts)
     if isinstance(settle, DeadLetter) and not facts.keeps_dead_letters:

@@ -17,7 +17,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostEr
 from kombu.utils.encoding import safe_repr
 
 from ..retry.budget import GiveUpReason
-from ..retry.decision import End, Ended, Hide
+from ..retry.decision import End, Hide, RunEnd
 from ..retry.options import TYPE_ONLY, Options
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
@@ -51,7 +51,7 @@ class FailedInPool(Exception):
 class Report:
     """How a run ended, as the process that ran the task says it. Plain values only."""
 
-    ended: Ended
+    ended: RunEnd
     error: ErrorText = _NO_ERROR
 
 
@@ -155,19 +155,19 @@ def describe(exc: BaseException, options: Options, *, with_traceback: bool = Tru
     )
 
 
-def read_end(exc: TaskPredicate, *, is_named: bool = False) -> Ended:
+def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
     """Return how a run ended that raised ``Retry``, ``Reject`` or ``Ignore``.
 
     Arguments:
         is_named: the task has named the delay of a retry itself.
     """
     if isinstance(exc, BackoffRetry):
-        return Ended(End.RETRY_ASKED, Hide(exc.when, is_named=is_named))
+        return RunEnd(End.RETRY_ASKED, Hide(exc.when, is_named=is_named))
     if isinstance(exc, Retry):
-        return Ended(End.RETRY_ASKED)
+        return RunEnd(End.RETRY_ASKED)
     if isinstance(exc, Reject):
-        return Ended(End.REQUEUED if exc.requeue else End.REJECTED)
-    return Ended(End.IGNORED)
+        return RunEnd(End.REQUEUED if exc.requeue else End.REJECTED)
+    return RunEnd(End.IGNORED)
 
 
 def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:

@@ -23,7 +23,7 @@ from celery.utils.log import get_task_logger
 from celery.utils.threads import LocalStack
 
 from ..retry.budget import GiveUpReason, Standing, find_reason
-from ..retry.decision import DeadLetter, End, Ended, Hide, Reply, decide_failure
+from ..retry.decision import DeadLetter, End, Hide, Reply, RunEnd, decide_failure
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
@@ -65,7 +65,7 @@ logger = get_task_logger(__name__)
 #: failure. ``retry_for`` is measured from it, because other brokers report no receive times.
 FIRST_FAILED_AT: Final = "sqs_backoff_first_failed_at"
 
-_RETURNED: Final = Report(Ended(End.RETURNED))
+_RETURNED: Final = Report(RunEnd(End.RETURNED))
 
 
 class Aborted(BaseException):
@@ -144,12 +144,12 @@ def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
         # The task did no work before its run, so the message comes back within the budgets.
         end = End.RAISED if run.has_begun else End.NOT_BEGUN
         end = end if isinstance(exc, Exception) else End.ABORTED
-        return Report(Ended(end), _describe(task, exc))
+        return Report(RunEnd(end), _describe(task, exc))
     if report is _RETURNED:
         log_failed_later(task.name, run.task_id, exc)
         if run.is_awaited:
             decision = DeadLetter(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
-            return Report(Ended(End.RETURNED, decision), _describe(task, exc))
+            return Report(RunEnd(End.RETURNED, decision), _describe(task, exc))
     return report
 
 
@@ -325,7 +325,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
         logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
         if request.chord or any(chord_members(request.chain)):
             decision = DeadLetter(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
-            _report(task, run, Ended(End.IGNORED, decision), exc)
+            _report(task, run, RunEnd(End.IGNORED, decision), exc)
     raise Ignore(answer.result) from None
 
 
@@ -348,7 +348,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
     failure, verdict = exc, _judge_raised(task, run, exc)
     if isinstance(exc, MemoryError) or not isinstance(exc, Exception):
         if verdict is None:  # how far the run got is unknown
-            _report(task, run, Ended(End.ABORTED), exc)
+            _report(task, run, RunEnd(End.ABORTED), exc)
             return Aborted(type_name(exc)) if isinstance(exc, Exception) else exc
         if not isinstance(exc, Exception):
             failure = WorkerLostError(f"The task raised {type_name(exc)}")
@@ -360,7 +360,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
         decision: Hide | DeadLetter = DeadLetter(asked.reason, verdict.outcome)
     else:
         decision = _decide(task, run, exc, verdict)
-    _report(task, run, Ended(End.RAISED, decision, reply), exc)
+    _report(task, run, RunEnd(End.RAISED, decision, reply), exc)
     return (
         BackoffRetry(exc=failure, when=decision.seconds) if isinstance(decision, Hide) else failure
     )
@@ -531,7 +531,7 @@ def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
     return delay if before is None else min(delay, before)
 
 
-def _report(task: Any, run: Run, ended: Ended, exc: BaseException) -> None:
+def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
     """Note how the run has ended, for the main process and for a span."""
     if run.delivery is not None:
         # Formatting a traceback takes most of the time, and only a dead letter shows it.

@@ -35,7 +35,7 @@ from ..provider.rate import HEADROOM, LATEST_SECONDS, longest_wait
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
 from ..retry.budget import longest_hold, tolerant
-from ..retry.decision import End, Ended, Hide, Reply
+from ..retry.decision import End, Hide, Reply, RunEnd
 from ..retry.options import Options
 from ..retry.policies import Schedule
 from ..sqs.queues import queue_name
@@ -204,7 +204,7 @@ class Gate:
         self._owner.pacer.join(self.pace, paced, longest)
         return True
 
-    def ended(self, lease: Lease, ended: Ended) -> None:
+    def ended(self, lease: Lease, ended: RunEnd) -> None:
         """Note how a run ended.
 
         Each failure that a rule attributes to the provider counts, in doubt or not: a gateway that
@@ -219,7 +219,7 @@ class Gate:
             self._owner.look_again(self)
         self._owner.tell_now()
 
-    def delayed(self, seconds: float, lease: Lease, ended: Ended, options: Options) -> float:
+    def delayed(self, seconds: float, lease: Lease, ended: RunEnd, options: Options) -> float:
         """Return how long to hide a message that has failed; remember it for a recall."""
         if not isinstance(ended.decision, Hide):
             return seconds

@@ -21,7 +21,7 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr, safe_str
 
 from ..observe.events import LeaseLost
-from ..retry.decision import DeadLetter, End, Ended, GiveBack, Hide, Settle
+from ..retry.decision import DeadLetter, End, GiveBack, Hide, RunEnd, Settle
 from ..retry.options import TYPE_ONLY, Options
 from ..retry.outcomes import Outcome
 from ..sqs.redact import ErrorText
@@ -110,7 +110,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         assert self._arrival.refused is not None
         reason = self._arrival.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
-        ended = Ended(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
+        ended = RunEnd(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
         self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
 
     def _on_lost(self) -> None:
@@ -142,7 +142,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if not begins_now:
                 raise
             # The pool would drop the run, and tell nobody.
-            self._end(Ended(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
+            self._end(RunEnd(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
             raise SettledBeforeRun from exc
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
@@ -160,7 +160,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def cut_short(self) -> None:
         """Settle a run that ends with the worker: another one may start the message at once."""
         if self.lease is not None:
-            self._end(Ended(End.CANCELLED), _NO_ERROR, None)
+            self._end(RunEnd(End.CANCELLED), _NO_ERROR, None)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         # Celery 5.5 and 5.6 cancel all requests in one loop, which contains nothing.
@@ -194,14 +194,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             super().acknowledge()
         else:
-            self._settle(Ended(End.RETURNED), _NO_ERROR)
+            self._settle(RunEnd(End.RETURNED), _NO_ERROR)
 
     def reject(self, requeue: bool = False) -> None:
         """Settle the lease as rejected, unless it has been settled before Celery asked for it."""
         if self.lease is None:
             super().reject(requeue)
         else:
-            self._settle(Ended(End.REQUEUED if requeue else End.REJECTED), _NO_ERROR)
+            self._settle(RunEnd(End.REQUEUED if requeue else End.REJECTED), _NO_ERROR)
             self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
@@ -210,7 +210,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             announce()
             return
-        settle = self._settle(Ended(End.REVOKED), _NO_ERROR)
+        settle = self._settle(RunEnd(End.REVOKED), _NO_ERROR)
         _contained(self, partial(state.task_ready, self) if isinstance(settle, Hide) else announce)
         self._already_revoked = True
 
@@ -218,7 +218,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def _end(
         self,
-        ended: Ended,
+        ended: RunEnd,
         error: ErrorText,
         exc_info: Any,
         send_failed_event: bool = True,
@@ -229,7 +229,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             report = partial(super().on_failure, exc_info, send_failed_event, return_ok)
             _contained(self, self._report, ended, settle, exc_info, report)
 
-    def _settle(self, ended: Ended, error: ErrorText) -> Settle | None:
+    def _settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
         """Settle the lease; ``None`` if the run's end is known already. The first end counts."""
         if self.acknowledged:
             return None
@@ -237,7 +237,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         return self._settler.settle(ended, error)
 
     def _report(
-        self, ended: Ended, settle: Settle, exc_info: Any, report: Callable[..., object]
+        self, ended: RunEnd, settle: Settle, exc_info: Any, report: Callable[..., object]
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
         is_crash = ended.decision is None and ended.end in _WITHOUT_THE_TASK
@@ -276,7 +276,7 @@ def was_handed_to_pool(request: Request) -> bool:
 # How a run ended that did not return
 
 
-def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ended, ErrorText]:
+def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[RunEnd, ErrorText]:
     """Return how a run ended, and the parts of its error that may be recorded.
 
     A process that is lost while the worker stops is no crash: supervisors signal the whole process
@@ -291,7 +291,7 @@ def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ende
     if report is not None:
         ended, error = report.ended, report.error
     else:
-        ended = Ended(_end_by(exc))
+        ended = RunEnd(_end_by(exc))
         if isinstance(exc, TaskPredicate):
             ended = read_end(exc)
         error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
@@ -299,7 +299,7 @@ def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[Ende
         was_ended = ended.end in _WITHOUT_THE_TASK or isinstance(exc, Terminated)
         is_cold = is_cancelling or is_set(state.should_terminate)
         if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):
-            return Ended(End.CANCELLED), error
+            return RunEnd(End.CANCELLED), error
     return ended, error
 
 
@@ -423,7 +423,7 @@ def _settling_first(on_success: Callable[..., None]) -> Callable[..., None]:
             # gevent and eventlet report a greenlet they killed as a success.
             self.cut_short()
         else:
-            self._settle(Ended(End.RETURNED), _NO_ERROR)
+            self._settle(RunEnd(End.RETURNED), _NO_ERROR)
             _contained(self, partial(on_success, self, result, **kwargs))
 
     return settle_and_report

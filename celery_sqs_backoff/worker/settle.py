@@ -18,10 +18,10 @@ from ..retry.decision import (
     DeadLetter,
     Delete,
     End,
-    Ended,
     Facts,
     GiveBack,
     Hide,
+    RunEnd,
     Settle,
     decide,
     needs_delay,
@@ -70,7 +70,7 @@ class Settler:
         self._lease, self._gate = arrival.lease, arrival.gate
         self._options = request.task.backoff_options
 
-    def settle(self, ended: Ended, error: ErrorText) -> Settle:
+    def settle(self, ended: RunEnd, error: ErrorText) -> Settle:
         """Decide, and settle the lease. Does not wait for SQS. Never raises.
 
         Where something fails on the way (a store, a provider's gate), a message that has served is
@@ -92,7 +92,7 @@ class Settler:
         self._lease.defer(_COMES_BACK_SECONDS)
         return Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
 
-    def _carry_out(self, settle: Settle, ended: Ended, error: ErrorText, facts: Facts) -> Settle:
+    def _carry_out(self, settle: Settle, ended: RunEnd, error: ErrorText, facts: Facts) -> Settle:
         if ended.end not in _WITHOUT_A_RUN:
             self._emit(RunEnded, outcome=_outcome_of(ended), attempt=self._attempt)
         if self._gate is not None:
@@ -123,7 +123,7 @@ class Settler:
             self._emit(Discarded)
         return settle
 
-    def _goes_all_the_same(self, ended: Ended, settle: Settle) -> bool:
+    def _goes_all_the_same(self, ended: RunEnd, settle: Settle) -> bool:
         """Return whether the message goes although something is owed.
 
         A run that raised may have done what must not be repeated. And at the next receive SQS would
@@ -150,7 +150,7 @@ class Settler:
     def _attempt(self) -> int:
         return int(self._request.retries) + 1
 
-    def _facts(self, ended: Ended) -> Facts:
+    def _facts(self, ended: RunEnd) -> Facts:
         options, queue, delivery = self._options, self._lease.queue, self._lease.delivery
         has_dlq = queue.dlq_url is not None
         crashes = 0
@@ -175,7 +175,7 @@ class Settler:
             rng=random,
         )
 
-    def _hide(self, hide: Hide, ended: Ended, error: ErrorText, facts: Facts) -> Hide:
+    def _hide(self, hide: Hide, ended: RunEnd, error: ErrorText, facts: Facts) -> Hide:
         delay = hide.seconds
         if self._gate is not None:
             delay = self._gate.delayed(delay, self._lease, ended, self._options)
@@ -222,7 +222,7 @@ class Settler:
         )
 
     def _emit_retry(
-        self, seconds: int, outcome: Outcome, ended: Ended, error: ErrorText, facts: Facts
+        self, seconds: int, outcome: Outcome, ended: RunEnd, error: ErrorText, facts: Facts
     ) -> None:
         retry_for, elapsed = facts.retry_for, facts.standing.elapsed
         self._emit(
@@ -258,7 +258,7 @@ class Settler:
         self._lease.keeper.events.emit(event)
 
 
-def _outcome_of(ended: Ended) -> str:
+def _outcome_of(ended: RunEnd) -> str:
     """Return what a run means; one that failed and left no decision may have done anything."""
     if ended.end in _SUCCESSES:
         return "succeeded"

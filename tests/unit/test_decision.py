@@ -12,10 +12,10 @@ from celery_sqs_backoff.retry.decision import (
     DeadLetter,
     Delete,
     End,
-    Ended,
     Facts,
     GiveBack,
     Hide,
+    RunEnd,
     decide,
     decide_failure,
 )
@@ -60,20 +60,22 @@ def dead_letter(reason, outcome=UNKNOWN):
     ids=lambda value: value.name if isinstance(value, End) else "",
 )
 def test_an_end_without_a_decision_has_its_own_rule(end, settle):
-    assert decide(Ended(end), facts()) == settle
+    assert decide(RunEnd(end), facts()) == settle
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
 def test_a_decision_once_made_stands_whatever_came_after_it(end):
-    assert decide(Ended(end, Hide(42)), facts()) == Hide(42, RETRYABLE)
+    assert decide(RunEnd(end, Hide(42)), facts()) == Hide(42, RETRYABLE)
     decision = DeadLetter(GiveUpReason.MAX_RETRIES, RETRYABLE)
-    assert decide(Ended(end, decision), facts()) == dead_letter(GiveUpReason.MAX_RETRIES, RETRYABLE)
+    assert decide(RunEnd(end, decision), facts()) == dead_letter(
+        GiveUpReason.MAX_RETRIES, RETRYABLE
+    )
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
 def test_without_a_place_for_dead_letters_the_message_is_deleted(end):
-    kept = decide(Ended(end), facts())
-    settle = decide(Ended(end), facts(keeps_dead_letters=False))
+    kept = decide(RunEnd(end), facts())
+    settle = decide(RunEnd(end), facts(keeps_dead_letters=False))
     if isinstance(kept, DeadLetter):
         assert settle == Delete(kept.reason, kept.outcome)
     else:
@@ -89,8 +91,8 @@ def test_without_a_place_for_dead_letters_the_message_is_deleted(end):
     ],
 )
 def test_crashes_end_with_the_crash_budget(end, reason):
-    assert isinstance(decide(Ended(end), facts(crashes=2)), Hide)
-    assert decide(Ended(end), facts(crashes=3)) == dead_letter(reason)
+    assert isinstance(decide(RunEnd(end), facts(crashes=2)), Hide)
+    assert decide(RunEnd(end), facts(crashes=3)) == dead_letter(reason)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +110,13 @@ def test_crashes_end_with_the_crash_budget(end, reason):
     ids=["max_retries", "retry_for", "too late", "last receive", "retention"],
 )
 def test_the_budgets_hold_for_ends_without_a_decision_too(end, standing, budgets, reason):
-    settle = decide(Ended(end), facts(standing=standing, **budgets))
+    settle = decide(RunEnd(end), facts(standing=standing, **budgets))
     assert isinstance(settle, DeadLetter)
     assert settle.reason is reason
 
 
 def test_a_crash_comes_back_only_when_the_old_process_is_gone():
-    assert decide(Ended(End.TIME_LIMIT), facts(delay=0.0)) == Hide(2.0, UNKNOWN)
+    assert decide(RunEnd(End.TIME_LIMIT), facts(delay=0.0)) == Hide(2.0, UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ any_facts = st.builds(
 def test_every_end_has_one_settlement_and_none_loses_a_message_that_was_not_done(
     end, decision, known
 ):
-    settle = decide(Ended(end, decision), known)
+    settle = decide(RunEnd(end, decision), known)
     if isinstance(settle, Delete) and settle.reason is None:
         assert decision is None
         assert end in {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED}

@@ -7,7 +7,7 @@ from celery.app.task import Context
 
 from celery_sqs_backoff import Outcome
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import DeadLetter, End, Ended, Hide
+from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, RunEnd
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.task.handover import (
@@ -57,7 +57,9 @@ def test_the_delivery_travels():
 def test_the_report_travels_beside_the_failure():
     exc = OSError("down")
     error = describe(exc, Options())
-    report = Report(Ended(End.RAISED, DeadLetter(GiveUpReason.RETRY_FOR, Outcome.RETRYABLE)), error)
+    report = Report(
+        RunEnd(End.RAISED, DeadLetter(GiveUpReason.RETRY_FOR, Outcome.RETRYABLE)), error
+    )
     einfo = pack(exc, report, traceback="", internal=False)
     assert report_of(pickle.loads(pickle.dumps(einfo))) == report
     assert error.exception_type == "builtins.OSError"
@@ -105,4 +107,4 @@ def test_a_request_from_another_broker_has_no_delivery():
 @pytest.mark.parametrize("is_named", [False, True])
 def test_the_word_says_whether_the_task_has_named_the_delay(is_named):
     ended = read_end(BackoffRetry(when=7), is_named=is_named)
-    assert ended == Ended(End.RETRY_ASKED, Hide(7, is_named=is_named))
+    assert ended == RunEnd(End.RETRY_ASKED, Hide(7, is_named=is_named))

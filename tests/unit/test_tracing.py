@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import DeadLetter, End, Ended, Hide
+from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, RunEnd
 from celery_sqs_backoff.retry.outcomes import Outcome
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE, replay_of
@@ -30,7 +30,7 @@ def provider() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     made.shutdown()
 
 
-def run(ended: Ended | None, **delivery: object) -> Run:
+def run(ended: RunEnd | None, **delivery: object) -> Run:
     made = Run("id", Delivery("m", "url", 0.0, 3, **delivery))  # type: ignore[arg-type]
     made.report = None if ended is None else Report(ended)
     return made
@@ -48,18 +48,18 @@ def span_of(
 @pytest.mark.parametrize(
     ("ended", "attributes", "events"),
     [
-        (Ended(End.RETURNED), {"outcome": "succeeded"}, []),
+        (RunEnd(End.RETURNED), {"outcome": "succeeded"}, []),
         (
-            Ended(End.RAISED, Hide(7, Outcome.RETRYABLE)),
+            RunEnd(End.RAISED, Hide(7, Outcome.RETRYABLE)),
             {"outcome": "retryable", "delay_seconds": 7.0},
             ["sqs_backoff.retry"],
         ),
         (
-            Ended(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
+            RunEnd(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
             {"outcome": "unknown", "reason": "not retryable"},
             ["sqs_backoff.give_up"],
         ),
-        (Ended(End.ABORTED), {"outcome": "unknown"}, []),
+        (RunEnd(End.ABORTED), {"outcome": "unknown"}, []),
     ],
     ids=["success", "retry", "dead letter", "crash"],
 )
@@ -74,7 +74,7 @@ def test_a_span_says_how_the_run_ended(provider, ended, attributes, events) -> N
 
 
 def test_a_replay_links_to_the_run_that_failed(provider) -> None:
-    [link] = span_of(provider, run(Ended(End.RETURNED), replay_of=TRACE)).links
+    [link] = span_of(provider, run(RunEnd(End.RETURNED), replay_of=TRACE)).links
     assert (link.context.trace_id, link.context.span_id) == (7, 8)
     assert link.context.is_remote
 
@@ -94,7 +94,7 @@ def test_a_replay_links_to_the_run_that_failed(provider) -> None:
 )
 def test_a_mark_that_somebody_has_forged_links_to_nothing(provider, mark: str) -> None:
     message = {"MessageAttributes": {REPLAY_ATTRIBUTE: {"StringValue": mark}}}
-    assert span_of(provider, run(Ended(End.RETURNED), replay_of=replay_of(message))).links == ()
+    assert span_of(provider, run(RunEnd(End.RETURNED), replay_of=replay_of(message))).links == ()
 
 
 def test_the_current_span_is_named_as_in_http_headers(provider) -> None:
@@ -112,7 +112,7 @@ def test_a_tracing_library_that_raises_fails_no_task(monkeypatch: pytest.MonkeyP
             raise OSError
 
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", Broken)
-    note_end(run(Ended(End.RETURNED)), attempt=1)
+    note_end(run(RunEnd(End.RETURNED)), attempt=1)
     assert current_trace() is None
 
 

@@ -24,7 +24,7 @@ from celery_sqs_backoff.observe.events import (
 from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.provider.gate import CALM_SECONDS, State
 from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import DeadLetter, End, Ended, Hide, Reply
+from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, Reply, RunEnd
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
@@ -86,7 +86,7 @@ class Scene:
         self.keeper.hold(lease)
         return lease
 
-    def run(self, name: str, ended: Ended) -> None:
+    def run(self, name: str, ended: RunEnd) -> None:
         lease = self.lease(name)
         assert not self.gate.hides(lease, self.options)
         self.gate.ended(lease, ended)
@@ -107,7 +107,7 @@ class Scene:
 
     def outage(self) -> None:
         for i in range(6):
-            self.run(f"first {i}", Ended(End.RAISED, Hide(3.0), Reply.FAILED))
+            self.run(f"first {i}", RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
         assert self.gate.core.state is State.OPEN
 
     def hide(self, name: str, **facts: Any) -> float:
@@ -127,7 +127,7 @@ class Scene:
 
     def recover(self) -> None:
         self.now += 200.0
-        self.run("probe", Ended(End.RETURNED))
+        self.run("probe", RunEnd(End.RETURNED))
         assert self.gate.core.state is State.RECOVERING
 
 
@@ -382,19 +382,19 @@ def test_a_worker_without_hidden_messages_stops_without_a_call() -> None:
 @pytest.mark.parametrize(
     "ended",
     [
-        Ended(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
-        Ended(End.RAISED, Hide(3.0, Outcome.UNKNOWN)),
-        Ended(End.RETRY_ASKED, Hide(5.0, is_named=True)),
-        Ended(End.RETRY_ASKED, Hide(5.0)),
-        Ended(End.RETRY_ASKED),
-        Ended(End.IGNORED),
-        Ended(End.RAISED),
-        Ended(End.PROCESS_LOST),
-        Ended(End.CANCELLED),
+        RunEnd(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
+        RunEnd(End.RAISED, Hide(3.0, Outcome.UNKNOWN)),
+        RunEnd(End.RETRY_ASKED, Hide(5.0, is_named=True)),
+        RunEnd(End.RETRY_ASKED, Hide(5.0)),
+        RunEnd(End.RETRY_ASKED),
+        RunEnd(End.IGNORED),
+        RunEnd(End.RAISED),
+        RunEnd(End.PROCESS_LOST),
+        RunEnd(End.CANCELLED),
     ],
     ids=repr,
 )
-def test_ends_that_say_nothing_of_the_provider_do_not_open_the_gate(ended: Ended) -> None:
+def test_ends_that_say_nothing_of_the_provider_do_not_open_the_gate(ended: RunEnd) -> None:
     scene = Scene()
     for i in range(50):
         scene.run(f"m{i}", ended)
@@ -418,13 +418,13 @@ def test_failures_of_the_provider_open_the_gate_whatever_becomes_of_the_message(
     """A 502 that leaves the call in doubt costs the message; the others must not follow it."""
     scene = Scene()
     for i in range(6):
-        scene.run(f"m{i}", Ended(End.RAISED, word, Reply.FAILED))
+        scene.run(f"m{i}", RunEnd(End.RAISED, word, Reply.FAILED))
     assert scene.gate.core.state is State.OPEN
 
 
 def test_a_refusal_for_good_is_an_answer() -> None:
     """A provider that says that an address does not exist is there."""
-    refused = Ended(
+    refused = RunEnd(
         End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED), Reply.ANSWERED
     )
     scene = Scene()
@@ -459,9 +459,9 @@ def test_a_message_on_its_last_receive_is_the_probe_if_one_is_due() -> None:
     last = [scene.lease(f"m{i}", receive_count=3, max_receive_count=3) for i in range(2)]
     for lease in last:
         assert not scene.gate.hides(lease, scene.options)
-    scene.gate.ended(last[1], Ended(End.RETURNED))
+    scene.gate.ended(last[1], RunEnd(End.RETURNED))
     assert scene.gate.core.state is State.OPEN, "one is the probe"
-    scene.gate.ended(last[0], Ended(End.RETURNED))
+    scene.gate.ended(last[0], RunEnd(End.RETURNED))
     assert scene.gate.core.state is State.RECOVERING
     assert any(isinstance(event, ProviderProbed) for event in scene.seen)
 
@@ -516,7 +516,7 @@ def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
 def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
     scene = Scene(backoff=FullJitter(cap=100))
     lease = scene.lease("m")
-    ended = Ended(End.RAISED, Hide(3.0, retry_after=50.0), Reply.FAILED)
+    ended = RunEnd(End.RAISED, Hide(3.0, retry_after=50.0), Reply.FAILED)
     assert scene.gate.delayed(3.0, lease, ended, scene.options) == 3.0
     scene.outage()
     assert scene.gate.delayed(3.0, lease, ended, scene.options) >= 75
@@ -528,7 +528,7 @@ def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
     """``self.retry(countdown=600)``, perhaps from the provider's Retry-After."""
     scene = Scene(backoff=FullJitter(cap=100))
     lease = scene.lease("m")
-    ended = Ended(End.RETRY_ASKED, Hide(600.0, is_named=True))
+    ended = RunEnd(End.RETRY_ASKED, Hide(600.0, is_named=True))
     scene.gate.delayed(600.0, lease, ended, scene.options)
     assert lease.recall is not None
     assert lease.recall.not_before == scene.now + 600.0
@@ -540,7 +540,7 @@ def test_a_message_that_always_fails_waits_for_longer_each_time() -> None:
     scene.outage()
     scene.recover()
     lease = scene.lease("m")
-    ended = Ended(End.RAISED, Hide(300.0, retry_after=5.0), Reply.FAILED)
+    ended = RunEnd(End.RAISED, Hide(300.0, retry_after=5.0), Reply.FAILED)
     delays = []
     for _ in range(5):
         scene.now += 1.0
@@ -560,7 +560,7 @@ def test_a_refused_message_with_few_receives_left_comes_back_later(
     scene.outage()
     scene.recover()
     lease = scene.lease("m", receive_count=receive_count, max_receive_count=10)
-    ended = Ended(End.RAISED, Hide(300.0), Reply.FAILED)
+    ended = RunEnd(End.RAISED, Hide(300.0), Reply.FAILED)
     scene.gate.ended(lease, ended)
     assert scene.gate.delayed(300.0, lease, ended, scene.options) == seconds
 
@@ -570,7 +570,7 @@ def test_a_named_delay_is_kept_while_the_provider_recovers() -> None:
     scene.outage()
     scene.recover()
     lease = scene.lease("m")
-    ended = Ended(End.RETRY_ASKED, Hide(600.0, is_named=True))
+    ended = RunEnd(End.RETRY_ASKED, Hide(600.0, is_named=True))
     scene.gate.ended(lease, ended)
     assert scene.gate.delayed(600.0, lease, ended, scene.options) == 600.0
 
@@ -783,7 +783,7 @@ def test_a_probe_needs_no_slot() -> None:
     scene = Scene(provider=Provider("mail", rate="1/h"))
     for i in range(6):
         lease = scene.lease(f"m{i}")
-        scene.gate.ended(lease, Ended(End.RAISED, Hide(3.0), Reply.FAILED))
+        scene.gate.ended(lease, RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
     scene.now += 100.0
     probe = scene.lease("probe")
     assert not scene.gate.hides(probe, scene.options)
@@ -861,7 +861,7 @@ def test_no_event_tells_who_a_tenant_is() -> None:
     assert gate is not None
     for i in range(6):
         lease = scene.lease(f"m{i}")
-        gate.ended(lease, Ended(End.RAISED, Hide(3.0), Reply.FAILED))
+        gate.ended(lease, RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
     (opened,) = scene.seen
     assert isinstance(opened, ProviderPaused)
     assert opened.tenant
@@ -882,7 +882,7 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     assert failing is not None
     for i in range(6):
         lease = scene.lease(f"m{i}")
-        failing.ended(lease, Ended(End.RAISED, Hide(3.0), Reply.FAILED))
+        failing.ended(lease, RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
     for i in range(MOST_TENANTS + 50):
         scene.gates.of(provider, f"tenant {i}")
     assert len(scene.gates._gates) <= MOST_TENANTS + 1  # and that of no tenant
@@ -893,7 +893,7 @@ def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
     """Else, one failure each, 1,000 tenants stay for ever, and all new ones share one gate."""
     provider, failed = (
         Provider("mail", key="account"),
-        Ended(End.RAISED, Hide(3.0), Reply.FAILED),
+        RunEnd(End.RAISED, Hide(3.0), Reply.FAILED),
     )
     scene = Scene(provider=provider)
     for i in range(MOST_TENANTS):
@@ -969,5 +969,5 @@ def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None
     probe.handed_to_pool = lambda: True
     probe.free_place()
     assert scene.gate.core.state is State.OPEN
-    scene.gate.ended(probe, Ended(End.RETURNED))
+    scene.gate.ended(probe, RunEnd(End.RETURNED))
     assert scene.gate.core.state is State.RECOVERING
