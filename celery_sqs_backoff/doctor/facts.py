@@ -18,6 +18,7 @@ from ..retry.policies import FullJitter, Policy
 from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
+from ..sqs.queues import read_redrive_policy
 from .horizon import receives_within
 
 #: SQS's code for the URL of a queue that does not exist.
@@ -73,27 +74,22 @@ class QueueFacts:
     def visible(self) -> int | None:
         return self.number("ApproximateNumberOfMessages")
 
-    @cached_property
-    def redrive_policy(self) -> dict[str, Any]:
-        """Policy as a mapping; empty: the queue has none, or could not be read."""
-        return self._json("RedrivePolicy")
-
-    @cached_property
+    @property
     def redrive_allow_policy(self) -> dict[str, Any]:
         """Policy as a mapping; empty: the queue has none, which allows every source."""
-        return self._json("RedriveAllowPolicy")
+        try:
+            found = json.loads((self.attributes or {}).get("RedriveAllowPolicy") or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def max_receive_count(self) -> int | None:
-        try:
-            return int(self.redrive_policy["maxReceiveCount"])
-        except (KeyError, TypeError, ValueError):
-            return None
+        return read_redrive_policy(self.attributes or {})[1]
 
     @property
     def dlq_arn(self) -> str | None:
-        arn = self.redrive_policy.get("deadLetterTargetArn")
-        return arn if isinstance(arn, str) else None
+        return read_redrive_policy(self.attributes or {})[0]
 
     def _text(self, name: str) -> str | None:
         value = (self.attributes or {}).get(name)
@@ -105,13 +101,6 @@ class QueueFacts:
             return int((self.attributes or {})[name])
         except (KeyError, TypeError, ValueError):
             return None
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.attributes or {}).get(name) or "{}")
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, kw_only=True)

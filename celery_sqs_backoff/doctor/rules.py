@@ -181,7 +181,7 @@ def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """
     if facts.covered and not any(task.wants_dlq for task in facts.covered):
         return None
-    if not queue.redrive_policy:
+    if queue.dlq_arn is None:
         dlq = _dlq_name(queue)
         arn = f"{queue.arn.rpartition(':')[0]}:{dlq}" if queue.arn else f"ARN of {dlq}"
         fix = _set_redrive_policy(queue, arn)
@@ -263,7 +263,7 @@ def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     Each look at a dead letter counts as a receive.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
-    if (dlq := queue.dlq) is None or not dlq.redrive_policy:
+    if (dlq := queue.dlq) is None or dlq.dlq_arn is None:
         return None
     return (
         f"the dead-letter queue {dlq.name} has a RedrivePolicy itself"

@@ -6,7 +6,6 @@ flight run and which wait for a retry; with a store, they publish it (:mod:`.boa
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, Final
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
+from ..sqs.queues import read_redrive_policy, sibling_url
 from ..units import in_words
 from .board import ProviderNow, QueueNow, WorkerNow
 
@@ -160,7 +160,8 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
     found = calls_of(url).attributes()
     if isinstance(found, Failure):
         return QueueStatus(name=name, sqs_name=sqs_name, failure=found.code)
-    dlq_url = _dlq_url(url, found)
+    dlq_arn, _ = read_redrive_policy(found)
+    dlq_url = None if dlq_arn is None else sibling_url(url, dlq_arn)
     return QueueStatus(
         name=name,
         sqs_name=sqs_name,
@@ -317,15 +318,6 @@ def _messages(calls: Calls) -> int | None:
     if isinstance(found, Failure):
         return None
     return sum(_integer(found, _STEM + kind) or 0 for kind in ("", "NotVisible", "Delayed"))
-
-
-def _dlq_url(url: str, attributes: Mapping[str, str]) -> str | None:
-    """Return the URL of the dead-letter queue, which is in the same account and Region."""
-    try:
-        arn = json.loads(attributes["RedrivePolicy"])["deadLetterTargetArn"]
-    except (KeyError, TypeError, ValueError):
-        return None
-    return f"{url.rpartition('/')[0]}/{str(arn).rpartition(':')[2]}"
 
 
 def _integer(attributes: Mapping[str, str], name: str) -> int | None:

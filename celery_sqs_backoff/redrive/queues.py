@@ -8,7 +8,6 @@ other queues through it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder
+from ..sqs.queues import read_redrive_policy
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
@@ -75,14 +75,12 @@ class Endpoint:
         return self.arn.is_fifo
 
     @property
-    def redrive_policy(self) -> Mapping[str, Any]:
-        """The queue's own redrive policy; empty if it has no dead-letter queue."""
-        policy: Mapping[str, Any] = json.loads(self.attributes.get("RedrivePolicy") or "{}")
-        return policy
+    def dlq_arn(self) -> str | None:
+        return read_redrive_policy(self.attributes)[0]
 
     @property
-    def dlq_arn(self) -> str | None:
-        return self.redrive_policy.get("deadLetterTargetArn")
+    def max_receive_count(self) -> int | None:
+        return read_redrive_policy(self.attributes)[1]
 
     def depth(self) -> int:
         """Ask SQS how many messages there are, hidden and delayed ones included.
@@ -225,7 +223,7 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
     if dlq.dlq_arn is not None and not force:
         raise RedriveRefused(
             f"Queue {dlq.name} has a dead-letter queue itself: looking at a message is a receive,"
-            f" and after {dlq.redrive_policy.get('maxReceiveCount')} of them SQS moves it there."
+            f" and after {dlq.max_receive_count} of them SQS moves it there."
             " Remove its redrive policy first, or force it.",
             overridable=True,
         )

@@ -58,12 +58,29 @@ class Queue:
 
     @cached_property
     def dlq_url(self) -> str | None:
-        """The dead-letter queue's URL: SQS wants it in the same account and Region, so only the
-        name differs. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
-        """
-        if self.dlq_arn is None:
-            return None
-        return f"{self.url.rpartition('/')[0]}/{self.dlq_arn.rpartition(':')[2]}"
+        """URL of the dead-letter queue."""
+        return None if self.dlq_arn is None else sibling_url(self.url, self.dlq_arn)
+
+
+def read_redrive_policy(attributes: Mapping[str, str]) -> tuple[str | None, int | None]:
+    """Return the ARN of a queue's dead-letter queue and its ``maxReceiveCount``.
+
+    Both are ``None`` if the queue has no redrive policy, or one that SQS would not accept.
+    """
+    try:
+        policy = json.loads(attributes.get("RedrivePolicy") or "{}")
+        return str(policy["deadLetterTargetArn"]), int(policy["maxReceiveCount"])
+    except (KeyError, TypeError, ValueError):
+        return None, None
+
+
+def sibling_url(url: str, arn: str) -> str:
+    """Return the URL of a queue in the same account and Region as the queue at ``url``.
+
+    SQS wants a dead-letter queue there, so only the name differs.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
+    """
+    return f"{url.rpartition('/')[0]}/{arn.rpartition(':')[2]}"
 
 
 def queue_name(url: str) -> str:
@@ -109,16 +126,15 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
 
 
 def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
-    redrive = json.loads(attributes.get("RedrivePolicy") or "{}")
     retention = attributes.get("MessageRetentionPeriod")
     visibility = int(attributes.get("VisibilityTimeout", DEFAULT_VISIBILITY_TIMEOUT_SECONDS))
-    arn, dlq_arn = attributes.get("QueueArn"), redrive.get("deadLetterTargetArn")
+    arn, (dlq_arn, max_receive_count) = attributes.get("QueueArn"), read_redrive_policy(attributes)
     is_its_own_dlq = dlq_arn is not None and dlq_arn == arn
     return Queue(
         url,
         visibility_timeout_seconds=visibility or DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
         retention_seconds=None if retention is None else int(retention),
-        max_receive_count=int(redrive["maxReceiveCount"]) if redrive else None,
+        max_receive_count=max_receive_count,
         arn=arn,
         dlq_arn=None if is_its_own_dlq else dlq_arn,
         hides_nothing=visibility == 0,
