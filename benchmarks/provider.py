@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from celery_sqs_backoff import FullJitter, Provider
-from celery_sqs_backoff.retry.decision import End, Ended
+from celery_sqs_backoff.retry.decision import End, RunEnd
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -65,7 +65,7 @@ def _leases(number: int) -> tuple[Keeper, FakeSQS, list[Lease]]:
 def measure(*, repetitions: int = 15, runs: int = 2_000) -> tuple[list[float], int]:
     """Return the seconds of CPU per message, one of each repetition, and the calls to SQS."""
     options = Options(provider=Provider("mail"), backoff=FullJitter())
-    task, ended = _Task(options), Ended(End.RETURNED)
+    task, ended = _Task(options), RunEnd(End.RETURNED)
     keeper, sqs, leases = _leases(runs)
     sqs_calls: list[str] = []
     sqs.during_call = lambda action, bodies: sqs_calls.append(action)

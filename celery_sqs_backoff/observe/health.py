@@ -67,17 +67,10 @@ class Pulse:
         with self._lock:
             self._checks[name] = fault
 
-    def turned(self, name: str, *, limit_seconds: float | None = None) -> None:
-        """Record that a loop has turned; ignore one that is not watched.
-
-        Args:
-            name: of the loop.
-            limit_seconds: of its next turn and those after it. Default: as before.
-        """
+    def turned(self, name: str) -> None:
+        """Record that a loop has turned. Ignore a loop that is not watched."""
         loop = self._loops.get(name)
         if loop is not None:
-            if limit_seconds is not None:
-                loop.limit_seconds = limit_seconds
             loop.last_turn = self._clock()
 
     def forget(self, name: str) -> None:

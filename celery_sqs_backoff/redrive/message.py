@@ -13,9 +13,9 @@ from typing import Any
 from ..sqs.dead_letter import (
     ATTRIBUTE_NAME,
     DeadLetterRecord,
-    examine_record,
     json_object,
     message_bytes,
+    read_record,
 )
 from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
@@ -97,7 +97,7 @@ class DlqMessage:
         if (milliseconds := system.get("SentTimestamp")) is not None:
             self.sent_at = int(milliseconds) / 1000
         self.envelope = read_envelope(self.body)
-        self.record, self.unreadable = examine_record(self.message)
+        self.record, self.unreadable = read_record(self.message)
         packed: Mapping[str, Mapping[str, Any]] = {}
         if self.record is not None:
             self.attempts, self.due_at = self.record.attempts, self.record.due_at

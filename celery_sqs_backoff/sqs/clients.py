@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
@@ -82,12 +82,10 @@ class Clients:
 
     Arguments:
         attempts: how often a call other than a receive is tried.
-        clock: seconds, monotonic.
     """
 
-    def __init__(self, *, attempts: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, attempts: int = 1) -> None:
         self._config = _SETTLING.merge(Config(retries={"total_max_attempts": attempts}))
-        self._clock = clock
         self._lock = threading.RLock()
         self._channel: Any = None
         self._pairs: dict[tuple[Any, ...], _Pair] = {}
@@ -123,7 +121,7 @@ class Clients:
         with self._lock:
             key = self._key_of.get(url)
             pair = self._pairs.get(key) if key is not None else None
-            if pair is not None and self._clock() - pair.made_at >= _REBUILD_SECONDS:
+            if pair is not None and monotonic() - pair.made_at >= _REBUILD_SECONDS:
                 del self._pairs[key]  # type: ignore[arg-type]
                 self._refused.add(key)  # type: ignore[arg-type]
 
@@ -158,7 +156,7 @@ class Clients:
         return _Pair(
             polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
             settling=_copy(kombu_client, self._config, _SETTLING_SECONDS, credentials),
-            made_at=self._clock(),
+            made_at=monotonic(),
         )
 
 

@@ -74,31 +74,23 @@ class DeadLetterRecord:
         return json.dumps(fields, separators=(",", ":"))
 
 
-def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
+def read_record(message: Mapping[str, Any]) -> tuple[DeadLetterRecord | None, str | None]:
     """Read the record of a message in a dead-letter queue. Never raises.
 
     Args:
         message: as ReceiveMessage returned it, with all attributes and system attributes asked for.
 
     Returns:
-        The record, or ``None``: there is none, it is not one, or SQS itself moved the message
-        (``DeadLetterQueueSourceArn`` says so). Then the attribute is not a worker's: whoever
-        sent the message put it there. Whoever may send to the dead-letter queue itself can still
-        forge a record; a queue's access policy is what keeps others from that.
+        The record, and the name of a part of it that no worker can have written; ``None`` = all
+        of it can be read.
+
+        There is no record if the attribute is missing or unreadable, or if SQS itself moved the
+        message (``DeadLetterQueueSourceArn`` says so). Then the sender of the message wrote the
+        attribute, not a worker. A sender to the dead-letter queue itself can still forge a record;
+        only the queue's access policy prevents that.
 
         Fields that are missing or of the wrong type are ``None``, empty or 0; counts are never
         negative, times are finite, texts are as short as a worker writes them.
-    """
-    return examine_record(message)[0]
-
-
-def examine_record(message: Mapping[str, Any]) -> tuple[DeadLetterRecord | None, str | None]:
-    """Read a record as :func:`read_record` does, and say what no worker can have written.
-
-    For who is to act on the message, and not only to show it. Never raises.
-
-    Returns:
-        The record, and what of it cannot be read, as a constant text; ``None`` = all of it can.
     """
     if (message.get("Attributes") or {}).get("DeadLetterQueueSourceArn"):
         return None, None

@@ -115,7 +115,7 @@ _TRANSIENT = frozenset(
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 #: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference, or
 #: as SQS's older protocol says it, and botocore with it: ``KMS.ThrottlingException``.
-_KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, Kind] = {
     code: kind
     for kind, codes in {
         Kind.THROTTLED: (
@@ -145,11 +145,6 @@ _KINDS: Mapping[str, Kind] = {
     }.items()
     for code in codes.split()
 }
-
-#: Those that a person has to act on.
-REFUSED_CODES = tuple(
-    sorted(code for code, kind in _KINDS.items() if kind in (Kind.DENIED, Kind.NO_QUEUE))
-)
 
 #: Denied, but for how the request was signed: keys that were rotated look like this.
 _SIGNED_WRONGLY = (
@@ -228,7 +223,7 @@ def advice(code: str) -> str:
     """
     name = code.partition(" ")[0]
     cls = getattr(botocore, name, None)
-    kind = _KINDS.get(name) or (_kind_of_class(cls) if isinstance(cls, type) else None)
+    kind = KINDS.get(name) or (_kind_of_class(cls) if isinstance(cls, type) else None)
     return _ADVICE.get(name) or _ADVICE[kind or Kind.LOCAL]
 
 
@@ -299,7 +294,7 @@ def _kind(code: str, text: str, operation: Operation) -> Kind | None:
         if operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE):
             return Kind.STALE_HANDLE
         return Kind.LOCAL
-    return _KINDS.get(code)
+    return KINDS.get(code)
 
 
 def _retry_after(metadata: Mapping[str, Any]) -> float | None:

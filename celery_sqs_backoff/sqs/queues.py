@@ -41,8 +41,6 @@ class Queue:
     dlq_arn: str | None = None
     #: False: SQS could not be asked, so it is not known yet whether there is a dead-letter queue.
     is_read: bool = True
-    #: True: the queue's own visibility timeout is 0, so that a receive names another.
-    hides_nothing: bool = False
     #: Messages in flight, hidden ones too, when the queue was read. 0 if SQS did not say.
     messages_in_flight: int = field(default=0, compare=False)
     #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
@@ -129,15 +127,13 @@ def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
     retention = attributes.get("MessageRetentionPeriod")
     visibility = int(attributes.get("VisibilityTimeout", DEFAULT_VISIBILITY_TIMEOUT_SECONDS))
     arn, (dlq_arn, max_receive_count) = attributes.get("QueueArn"), read_redrive_policy(attributes)
-    is_its_own_dlq = dlq_arn is not None and dlq_arn == arn
     return Queue(
         url,
         visibility_timeout_seconds=visibility or DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
         retention_seconds=None if retention is None else int(retention),
         max_receive_count=max_receive_count,
         arn=arn,
-        dlq_arn=None if is_its_own_dlq else dlq_arn,
-        hides_nothing=visibility == 0,
+        dlq_arn=None if dlq_arn == arn else dlq_arn,  # a queue cannot be its own
         messages_in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
         attributes=attributes,
     )

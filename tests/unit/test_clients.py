@@ -178,7 +178,8 @@ def test_refused_credentials_are_fetched_anew_but_not_at_each_call(
         Channel, "new_sqs_client", lambda self, *a, **k: make(self, "us-east-1", next(keys), "s")
     )
     now = [0.0]
-    clients, url = attached(channel_of({"a": {}}), clock=lambda: now[0]), f"{BASE}/a"
+    monkeypatch.setattr(clients_module, "monotonic", lambda: now[0])
+    clients, url = attached(channel_of({"a": {}})), f"{BASE}/a"
     assert access_key(client_of(clients, url)) == "first"
     clients.refresh(url)
     assert access_key(client_of(clients, url)) == "first", "it was made just now"
@@ -322,7 +323,8 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
     """A poller that hangs makes its worker unhealthy; a restart brings no token either."""
     sts = Sts(monkeypatch)
     now = [0.0]
-    clients = attached(channel_of({"a": {}}, sts_role_arn="r"), clock=lambda: now[0])
+    monkeypatch.setattr(clients_module, "monotonic", lambda: now[0])
+    clients = attached(channel_of({"a": {}}, sts_role_arn="r"))
     url = f"{BASE}/a"
     client = client_of(clients, url)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)

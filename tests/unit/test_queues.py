@@ -98,7 +98,6 @@ def test_a_queue_that_cannot_be_read_any_more_keeps_what_was_read(caplog):
 def test_a_visibility_timeout_of_zero_is_replaced_at_each_receive():
     """Each message would be back before its worker has seen it."""
     queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL)
-    assert queue.hides_nothing
     assert queue.visibility_timeout_seconds == 30
 
 

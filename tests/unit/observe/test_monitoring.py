@@ -14,7 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from celery_sqs_backoff.observe.instruments import INSTRUMENTS
-from celery_sqs_backoff.sqs.errors import REFUSED_CODES
+from celery_sqs_backoff.sqs.errors import KINDS, Kind
 from celery_sqs_backoff.sqs.limits import MAX_IN_FLIGHT_MESSAGES
 
 MONITORING = Path(__file__).parents[3] / "monitoring"
@@ -71,7 +71,8 @@ def test_alerts_know_the_limits_of_sqs() -> None:
     assert f"/ {MAX_IN_FLIGHT_MESSAGES} " in ALERTS["SqsBackoffInFlightQuota"]["expr"]
     refused = re.search(r'code=~"([^"]*)"', ALERTS["SqsBackoffRefused"]["expr"])
     assert refused
-    unmatched = [code for code in REFUSED_CODES if not re.fullmatch(refused[1], code)]
+    codes = [code for code, kind in KINDS.items() if kind in (Kind.DENIED, Kind.NO_QUEUE)]
+    unmatched = [code for code in codes if not re.fullmatch(refused[1], code)]
     assert not unmatched
 
 
