@@ -13,13 +13,11 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..retry.budget import receives_needed, tolerant
-from ..retry.policies import FullJitter, Policy
+from ..retry.budget import tolerant
+from ..retry.policies import Policy
 from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
-from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from ..sqs.queues import read_redrive_policy
-from .horizon import receives_within
 
 #: SQS's code for the URL of a queue that does not exist.
 NO_SUCH_QUEUE = "NonExistentQueue"
@@ -146,23 +144,6 @@ class TaskFacts:
         if self.backoff is None:
             return self
         return replace(self, backoff=tolerant(self.backoff, cap=self.fifo_cap))
-
-    @cached_property
-    def about_receives_needed(self) -> int:
-        """Receives that one of its messages makes do with."""
-        return receives_needed(
-            tolerant(self.backoff or FullJitter()),
-            retry_for=self.retry_for,
-            max_retries=self.max_retries,
-            at_most=MAX_MAX_RECEIVE_COUNT + 1,
-        )
-
-    @cached_property
-    def receives_needed(self) -> int:
-        """Receives that 99 of 100 of its messages make do with."""
-        return receives_within(
-            self.backoff or FullJitter(), retry_for=self.retry_for, max_retries=self.max_retries
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from ..retry.budget import receives_needed, tolerant
 from ..retry.policies import Policy
 from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
-_DRAWS = 200
+DRAWS = 200
 
 #: With many receives, fewer messages are drawn: a worker checks all its queues when it starts.
 _MOST_DELAYS = 10_000
@@ -41,15 +41,15 @@ def dead_lettered_after(
     longest = retention if retry_for is None else min(retention, retry_for)
     ends = sorted(
         min(longest, sum(max(1.0, backoff.delay(n, rng)) for n in range(1, retries + 1)))
-        for _ in range(max(1, min(_DRAWS, _MOST_DELAYS // max(1, retries))))
+        for _ in range(max(1, min(DRAWS, _MOST_DELAYS // max(1, retries))))
     )
     return ends[0], ends[len(ends) // 2]
 
 
 def receives_within(
-    backoff: Policy, *, retry_for: float | None, max_retries: int | None, share: float = 0.99
+    backoff: Policy, *, retry_for: float | None, max_retries: int | None, draws: int = DRAWS
 ) -> int:
-    """Return the receives that ``share`` of the messages need until their budget ends.
+    """Return the receives that 99 of 100 messages need until their budget ends.
 
     It is at most 1,001, which is more than a redrive policy allows. A task without an end needs
     1,000.
@@ -58,7 +58,7 @@ def receives_within(
         backoff: the delays.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
-        share: 0 to 1.
+        draws: messages to draw. With one, the result is a rough estimate.
     """
     rng, has_end = Random(_SEED), retry_for is not None or max_retries is not None
     counts = sorted(
@@ -69,6 +69,6 @@ def receives_within(
             at_most=MAX_MAX_RECEIVE_COUNT + has_end,
             rng=rng,
         )
-        for _ in range(_DRAWS)
+        for _ in range(draws)
     )
-    return counts[min(len(counts) - 1, int(share * len(counts)))]
+    return counts[int(0.99 * draws)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from ..retry.policies import FullJitter
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.limits import (
     MAX_MAX_RECEIVE_COUNT,
@@ -19,7 +20,7 @@ from ..sqs.limits import (
 from ..units import in_words
 from .facts import ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Report, Rule, Severity, aws_sqs, create_queue, set_attribute
-from .horizon import dead_lettered_after
+from .horizon import DRAWS, dead_lettered_after, receives_within
 
 #: A visibility timeout from here on is long: a killed worker's messages wait for it to end.
 _LONG_SECONDS: Final = 3_600
@@ -379,8 +380,8 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     if allowed is None or not tasks:
         return None
     # Only the neediest is looked at closely: 200 draws of each would take seconds of CPU.
-    task = max(tasks, key=lambda task: task.about_receives_needed)
-    if allowed >= (needed := task.receives_needed):
+    task = max(tasks, key=lambda task: _receives_needed(task, draws=1))
+    if allowed >= (needed := _receives_needed(task)):
         return None
     cap = f" under its fifo_cap of {task.fifo_cap:g} s" if queue.is_fifo else ""
     return (
@@ -389,6 +390,15 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
         f" delays{cap})",
         _in_an_outage(queue, task, allowed),
         _more_receives(queue, task, allowed, needed),
+    )
+
+
+def _receives_needed(task: TaskFacts, *, draws: int = DRAWS) -> int:
+    return receives_within(
+        task.backoff or FullJitter(),
+        retry_for=task.retry_for,
+        max_retries=task.max_retries,
+        draws=draws,
     )
 
 
