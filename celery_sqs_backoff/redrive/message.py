@@ -16,6 +16,7 @@ from ..sqs.dead_letter import (
     json_object,
     message_bytes,
     read_record,
+    sendable,
 )
 from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
@@ -253,18 +254,14 @@ def _own_attributes(
     """
     every = {**attributes, **packed}
     every.pop(ATTRIBUTE_NAME, None)
-    found = {name: _sendable(value) for name, value in every.items()}
+    found = {name: _check_attribute(value) for name, value in every.items()}
     if len(found) > MAX_MESSAGE_ATTRIBUTES:
         raise _Unreadable("its attributes")
     return found
 
 
-def _sendable(value: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
-        key: value[key]
-        for key in ("DataType", "StringValue", "BinaryValue")
-        if value.get(key) is not None
-    }
+def _check_attribute(value: Mapping[str, Any]) -> dict[str, Any]:
+    found = sendable(value)
     types = {"DataType": str, "StringValue": str, "BinaryValue": bytes}
     if (
         len(found) != 2

@@ -18,7 +18,7 @@ from typing import Any
 
 from celery.utils.functional import chunks
 
-from ..sqs.dead_letter import ATTRIBUTE_NAME
+from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
 from .errors import RedriveError, RedriveRefused
@@ -240,9 +240,7 @@ def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:
     """
     own: Mapping[str, Mapping[str, Any]] = message.message.get("MessageAttributes") or {}
     return {
-        name: {
-            key: value[key] for key in ("DataType", "StringValue", "BinaryValue") if key in value
-        }
+        name: sendable(value)
         for name, value in own.items()
         if name != ATTRIBUTE_NAME or message.source_arn is None
     }

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from celery.utils.functional import chunks
+
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
 from .errors import explain
@@ -16,7 +18,6 @@ from .ledger import Ledger
 from .message import DlqMessage, entry_bytes
 from .options import RedriveOptions
 from .queues import Endpoint, Route
-from .sweep import tens
 from .throttle import Throttle
 from .triage import Action
 
@@ -90,7 +91,7 @@ class Sender:
             elif not self._send_in_turn(to, batch) and to.is_fifo:
                 # It will be received again, and those behind it after it.
                 behind = [message for message, _ in entries if message.group_id == group]
-                for handles in tens(self._ledger.release(behind)):
+                for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)
 
     def _entries(self, to: Endpoint, messages: Iterable[DlqMessage]) -> Iterator[Entry]:
@@ -220,7 +221,7 @@ class Sender:
     def delete(self, handles: Mapping[str, str]) -> set[str]:
         """Delete messages, by id and receipt handle. Returns ids that SQS has not deleted."""
         undeleted: dict[str, Failure] = {}
-        for batch in tens(list(handles.items())):
+        for batch in chunks(iter(handles.items()), MAX_BATCH_ENTRIES):
             left = dict(batch)
             for attempt in range(1, TRIES + 1):
                 results = zip(left, self._source.calls.delete(list(left.values())), strict=True)

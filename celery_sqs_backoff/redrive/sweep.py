@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from celery.utils.functional import chunks
+
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .errors import explain
@@ -177,14 +179,9 @@ def must_end(ledger: Ledger, halt: Halt) -> bool:
     return halt.is_set
 
 
-def tens(items: Sequence[T]) -> list[Sequence[T]]:
-    """Divide into what fits one call."""
-    return [items[i : i + MAX_BATCH_ENTRIES] for i in range(0, len(items), MAX_BATCH_ENTRIES)]
-
-
 def _side_by_side(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
     """Make a call for each ten of the items, with several threads."""
-    batches = tens(items)
+    batches = list(chunks(iter(items), MAX_BATCH_ENTRIES))
     if len(batches) < 2:
         return [call(batch) for batch in batches]
     pool = ThreadPoolExecutor(min(MAX_THREADS, len(batches)), "redrive-hold")

@@ -156,7 +156,7 @@ def with_record(
     record, under ``"attributes"``; texts that do not fit are left out of it, longest first. If
     nothing fits, the message keeps its own attributes and goes without a record.
     """
-    own = {name: _sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
+    own = {name: sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
     kept = dict(list(own.items())[: MAX_MESSAGE_ATTRIBUTES - 1])
     packed = {name: value for name, value in own.items() if name not in kept}
     room = MAX_MESSAGE_BYTES - message_bytes(body, kept)
@@ -209,7 +209,8 @@ def _bounded_int(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 
-def _sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
+def sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an attribute without the fields that ReceiveMessage adds and SendMessage refuses."""
     return {key: attribute[key] for key in _VALUE_KEYS if attribute.get(key) is not None}
 
 
@@ -233,7 +234,7 @@ def _unpacked(attributes: object) -> dict[str, dict[str, Any]]:
 
 
 def _unpacked_value(packed: object) -> dict[str, Any] | None:
-    value: dict[str, Any] = _sendable(packed) if isinstance(packed, dict) else {}
+    value: dict[str, Any] = sendable(packed) if isinstance(packed, dict) else {}
     if "DataType" not in value or len(value) != 2:
         return None
     try:
