@@ -154,7 +154,7 @@ def facts_of_queue(
         # Whoever sends dead letters need not read the queue that they go to.
         if failure is not None and is_consumed:
             denied.append("sqs:GetQueueAttributes")
-        denied += _denied(calls, is_consumed)
+        denied += _find_denied(calls, is_consumed)
     queue = QueueFacts(
         name=name,
         url=url,
@@ -181,7 +181,7 @@ def _not_found(channel: Any, name: str, failure: Failure) -> QueueFacts:
     )
 
 
-def _denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
+def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
     """Try the actions of a worker: with a handle that does not exist, or with nothing to send."""
     if not is_consumed:
         if _is_forbidden(calls.send_nothing()):

@@ -332,7 +332,7 @@ def _retention(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     SQS deletes a message when its retention period is over, hidden or not. Workers give it up
     shortly before.
     """
-    tasks = _covered(facts, queue)
+    tasks = _find_covered(facts, queue)
     horizons = [(task.retry_for, task) for task in tasks if task.retry_for is not None]
     kept = queue.retention_seconds
     if kept is None or not horizons:
@@ -362,7 +362,7 @@ def _messages(queue: QueueFacts) -> str:
     return f"{queue.visible} messages" if queue.visible else "Each message"
 
 
-def _covered(facts: ProjectFacts, queue: QueueFacts) -> list[TaskFacts]:
+def _find_covered(facts: ProjectFacts, queue: QueueFacts) -> list[TaskFacts]:
     return [task for task in facts.sent_to(queue) if task.is_covered]
 
 
@@ -375,7 +375,7 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     receives. SQS allows up to 1000.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
-    tasks = [task.on_fifo if queue.is_fifo else task for task in _covered(facts, queue)]
+    tasks = [task.on_fifo if queue.is_fifo else task for task in _find_covered(facts, queue)]
     allowed = queue.max_receive_count
     if allowed is None or not tasks:
         return None
@@ -512,7 +512,7 @@ def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
 
 
 @_rule("E027")
-def _denied(facts: ProjectFacts) -> Iterator[Report]:
+def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
     """An action is denied.
 
     Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that does

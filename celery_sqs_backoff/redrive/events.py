@@ -299,7 +299,7 @@ class Listener:
             self.error = self.error or exc
 
 
-def audited(
+def make_audit_line(
     options: Mapping[str, Any],
     report: RedriveReport,
     *,

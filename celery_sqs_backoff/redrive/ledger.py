@@ -2,11 +2,11 @@
 
 ::
 
-    HELD --start_sending--> SENDING --were_sent--> SENT --were_deleted--> forgotten
-     |  <---were_not_sent, are_in_doubt---'                        ^
+    HELD --start_sending--> SENDING --mark_sent--> SENT --mark_deleted--> forgotten
+     |  <---mark_unsent, mark_in_doubt---'                                 ^
      |--leave--> LEFT    stays hidden until the run ends, and is then shown again
-     |--release-> forgotten: it will be received again             |
-     '--were_deleted (unsent, as was asked) -----------------------'
+     |--release-> forgotten: it will be received again                     |
+     '--mark_deleted (unsent, as was asked) -------------------------------'
 
 Each method is one transition. It changes the rows, writes the journal and emits an event, in this
 order. A row without a receipt handle is known from the journal and was not received yet. A message
@@ -135,7 +135,7 @@ class Ledger:
             self.claims += claim
             return claim
 
-    def received(
+    def enter(
         self, claim: int, messages: Sequence[DlqMessage], until: float
     ) -> tuple[list[DlqMessage], list[DlqMessage]]:
         """Enter what was received for a claim.
@@ -174,7 +174,7 @@ class Ledger:
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
             for message in messages[:room]:
-                if row := self._owned(message):
+                if row := self._find_owned(message):
                     row.is_admitted = True
                     self.admitted += 1
             return list(messages[:room])
@@ -184,7 +184,9 @@ class Ledger:
         with self.lock:
             now = self._clock()
             ours = [
-                m for m in messages if (row := self._owned(m)) and now < row.until - self._margin
+                m
+                for m in messages
+                if (row := self._find_owned(m)) and now < row.until - self._margin
             ]
             self.release([m for m in messages if m not in ours])
             return ours
@@ -194,7 +196,7 @@ class Ledger:
         handles = []
         with self.lock:
             for message in messages:
-                row = self._owned(message)
+                row = self._find_owned(message)
                 if row is not None and row.state is RowState.HELD:
                     handles.append(message.handle)
                     self.looked_at -= 1
@@ -204,7 +206,7 @@ class Ledger:
                         del self.rows[message.id]
         return handles
 
-    def _owned(self, message: DlqMessage) -> LedgerRow | None:
+    def _find_owned(self, message: DlqMessage) -> LedgerRow | None:
         row = self.rows.get(message.id)
         return row if row is not None and row.handle == message.handle else None
 
@@ -214,7 +216,7 @@ class Ledger:
 
     # Settling
 
-    def doubted_at(self, message: DlqMessage) -> float | None:
+    def find_doubt(self, message: DlqMessage) -> float | None:
         """When it was first sent without an answer, in seconds since the epoch."""
         with self.lock:
             row = self.rows.get(message.id)
@@ -237,7 +239,7 @@ class Ledger:
             raise
         return ours
 
-    def were_sent(
+    def mark_sent(
         self, messages: Sequence[DlqMessage], to: str, *, recognised_since: float | None = None
     ) -> None:
         """Note that SQS has accepted these.
@@ -265,12 +267,12 @@ class Ledger:
             self.emit(InDoubt(tuple(twice), resend=True))
         self.emit(Sent(tuple(ids), to))
 
-    def were_not_sent(self, messages: Sequence[DlqMessage]) -> None:
+    def mark_unsent(self, messages: Sequence[DlqMessage]) -> None:
         """Note that SQS has not accepted these. One that was ever in doubt stays so."""
         self._hold(messages)
         self._write("unsent", [m.id for m in messages if self.rows[m.id].doubted_at is None])
 
-    def are_in_doubt(
+    def mark_in_doubt(
         self, messages: Sequence[DlqMessage], at: float, *, resend: bool | None
     ) -> None:
         """Note that the response was lost.
@@ -309,7 +311,7 @@ class Ledger:
         grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)
         with self.lock:
             for message, action, reason in messages:
-                if row := self._owned(message):
+                if row := self._find_owned(message):
                     row.state, row.left = RowState.LEFT, action
                     self.left[action] += 1
                     self.unknown += reason == UNKNOWN
@@ -318,7 +320,7 @@ class Ledger:
             if action in _EVENTS:
                 self.emit(_EVENTS[action](tuple(ids), reason))
 
-    def were_deleted(self, ids: Iterable[str], *, name_late: bool) -> None:
+    def mark_deleted(self, ids: Iterable[str], *, name_late: bool) -> None:
         """Note that SQS has deleted these.
 
         Arguments:
@@ -376,7 +378,7 @@ class Ledger:
                 if (row.state is RowState.LEFT) is left
             ]
 
-    def was_renewed(self, id_: str, handle: str, until: float) -> bool:
+    def renew(self, id_: str, handle: str, until: float) -> bool:
         """Note that SQS hides a message longer. Return False if that came too late.
 
         SQS takes an old handle, too, so somebody else may have the message by then.
@@ -425,7 +427,7 @@ class Ledger:
 
     def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
         """Name those that may have been sent to a FIFO queue and are given up."""
-        if ids := tuple(m.id for m in messages if self.doubted_at(m) is not None):
+        if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
             self.emit(InDoubt(ids, resend=False))
 
     def name_undeleted(self) -> None:

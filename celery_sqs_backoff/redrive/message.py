@@ -104,20 +104,20 @@ class DlqMessage:
             self.attempts, self.due_at = self.record.attempts, self.record.due_at
             packed = self.record.attributes
         own: Mapping[str, Mapping[str, Any]] = self.message.get("MessageAttributes") or {}
-        self.attributes = _own_attributes(own, packed)
+        self.attributes = _pick_attributes(own, packed)
         mark: object = (self.attributes.get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
         if mark is None and self.envelope:
             mark = self.envelope.headers.get(REPLAY_HEADER)
         if mark is not None:
-            self.replays, self.run_id = _replayed(mark)
+            self.replays, self.run_id = _read_mark(mark)
 
     @property
     def task(self) -> str | None:
-        return self.envelope.task if self.envelope else self._recorded("task")
+        return self.envelope.task if self.envelope else self._from_record("task")
 
     @property
     def task_id(self) -> str | None:
-        return self.envelope.id if self.envelope else self._recorded("id")
+        return self.envelope.id if self.envelope else self._from_record("id")
 
     @property
     def content_type(self) -> str | None:
@@ -125,26 +125,26 @@ class DlqMessage:
 
     @property
     def reason(self) -> str | None:
-        return self._recorded("reason")
+        return self._from_record("reason")
 
     @property
     def outcome(self) -> str | None:
         """What its last failure meant; ``None`` = no record of ours says so."""
-        found = self._recorded("outcome")
+        found = self._from_record("outcome")
         return found if found in _OUTCOMES else None
 
     @property
     def origin(self) -> str | None:
         """The queue it came from: SQS's own word, or else its record's. Not to be trusted."""
-        return self.source_arn or self._recorded("origin")
+        return self.source_arn or self._from_record("origin")
 
     @property
     def error(self) -> str | None:
         """Type and message of the exception, as one text."""
-        kind, text = self._recorded("exception_type"), self._recorded("exception_message")
+        kind, text = self._from_record("exception_type"), self._from_record("exception_message")
         return f"{kind or ''}: {text or ''}" if kind or text else None
 
-    def _recorded(self, name: str) -> str | None:
+    def _from_record(self, name: str) -> str | None:
         found: str | None = getattr(self.record, name, None)
         return found or None
 
@@ -188,7 +188,7 @@ class DlqMessage:
         if extend and self.is_expired(now) and self.envelope:
             headers["expires"] = iso_time(now + self._lifetime())
         facts: dict[str, object] = {"replays": self.replays + 1, "run": run_id}
-        if (trace := self._recorded("trace")) is not None:
+        if (trace := self._from_record("trace")) is not None:
             facts["trace"] = trace  # the replay's span links to that of the run that failed
         mark = json.dumps(facts, separators=(",", ":"))
         attributes = {name: v for name, v in self.attributes.items() if name != REPLAY_ATTRIBUTE}
@@ -228,7 +228,7 @@ def entry_bytes(entry: Mapping[str, Any]) -> int:
     return message_bytes(entry["MessageBody"], entry.get("MessageAttributes", {}))
 
 
-def _replayed(mark: object) -> tuple[int, str | None]:
+def _read_mark(mark: object) -> tuple[int, str | None]:
     try:
         found = json_object(mark) or {}
     except RecursionError:
@@ -243,7 +243,7 @@ def _replayed(mark: object) -> tuple[int, str | None]:
     )
 
 
-def _own_attributes(
+def _pick_attributes(
     attributes: Mapping[str, Mapping[str, Any]], packed: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """The message's own attributes, as SendMessage takes them.

@@ -38,7 +38,7 @@ _WAIT_SECONDS = 1
 T = TypeVar("T")
 
 
-def retried(call: Callable[[], T | Failure]) -> T | Failure:
+def try_again(call: Callable[[], T | Failure]) -> T | Failure:
     """Make a call that only reads. Try again what may succeed later, six times at most."""
     for attempt in range(1, TRIES):
         found = call()
@@ -89,7 +89,7 @@ class Endpoint:
             RedriveRefused: there is no such queue.
             RedriveUnreachable: SQS does not answer or does not let us.
         """
-        found = retried(self.calls.attributes)
+        found = try_again(self.calls.attributes)
         if isinstance(found, Failure):
             raise _error(f"Cannot read the attributes of queue {self.name}", found)
         stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
@@ -149,7 +149,7 @@ class Route:
                 if origin in (str(queue.arn), queue.url):
                     return queue
             return (
-                f"it names {_shown(origin)}, which has another dead-letter queue or is not there:"
+                f"it names {_show(origin)}, which has another dead-letter queue or is not there:"
                 " give a destination (to)"
             )
         if self.default is not None:
@@ -160,7 +160,7 @@ class Route:
         return "no destination is known: give one (to)"
 
 
-def _shown(origin: str) -> str:
+def _show(origin: str) -> str:
     """Return the name of a queue as a message gives it, if it can be a name."""
     try:
         return QueueArn.parse(origin).name
@@ -195,7 +195,7 @@ def open_route(
                 cause = exc.__cause__ if isinstance(exc, OperationalError) else None
                 return failure_of(cause or exc, Operation.GET_URL)
 
-        channel = retried(connect)
+        channel = try_again(connect)
         if isinstance(channel, Failure):
             raise _error("Cannot connect to SQS", channel)
         queues = QueueFinder(channel)
@@ -256,24 +256,24 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
                 return urls
             request["NextToken"] = page["NextToken"]
 
-    found = retried(partial(dlq.calls.attempt, Operation.LIST_SOURCES, list_them))
+    found = try_again(partial(dlq.calls.attempt, Operation.LIST_SOURCES, list_them))
     if not isinstance(found, Failure):
-        return [_listed(queues, url, dlq.arn) for url in found]
+        return [_make_source(queues, url, dlq.arn) for url in found]
     if found.kind is not Kind.UNSUPPORTED:
         raise _error(f"Cannot list the queues that have dead-letter queue {dlq.name}", found)
-    urls = retried(queues.urls)
+    urls = try_again(queues.urls)
     if isinstance(urls, Failure):
         raise _error("Cannot list the queues", urls)
     read = _read_all(queues, urls).values()
     return [queue for queue in read if queue.dlq_arn == str(dlq.arn)]
 
 
-def _listed(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
+def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
     """Return a queue that SQS has listed: it is in the account and Region of the other."""
     name = url.rpartition("/")[2]
     arn = dlq.sibling(name)
     # A predefined queue may have credentials of its own. Its namesake elsewhere is another queue.
-    predefined = _read_all(queues, _predefined_urls(queues, name))
+    predefined = _read_all(queues, _find_predefined(queues, name))
     return predefined.get(arn) or Endpoint(arn, queues.calls(url))
 
 
@@ -340,11 +340,11 @@ def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None 
     if key in queues.predefined:
         found = _read_all(queues, [queues.predefined[key]["url"]])
     else:
-        found = _read_all(queues, _predefined_urls(queues, name))
+        found = _read_all(queues, _find_predefined(queues, name))
     found = found or _beside_predefined(queues, name, unread)
     if not found:
         for candidate in dict.fromkeys((key or name, name)):
-            calls = retried(partial(queues.find_in_sqs, candidate))
+            calls = try_again(partial(queues.find_in_sqs, candidate))
             if isinstance(calls, Failure):
                 if calls.kind is not Kind.NO_QUEUE:
                     raise _error(f"Cannot look for queue {candidate}", calls)
@@ -368,7 +368,7 @@ def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None 
     return queue
 
 
-def _predefined_urls(queues: QueueFinder, name: str) -> list[str]:
+def _find_predefined(queues: QueueFinder, name: str) -> list[str]:
     """Return the URLs in ``predefined_queues`` of queues that SQS calls ``name``."""
     urls = (str(queue["url"]) for queue in queues.predefined.values())
     return [url for url in urls if url.rpartition("/")[2] == name]
@@ -407,7 +407,7 @@ def _read_all(queues: QueueFinder, urls: Iterable[str]) -> dict[QueueArn, Endpoi
 
 def _read(calls: Calls) -> Endpoint | None:
     """Ask SQS for a queue's attributes; ``None``: there is no such queue."""
-    found = retried(calls.attributes)
+    found = try_again(calls.attributes)
     name = calls.queue_url.rpartition("/")[2]
     if isinstance(found, Failure):
         if found.kind is Kind.NO_QUEUE:

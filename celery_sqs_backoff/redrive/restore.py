@@ -22,7 +22,7 @@ from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
 from .errors import RedriveError, RedriveRefused
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, audited
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, make_audit_line
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger, RowState
@@ -125,12 +125,12 @@ class Restore:
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
                 return
-            held, _ = ledger.received(0, messages, float("inf"))
+            held, _ = ledger.enter(0, messages, float("inf"))
             selected = []
             for message in held:
                 if not self._options.matches(message, now):
                     ledger.leave([(message, Action.SKIP, NOT_SELECTED)])
-                elif ledger.doubted_at(message) is None:
+                elif ledger.find_doubt(message) is None:
                     selected.append(message)
             admitted = ledger.admit(selected, self._options.limit)
             self._sender.send_all(self._queue, admitted)
@@ -185,7 +185,7 @@ class Restore:
             detail=detail,
         )
         self._ledger.emit(
-            audited(
+            make_audit_line(
                 self._options.changed,
                 report,
                 source=str(self._archive),

@@ -19,7 +19,7 @@ from math import ceil
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .archive import Archive
 from .errors import RedriveError
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, audited
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, make_audit_line
 from .gate import ProbeGate
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
@@ -189,7 +189,7 @@ class RedriveRun:
     def _handle(self, messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
         ledger, sender = self.ledger, self._sender
         sender.delete({message.id: message.handle for message in sent_before})
-        wanted = self._triaged(messages)
+        wanted = self._triage(messages)
         admitted = ledger.admit([message for message, _ in wanted], self._options.limit)
         chosen, over = wanted[: len(admitted)], wanted[len(admitted) :]
         if over:
@@ -210,7 +210,7 @@ class RedriveRun:
         for to, group in by_queue.items():
             sender.send_all(to, group)
 
-    def _triaged(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
+    def _triage(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
         """Leave what triage says. Return the others."""
         chosen, left, now = [], [], self._halt.now()
         groups = self._sender.held_groups
@@ -241,7 +241,7 @@ class RedriveRun:
 
     def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
         """On FIFO, SQS settles a doubt by the deduplication id, for five minutes."""
-        at = self.ledger.doubted_at(message)
+        at = self.ledger.find_doubt(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
 
     def _stop_if_returned(self) -> None:
@@ -329,7 +329,7 @@ class RedriveRun:
         ledger.name_undeleted()
         report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
         ledger.emit(
-            audited(
+            make_audit_line(
                 self._options.changed,
                 report,
                 source=str(self._source.arn),

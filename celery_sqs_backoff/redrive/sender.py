@@ -172,15 +172,15 @@ class Sender:
         ledger = self._ledger
         if sent:
             since = self._halt.now() - DEDUPLICATION_SECONDS if to.is_fifo else None
-            ledger.were_sent(sent, to.name, recognised_since=since)
+            ledger.mark_sent(sent, to.name, recognised_since=since)
             self._after_sent(sent)
         doubted = [entry[0] for entry, failure in failed if failure.may_have_been_done]
-        ledger.were_not_sent([e[0] for e, f in failed if not f.may_have_been_done])
+        ledger.mark_unsent([e[0] for e, f in failed if not f.may_have_been_done])
         if not doubted:
             self._unanswered = 0
             return
         resend = self._resends(to)
-        ledger.are_in_doubt(doubted, began, resend=resend)
+        ledger.mark_in_doubt(doubted, began, resend=resend)
         if resend is False:
             ledger.leave([(message, Action.HOLD, "it may have been sent") for message in doubted])
             self._unanswered = 0 if sent else self._unanswered + 1
@@ -229,7 +229,7 @@ class Sender:
                 done = [id_ for id_ in left if id_ not in failed]
                 self._deletes_work |= bool(done)
                 # On FIFO, SQS recognises what another run sends.
-                self._ledger.were_deleted(done, name_late=not self._source.is_fifo)
+                self._ledger.mark_deleted(done, name_late=not self._source.is_fifo)
                 left = {id_: left[id_] for id_ in failed}
                 if not any(f.is_transient for f in failed.values()) or attempt == TRIES:
                     break

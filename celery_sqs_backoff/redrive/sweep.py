@@ -113,7 +113,7 @@ class Sweep:
         until = self.halt.clock() + seconds
         results = self.source.hide([handle for _, handle in batch], seconds)
         for (id_, handle), failure in zip(batch, results, strict=True):
-            if failure is None and not self.ledger.was_renewed(id_, handle, until):
+            if failure is None and not self.ledger.renew(id_, handle, until):
                 # Either somebody else has the message by now, or it is hidden and comes again.
                 self.patient_until = max(self.patient_until, until + 1)
 
@@ -134,7 +134,7 @@ class Sweep:
                     continue
                 asked_at = self.halt.clock()
                 found = self._receive(wanted)
-                ours, sent = self.ledger.received(wanted, found, asked_at + self._hold_seconds)
+                ours, sent = self.ledger.enter(wanted, found, asked_at + self._hold_seconds)
                 if found:
                     self._handle(ours, sent)
                 if ours or sent:

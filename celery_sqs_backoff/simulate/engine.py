@@ -207,7 +207,7 @@ class _Simulation:
         if most is not None and message.receives > most:
             self._settle(worker, message, dead="the queue's maxReceiveCount was passed")
             return
-        told = worker.strategy.received(message, self.now, len(worker.paced))
+        told = worker.strategy.decide_on_receive(message, self.now, len(worker.paced))
         self._follow(worker, message, told)
 
     def _follow(self, worker: _Worker, message: SimulatedMessage, told: Told) -> None:
@@ -215,7 +215,7 @@ class _Simulation:
             self._settle(worker, message, dead=told.dead)
         elif told.hide is not None:
             self._hide(message, told.hide)
-            worker.strategy.hidden(message, self.now + told.hide, self.now)
+            worker.strategy.note_hidden(message, self.now + told.hide, self.now)
             self._wake(worker)
             self._let_go(worker)
         elif told.waits:
@@ -250,7 +250,9 @@ class _Simulation:
         # A 429 is a refusal also if it does not say for how long.
         is_refused = answer is CallResult.TURNED_AWAY
         retry_after = (self.scenario.retry_after or 0.0) if is_refused else None
-        told = worker.strategy.ended(message, self.now, failed=not is_sent, retry_after=retry_after)
+        told = worker.strategy.decide_after_run(
+            message, self.now, failed=not is_sent, retry_after=retry_after
+        )
         if is_sent:
             self._settle(worker, message)
         else:

@@ -62,18 +62,18 @@ class PolicyAlone:
         self.scenario = scenario
         self.rng = rng
 
-    def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
+    def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         """Decide about a message that has come due, while others wait for their turn."""
-        return RUN if (reason := self._exhausted(message, now)) is None else Told(dead=reason)
+        return RUN if (reason := self._find_exhausted(message, now)) is None else Told(dead=reason)
 
-    def ended(
+    def decide_after_run(
         self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
     ) -> Told:
         """Decide about a message whose run has ended; after a success nothing is to do."""
         if not failed:
             return RUN
         delay = self._draw(message) + (retry_after or 0.0)
-        delay = self.delayed(message, delay, now)
+        delay = self.adjust_delay(message, delay, now)
         reason = budget.find_reason(
             self._standing(message, now),
             max_retries=self.scenario.max_retries,
@@ -82,11 +82,11 @@ class PolicyAlone:
         )
         return self._hide(message, delay, now) if reason is None else Told(dead=reason.value)
 
-    def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
+    def adjust_delay(self, message: SimulatedMessage, delay: float, now: float) -> float:
         """Return the delay after a failure, from the one that the policy drew."""
         return delay
 
-    def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
+    def note_hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
         """Note that SQS has hidden a message."""
 
     def turns(self, waiting: int, now: float) -> int:
@@ -111,7 +111,7 @@ class PolicyAlone:
     def _hide(self, message: SimulatedMessage, delay: float, now: float) -> Told:
         return Told(hide=visibility_delay(delay, self._delivery(message, now), now=now))
 
-    def _exhausted(self, message: SimulatedMessage, now: float) -> str | None:
+    def _find_exhausted(self, message: SimulatedMessage, now: float) -> str | None:
         """Return the budget that was exhausted before this receive; ``None`` = it may run."""
         if message.receives <= 1:
             return None
@@ -160,8 +160,8 @@ class WithProvider(PolicyAlone):
         self._floor = 0.0
         self._recall: Recall | None = None
 
-    def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        if (reason := self._exhausted(message, now)) is not None:
+    def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
+        if (reason := self._find_exhausted(message, now)) is not None:
             return Told(dead=reason)
         look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
         if look.hide_seconds is None:
@@ -169,23 +169,23 @@ class WithProvider(PolicyAlone):
         self._recall = look.recall
         return self._hide(message, look.hide_seconds, now)
 
-    def ended(
+    def decide_after_run(
         self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
     ) -> Told:
         failure = Reply.FAILED if retry_after is None else Reply.REFUSED
         self._reply = failure if failed else Reply.ANSWERED
         self.gate.ended(message.id, self._reply, now, retry_after=retry_after)
         self._floor = retry_after or 0.0
-        return super().ended(message, now, failed=failed, retry_after=retry_after)
+        return super().decide_after_run(message, now, failed=failed, retry_after=retry_after)
 
-    def delayed(self, message: SimulatedMessage, delay: float, now: float) -> float:
+    def adjust_delay(self, message: SimulatedMessage, delay: float, now: float) -> float:
         seen = self._seen(message, now)
         seen = replace(seen, longest=max(delay, seen.longest), own_delay=delay)
         look = self.gate.failed(seen, self._reply, delay, now, floor=self._floor)
         self._recall = look.recall
         return look.hide_seconds or 0.0
 
-    def hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
+    def note_hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
         message.recall = self._recall
         if message.recall is not None:
             self.gate.hidden.add(message, until, message.recall, now)
@@ -195,7 +195,7 @@ class WithProvider(PolicyAlone):
 
     def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
         if self.gate.state is State.OPEN:
-            return self.received(message, now, waiting)
+            return self.decide_on_receive(message, now, waiting)
         self.gate.started(message.id, now)
         return RUN
 

@@ -140,10 +140,10 @@ class Clients:
     def _make(self, key: tuple[Any, ...]) -> _Pair:
         if (pair := self._pairs.get(key)) is None:
             with handshakes.one():
-                pair = self._pairs[key] = self._made(key)
+                pair = self._pairs[key] = self._build_pair(key)
         return pair
 
-    def _made(self, key: tuple[Any, ...]) -> _Pair:
+    def _build_pair(self, key: tuple[Any, ...]) -> _Pair:
         region, access_key, secret_key, role = key
         channel, credentials, token = self._channel, None, None
         make = channel.new_sqs_client

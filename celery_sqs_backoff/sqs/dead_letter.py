@@ -68,7 +68,7 @@ class DeadLetterRecord:
     def to_json(self) -> str:
         """Serialize. ASCII only, so that no character is one that SQS refuses."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
-        packed = {name: _packed(value) for name, value in fields.pop("attributes").items()}
+        packed = {name: _pack(value) for name, value in fields.pop("attributes").items()}
         if packed:
             fields["attributes"] = packed
         return json.dumps(fields, separators=(",", ":"))
@@ -121,7 +121,7 @@ def json_object(text: object) -> dict[str, Any] | None:
         RecursionError: it is nested too deep.
     """
     try:
-        found = json.loads(text, parse_int=_bounded_int)  # type: ignore[arg-type]  # see below
+        found = json.loads(text, parse_int=_parse_int)  # type: ignore[arg-type]  # see below
     except (TypeError, ValueError):  # it is not text, or not JSON
         return None
     return found if isinstance(found, dict) else None
@@ -136,7 +136,7 @@ def _record(found: Mapping[str, Any]) -> DeadLetterRecord:
         first_received_at=_time(found.get("first_received_at")),
         failed_at=_time(found.get("failed_at")) or 0.0,
         due_at=_time(found.get("due_at")),
-        attributes=_unpacked(found.get("attributes")),
+        attributes=_unpack(found.get("attributes")),
         version=_count(found.get("version")),
     )
 
@@ -160,7 +160,7 @@ def with_record(
     kept = dict(list(own.items())[: MAX_MESSAGE_ATTRIBUTES - 1])
     packed = {name: value for name, value in own.items() if name not in kept}
     room = MAX_MESSAGE_BYTES - message_bytes(body, kept)
-    record = replace(_bounded(record), attributes=packed)
+    record = replace(_cut_texts(record), attributes=packed)
     for dropped in ((), ("traceback",), ("traceback", "exception_message")):
         left_out: dict[str, Any] = dict.fromkeys(dropped)
         text = replace(record, **left_out).to_json()
@@ -175,7 +175,7 @@ def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int
     return len(body.encode()) + _size(attributes)
 
 
-def _bounded(record: DeadLetterRecord) -> DeadLetterRecord:
+def _cut_texts(record: DeadLetterRecord) -> DeadLetterRecord:
     fields = vars(record)
     texts = {name: _text(fields, name) for name, value in fields.items() if isinstance(value, str)}
     return replace(record, **texts)  # type: ignore[arg-type]  # texts where texts were
@@ -205,7 +205,7 @@ def _is_endless(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _bounded_int(digits: str) -> int | float:
+def _parse_int(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 
@@ -214,7 +214,7 @@ def sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
     return {key: attribute[key] for key in _VALUE_KEYS if attribute.get(key) is not None}
 
 
-def _packed(attribute: Mapping[str, Any]) -> dict[str, str]:
+def _pack(attribute: Mapping[str, Any]) -> dict[str, str]:
     """Return an attribute as JSON takes it."""
     return {
         key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
@@ -222,18 +222,18 @@ def _packed(attribute: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _unpacked(attributes: object) -> dict[str, dict[str, Any]]:
+def _unpack(attributes: object) -> dict[str, dict[str, Any]]:
     """Return the attributes that were packed, without those that cannot have been."""
     found = attributes if isinstance(attributes, dict) else {}
     return {
         name: value
         for name, packed in found.items()
         if name.isascii()  # SQS takes letters, digits and three marks
-        and (value := _unpacked_value(packed)) is not None
+        and (value := _unpack_value(packed)) is not None
     }
 
 
-def _unpacked_value(packed: object) -> dict[str, Any] | None:
+def _unpack_value(packed: object) -> dict[str, Any] | None:
     value: dict[str, Any] = sendable(packed) if isinstance(packed, dict) else {}
     if "DataType" not in value or len(value) != 2:
         return None

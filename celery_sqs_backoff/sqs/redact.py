@@ -121,9 +121,9 @@ class ErrorText:
         """
         if type_only:
             return cls(exception_type=type_name(exc))
-        message = redacted(_text(exc), MAX_MESSAGE_CHARACTERS)
-        traceback = (traceback or _formatted(exc)) if with_traceback else None
-        frames = redacted(traceback, MAX_TRACEBACK_CHARACTERS, keep_end=True)
+        message = redact_text(_text(exc), MAX_MESSAGE_CHARACTERS)
+        traceback = (traceback or _format(exc)) if with_traceback else None
+        frames = redact_text(traceback, MAX_TRACEBACK_CHARACTERS, keep_end=True)
         return cls(
             exception_type=type_name(exc),
             exception_message=_by_user(redact, message, MAX_MESSAGE_CHARACTERS),
@@ -131,7 +131,7 @@ class ErrorText:
         )
 
 
-def redacted(text: str | None, limit: int, *, keep_end: bool = False) -> str | None:
+def redact_text(text: str | None, limit: int, *, keep_end: bool = False) -> str | None:
     """Return a text with credentials masked, cut to about ``limit`` characters.
 
     It is cut to ``limit`` and a margin first, so that the time does not grow with the text.
@@ -213,7 +213,7 @@ def _text(exc: BaseException) -> str:
         return f"<unprintable: {type(broken).__name__}>"
 
 
-def _formatted(exc: BaseException) -> str | None:
+def _format(exc: BaseException) -> str | None:
     """Return the traceback as Python prints it, of the innermost frames only."""
     if exc.__traceback__ is None:
         return None

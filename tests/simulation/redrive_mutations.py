@@ -57,9 +57,9 @@ def _doubt_is_unsent() -> Any:
     """A lost response is taken for a request that did not arrive."""
 
     def hopeful(self: Ledger, messages: Any, at: float, *, resend: Any) -> None:
-        self.were_not_sent(messages)
+        self.mark_unsent(messages)
 
-    return mock.patch.object(Ledger, "are_in_doubt", hopeful)
+    return mock.patch.object(Ledger, "mark_in_doubt", hopeful)
 
 
 def _unsent_clears_doubt() -> Any:
@@ -67,37 +67,37 @@ def _unsent_clears_doubt() -> Any:
         self._hold(messages)
         self._write("unsent", [message.id for message in messages])
 
-    return mock.patch.object(Ledger, "were_not_sent", trusting)
+    return mock.patch.object(Ledger, "mark_unsent", trusting)
 
 
 def _owned_by_id() -> Any:
     def owned(self: Ledger, message: Any) -> LedgerRow | None:
         return self.rows.get(message.id)
 
-    return mock.patch.object(Ledger, "_owned", owned)
+    return mock.patch.object(Ledger, "_find_owned", owned)
 
 
 def _known_is_dropped() -> Any:
     """Who receives a message again leaves it to who has lost it."""
-    received = Ledger.received
+    received = Ledger.enter
 
     def wrong(self: Ledger, claim: int, messages: Any, until: float) -> Any:
         known = {id_ for id_, row in self.rows.items() if row.handle is not None}
         ours, sent = received(self, claim, messages, until)
         return [message for message in ours if message.id not in known], sent
 
-    return mock.patch.object(Ledger, "received", wrong)
+    return mock.patch.object(Ledger, "enter", wrong)
 
 
 def _deleted_before_it_is_noted() -> Any:
     """The delete does not wait for the journal."""
-    were_sent = Ledger.were_sent
+    mark_sent = Ledger.mark_sent
 
     def late(self: Ledger, *args: Any, **options: Any) -> None:
         with mock.patch.object(self, "_write"):
-            were_sent(self, *args, **options)
+            mark_sent(self, *args, **options)
 
-    return mock.patch.object(Ledger, "were_sent", late)
+    return mock.patch.object(Ledger, "mark_sent", late)
 
 
 def _journal_forgets(is_forgotten: Callable[[float | None], bool]) -> Any:
@@ -115,14 +115,14 @@ def _own_return_takes_a_place() -> Any:
 
 
 def _two_deletes_count_twice() -> Any:
-    were_deleted = Ledger.were_deleted
+    mark_deleted = Ledger.mark_deleted
 
     def trusting(self: Ledger, ids: Any, *, name_late: bool) -> None:
         found = tuple(ids)
         assert all(id_ in self.rows for id_ in found)
-        were_deleted(self, found, name_late=name_late)
+        mark_deleted(self, found, name_late=name_late)
 
-    return mock.patch.object(Ledger, "were_deleted", trusting)
+    return mock.patch.object(Ledger, "mark_deleted", trusting)
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {

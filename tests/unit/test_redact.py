@@ -11,7 +11,7 @@ from celery_sqs_backoff.sqs.redact import (
     MAX_TRACEBACK_CHARACTERS,
     ErrorText,
     mask,
-    redacted,
+    redact_text,
 )
 
 SECRETS = ("hunter2", "wJalr", "K7MDENG", "dXNlcjpwdw", "abcdef0123", "MIIEvQ", "battery", "pa/ss")
@@ -113,12 +113,12 @@ def test_ordinary_text_is_left_alone(text):
 def test_a_credential_across_the_cut_is_masked():
     """The cut must not separate a credential from the name by which it is known."""
     for room in range(60):
-        message = redacted(
+        message = redact_text(
             "x" * (MAX_MESSAGE_CHARACTERS - room) + " password='a b hunter2'" + "y" * 9_000,
             MAX_MESSAGE_CHARACTERS,
         )
         assert "hunter" not in message
-        traceback = redacted(
+        traceback = redact_text(
             "x" * 9_000
             + "\n{'password': 'hunter2 hunter2 hunter2'}\n"
             + "y" * (MAX_TRACEBACK_CHARACTERS - room),
@@ -129,10 +129,10 @@ def test_a_credential_across_the_cut_is_masked():
 
 
 def test_a_long_message_keeps_its_beginning_and_a_long_traceback_its_end():
-    message = redacted("first " + "x " * 90_000, MAX_MESSAGE_CHARACTERS)
+    message = redact_text("first " + "x " * 90_000, MAX_MESSAGE_CHARACTERS)
     assert message.startswith("first ")
     assert len(message) <= MAX_MESSAGE_CHARACTERS + 4
-    traceback = redacted(
+    traceback = redact_text(
         "frame\n" * 50_000 + "ValueError: boom", MAX_TRACEBACK_CHARACTERS, keep_end=True
     )
     assert traceback.endswith("ValueError: boom")
@@ -170,8 +170,8 @@ def test_time_grows_no_faster_than_the_text(unit):
 def test_the_time_of_an_error_does_not_depend_on_its_size():
     poison = "a-" * 5_000_000
     start = time.thread_time()
-    redacted(poison, MAX_MESSAGE_CHARACTERS)
-    redacted(poison, MAX_TRACEBACK_CHARACTERS, keep_end=True)
+    redact_text(poison, MAX_MESSAGE_CHARACTERS)
+    redact_text(poison, MAX_TRACEBACK_CHARACTERS, keep_end=True)
     assert time.thread_time() - start < 0.5
 
 

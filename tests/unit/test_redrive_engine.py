@@ -858,7 +858,7 @@ def test_a_renewal_that_may_have_come_too_late_is_no_hold(seconds, is_hold):
     ledger = Ledger(NoJournal(), None, clock, 30)
     sweep = sweep_of(SimpleNamespace(hide=hide), ledger, most=None, clock=clock)
     message = DlqMessage({"MessageId": "a", "ReceiptHandle": "a#1", "Body": "b"})
-    ledger.received(0, [message], clock.now + 15)
+    ledger.enter(0, [message], clock.now + 15)
     clock.now += 1
     sweep.renew()
     assert (ledger.still_ours([message]) == [message]) is is_hold

@@ -28,7 +28,7 @@ class Bench:
     def receive(self, id_, number, until=NOW + 30):
         """Returns the message, whether it is ours to settle, and whether it was sent before."""
         found = DlqMessage({"MessageId": id_, "ReceiptHandle": f"{id_}#{number}", "Body": "b"})
-        ours, sent = self.ledger.received(0, [found], until)
+        ours, sent = self.ledger.enter(0, [found], until)
         return found, bool(ours), bool(sent)
 
     def send(self, *ids):
@@ -37,12 +37,12 @@ class Bench:
         return messages
 
     def delete(self, *ids):
-        self.ledger.were_deleted(ids, name_late=True)
+        self.ledger.mark_deleted(ids, name_late=True)
 
 
 def test_a_message_goes_from_held_to_deleted():
     bench = Bench("a")
-    bench.ledger.were_sent(bench.send("a"), "mail")
+    bench.ledger.mark_sent(bench.send("a"), "mail")
     bench.delete("a")
     assert bench.written == [("sending", "a"), ("sent", "a"), ("deleted", "a")]
     numbers = bench.ledger.numbers()
@@ -65,7 +65,7 @@ def test_who_receives_a_message_again_goes_on_with_it_unless_it_is_being_sent():
     assert is_ours
     sending = bench.send("a")
     assert bench.receive("a", 3)[1:] == (False, False), "its sender is in charge"
-    bench.ledger.are_in_doubt(sending, 1.0, resend=True)
+    bench.ledger.mark_in_doubt(sending, 1.0, resend=True)
     assert sending[0].handle == "a#3", "the sender has taken over the newer handle"
     again, is_ours, _ = bench.receive("a", 4)
     assert is_ours
@@ -75,7 +75,7 @@ def test_who_receives_a_message_again_goes_on_with_it_unless_it_is_being_sent():
 
 def test_a_message_whose_hold_was_over_when_it_was_deleted_is_in_doubt():
     bench = Bench("a", "b", "c")
-    bench.ledger.were_sent(bench.send("a", "b"), "mail")
+    bench.ledger.mark_sent(bench.send("a", "b"), "mail")
     bench.delete("a")
     bench.clock.now = NOW + 30
     bench.delete("b", "c", "gone")
@@ -88,7 +88,7 @@ def test_a_message_whose_hold_was_over_when_it_was_sent_is_in_doubt():
     bench = Bench("a", "b")
     sending = bench.send("a")
     bench.clock.now = NOW + 30
-    bench.ledger.were_sent(sending, "mail")
+    bench.ledger.mark_sent(sending, "mail")
     assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("a",)]
     bench.delete("a")
     assert bench.ledger.numbers()["in_doubt"] == 1, "named and counted once"
@@ -96,7 +96,7 @@ def test_a_message_whose_hold_was_over_when_it_was_sent_is_in_doubt():
 
 def test_two_threads_that_delete_one_message_count_it_once():
     bench = Bench("a")
-    bench.ledger.were_sent(bench.send("a"), "mail")
+    bench.ledger.mark_sent(bench.send("a"), "mail")
     bench.delete("a")
     bench.delete("a")
     assert (bench.ledger.deleted, bench.ledger.dropped) == (1, 0)
@@ -112,7 +112,7 @@ def test_a_hold_is_over_a_little_before_its_time():
 
 def test_a_message_that_was_sent_and_is_received_again_is_only_deleted():
     bench = Bench("a")
-    bench.ledger.were_sent(bench.send("a"), "mail")
+    bench.ledger.mark_sent(bench.send("a"), "mail")
     assert bench.receive("a", 2)[1:] == (False, True)
     assert bench.ledger.undeleted == {"a": "a#2"}
     bench.delete("a")
@@ -143,13 +143,13 @@ def test_a_message_that_is_lost_is_received_again():
 def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
     bench = Bench("a")
     for _ in range(3):
-        bench.ledger.are_in_doubt(bench.send("a"), 5.0, resend=True)
+        bench.ledger.mark_in_doubt(bench.send("a"), 5.0, resend=True)
     assert bench.ledger.numbers()["in_doubt"] == 1
     bench.ledger.release([bench.messages["a"]])
     bench.messages["a"] = bench.receive("a", 2)[0]
-    bench.ledger.were_not_sent(bench.send("a"))
+    bench.ledger.mark_unsent(bench.send("a"))
     assert ("unsent", "a") not in bench.written, "an earlier try may have arrived"
-    assert bench.ledger.doubted_at(bench.messages["a"]) == 5.0
+    assert bench.ledger.find_doubt(bench.messages["a"]) == 5.0
 
 
 def test_what_an_earlier_run_left_in_doubt_and_is_gone_does_not_stay_in_doubt():
@@ -180,7 +180,7 @@ def test_a_message_that_is_lost_takes_none_of_the_limit(again):
 def test_claims_are_no_more_than_the_places_that_are_left():
     bench = Bench("a")
     assert [bench.ledger.claim(10, 14) for _ in range(3)] == [10, 3, None]
-    bench.ledger.received(10, [], NOW)
+    bench.ledger.enter(10, [], NOW)
     assert bench.ledger.claim(10, 14) == 10
 
 
@@ -188,21 +188,21 @@ def test_messages_are_renewed_shortly_before_their_time_and_not_after_it():
     bench = Bench("a", "b")
     bench.receive("a", 2, NOW + 5)
     assert bench.ledger.due(15, left=False) == [("a", "a#2")]
-    bench.ledger.was_renewed("a", "a#1", NOW + 90)
+    bench.ledger.renew("a", "a#1", NOW + 90)
     assert bench.ledger.due(15, left=False) == [("a", "a#2")], "an old handle renews nothing"
-    assert bench.ledger.was_renewed("a", "a#2", NOW + 90)
+    assert bench.ledger.renew("a", "a#2", NOW + 90)
     assert bench.ledger.due(15, left=False) == []
     bench.clock.now = NOW + 20
     assert bench.ledger.due(15, left=False) == [("b", "b#1")]
     bench.clock.now = NOW + 31
     assert bench.ledger.due(15, left=False) == [], "SQS would agree, and hide nothing"
-    assert not bench.ledger.was_renewed("b", "b#1", NOW + 90)
+    assert not bench.ledger.renew("b", "b#1", NOW + 90)
 
 
 def test_all_is_given_back_but_what_was_sent():
     bench = Bench("a", "b", "c")
     bench.ledger.leave([(bench.messages["a"], Action.SKIP, "x")])
-    bench.ledger.were_sent(bench.send("b"), "mail")
+    bench.ledger.mark_sent(bench.send("b"), "mail")
     assert sorted(bench.ledger.give_all_back()) == ["a#1", "c#1"]
     assert bench.ledger.give_all_back() == []
 
@@ -220,11 +220,11 @@ def test_the_journal_knows_what_the_ledger_knew(tmp_path):
                     messages = bench.send(id_)
                     match rng.randrange(3):
                         case 0:
-                            bench.ledger.were_not_sent(messages)
+                            bench.ledger.mark_unsent(messages)
                         case 1:
-                            bench.ledger.are_in_doubt(messages, 1.0, resend=True)
+                            bench.ledger.mark_in_doubt(messages, 1.0, resend=True)
                         case 2:
-                            bench.ledger.were_sent(messages, "mail")
+                            bench.ledger.mark_sent(messages, "mail")
                             if rng.random() < 0.5:
                                 bench.delete(id_)
                             break

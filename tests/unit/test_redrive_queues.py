@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from celery_sqs_backoff.redrive import queues
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
-from celery_sqs_backoff.redrive.queues import find_endpoint, find_route, retried
+from celery_sqs_backoff.redrive.queues import find_endpoint, find_route, try_again
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.sqs.find_queue import QueueFinder
@@ -202,9 +202,9 @@ def test_a_read_is_tried_six_times_and_what_is_for_good_once(broker):
         calls.append(result)
         return result
 
-    assert retried(lambda: call(transient)) is transient
+    assert try_again(lambda: call(transient)) is transient
     assert len(calls) == 6
-    assert retried(lambda: call(final)) is final
+    assert try_again(lambda: call(final)) is final
     assert len(calls) == 7
 
 

@@ -83,10 +83,6 @@ class Worker:
         self.gate.ended("probe", ANSWERED, now)
 
 
-def may_run(look: Look) -> bool:
-    return look.hide_seconds is None and not look.waits
-
-
 def down(now: float = 0.0, **options: Any) -> Worker:
     worker = Worker(**options)
     worker.fail(T.failures, now)

@@ -71,10 +71,10 @@ def test_all_workers_get_a_share_of_the_messages() -> None:
     received: dict[int, int] = {}
 
     class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
-        def received(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
+        def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
             if now < hour.outage:
                 received[id(self)] = received.get(id(self), 0) + 1
-            return super().received(message, now, waiting)  # type: ignore[no-any-return]
+            return super().decide_on_receive(message, now, waiting)  # type: ignore[no-any-return]
 
     hour = replace(outage(3600.0), rate=0.0, backlog=300)
     simulate(hour, Counting, seed=1)
