@@ -1,4 +1,4 @@
-"""Replay a dead-letter queue: an engine that prints nothing.
+"""Replay a dead-letter queue: an engine that never prints.
 
 ``from celery_sqs_backoff import redrive`` is the function; the rest is imported from here:
 ``from celery_sqs_backoff.redrive import peek, RedriveReport``.

@@ -33,43 +33,42 @@ def redrive(
 ) -> RedriveReport:
     """Send the messages of a dead-letter queue back to where they came from, and delete them there.
 
-    A message is deleted when SQS has reported it as sent, and not otherwise, so none is lost. It
-    can be sent twice if the answer of SQS is lost or the process is killed between the two; a
+    A message is deleted when SQS has reported it as sent, and not otherwise, so it is never lost.
+    It can be sent twice if the answer of SQS is lost or the process is killed between the two; a
     ``journal`` tells which. ``redrive(app, "mail-dlq", rate="10/s")``.
 
     Arguments:
-        app: the Celery app whose broker settings (credentials, Region, endpoint, predefined
+        app: the Celery app. Its broker settings (credentials, Region, endpoint, predefined
             queues) are used. Only its account and its Region.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
-        to: where all messages go. Default: each to the queue it came from, by what SQS or its
+        to: where all messages go. Default: each to the queue it came from, as SQS or its
             dead-letter record says, else to the one queue that has this dead-letter queue. Only
             queues that SQS lists as sources of this dead-letter queue are used.
-        on_event: is called with each event, one at a time, from a thread of its own. It holds up
-            nothing but the end of the run.
-        stop: set it to end the run as soon as SQS has answered what is under way.
+        on_event: is called with each event, one at a time, from a thread of its own. It can
+            delay only the end of the run.
+        stop: set it to end the run as soon as SQS has answered the calls under way.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: as fast as SQS.
-        ramp: seconds or ``"10m"``: from a tenth of the rate up to it. Default: none.
+        ramp: seconds or ``"10m"``: from a tenth of the rate up to it. Default: no ramp.
         spread: seconds or ``"15m"``, at most that: each message gets a random delay up to this.
             Not on FIFO queues.
         task, reason, outcome, origin, error, older, newer, ids: which messages; see
-            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. The others are left.
+            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages are left.
         include_unknown: send messages that may have been done already, too: their record says so
             (outcome UNKNOWN), or they may have been sent (in doubt). Default: leave them.
         limit: send at most N messages.
         max_replays: skip messages that were already replayed N times. Default 3.
         probe: URL, ``"module:callable"`` or callable: whether the provider is well. Asked before
             the first message and every 5 s.
-        expired: what to do with tasks whose ``expires`` has passed, which a worker would throw
-            away: ``"leave"`` them (default), or ``"extend"`` their life by as long as it was at
-            first, an hour at least.
+        expired: a worker would throw away a task after its ``expires``. ``"leave"`` such tasks
+            (default), or ``"extend"`` their life by its first length, an hour at least.
         delete: delete the messages instead of sending them, poison and unreadable ones too. Needs
             ``dump``.
         restore: put the messages of this archive back on the dead-letter queue, each once, and send
-            nothing elsewhere. What was put back is noted in ``journal``, by default a file beside
-            the archive (``FILE.restored``). Selection and ``limit`` apply.
+            no message elsewhere. ``journal`` notes each message put back; by default it is a file
+            next to the archive (``FILE.restored``). Selection and ``limit`` apply.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It
             must be yours alone, and not a link; so must the journal.
-        journal: note in this file what is sent, before and after. A killed run goes on with it,
+        journal: note each send in this file, before and after. A killed run goes on with it,
             within the hour as the same run. A directory: a file in it, named after the queue.
         force: run although the source has a dead-letter queue itself.
 
@@ -77,7 +76,7 @@ def redrive(
         The counts, and why it ended.
 
     Raises:
-        RedriveRefused: it must not begin. Nothing was sent.
+        RedriveRefused: it must not begin. No message was sent.
         RedriveUnreachable: SQS does not answer. (If that happens later, the report says it; so
             it does if the journal or the archive cannot be written.)
         ValueError, TypeError: an option is invalid.
@@ -90,7 +89,7 @@ def redrive(
 
 
 def journal_path(path: Path, source: Endpoint) -> Path:
-    """The journal's file: in a directory, one that is named after the source."""
+    """Return the journal's file. In a directory it is named after the source."""
     if not path.is_dir():
         return path
     digest = hashlib.sha256(str(source.arn).encode()).hexdigest()[:8]

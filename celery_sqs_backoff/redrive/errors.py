@@ -1,7 +1,7 @@
 """Why a redrive has not begun, or could not go on.
 
 RedriveError
-+-- RedriveRefused      it would do harm, or cannot be done: nothing was sent
++-- RedriveRefused      it would do harm, or cannot be done: no message was sent
 +-- RedriveUnreachable  SQS does not answer, or does not let us
 """
 
@@ -11,11 +11,11 @@ from ..sqs.errors import Failure, advice
 
 
 class RedriveError(Exception):
-    """Base class of what a redrive raises."""
+    """Base class of the errors of a redrive."""
 
 
 class RedriveRefused(RedriveError):
-    """The redrive was not begun: its message says why, and what to do.
+    """The redrive was not begun. Its message says why, and gives a remedy.
 
     Attributes:
         overridable: whether ``force=True`` lets it run nevertheless.
@@ -39,7 +39,7 @@ class RedriveUnreachable(RedriveError):
 
 
 def explain(what: str, failure: Failure) -> str:
-    """Say why a call has failed, and what to do about it; ``what`` was being done."""
+    """Say why a call has failed, and how to fix it. ``what`` names the call."""
     return f"{what}: {failure.code}. {advice(failure.code)}"
 
 

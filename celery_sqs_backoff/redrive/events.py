@@ -1,4 +1,4 @@
-"""What a redrive tells: events while it runs, a report, and one line in the log. It prints nothing.
+"""Events of a redrive while it runs, its report, and its line in the log.
 
 Events are handed to ``on_event`` one at a time, by a thread of their own. They name messages by
 their id in the source. They never hold a body or arguments.
@@ -72,13 +72,13 @@ class RedriveReport:
         poison: came back in this run, or was replayed too often; still in the source.
         in_doubt: may have been sent and is still in the source, or (``include_unknown``) may have
             been sent more than once: the response to the send was lost. Their ids were in events.
-            What an earlier run left in doubt and is not in the source any more does not count.
+            A message that an earlier run left in doubt does not count once it has left the source.
         remaining: in the source at the end, as SQS counts (approximately).
         returned: sent in this run and received again. They are in ``poison`` too.
         dropped: deleted from the source without being sent, as was asked.
-        not_deleted: sent, and SQS has not confirmed their delete. Those that are still in the
-            source another run sends again, unless it has this one's journal.
-        looked_at: distinct messages that were received, and those that came back.
+        not_deleted: sent, and SQS has not confirmed their delete. Another run sends
+            them again if they are still in the source, unless it has this run's journal.
+        looked_at: distinct messages that were received, and messages that came back.
         unknown: of those skipped: their record says that they may have been done already.
         ended: why the run ended.
         detail: more about ``ended``, for a person.
@@ -101,7 +101,7 @@ class RedriveReport:
 
     @property
     def sent_before(self) -> int:
-        """Messages of a queue that an earlier run had sent: this one only had to delete them."""
+        """Messages that an earlier run had sent and that this run only had to delete."""
         return max(0, self.deleted + self.not_deleted - self.sent - self.dropped)
 
 
@@ -143,8 +143,9 @@ class Failed:
 
 @dataclass(frozen=True)
 class NotDeleted:
-    """Sent, and SQS has not confirmed their delete: another run sends again those that are still
-    there, unless it has this one's journal."""
+    """Messages that were sent, and SQS has not confirmed their delete.
+
+    Another run sends them again if they are still there, unless it has this run's journal."""
 
     ids: Ids
     reason: str
@@ -206,7 +207,7 @@ class Progress:
 class Finished:
     """The last event of every run, also of one that ends with an exception.
 
-    ``ended`` is the report's, or ``"refused"``; ``report`` is ``None`` if nothing was begun.
+    ``ended`` is the report's, or ``"refused"``; ``report`` is ``None`` if the run was refused.
     """
 
     report: RedriveReport | None
@@ -248,7 +249,7 @@ RedriveEvent: TypeAlias = (
 
 
 def as_dict(event: RedriveEvent) -> dict[str, Any]:
-    """An event as JSON takes it, with its type under ``"event"``."""
+    """Return an event as JSON takes it, with its type under ``"event"``."""
     return {"event": type(event).__name__, **asdict(event)}
 
 
@@ -299,7 +300,7 @@ class Listener:
             self.error = self.error or exc
 
 
-def make_audit_line(
+def log_audit(
     options: Mapping[str, Any],
     report: RedriveReport,
     *,
@@ -327,14 +328,17 @@ def make_audit_line(
 
 
 def is_logged() -> bool:
-    """Whether the audit line gets anywhere: a command line that configures no logging loses it."""
+    """Return whether a handler gets the audit line.
+
+    A command line that configures no logging loses it.
+    """
     return logger.isEnabledFor(logging.INFO) and logger.hasHandlers()
 
 
 def _who() -> str:
-    """By the process, not by its environment, which says what one likes."""
+    """Return the user of the process. Its environment could name any other user."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container whose user has no name
+    except KeyError:  # the user of a container may have no name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"

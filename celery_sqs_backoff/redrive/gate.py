@@ -28,7 +28,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
     """Make a probe of a URL (2xx to a GET within 5 s is good), ``"module:callable"`` or a callable.
 
     Raises:
-        ValueError: it is none of these, or the callable cannot be imported.
+        ValueError: it has another form, or the callable cannot be imported.
     """
     if value is None or callable(value):
         return value

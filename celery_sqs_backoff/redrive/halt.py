@@ -23,7 +23,7 @@ _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK
 
 
 def steady_seconds() -> float:
-    """Seconds since some time in the past; never goes back, and counts a suspend."""
+    """Return seconds on a clock that never goes back and that counts a suspend."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
@@ -82,5 +82,5 @@ class Halt:
         time.sleep(draw_pause(attempt))
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, at most so long."""
+        """Wait for the end, at most this many seconds."""
         return self._event.wait(seconds) or self.is_set

@@ -1,8 +1,8 @@
 """Keep in a file which messages are being sent and were sent, for a run after a kill.
 
 It has one JSON object per line. ``{"is": "sending", "ids": [...]}`` is on the disk before the call,
-``"sent"`` before the delete. A message whose last line is ``sending`` is *in doubt*: the process
-ended before it knew. One whose last line is ``sent`` only wants deleting.
+``"sent"`` before the delete. A message is *in doubt* if its last line is ``sending``: the
+process ended before it knew. If its last line is ``sent``, it only has to be deleted.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from .errors import RedriveRefused
 from .lines import close_lines, open_lines
 
-#: On the disk before the run goes on. Losing the others costs a repeated delete.
+#: On the disk before the run goes on. Losing other lines costs a repeated delete.
 _SYNCED = {"sending", "sent", "ended"}
 
 _KINDS = {"sending", "sent", "unsent", "deleted", "gone", "ended"}
 
-#: A run that was killed or lost SQS longer ago is not resumed, but followed by a new one: what
-#: comes back of its messages by then tells of another time. What it had sent is still known.
+#: A run that was killed or lost SQS longer ago is not resumed, but followed by a new one, because
+#: messages that come back after that time say little about the run. Its sends are still known.
 _RESUMED_SECONDS = 3600
 
 
 class NoJournal:
-    """For a run that keeps none. Killed, it can send again what it had sent.
+    """The journal of a run without a file. If the run is killed, the next can send twice.
 
     Attributes:
-        path: the file; ``None``: there is none.
-        past: what earlier processes left, by message id: when it was first sent without an answer
-            (seconds since the epoch), or ``None``: SQS has it, and it only wants deleting.
+        path: the file; ``None`` = no file.
+        past: messages that earlier processes left, by id: when it was first sent without an
+            answer (seconds since the epoch). ``None``: SQS has it, and only the delete is left.
         sent_in_run: messages that the run which was killed has sent.
         last_at: when something was last sent; 0 = never.
         is_resumed: this process goes on with a run that was killed.
@@ -51,7 +51,7 @@ class NoJournal:
 class Journal(NoJournal):
     """A journal in a file, which is resumed if it exists. Use as a context manager.
 
-    What a run that ended has settled is removed when the next one opens it.
+    The next run removes the messages that a run settled before it ended.
 
     Arguments:
         path: the file. It stays when the run is over; another run may go on with it.
@@ -82,7 +82,7 @@ class Journal(NoJournal):
             self.sent_in_run *= self.is_resumed
             self._append({"source": source, "run": self.run_id}, sync=True)
             _sync_directory(path)
-        except BaseException as exc:  # whatever it was: the file stays locked as long as it is open
+        except BaseException as exc:  # an open file stays locked
             close_lines(self._file)
             if isinstance(exc, OSError):
                 raise RedriveRefused(f"Cannot write journal {path}: {exc.strerror}.") from exc

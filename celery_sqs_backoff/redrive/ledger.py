@@ -127,7 +127,7 @@ class Ledger:
     # Receiving
 
     def claim(self, most: int, places: int) -> int | None:
-        """Return how many messages to ask for; ``None``: all ``places`` are taken."""
+        """Return how many messages to ask for, or ``None`` if all ``places`` are taken."""
         with self.lock:
             claim = min(most, places - self.places - self.claims)
             if claim < 1:
@@ -138,7 +138,7 @@ class Ledger:
     def enter(
         self, claim: int, messages: Sequence[DlqMessage], until: float
     ) -> tuple[list[DlqMessage], list[DlqMessage]]:
-        """Enter what was received for a claim.
+        """Enter the messages received for a claim.
 
         Returns the messages that the caller has to settle now, and messages that were sent before
         and only have to be deleted.
@@ -170,7 +170,7 @@ class Ledger:
         return ours, sent
 
     def admit(self, messages: Sequence[DlqMessage], limit: int | None) -> list[DlqMessage]:
-        """Return those that may be sent, by the limit."""
+        """Return the messages that the limit lets us send."""
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
             for message in messages[:room]:
@@ -180,7 +180,7 @@ class Ledger:
             return list(messages[:room])
 
     def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
-        """Return those that nobody else can have received. The others will be received again."""
+        """Return the messages that no other consumer can have. We will receive the rest again."""
         with self.lock:
             now = self._clock()
             ours = [
@@ -217,16 +217,16 @@ class Ledger:
     # Settling
 
     def find_doubt(self, message: DlqMessage) -> float | None:
-        """When it was first sent without an answer, in seconds since the epoch."""
+        """Return when a message was first sent without an answer, in seconds since the epoch."""
         with self.lock:
             row = self.rows.get(message.id)
             return None if row is None else row.doubted_at
 
     def start_sending(self, messages: Sequence[DlqMessage], at: float) -> list[DlqMessage]:
-        """Return those that may be sent now. The journal has them on the disk.
+        """Return the messages that may be sent now. The journal has them on the disk.
 
         Raises:
-            OSError: the journal cannot be written, and nothing has changed.
+            OSError: the journal cannot be written. The ledger has not changed.
         """
         with self.lock:
             ours = self.still_ours(messages)
@@ -278,8 +278,8 @@ class Ledger:
         """Note that the response was lost.
 
         Arguments:
-            resend: whether they are sent again; ``None``: to a FIFO queue, whose next response
-                settles it, so there is nothing to tell.
+            resend: whether they are sent again; ``None``: to a FIFO queue. Its next
+                response settles the doubt, so there is no event.
         """
         self._hold(messages)
         with self.lock:
@@ -324,7 +324,8 @@ class Ledger:
         """Note that SQS has deleted these.
 
         Arguments:
-            name_late: name messages whose hold was over, which another run may have sent, too.
+            name_late: name messages that we deleted after our hold was over. Another run may have
+                sent them, too.
         """
         found: dict[str, LedgerRow] = {}
         ids = list(ids)
@@ -349,7 +350,7 @@ class Ledger:
             self.emit(Deleted(tuple(found)))
 
     def _doubt_late(self, ids: Iterable[str]) -> list[str]:
-        """Note those that were sent and that another run may have sent, too: our hold was over."""
+        """Note sent messages that another run may have sent, too, because our hold was over."""
         now, late = self._clock(), []
         for id_ in ids:
             row = self.rows.get(id_)
@@ -367,7 +368,7 @@ class Ledger:
     # Holds
 
     def due(self, within: float, *, left: bool) -> list[tuple[str, str]]:
-        """Return ids and receipt handles of what we stop to hide within so many seconds."""
+        """Return ids and receipt handles of messages that we stop hiding ``within`` seconds."""
         now = self._clock()
         with self.lock:
             return [
@@ -381,7 +382,7 @@ class Ledger:
     def renew(self, id_: str, handle: str, until: float) -> bool:
         """Note that SQS hides a message longer. Return False if that came too late.
 
-        SQS takes an old handle, too, so somebody else may have the message by then.
+        SQS takes an old handle, too, so another consumer may have the message.
         """
         with self.lock:
             row = self.rows.get(id_)
@@ -404,10 +405,10 @@ class Ledger:
     # The end
 
     def forget_past(self, before: float) -> None:
-        """Forget what the journal knows and the source does not have any more.
+        """Forget messages that the journal knows and that have left the source.
 
-        SQS's counts are approximate, and a killed process may hide a message yet. So the journal
-        forgets only what was sent ``before``.
+        SQS's counts are approximate, and a killed process may still hide a message. So the
+        journal forgets only messages sent ``before``.
         """
         with self.lock:
             past = {id_: row for id_, row in self.rows.items() if row.handle is None}
@@ -421,12 +422,12 @@ class Ledger:
         self._write("ended", [])
 
     def name_past(self, *, resend: bool) -> None:
-        """Name what an earlier process left in doubt."""
+        """Name the messages that an earlier process left in doubt."""
         if ids := tuple(self.doubted):
             self.emit(InDoubt(ids, resend))
 
     def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
-        """Name those that may have been sent to a FIFO queue and are given up."""
+        """Name messages that may have been sent to a FIFO queue and are given up."""
         if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
             self.emit(InDoubt(ids, resend=False))
 
@@ -438,17 +439,17 @@ class Ledger:
 
     @property
     def places(self) -> int:
-        """Messages of the source as it was, without those that this run itself brought there."""
+        """Messages that were in the source at the start, without returns from this run."""
         return self.looked_at - self.left[Action.CAME_BACK]
 
     @property
     def share(self) -> float:
-        """Of the messages looked at, how many are to be sent or deleted; 1 before the first."""
+        """Share of the messages looked at that the run sends or deletes. 1 before the first."""
         return self.admitted / self.places if self.places else 1.0
 
     @property
     def hidden(self) -> int:
-        """Messages that are hidden for this run, without those that were sent."""
+        """Number of messages that are hidden for this run and were not sent."""
         with self.lock:
             return sum(
                 r.handle is not None and r.state is not RowState.SENT for r in self.rows.values()
@@ -493,7 +494,7 @@ class Ledger:
             }
 
     def _write(self, kind: str, ids: Sequence[str]) -> None:
-        """Write the journal. What SQS has accepted is deleted even if the disk is full."""
+        """Write the journal. The run deletes sent messages even if the disk is full."""
         try:
             if ids or kind == "ended":
                 self._journal.write(kind, ids)

@@ -1,7 +1,7 @@
 """A file of JSON lines that more lines are appended to, by one process at a time.
 
-It is the operator's alone. One that somebody else could have written, or could read, is refused: a
-planted journal would have messages deleted that were never sent.
+It is the operator's alone. A file that other users could have written, or could read, is refused. A
+planted journal would make a run delete messages that were never sent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _CHUNK_BYTES = 65_536
 
 
 def open_lines(path: Path, *, begins: bytes, what: str) -> BinaryIO:
-    """Open a file of ours for reading and appending; create it for us alone if there is none.
+    """Open a file of ours for reading and appending. Create it for us alone if it is missing.
 
     Removes a last line that a kill has truncated: it would corrupt the next record.
 
     Arguments:
-        begins: the first bytes of such a file.
+        begins: the first bytes of the file.
         what: the kind of file, for people.
 
     Raises:
         RedriveRefused: it cannot be opened, is in use, belongs to others or can be read or written
-            by them, is a link, or is something else. Then it is left as it is.
+            by them, is a link, or is something else. The file is not changed then.
     """
     file = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, "a+b", what)
     try:
@@ -37,7 +37,7 @@ def open_lines(path: Path, *, begins: bytes, what: str) -> BinaryIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise RedriveRefused(f"{what.capitalize()} {path} is in use by another run.") from exc
-        except OSError as exc:  # some network file systems lock nothing
+        except OSError as exc:  # some network file systems have no locks
             raise RedriveRefused(
                 f"Cannot lock {what} {path}: {exc.strerror}. Name one on another disk."
             ) from exc
@@ -46,14 +46,14 @@ def open_lines(path: Path, *, begins: bytes, what: str) -> BinaryIO:
         if head != begins[: len(head)] or (b"\n" in head):
             raise RedriveRefused(f"{path} is not a redrive {what}. Name another file.")
         _remove_truncated_line(file)
-    except BaseException:  # whatever it was: the file stays locked as long as it is open
+    except BaseException:  # an open file stays locked
         file.close()
         raise
     return file
 
 
 def close_lines(file: BinaryIO) -> None:
-    """Close it. What a full disk has not taken is tried once more, and was reported before."""
+    """Close the file. A write that a full disk refused was reported; this tries it again."""
     with suppress(OSError):
         file.close()
 

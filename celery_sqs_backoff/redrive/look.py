@@ -1,4 +1,4 @@
-"""Look at a dead-letter queue, and say what a redrive would do with it. Nothing is changed.
+"""Look at a dead-letter queue, and predict a redrive of it without changing the queue.
 
 Looking has a price. Each message looked at is received, which SQS counts, and is given back.
 """
@@ -42,7 +42,7 @@ _HOLD_SECONDS = 60
 
 _MOST_THREADS = 8
 
-#: Different values that a histogram counts one by one; the others together.
+#: Different values that a histogram counts one by one. It counts the rest together.
 _MOST_VALUES = 1_000
 
 _HISTOGRAMS = ("task", "reason", "outcome", "age", "destination", "action")
@@ -61,8 +61,8 @@ AGES: Mapping[str, float] = {
 class MessageFacts:
     """One dead letter, without its body.
 
-    ``outcome``: what its last failure meant, by its record; ``None`` = there is none.
-    ``action`` and ``why``: what a redrive would do with it.
+    ``outcome``: the meaning of its last failure, by its record; ``None`` = no record.
+    ``action`` and ``why``: how a redrive would treat it.
     """
 
     id: str
@@ -83,14 +83,14 @@ class MessageFacts:
 
 @dataclass
 class Plan:
-    """What was found in the first ``looked_at`` of ``messages`` messages.
+    """The contents of the first ``looked_at`` of ``messages`` messages.
 
-    ``matching`` and the histograms count what is selected; ``ready``, those of them that would be
-    sent (or deleted, if that is asked for); ``by_action``, what would become of them and why.
-    ``unknown``: selected messages that may have been done already. ``chords``: that belong to a
-    chord or group. ``not_given_back``: of those looked at, what SQS refused to show again at once;
+    ``matching`` and the histograms count the selected messages. ``ready`` counts the selected
+    messages that a redrive would send (or delete, on request), ``by_action`` each fate and reason.
+    ``unknown``: selected messages that may have been done already. ``chords``: messages
+    of a chord or group. ``not_given_back``: messages looked at that SQS refused to show again;
     they stay hidden for minutes. ``oldest_expires_in_seconds``: until SQS deletes the oldest that
-    is selected; ``oldest_to_send_expires_in_seconds``: of those that would be sent.
+    is selected; ``oldest_to_send_expires_in_seconds``: the same of the messages to send.
     """
 
     source: str
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def duration_seconds(self) -> float | None:
-        """Of sending what would be sent; ``None`` without a rate."""
+        """Seconds that a redrive would take to send them. ``None`` without a rate."""
         return None if self.rate is None else seconds_for(self.to_send, self.rate, self.ramp)
 
     @property
@@ -156,7 +156,7 @@ def peek(
     """Look at the messages of a dead-letter queue, and give them back.
 
     Arguments:
-        app: the Celery app whose SQS it is.
+        app: the Celery app with the SQS settings.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: the destination that the redrive would have.
         sample: look at this many messages at most. Default 1,000; ``None``: at all. Each is a

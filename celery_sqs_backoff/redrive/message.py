@@ -1,7 +1,7 @@
 """A dead letter: a message as it lies in the source, and as it will be sent.
 
-Whoever can send to the queue has written it. It is read once, within bounds, and reading it never
-raises: what cannot be read is a fact about the message (:attr:`DeadLetter.unreadable`).
+Any sender to the queue may have written it. It is read once, within bounds, and reading it never
+raises. An unreadable part is a fact about the message (:attr:`DlqMessage.unreadable`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from ..sqs.replay import REPLAY_ATTRIBUTE, REPLAY_HEADER
 
-#: What an expiry is extended to, at the least.
+#: The least life that ``extend`` gives an expired task.
 _LEAST_LIFETIME_SECONDS = 3600
 
 #: SQS keeps no message longer than 14 days.
 _LONGEST_RETENTION_SECONDS = 1_209_600
 
-#: More replays than this, or fewer than none, were written by somebody else.
+#: Our marks never hold more replays than this, nor a negative number.
 _MAX_REPLAYS = 1_000_000
 
 _OUTCOMES = {"RETRYABLE", "NOT_PROCESSED", "UNKNOWN"}
 
 
 class _Unreadable(Exception):
-    """A field of ours holds what we would never have written."""
+    """A field of ours holds a value that we never write."""
 
 
 class DlqMessage:
@@ -45,7 +45,7 @@ class DlqMessage:
         message: as ReceiveMessage returned it, with all attributes.
 
     Attributes:
-        unreadable: what of it cannot be read, as a constant text; ``None`` = all of it can.
+        unreadable: its unreadable part, as a constant text; ``None`` = all of it can be read.
         sent_at: from when on SQS counts its retention, seconds since the epoch: when it got the
             message (a move by SQS keeps that), or when a worker gave it up and sent it here.
             ``None`` = SQS did not say.
@@ -86,7 +86,7 @@ class DlqMessage:
             self.unreadable = "its body"
 
     def __repr__(self) -> str:
-        return f"<DeadLetter {self.id}>"
+        return f"<DlqMessage {self.id}>"
 
     def _read(self) -> None:
         system: Mapping[str, str] = self.message.get("Attributes") or {}
@@ -129,13 +129,13 @@ class DlqMessage:
 
     @property
     def outcome(self) -> str | None:
-        """What its last failure meant; ``None`` = no record of ours says so."""
+        """Meaning of its last failure, or ``None`` if no record of ours says so."""
         found = self._from_record("outcome")
         return found if found in _OUTCOMES else None
 
     @property
     def origin(self) -> str | None:
-        """The queue it came from: SQS's own word, or else its record's. Not to be trusted."""
+        """Queue that it came from, as SQS says or else its record. Not to be trusted."""
         return self.source_arn or self._from_record("origin")
 
     @property
@@ -150,9 +150,11 @@ class DlqMessage:
 
     @property
     def first_sent_at(self) -> float | None:
-        """When it was sent first, as far as is known: if a worker has sent it here, its record says
-        when it had first received it, which may have been days before. Not more than SQS keeps a
-        message, though: a time before that was written by somebody else."""
+        """Time of its first send, as far as is known.
+
+        If a worker sent it here, its record says when a worker first received it, maybe days
+        before. A time longer ago than SQS keeps a message is forged, and is cut.
+        """
         if self.sent_at is None:
             return None
         received_at: float | None = getattr(self.record, "first_received_at", None)
@@ -166,16 +168,16 @@ class DlqMessage:
         return bool(self.envelope and self.envelope.headers.get("group"))
 
     def is_expired(self, now: float) -> bool:
-        """Whether a worker would throw the task away without running it."""
+        """Return whether a worker would throw the task away without running it."""
         expires = self.envelope.expires if self.envelope else None
         return expires is not None and expires <= now
 
     def due_in(self, now: float) -> float:
-        """Seconds that a parked message still had to wait; 0 for any other."""
+        """Return the seconds that a parked message still had to wait. 0 for any other message."""
         return 0.0 if self.due_at is None else max(0.0, self.due_at - now)
 
     def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
-        """What SendMessageBatch takes, but for ``Id`` and what depends on the destination.
+        """Return the entry for SendMessageBatch, without ``Id`` and the destination's fields.
 
         A message that would pass SQS's limit with its replay mark is sent without the mark.
 
@@ -246,11 +248,11 @@ def _read_mark(mark: object) -> tuple[int, str | None]:
 def _pick_attributes(
     attributes: Mapping[str, Mapping[str, Any]], packed: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """The message's own attributes, as SendMessage takes them.
+    """Return the message's own attributes, as SendMessage takes them.
 
-    The dead-letter record is not one of them: it tells of the life that has ended, and would name
-    the wrong reason if SQS were to move the message next time. What it had to pack away to stay
-    within ten attributes is back in its place.
+    The dead-letter record is left out. It is about the life that has ended, and would name the
+    wrong reason if SQS moves the message next time. Attributes that the record had packed, to
+    stay within ten, are back in their place.
     """
     every = {**attributes, **packed}
     every.pop(ATTRIBUTE_NAME, None)

@@ -35,7 +35,7 @@ class RedriveOptions:
             was first sent.
         ids: message ids and task ids, at least one.
 
-    All of these must hold. A glob does not match a message that lacks what it is about.
+    A message must match all of them. A glob does not match a message that lacks its field.
 
     Raises:
         ValueError, TypeError: an option is invalid.
@@ -67,7 +67,7 @@ class RedriveOptions:
         for name, parse in _PARSERS.items():
             object.__setattr__(self, name, parse(getattr(self, name)))
         for name in _SELECTION:
-            if getattr(self, name) == "":  # of a variable that is not set: it would match nothing
+            if getattr(self, name) == "":  # of a variable that is not set: it would never match
                 raise ValueError(f"invalid {name} '': for all messages leave it out")
         for name in ("limit", "max_replays"):
             value = getattr(self, name)
@@ -142,7 +142,7 @@ def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
     if isinstance(ids, str):
         raise TypeError(f"invalid ids {ids!r}: expected a list of ids, not a text")
     found = frozenset(ids) - {""}
-    if not found:  # of a search that found nothing; it never means all messages
+    if not found:  # the result of an empty search; it never means all messages
         raise ValueError("invalid ids: expected at least one; for all messages leave it out")
     return found
 

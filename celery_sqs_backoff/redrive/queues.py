@@ -2,8 +2,8 @@
 
 A queue is resolved once, strictly: its ARN counts, as SQS itself gives it. Where a message goes is
 decided by SQS's list of the queues that have the dead-letter queue, or by the operator (``to``). A
-message only chooses between them: somebody who can write to a dead-letter queue must not reach
-other queues through it.
+message only chooses between them. A sender to a dead-letter queue must not reach other queues
+through it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def try_again(call: Callable[[], T | Failure]) -> T | Failure:
-    """Make a call that only reads. Try again what may succeed later, six times at most."""
+    """Make a call that only reads. Repeat it after a transient failure, six times at most."""
     for attempt in range(1, TRIES):
         found = call()
         if not isinstance(found, Failure) or not found.is_transient:
@@ -55,7 +55,7 @@ class Endpoint:
     Attributes:
         arn: the one by which SQS knows it.
         calls: the calls on it, with the credentials that workers use. Each is tried once.
-        attributes: as they were when it was resolved; none of a source that SQS has listed.
+        attributes: as they were when it was resolved; empty for a source that SQS has listed.
     """
 
     arn: QueueArn
@@ -96,7 +96,7 @@ class Endpoint:
         return sum(int(found.get(stem + kind, 0)) for kind in kinds)
 
     def receive(self, messages: int, hold_seconds: int) -> list[DlqMessage] | Failure:
-        """Receive up to ten messages, with all their attributes, hidden for so many seconds."""
+        """Receive up to ten messages, with all their attributes, and hide them ``hold_seconds``."""
         received = self.calls.receive(
             max_messages=messages,
             wait_seconds=_WAIT_SECONDS,
@@ -105,7 +105,7 @@ class Endpoint:
         return received.failure or [DlqMessage(message) for message in received.messages]
 
     def hide(self, handles: Sequence[str], seconds: int) -> Results:
-        """Hide up to ten messages for so many seconds from now; 0 = show them at once."""
+        """Hide up to ten messages for some seconds from now. 0 shows them immediately."""
         return self.calls.change_visibility([(handle, seconds) for handle in handles])
 
 
@@ -125,7 +125,7 @@ class Route:
 
     @property
     def retention_seconds(self) -> int | None:
-        """How long the dead-letter queue keeps a message; ``None`` = not known."""
+        """Seconds that the dead-letter queue keeps a message. ``None`` = not known."""
         retention = self.source.attributes.get("MessageRetentionPeriod")
         return None if retention is None else int(retention)
 
@@ -174,7 +174,7 @@ def open_route(
 ) -> Iterator[tuple[Route, RedriveOptions]]:
     """Connect as the app does, and find the queues that the arguments name.
 
-    Yields the options, too, with the ``origin`` as SQS calls it. The arguments are those of
+    Yields the options, too, with the ``origin`` as SQS calls it. For the arguments see
     :func:`celery_sqs_backoff.redrive`.
 
     Raises:
@@ -269,7 +269,7 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
 
 
 def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
-    """Return a queue that SQS has listed: it is in the account and Region of the other."""
+    """Return a queue that SQS has listed. It is in the account and Region of the other."""
     name = url.rpartition("/")[2]
     arn = dlq.sibling(name)
     # A predefined queue may have credentials of its own. Its namesake elsewhere is another queue.
@@ -406,7 +406,7 @@ def _read_all(queues: QueueFinder, urls: Iterable[str]) -> dict[QueueArn, Endpoi
 
 
 def _read(calls: Calls) -> Endpoint | None:
-    """Ask SQS for a queue's attributes; ``None``: there is no such queue."""
+    """Ask SQS for a queue's attributes. Return ``None`` if the queue does not exist."""
     found = try_again(calls.attributes)
     name = calls.queue_url.rpartition("/")[2]
     if isinstance(found, Failure):

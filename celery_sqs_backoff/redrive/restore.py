@@ -1,8 +1,8 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
-The ledger and the sender are those of a run. The archive stands for the source, from which
-nothing is deleted: the journal knows what was put back. A message whose answer was lost is looked
-for on the queue before it is sent again.
+It uses the ledger and the sender of a run. The archive stands for the source and stays complete;
+the journal knows which messages were put back. If the answer to a send was lost, the message is
+looked for on the queue before it is sent again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
 from .errors import RedriveError, RedriveRefused
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, make_audit_line
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, log_audit
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger, RowState
@@ -44,7 +44,7 @@ class Restore:
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: which messages, and whether to send those that may be there already.
+        options: which messages, and whether to send messages that may be there already.
         journal: knows what earlier processes have put back.
     """
 
@@ -120,7 +120,7 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        """Send what is selected, and neither there already nor in doubt."""
+        """Send the selected messages that are not there already and not in doubt."""
         ledger, now = self._ledger, self._halt.now()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
@@ -141,7 +141,7 @@ class Restore:
                 ledger.emit(self._progress())
 
     def _settle_doubts(self) -> None:
-        """Look on the queue for messages in doubt. Only those that are not there are sent again."""
+        """Look on the queue for messages in doubt. Absent ones are sent again."""
         ledger, ids = self._ledger, set(self._ledger.doubted)
         if not ids or must_end(ledger, self._halt):
             return
@@ -173,7 +173,7 @@ class Restore:
         numbers = self._ledger.numbers()
         try:
             remaining = self._queue.depth()
-        except RedriveError:  # the report of what was done is worth more than this one number
+        except RedriveError:  # the report is worth more than this one number
             remaining = numbers["sent"]
         ended, detail = self._halt.ended, self._halt.detail
         names = ("sent", "failed", "skipped", "in_doubt")
@@ -185,7 +185,7 @@ class Restore:
             detail=detail,
         )
         self._ledger.emit(
-            make_audit_line(
+            log_audit(
                 self._options.changed,
                 report,
                 source=str(self._archive),
@@ -220,7 +220,7 @@ class _PutBack(Sender):
         return None
 
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
-        """Delete nothing."""
+        """Leave the messages, because an archive is not deleted from."""
 
 
 class _Found:

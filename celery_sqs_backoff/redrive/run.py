@@ -1,8 +1,8 @@
-"""Redrive a dead-letter queue. Each message is looked at once, and sent if triage says so.
+"""Redrive a dead-letter queue. The run looks at each message, and sends it if triage says so.
 
 A message is deleted if, and only if, SQS has reported it as sent, or the operator wants it deleted
 unsent. In all other cases it stays in the source. The run looks at as many messages as there were
-at its start. A message that comes back meanwhile does not count towards that number.
+at its start. A message that comes back during the run does not count towards that number.
 
 The road of a message: ``sweep`` receives it, ``ledger`` enters it, ``triage`` decides, ``sender``
 sends and deletes it, ``journal`` keeps both for a run after a kill, ``events`` tells.
@@ -19,7 +19,7 @@ from math import ceil
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .archive import Archive
 from .errors import RedriveError
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, make_audit_line
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, log_audit
 from .gate import ProbeGate
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
@@ -56,7 +56,7 @@ class RedriveRun:
         route: where the messages are, and where they go.
         options: which messages, how fast, with which safeguards.
         journal: the log on disk.
-        archive: gets each message before it is sent or deleted; ``None``: none.
+        archive: gets each message before it is sent or deleted; ``None`` = no archive.
         run_id: goes on the messages.
         on_event: is called with every event.
         stop: set from outside, ends the run as soon as SQS has answered the calls under way.
@@ -152,7 +152,7 @@ class RedriveRun:
             keeper.join()
 
     def _threads(self) -> int:
-        """FIFO: one, or the order would be lost. Else as many as messages and rate need."""
+        """Return how many threads messages and rate need. On FIFO it is one, to keep the order."""
         default, options = self._route.default, self._options
         if self._source.is_fifo or (default is not None and default.is_fifo):
             return 1
@@ -163,7 +163,10 @@ class RedriveRun:
         return max(1, threads if options.rate is None else min(threads, ceil(options.rate)))
 
     def _claim(self) -> int | None:
-        """Claim as many messages as may be sent within seconds; 0: none yet; ``None``: no more."""
+        """Claim as many messages as may be sent within seconds.
+
+        Return 0 if the run has to wait, and ``None`` at its end.
+        """
         ledger, limit = self.ledger, self._options.limit
         now, most = self._halt.clock(), MAX_BATCH_ENTRIES
         with ledger.lock:
@@ -184,7 +187,7 @@ class RedriveRun:
                 return 0 if self._messages > ledger.places + ledger.claims else None
             return ledger.claim(most, self._messages)
 
-    # What is received
+    # Received messages
 
     def _handle(self, messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
         ledger, sender = self.ledger, self._sender
@@ -211,7 +214,7 @@ class RedriveRun:
             sender.send_all(to, group)
 
     def _triage(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
-        """Leave what triage says. Return the others."""
+        """Leave the messages that triage rejects. Return the rest."""
         chosen, left, now = [], [], self._halt.now()
         groups = self._sender.held_groups
         for message in messages:
@@ -240,7 +243,10 @@ class RedriveRun:
         return chosen
 
     def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
-        """On FIFO, SQS settles a doubt by the deduplication id, for five minutes."""
+        """Return whether a message is in doubt.
+
+        On FIFO, SQS settles a doubt by the deduplication id, for five minutes.
+        """
         at = self.ledger.find_doubt(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
 
@@ -275,7 +281,7 @@ class RedriveRun:
     # The end
 
     def _settle(self) -> None:
-        """Compare what was looked at with what SQS counts."""
+        """Compare the messages looked at with SQS's count."""
         ledger, limit = self.ledger, self._options.limit
         unseen = self._messages - ledger.places
         if self._halt.ended is not Ended.DONE:
@@ -308,7 +314,7 @@ class RedriveRun:
     def _remaining(self, otherwise: int) -> int:
         try:
             return self._source.depth()
-        except RedriveError:  # the report of what was done is worth more than this one number
+        except RedriveError:  # the report is worth more than this one number
             return otherwise
 
     def _finish(self) -> RedriveReport:
@@ -324,12 +330,12 @@ class RedriveRun:
         return report
 
     def _tell_end(self, remaining: int) -> RedriveReport:
-        """Name what may be sent again. Tell the audit line, and the end."""
+        """Emit the messages that may be sent again, the audit line, and the end."""
         ledger, ended, detail = self.ledger, self._halt.ended, self._halt.detail
         ledger.name_undeleted()
         report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
         ledger.emit(
-            make_audit_line(
+            log_audit(
                 self._options.changed,
                 report,
                 source=str(self._source.arn),

@@ -1,4 +1,4 @@
-"""Send messages that are held until the fate of each is known, and delete what was sent."""
+"""Send messages that are held until the fate of each is known, and delete the sent ones."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .triage import Action
 #: A message with its entry for SendMessageBatch.
 Entry = tuple[DlqMessage, dict[str, Any]]
 
-#: Nothing was done, and no other message will fare better.
+#: The call had no effect, and a call for another message will fail, too.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
-#: SQS forgets a FIFO deduplication id after so long.
+#: Seconds after which SQS forgets a FIFO deduplication id.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html
 DEDUPLICATION_SECONDS = 300
 
 #: Messages that SQS has not deleted when it was asked, beyond which the run stops.
 _MOST_UNDELETED = 100
 
-#: Sends in a row without an answer, whose messages stay in doubt, at which the run stops.
+#: The run stops after this many sends in a row without an answer. Their messages stay in doubt.
 _MOST_UNANSWERED = 2
 
 
@@ -74,7 +74,7 @@ class Sender:
         self._unanswered = 0
 
     def send_all(self, to: Endpoint, messages: Sequence[DlqMessage]) -> None:
-        """Send messages to one queue, each in its slot. What is not sent stays in the source."""
+        """Send messages to one queue, each in its slot. Unsent messages stay in the source."""
         self.destinations[to.url] = to
         entries = list(self._entries(to, messages))
         for batch in batches(
@@ -111,7 +111,7 @@ class Sender:
         )
 
     def _resends(self, to: Endpoint) -> bool | None:
-        """Return whether messages in doubt are sent again. ``None`` = nothing is to be told.
+        """Return whether messages in doubt are sent again. ``None`` = no event about it.
 
         On a FIFO queue they are, and SQS's next response settles the doubt.
         """
@@ -127,13 +127,13 @@ class Sender:
             return self._halt.is_set or self._send(to, batch)
 
     def _send(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
-        """Send until each message's fate is known. Returns whether none was lost to another."""
+        """Send until each message's fate is known. Return False if another run got one of them."""
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
             began = self._halt.now()
             try:
                 ours = self._ledger.start_sending([message for message, _ in left], began)
-            except OSError as exc:  # nothing was sent
+            except OSError as exc:  # not sent
                 self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
                 return none_lost
             none_lost &= len(ours) == len(left)
@@ -209,7 +209,7 @@ class Sender:
             self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:
-        """Delete messages unsent. What SQS does not delete has failed."""
+        """Delete messages unsent. A message that SQS does not delete has failed."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
         for message in ours:
@@ -262,7 +262,7 @@ def for_destination(
 
     The deduplication id is not the message's own: within five minutes of its first send SQS would
     discard the replay and report it as sent. A message has a new id in each of its lives, so a run
-    that is resumed asks with the same one, and SQS sends nothing twice.
+    that is resumed asks with the same one, and SQS sends each message only once.
 
     Arguments:
         now: seconds since the epoch.

@@ -24,13 +24,13 @@ from .queues import Endpoint
 
 MAX_THREADS = 16
 
-#: Long polls in a row that found nothing, after which the queue counts as empty.
+#: The queue counts as empty after this many empty long polls in a row.
 _EMPTY_POLLS = 3
 
-#: What a receive of messages that were looked at before counts towards that.
+#: Share of an empty poll that a receive counts for if it brings only known messages.
 _KNOWN_SHARE = 1 / 50
 
-#: A message that is left is hidden for so long at a time. Seconds.
+#: Seconds for which a message that is left is hidden at a time.
 _LEFT_SECONDS = 900
 
 #: How long before its end a hold is renewed, at most. Seconds.
@@ -46,11 +46,11 @@ class Sweep:
     Arguments:
         handle: is called from any thread, with messages to settle and messages that were sent
             before.
-        most: claims messages from the ledger and returns how many to ask for; 0: none yet;
-            ``None``: the sweep is over.
+        most: claims messages from the ledger and returns how many to ask for; 0 = wait;
+            ``None`` = the sweep is over.
         hold_seconds: for how long a receive hides a message.
         patient_until: by the clock. Before, an empty queue is not believed to be empty: a killed
-            run, or a receive whose response was lost, may hide messages.
+            run, or a receive with a lost response, may hide messages.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Sweep:
         self._empty_polls = 0.0
 
     def run(self, threads: int) -> None:
-        """Work with so many threads until the queue is looked through."""
+        """Work with some threads until the queue is looked through."""
         workers = [
             threading.Thread(target=self.work, name=f"redrive-{i}", daemon=True)
             for i in range(threads)
@@ -104,7 +104,7 @@ class Sweep:
         return thread
 
     def renew(self) -> None:
-        """Renew holds that end soon, in batches side by side: a late one is a lost one."""
+        """Renew holds that end soon, in batches side by side, because a late renewal is lost."""
         within = min(_RENEW_SECONDS, self._hold_seconds / 2)
         for left, seconds in ((False, self._hold_seconds), (True, _LEFT_SECONDS)):
             _side_by_side(partial(self._renew, seconds), self.ledger.due(within, left=left))
@@ -114,11 +114,11 @@ class Sweep:
         results = self.source.hide([handle for _, handle in batch], seconds)
         for (id_, handle), failure in zip(batch, results, strict=True):
             if failure is None and not self.ledger.renew(id_, handle, until):
-                # Either somebody else has the message by now, or it is hidden and comes again.
+                # Another consumer has the message, or it is hidden and comes again.
                 self.patient_until = max(self.patient_until, until + 1)
 
     def give_back(self, handles: Iterable[str]) -> int:
-        """Show messages to everybody at once. Returns how many stay hidden for some minutes."""
+        """Show messages to all consumers. Return how many stay hidden for some minutes."""
         results = _side_by_side(lambda batch: self.source.hide(batch, 0), list(handles))
         failures = [failure for batch in results for failure in batch if failure is not None]
         return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
@@ -139,7 +139,7 @@ class Sweep:
                     self._handle(ours, sent)
                 if ours or sent:
                     self._empty_polls = 0.0
-                else:  # known messages that came back early say little about the others
+                else:  # known messages that came back early say little about the rest
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until

@@ -28,7 +28,7 @@ class Throttle:
 
     Arguments:
         rate: messages per second; ``None``: no limit.
-        ramp: seconds from a tenth of the rate to all of it; 0 = none.
+        ramp: seconds from a tenth of the rate to all of it; 0 = no ramp.
     """
 
     def __init__(self, rate: float | None, *, ramp: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class Throttle:
         self.factor = 1.0
 
     def batch_size(self, now: float) -> int:
-        """Most messages to send in one call: all ten if there is no limit.
+        """Return the most messages to send in one call. Without a limit it is ten.
 
         Under a limit, an eightieth of the rate (so 1 below 160/s).
         """
@@ -51,7 +51,7 @@ class Throttle:
             return max(1, min(_LARGEST_BATCH, most))
 
     def reserve(self, messages: int, now: float) -> float:
-        """Take the slots of some messages; return when they may be sent."""
+        """Take the slots of some messages, and return when they may be sent."""
         with self._lock:
             if self._began is None:
                 self._began = self._next = now
@@ -64,12 +64,15 @@ class Throttle:
             return slot
 
     def next_at(self) -> float | None:
-        """When the next slot is; ``None``: now, because there is no limit or nothing was sent."""
+        """Return when the next slot is.
+
+        ``None`` means now, because there is no limit or no message was sent.
+        """
         with self._lock:
             return None if self._rate is None or self._began is None else self._next
 
     def rate_at(self, now: float) -> float | None:
-        """Messages per second at a time; ``None``: no limit."""
+        """Return the messages per second at a time, or ``None`` without a limit."""
         with self._lock:
             return self._rate_at(now)
 
@@ -89,7 +92,7 @@ class Throttle:
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:
-    """How long so many messages take at a rate (per second), with a ramp of so many seconds."""
+    """Return the seconds that messages take at a rate (per second) with a ramp (seconds)."""
     if not ramp:
         return messages / rate
     during = rate * ramp * (1 + RAMP_FROM) / 2

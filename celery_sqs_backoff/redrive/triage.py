@@ -12,7 +12,7 @@ from .queues import Endpoint
 
 
 class Action(Enum):
-    """What is done with a message."""
+    """Fate of a message."""
 
     SEND = "send"
     #: Delete it unsent, as was asked.
@@ -27,7 +27,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """What is done with one message, why, and where it would go."""
+    """Fate of one message, its reason, and where the message would go."""
 
     action: Action
     reason: str = ""
@@ -53,11 +53,11 @@ def triage(
     """Decide about one message. The first rule that applies decides.
 
     Arguments:
-        message: as it was read.
+        message: the one to decide about.
         options: of the redrive.
-        route: from a message to its destination, or to why it has none.
+        route: from a message to its destination, or to why there is no destination.
         now: seconds since the epoch.
-        run_id: of this run; ``None`` = nothing has been sent yet.
+        run_id: of this run; ``None`` = it has sent no message yet.
         is_in_doubt: it may have been sent.
         closed: URLs of destinations that do not accept messages, and why.
     """
