@@ -185,7 +185,7 @@ def _create(
 
 
 def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]:
-    """Return Celery settings for an app on these queues alone. The first is the default queue.
+    """Return Celery settings for an app on only these queues. The first is the default queue.
 
     The queues are ``predefined_queues``: a task sent to any other queue fails with kombu's
     ``UndefinedQueueException`` instead of creating that queue.
@@ -241,7 +241,7 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         patch.delenv("TEST_BROKER", raising=False)  # read by celery.contrib.testing
         settings = local_sqs_settings(endpoint_url, *queues)
         app.conf.get("broker_url")  # Celery replaces ``app.conf`` when it is first read
-        # Records of another test, or of a real store, must not decide about this one's tasks.
+        # Records of another test, or of a real store, must not decide about this test's tasks.
         settings["sqs_backoff"] = {**(app.conf.get("sqs_backoff") or {}), "store": MemoryStore()}
         for name, value in settings.items():
             patch.setitem(app.conf.changes, name, value)

@@ -12,7 +12,7 @@ from types import TracebackType
 #: Enough for a task's name, an id or a queue's name.
 _NAME_CHARACTERS = 200
 
-#: For a bug of ours a log line names this number of places instead of a traceback.
+#: A log line about a bug of ours names this number of places instead of a traceback.
 BUG_CALLS = 6
 
 #: Ids and counts are smaller than this. A larger number is not worth showing.

@@ -44,7 +44,7 @@ def parse_duration(value: str | float | timedelta | None, name: str) -> float | 
     Returns seconds. ``None`` stays ``None``.
 
     Raises:
-        ValueError: the value is not such a duration.
+        ValueError: the value does not have that form.
         TypeError: the value is not text, a number or a timedelta.
     """
     if value is None or not isinstance(value, str):

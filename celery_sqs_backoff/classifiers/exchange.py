@@ -100,7 +100,7 @@ class ErrorRule:
 
 
 def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
-    """Return the diagnosis of the first rule that fits, or ``None`` without one."""
+    """Return the diagnosis of the first rule that fits, or ``None`` without a diagnosis."""
     for rule in rules:
         if rule.fits(exc):
             if isinstance(rule.means, Meaning):

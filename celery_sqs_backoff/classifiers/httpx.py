@@ -65,7 +65,7 @@ def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried without an undo. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
-            sends such a 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
+            sends a bare 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

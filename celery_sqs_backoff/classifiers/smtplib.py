@@ -1,7 +1,7 @@
 """What do the errors of smtplib mean, and in which phase was the mail?
 
-The content of a mail leaves in the last phase, DATA. The server cannot deliver a mail before it.
-Django's ``send_mail`` raises these errors unchanged.
+The content of a mail leaves in the last phase, DATA. The server cannot deliver a mail before that
+phase. Django's ``send_mail`` raises these errors unchanged.
 https://docs.python.org/3/library/smtplib.html
 """
 

@@ -149,7 +149,7 @@ def _was_redirected(exc: BaseException) -> bool:
         return True
     if "resolve_redirects" in list_functions(
         exc, "requests.sessions"
-    ):  # requests lets some of these through
+    ):  # requests lets some through
         return True
     return any(_follows(module, function, f.f_locals) for module, function, f in frames(exc))
 
@@ -171,7 +171,7 @@ def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Class
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
             request left is retried without an undo. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
-            sends such a 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
+            sends a bare 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

@@ -24,7 +24,7 @@ _OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOS
 
 
 class CommandFailed(click.ClickException):
-    """End the command: ``Error: ...`` on stderr, and this exit code."""
+    """The end of a command with ``Error: ...`` on stderr and this exit code."""
 
     def __init__(self, message: object, code: int) -> None:
         super().__init__(safe(message, 2_000))
@@ -84,7 +84,7 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         for param in self.get_params(ctx):
             found = param.get_help_record(ctx)
             if found is not None and not isinstance(param, click.Argument):
-                last = next(reversed(groups), "Options")  # of --help, which has no group
+                last = next(reversed(groups), "Options")  # --help has no group
                 groups.setdefault(getattr(param, "help_group", None) or last, []).append(found)
         for name, options in groups.items():
             with formatter.section(name):

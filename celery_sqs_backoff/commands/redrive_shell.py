@@ -43,7 +43,7 @@ class Shell:
     def __init__(self, app: Any, queue: str, options: dict[str, Any], *, as_json: bool) -> None:
         self._app, self._queue, self._options = app, queue, options
         self._as_json = as_json
-        self._has_ended = False  # for a script, by a last event
+        self._has_ended = False  # whether a script has got its last event
         self._journal: str | None = None
         self._report: RedriveReport | None = None
 
@@ -163,7 +163,7 @@ class Shell:
 
     def _confirm(self, question: str) -> bool:
         try:
-            if sys.stdin is None:  # closed by the program that has started us
+            if sys.stdin is None:  # the parent process closed it
                 raise click.Abort
             return click.confirm(question, err=True)
         except click.Abort as exc:
@@ -196,7 +196,7 @@ class Shell:
             try:
                 return redrive(self._app, self._queue, on_event=note, stop=stop, **self._options)
             except (ValueError, TypeError) as exc:
-                if self._report is None:  # an option
+                if self._report is None:  # an option is wrong
                     raise
                 raise RedriveError(f"{type(exc).__name__}: {exc}") from exc
 

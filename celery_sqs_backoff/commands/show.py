@@ -125,7 +125,7 @@ def print_whole(plan: Plan) -> None:
 
 
 def plan_as_dict(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> dict[str, Any]:
-    """Return a plan as JSON takes it."""
+    """Return a plan as values for JSON."""
     raw = {message.id: message for message in plan.raw}
     letters = []
     for fact in plan.letters:
@@ -156,7 +156,7 @@ def print_report(
 def closing(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
-    """Return sentences about sent messages, about left messages with the reason, and next steps."""
+    """Return sentences about sent messages, left messages with the reason, and next steps."""
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
     done, undone = ("deleted unsent", "deleted") if deletes else ("sent", "sent")

@@ -81,7 +81,7 @@ def sqs_simulate(
             plot(results, f"an outage of {spell_duration(scenario.outage)}", picture)
     except (ValueError, OSError) as exc:
         if isinstance(exc, OSError) and exc.filename is None:
-            raise  # of stdout
+            raise  # stdout failed
         raise CommandFailed(exc, USAGE) from exc
 
 

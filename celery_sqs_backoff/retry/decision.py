@@ -55,7 +55,7 @@ class End(Enum):
     NOT_BEGUN = "not begun"
     PROCESS_LOST = "process lost"
     TIME_LIMIT = "hard time limit"
-    #: An exception that is no ``Exception``, or a ``MemoryError``. How far the run got is unknown.
+    #: A ``MemoryError``, or no subclass of ``Exception``. It is unknown how far the run got.
     ABORTED = "aborted"
     #: The worker ended the run itself: a cold shutdown, or a lost connection.
     CANCELLED = "cancelled"
@@ -148,7 +148,7 @@ class Facts:
     keeps_dead_letters: bool = True
 
 
-#: Stands in for the facts of ends that need none. See :func:`needs_facts`.
+#: Stands in for the facts of ends that do not need them. See :func:`needs_facts`.
 NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
 
 

@@ -256,7 +256,7 @@ AUTORETRY_OPTIONS = (
 def options_from_autoretry(task: Any) -> dict[str, Any]:
     """Translate ``autoretry_for`` and its family into options, if the task has them.
 
-    The delays are those of Celery's ``add_autoretry_behaviour``. ``retry_backoff`` is the base, in
+    The delays follow Celery's ``add_autoretry_behaviour``. ``retry_backoff`` is the base, in
     seconds (``True`` = 1), of an exponential capped at ``retry_backoff_max`` (default 600), with
     full jitter unless ``retry_jitter`` is false. Without ``retry_backoff`` every delay is the
     ``countdown`` of ``retry_kwargs``, else ``default_retry_delay`` (180 seconds).

@@ -127,7 +127,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     #: The options as validated when the task was bound to its app.
     backoff_options: ClassVar[Options] = Options()
 
-    #: False for Celery's own tasks (``celery.chord_unlock``), which behave as without this class.
+    #: False for Celery's own tasks (``celery.chord_unlock``), which keep Celery's behaviour.
     is_covered: ClassVar[bool] = True
     #: Hooks around each run.
     extension: ClassVar[Extension] = Extension()
@@ -238,7 +238,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             celerys_retry=super().retry,
         )
 
-    #: To tell whether a task overrides it.
+    #: Shows whether a task overrides ``retry``.
     _base_retry = staticmethod(retry)
 
     @property
@@ -288,7 +288,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
     """Return whether the task, or a base class between it and ours, sets the option."""
     setter = next(c for c in cls.__mro__ if name in vars(c))
-    return not (setter.__module__ or "").startswith(_OURS)  # exec() knows no module
+    return not (setter.__module__ or "").startswith(_OURS)  # code of exec() has no module
 
 
 def _name_of(cls: Any) -> str:

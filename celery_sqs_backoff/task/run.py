@@ -262,7 +262,7 @@ def _wrap_before_start(cls: Any) -> None:
 
 
 def _sign_with_self(wrapped: Any) -> None:
-    """Add ``self`` to the signature of a function that takes none.
+    """Add ``self`` to the signature of a function without it.
 
     Otherwise ``inspect`` takes its first argument for ``self`` when the method is bound.
     """
@@ -375,7 +375,7 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
         reply, cause = _reply_of(reason, verdict), reason or said
         run.is_known = verdict is not None and isinstance(said, BackoffRetry)
         _undo(task, run, cause, verdict or _UNKNOWN, raised=said)
-    elif isinstance(said, Reject):  # as a retry of the error that has been caught
+    elif isinstance(said, Reject):  # judge the caught error, as for a retry
         caught = said.reason if isinstance(said.reason, Exception) else said.__context__
         reason = asked.cause if asked else caught
         verdict = _judge_cause(task, reason)

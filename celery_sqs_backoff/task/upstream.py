@@ -27,13 +27,13 @@ from .handover import RUNNING, run_of
 
 logger = get_task_logger(__name__)
 
-#: Celery's hooks that run after the task's end has been decided.
+#: Celery's hooks that run after the decision about the task's end.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 
 #: Flags of code with frames that can be suspended.
 _MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-#: Exceptions of one chain of which the frames are freed.
+#: Most exceptions of one chain whose frames are freed.
 _MAX_CHAIN: Final = 10
 
 
@@ -45,10 +45,10 @@ def contain_backend(backend: Any) -> None:
 
     All versions of Celery take such an error for the task's failure. Celery then calls
     ``on_failure`` and ``link_error``, which may undo the task's work, and stores FAILURE if the
-    backend has recovered. A task whose STARTED state cannot be stored fails without having run.
+    backend has recovered. If STARTED cannot be stored, the task fails without having run.
 
     The error still counts if a chord waits for the success, or if the result cannot be encoded.
-    A second call for the same backend changes nothing.
+    A second call for the same backend has no effect.
     """
     if getattr(backend.mark_as_done, "_is_wrapped", False):
         return
@@ -90,7 +90,7 @@ def contain_backend(backend: Any) -> None:
         try:
             return store(task_id, result, state, *args, **kwargs)
         except SoftTimeLimitExceeded:
-            raise  # it comes only once, and the run needs it
+            raise  # Celery raises it only once, and the run needs it
         except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
             task = printable(getattr(kwargs.get("request"), "task", None))
             logger.error(
@@ -132,7 +132,7 @@ def _contain(hook: Any) -> Callable[..., Any]:
 
 
 def bind_member(task: Any, given: Any) -> Any:
-    """Return an attribute of a class as the task has it, bound if it is a method.
+    """Return an attribute of a class, bound to the task if it is a method.
 
     Arguments:
         given: the attribute as the class defines it (``inspect.getattr_static``).
@@ -165,7 +165,7 @@ def log_known_failures_once() -> None:
     The main process logs each of these failures in one line. Celery would first log it as
     unexpected, with its traceback.
     """
-    logging.getLogger("celery.app.trace").addFilter(_is_news)  # once, however often it is called
+    logging.getLogger("celery.app.trace").addFilter(_is_news)  # logging adds it only once
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -209,15 +209,15 @@ def free_frames(exc: BaseException | None) -> None:
     exception, which holds the frame, some 150 KB for each failure. Celery 5.7 clears the frames of
     the failure, but not the frames of its cause.
 
-    Frames of generators and coroutines are kept. Such a frame may only be suspended, in a client
-    that passes its errors to its callers and goes on. Clearing it would end it before Python 3.13.
+    Frames of generators and coroutines are kept. They may be suspended, not ended, in a client that
+    passes its errors to its callers and goes on. Clearing them would end them before Python 3.13.
     """
     for _ in range(_MAX_CHAIN):
         if exc is None:
             return
         for frame, _line in walk_tb(exc.__traceback__):
             if not frame.f_code.co_flags & _MAY_WAIT:
-                with suppress(RuntimeError):  # still executing: a task that runs inside of another
+                with suppress(RuntimeError):  # the frame still runs, if a task ran inside another
                     frame.clear()
         exc = exc.__cause__ or exc.__context__
 

@@ -1,4 +1,6 @@
-"""Report the doctor's findings as Django system checks, all of them only with ``--deploy``.
+"""Report the doctor's findings as Django system checks.
+
+The offline rules always run, and all others only with ``--deploy``.
 
 Ids are ``celery_sqs_backoff.`` and the doctor's, such as ``celery_sqs_backoff.W010``.
 """
@@ -23,7 +25,7 @@ from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .project import project_app
 
-#: The hint for a lack that may be only that of the image or job that runs the check.
+#: The hint for a missing module or variable. Perhaps only the image or job of the check lacks it.
 SERIOUS_WITH_DEPLOY = "Where workers run it must not be so; check --deploy makes it an error."
 
 _KINDS = {
@@ -43,7 +45,8 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
     """Check tasks and settings, without a request to SQS or the store.
 
     A module that cannot be imported is only a warning. ``migrate`` runs the checks too, often
-    without the workers' libraries and variables, and the module may need its tables.
+    without the workers' libraries and variables, and the module may need tables that are missing
+    before it.
     """
     try:
         app = project_app()

@@ -64,7 +64,7 @@ def send_left_calls(app: Any) -> tuple[int, int]:
     It tries each call once, and stops after ten failures in a row.
 
     Raises:
-        StoreInTransaction: a transaction is open, whose rollback would bring sent calls back.
+        StoreInTransaction: a transaction is open, and its rollback would bring sent calls back.
     """
     from django.db import connections
 
