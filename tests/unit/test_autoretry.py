@@ -63,7 +63,7 @@ def test_the_tasks_own_options_come_first():
 
 
 @pytest.mark.parametrize("option", ["retry_backoff", "retry_jitter"])
-def test_without_autoretry_for_the_others_mean_nothing(option):
+def test_autoretry_options_need_autoretry_for(option):
     assert options_of(**{option: True}).backoff == FullJitter()
 
 

@@ -42,7 +42,7 @@ def define(app, **options):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_goes_round_the_budgets_is_overruled_and_said(caplog, name):
+def test_settings_that_bypass_budgets_are_overruled(caplog, name):
     app = an_app()
     task = define(app, **{name: not SETTINGS[name]})
     assert getattr(task, name) is SETTINGS[name]
@@ -67,7 +67,7 @@ def test_on_another_broker_they_are_the_users(caplog):
     assert caplog.text == ""
 
 
-def test_the_defaults_are_nothing_to_speak_of(caplog):
+def test_defaults_are_not_logged(caplog):
     define(an_app())
     assert caplog.text == ""
 

@@ -133,14 +133,14 @@ def test_a_message_is_never_hidden_past_its_retention():
     held=st.floats(min_value=-100, max_value=50_000),
     left=st.none() | st.floats(min_value=-1000, max_value=1_209_600),
 )
-def test_what_is_asked_for_is_always_legal(delay, held, left):
+def test_asked_visibility_is_always_legal(delay, held, left):
     """Whatever was drawn, and however late: SQS accepts 1 to 43,200 less what is used up."""
     facts = {} if left is None else {"sent_at": NOW, "retention_seconds": int(left)}
     asked = visibility_delay(delay, delivery(received_at=NOW - held, **facts), now=NOW)
     assert 1 <= asked <= max(1, 43_200 - max(0, held))
 
 
-def test_facts_are_read_from_what_sqs_returns():
+def test_facts_are_read_from_the_answer_of_sqs():
     sqs_message = {
         "MessageId": "m-1",
         "Attributes": {
@@ -251,7 +251,7 @@ def test_receives_that_a_task_may_need(policy, budget, receives):
     assert receives_needed(policy, **budget, at_most=1_000) == receives
 
 
-def test_a_policy_that_fails_is_counted_as_the_one_that_takes_its_place():
+def test_receives_of_a_failing_policy():
     """A worker's start counts receives: it must not end there."""
 
     class OneDelay(Policy):
@@ -277,7 +277,8 @@ def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
     assert delay == pytest.approx(min(ceiling, cap) * share)
 
 
-def test_what_is_counted_under_a_cap_is_what_a_fifo_queue_is_asked_for():
+def test_receives_under_fifo_cap():
+    """The count under a cap uses the delays that a FIFO queue gets."""
     policy = FullJitter(base=2, cap=3600)
     counted = tolerant(policy, cap=300)
     for attempt in (1, 8, 20):

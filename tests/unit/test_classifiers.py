@@ -177,7 +177,7 @@ def test_idempotent_is_a_yes_or_no(factory: object) -> None:
     "exc",
     [ValueError("no"), OSError(), TimeoutError(), ConnectionResetError(), KeyboardInterrupt()],
 )
-def test_an_error_of_nobody_is_not_classified(factory: object, exc: BaseException) -> None:
+def test_error_outside_libraries_is_not_classified(factory: object, exc: BaseException) -> None:
     assert callable(factory)
     assert factory(idempotent=True)(exc) is None
 

@@ -40,7 +40,7 @@ def test_a_429_is_named_as_a_refusal_also_without_a_time() -> None:
 
 
 @pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
-def test_what_is_no_error_has_none(status: object) -> None:
+def test_status_without_error_has_no_meaning(status: object) -> None:
     assert answer(status, {"Retry-After": "1"}, now=NOW) is None
 
 

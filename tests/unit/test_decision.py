@@ -64,7 +64,7 @@ def test_an_end_without_a_decision_has_its_own_rule(end, settle):
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
-def test_a_decision_once_made_stands_whatever_came_after_it(end):
+def test_decision_of_the_process_stands(end):
     assert decide(RunEnd(end, Hide(42)), facts()) == Hide(42, RETRYABLE)
     decision = DeadLetter(GiveUpReason.MAX_RETRIES, RETRYABLE)
     assert decide(RunEnd(end, decision), facts()) == dead_letter(
@@ -171,9 +171,8 @@ any_facts = st.builds(
 
 
 @given(end=st.sampled_from(End), decision=decisions, known=any_facts)
-def test_every_end_has_one_settlement_and_none_loses_a_message_that_was_not_done(
-    end, decision, known
-):
+def test_every_end_settles_the_message(end, decision, known):
+    """Each end has one settlement, and unfinished messages are never lost."""
     settle = decide(RunEnd(end, decision), known)
     if isinstance(settle, Delete) and settle.reason is None:
         assert decision is None

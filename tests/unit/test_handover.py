@@ -45,7 +45,8 @@ def test_a_retry_keeps_its_delay_and_its_cause():
 
 
 @pytest.mark.hazard("H6")
-def test_a_cause_that_does_not_pickle_does_not_keep_the_retry_from_travelling():
+def test_retry_with_unpicklable_cause():
+    """A retry reaches the main process even if its cause cannot be pickled."""
     retry = pickle.loads(pickle.dumps(BackoffRetry(exc=Unpicklable("down"), when=7)))
     assert retry.when == 7
 
@@ -66,7 +67,7 @@ def test_the_report_travels_beside_the_failure():
     assert error.exception_message == "down"
 
 
-def test_an_exception_without_a_text_is_described_all_the_same():
+def test_describe_exception_without_text():
     assert describe(Unprintable(), Options()).exception_message == "<unprintable: RuntimeError>"
 
 
@@ -95,7 +96,7 @@ def test_a_request_from_sqs_has_its_delivery(run):
         {"id": "task-id", "called_directly": False, "is_eager": True},
     ],
 )
-def test_what_runs_inside_of_a_task_is_not_that_task(run, facts):
+def test_tasks_called_inside_a_task_have_no_delivery(run, facts):
     assert delivery_of(Context(**facts)) is None
 
 

@@ -29,7 +29,7 @@ def define(app, **options):
     return mail
 
 
-def test_the_defaults_outlast_a_day_and_retry_nothing_unasked(app):
+def test_defaults_last_a_day_and_retry_no_unknown_error(app):
     options = define(app).backoff_options
     assert options.backoff == FullJitter(base=2, cap=3600)
     assert options.retry_for == 36 * 3600
@@ -72,7 +72,7 @@ def test_the_defaults_outlast_a_day_and_retry_nothing_unasked(app):
     ],
     ids=repr,
 )
-def test_nonsense_is_refused_by_name_with_what_is_legal(app, option, value, legal):
+def test_invalid_option_is_named_with_its_legal_values(app, option, value, legal):
     with pytest.raises(ImproperlyConfigured) as refused:
         define(app, **{option: value})
     assert str(refused.value).startswith(f"mail: invalid {option} ")

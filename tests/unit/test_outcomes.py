@@ -222,7 +222,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_classifier_makes_nothing_retryable(broken: Any) -> None:
+def test_broken_classifier_never_causes_a_retry(broken: Any) -> None:
     assert judge(ProviderDown(), classify=(broken,)) is None
 
 
@@ -267,7 +267,7 @@ def test_the_log_says_which_classifier_is_broken_and_how(
     }
 
 
-def test_a_working_classifier_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_working_classifier_does_not_log(caplog: pytest.LogCaptureFixture) -> None:
     judge(ProviderDown(), classify=(says(None), says(Outcome.UNKNOWN)))
 
     assert caplog.records == []
@@ -279,9 +279,10 @@ def test_a_request_to_stop_is_not_taken_for_a_broken_classifier(stop: BaseExcept
         judge(ProviderDown(), classify=(raises(stop),))
 
 
-def test_an_exception_that_speaks_nonsense_for_itself_is_a_broken_classifier_too(
+def test_broken_verdict_property(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """An exception with a broken verdict counts as a broken classifier."""
     exc = Retryable("later")
     exc.retry_after = -5
 

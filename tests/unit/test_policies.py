@@ -197,7 +197,8 @@ def test_the_cap_comes_before_the_jitter(policy: Policy, expected_mean: float) -
     assert math.fsum(draws) / len(draws) == pytest.approx(expected_mean, rel=0.02)
 
 
-def test_decorrelated_jitter_is_cut_off_at_the_cap_about_as_often_as_its_docstring_says() -> None:
+def test_decorrelated_jitter_piles_up_at_the_cap() -> None:
+    """About a quarter of the draws are cut off at the cap, as its docstring says."""
     draws = [DecorrelatedJitter().delay_for(f"message-{n}", 100) for n in range(2_000)]
 
     assert draws.count(3600) / len(draws) == pytest.approx(0.25, abs=0.05)
@@ -225,9 +226,7 @@ def test_the_default_rng_is_the_random_module() -> None:
 
 
 @given(message_id=st.text(), seed=seeds)
-def test_a_message_has_one_decorrelated_chain_whoever_asks_and_in_any_order(
-    message_id: str, seed: int
-) -> None:
+def test_decorrelated_chain_of_a_message(message_id: str, seed: int) -> None:
     """Each delay is the published formula's, applied to the one before."""
     order = random.Random(seed).sample(range(1, 21), k=20)
     asked = {n: DecorrelatedJitter().delay_for(message_id, n, random.Random(n)) for n in order}
@@ -267,7 +266,8 @@ def test_messages_have_different_chains() -> None:
     assert len(delays) == 500
 
 
-def test_decorrelated_jitter_without_a_message_draws_a_fresh_chain_from_the_rng() -> None:
+def test_decorrelated_jitter_draws_from_the_rng() -> None:
+    """Without a message each call draws a new chain from the rng."""
     policy = DecorrelatedJitter()
 
     assert policy.delay(4, random.Random("an id")) == policy.delay_for("an id", 4)

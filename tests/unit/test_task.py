@@ -197,7 +197,7 @@ REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) el
         "last retry",
     ],
 )
-def test_what_a_failure_shows_of_the_provider(failing, failure, options, reply):
+def test_provider_reply_of_a_failure(failing, failure, options, reply):
     """The gate counts each failure that a rule knows, in doubt or not, and no other."""
     task = failing(**options)
     with received(task, args=(failure,)) as run:
@@ -209,7 +209,7 @@ def test_what_a_failure_shows_of_the_provider(failing, failure, options, reply):
 @pytest.mark.parametrize(
     ("cause", "reply"), [(ProviderDown(), Reply.FAILED), (NotSent(), None), (None, None)], ids=repr
 )
-def test_what_a_retry_by_hand_shows_of_the_provider(app, cause, reply):
+def test_provider_reply_of_a_retry_by_hand(app, cause, reply):
     """``self.retry(countdown=5)`` without an error is how a task polls a provider that is well."""
 
     @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False, retry_on=ProviderDown)
@@ -233,7 +233,7 @@ def test_a_verdict_may_bring_the_floor(failing):
     assert raised.when == 37
 
 
-def test_in_doubt_but_safe_to_repeat_is_retried_and_nothing_is_undone(failing, undone):
+def test_safe_to_repeat_is_retried_without_undo(failing, undone):
     task = failing(classify=lambda exc: Verdict(Outcome.UNKNOWN, 30, safe_to_repeat=True))
     raised, give_up = raised_by(task, ValueError("timed out"))
     assert raised.when == 37
@@ -266,9 +266,7 @@ def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown(failing, undone):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_provider_that_is_down_or_refuses_says_nothing_of_an_earlier_run_in_doubt(
-    app, undone, earlier, later, outcome
-):
+def test_provider_failure_leaves_earlier_run_in_doubt(app, undone, earlier, later, outcome):
     """An outage begins with an answer that is lost, and goes on with refused connections."""
     app.conf.sqs_backoff = {"store": MemoryStore()}
     failures = {"busy": Busy("held"), "down": ProviderDown("x")}
@@ -308,7 +306,7 @@ def test_a_provider_that_is_down_or_refuses_says_nothing_of_an_earlier_run_in_do
 
 
 @pytest.mark.parametrize("failure", [TimeoutError(), StepNotRecorded("done")], ids=repr)
-def test_what_a_redriven_message_has_left_in_doubt_is_not_undone(app, failing, undone, failure):
+def test_no_undo_of_doubts_of_a_redriven_message(app, failing, undone, failure):
     """It was given up at once, because nobody has said that it is safe to repeat."""
     app.conf.sqs_backoff = {"store": MemoryStore()}
     mail = failing()
@@ -352,7 +350,7 @@ def test_a_guard_tells_of_a_run_that_was_lost_with_its_whole_worker(app, undone,
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_nothing_is_undone_after_another_delivery_of_the_message_has_acted(app, undone, is_lost):
+def test_no_undo_after_another_delivery_has_acted(app, undone, is_lost):
     """SQS may deliver a message twice. The second run has done the work, or was lost in it."""
     app.conf.sqs_backoff = {"store": MemoryStore()}
 
@@ -384,7 +382,7 @@ def test_nothing_is_undone_after_another_delivery_of_the_message_has_acted(app, 
     assert give_up.outcome is Outcome.UNKNOWN
 
 
-def test_while_the_store_is_away_nothing_is_undone(app, failing, undone, monkeypatch):
+def test_no_undo_while_the_store_is_away(app, failing, undone, monkeypatch):
     """The network of this machine may be down: then neither provider nor store is reached."""
     store = MemoryStore()
     app.conf.sqs_backoff = {"store": store}
@@ -422,7 +420,7 @@ def test_a_guard_stays_where_a_step_was_done_before_the_provider_went_down(app, 
 
 
 @pytest.mark.parametrize("base", [SQSBackoffTask, WithCall])
-def test_no_rule_retries_what_the_task_itself_retries_no_more(app, base):
+def test_rules_do_not_retry_after_the_task_gave_up(app, base):
     @app.task(base=base, bind=True, lazy=False, shared=False, retry_on=ProviderDown)
     def pay(self):
         raise self.retry(exc=ProviderDown("x"), max_retries=0)
@@ -450,7 +448,7 @@ def test_the_log_of_an_undo_that_fails_holds_the_text_of_no_exception(failing, c
     assert not [text for text in ("4111", "4222", "hunter2") if text in caplog.text]
 
 
-def test_what_a_dead_letter_says_of_an_error_is_masked_where_the_task_ran(failing):
+def test_error_text_is_masked_where_the_task_ran(failing):
     error = error_of(failing(), ValueError("mail 7: password=hunter2"))
     assert error.exception_message == "mail 7: password=***"
     assert "password=***" in error.traceback
@@ -780,7 +778,7 @@ def test_fail_now_is_final_eagerly(failing_now):
 
 
 @pytest.mark.hazard("H23")
-def test_called_as_a_function_it_raises_what_it_raises(failing, undone):
+def test_called_as_a_function_it_raises_its_own_error(failing, undone):
     failure = ProviderDown("x")
     with pytest.raises(ProviderDown) as caught:
         failing()(failure)

@@ -92,7 +92,7 @@ def test_a_replay_links_to_the_run_that_failed(provider) -> None:
         '{"trace": "' + "x" * 5_000 + '"}',
     ],
 )
-def test_a_mark_that_somebody_has_forged_links_to_nothing(provider, mark: str) -> None:
+def test_forged_trace_mark_makes_no_link(provider, mark: str) -> None:
     message = {"MessageAttributes": {REPLAY_ATTRIBUTE: {"StringValue": mark}}}
     assert span_of(provider, run(RunEnd(End.RETURNED), replay_of=replay_of(message))).links == ()
 
