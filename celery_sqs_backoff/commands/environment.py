@@ -36,8 +36,8 @@ def journal_directory() -> Path | None:
             raise PermissionError(13, "not writable", str(directory))
     except OSError as exc:
         click.echo(
-            f"Warning: no journal ({directory}: {exc.strerror}): a killed run would send again what"
-            " it had sent. Name a file with --journal.",
+            f"Warning: no journal ({directory}: {exc.strerror}): a killed run would send its"
+            " messages again. Name a file with --journal.",
             err=True,
         )
         return None
@@ -78,7 +78,7 @@ def until_signalled() -> Iterator[threading.Event]:
                 signal.signal(signalled, signal.default_int_handler)
         with suppress(OSError):  # the terminal has hung up
             click.echo("Finishing what is under way; the rest is given back.", err=True)
-            click.echo("Press Ctrl-C again to end at once.", err=True)
+            click.echo("Press Ctrl-C again to end immediately.", err=True)
 
     with _handling(on_signal):
         yield stop

@@ -154,7 +154,7 @@ class Shell:
         rate = f" at {options['rate']}" if options["rate"] else ", as fast as SQS takes them"
         question = f"{what} {about}{plan.to_send} messages{'' if options['delete'] else rate}?"
         if not plan.matching:
-            question = f"{no_match(plan)} {what} those of the others that do?"
+            question = f"{no_match(plan)} {what} the other messages that match?"
         return question + " There is no undo."
 
     def _decline(self) -> int:
@@ -209,7 +209,7 @@ def _read_end(exc: BaseException) -> tuple[str, int, str]:
         return "unreachable", UNREACHABLE, str(exc)
     if isinstance(exc, ValueError | TypeError | RedriveRefused):
         return "refused", USAGE, f"{exc}{' (--force)' if getattr(exc, 'overridable', 0) else ''}"
-    return "failed", FOUND, f"{exc}. What was not sent is given back."
+    return "failed", FOUND, f"{exc}. Unsent messages are given back."
 
 
 _OF_END = {

@@ -99,7 +99,7 @@ def sqs_safe(
             freed = [free(records, entry) for entry in found]
             click.echo(f"{sum(freed)} freed", err=True)
             if not all(freed):
-                click.echo("the others have changed meanwhile, or are not ours", err=True)
+                click.echo("the other records have changed, or are not this app's", err=True)
                 sys.exit(FOUND)
     except ImproperlyConfigured as exc:
         raise CommandFailed(exc, USAGE) from exc

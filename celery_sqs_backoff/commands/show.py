@@ -80,8 +80,8 @@ def describe_cost(plan: Plan) -> str:
     if not plan.not_given_back:
         return f"{cost}, and given back."
     return (
-        f"{cost}. {plan.not_given_back} of them SQS did not give back at once: nobody sees them for"
-        " up to 15 min."
+        f"{cost}. SQS did not give back {plan.not_given_back} of them immediately. They stay"
+        " hidden for up to 15 min."
     )
 
 
@@ -182,7 +182,7 @@ def closing(
         found.append("Without a journal another run sends those again.")
     has_done = report.sent or report.dropped or report.sent_before or report.failed
     if report.ended not in (Ended.DONE, Ended.INCOMPLETE):
-        found.append("What was not sent is in the queue.")
+        found.append("Unsent messages are in the queue.")
     elif report.ended is Ended.DONE and not looked_at:
         found.append("There was no message.")
     elif report.ended is Ended.DONE and selects and not has_done:
