@@ -114,10 +114,6 @@ class Keeper:
         else:
             lease.dead_letter(record)
 
-    def recognise(self, lease: Lease) -> bool:
-        """Return whether this worker holds, or has settled, an earlier receive of the message."""
-        return lease.state is not State.HELD
-
     def settled(self, lease: Lease) -> None:
         """Stop holding the lease; carry its settlement out soon. Called by the lease."""
         with self.lock:

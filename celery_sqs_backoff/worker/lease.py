@@ -151,13 +151,11 @@ class Lease(Row):
         """Send the message, with the record on it, to the queue's dead-letter queue."""
         return self._settle(State.DEAD_LETTER, record=record, content=self._content())
 
-    def lose(self) -> bool:
-        """The receipt handle is void: settle nothing, and tell the task."""
-        is_lost = self.become(State.LOST, may_be_lost=True) is not None
-        if is_lost:
+    def lose(self) -> None:
+        """Settle nothing any more, because somebody else may have the message. Tell the task."""
+        if self.become(State.LOST, may_be_lost=True):
             self.keeper.settled(self)
             self.tell_of_loss()
-        return is_lost
 
     def tell_of_loss(self) -> None:
         """Tell the task that somebody else may have the message."""
