@@ -313,27 +313,23 @@ class Receiver:
         if lease.state is not State.HELD:
             return  # it was given back, or lost, while it waited
         try:
-            self._deliver(arrival)
+            connection = self.channel.connection
+            if arrival.go_on is not None:
+                arrival.go_on()
+            elif arrival.queue not in connection._callbacks:
+                # Its queue has been cancelled meanwhile ("cancel_consumer"). kombu would reject it
+                # on whatever channel it finds first, which need not be ours.
+                lease.give_back()
+            else:
+                connection._deliver(arrival.payload, arrival.queue)
+                # What becomes of it is the lease's business: kombu need not hold, or restore, it.
+                self.channel.qos.ack(arrival.tag)
         except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
             if lease.state is State.HELD and not lease.handed_to_pool():
                 what = f"its headers or its body cannot be used ({type(exc).__name__})"
                 unreadable.keep(lease, {}, what, worker=self.consumer.hostname)
         if lease.state is State.HELD and not lease.keeps_place:
             self.window.blocked(arrival.tag)
-
-    def _deliver(self, arrival: Arrival) -> None:
-        if arrival.go_on is not None:
-            arrival.go_on()
-            return
-        connection = self.channel.connection
-        if arrival.queue not in connection._callbacks:
-            # Its queue has been cancelled meanwhile ("cancel_consumer"). kombu would reject it on
-            # whatever channel it finds first, which need not be ours.
-            arrival.lease.give_back()
-            return
-        connection._deliver(arrival.payload, arrival.queue)
-        # What becomes of it is the lease's business: kombu need not hold, or restore, it.
-        self.channel.qos.ack(arrival.tag)
 
 
 def name_among_workers(consumer: Any) -> str:

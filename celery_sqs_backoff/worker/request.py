@@ -194,14 +194,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             super().acknowledge()
         else:
-            self._settle(RunEnd(End.RETURNED), _NO_ERROR)
+            self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
 
     def reject(self, requeue: bool = False) -> None:
         """Settle the lease as rejected, unless it has been settled before Celery asked for it."""
         if self.lease is None:
             super().reject(requeue)
         else:
-            self._settle(RunEnd(End.REQUEUED if requeue else End.REJECTED), _NO_ERROR)
+            ended = RunEnd(End.REQUEUED if requeue else End.REJECTED)
+            self._settler.settle(ended, _NO_ERROR)
             self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
@@ -210,7 +211,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if self.lease is None:
             announce()
             return
-        settle = self._settle(RunEnd(End.REVOKED), _NO_ERROR)
+        settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
         _contained(self, partial(state.task_ready, self) if isinstance(settle, Hide) else announce)
         self._already_revoked = True
 
@@ -224,17 +225,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         send_failed_event: bool = True,
         return_ok: bool = False,
     ) -> None:
-        settle = self._settle(ended, error)
+        settle = self._settler.settle(ended, error)
         if settle is not None:
             report = partial(super().on_failure, exc_info, send_failed_event, return_ok)
             _contained(self, self._report, ended, settle, exc_info, report)
-
-    def _settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
-        """Settle the lease; ``None`` if the run's end is known already. The first end counts."""
-        if self.acknowledged:
-            return None
-        self.acknowledged = True
-        return self._settler.settle(ended, error)
 
     def _report(
         self, ended: RunEnd, settle: Settle, exc_info: Any, report: Callable[..., object]
@@ -423,7 +417,7 @@ def _settling_first(on_success: Callable[..., None]) -> Callable[..., None]:
             # gevent and eventlet report a greenlet they killed as a success.
             self.cut_short()
         else:
-            self._settle(RunEnd(End.RETURNED), _NO_ERROR)
+            self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
             _contained(self, partial(on_success, self, result, **kwargs))
 
     return settle_and_report

@@ -70,12 +70,17 @@ class Settler:
         self._lease, self._gate = arrival.lease, arrival.gate
         self._options = request.task.backoff_options
 
-    def settle(self, ended: RunEnd, error: ErrorText) -> Settle:
+    def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
         """Decide, and settle the lease. Does not wait for SQS. Never raises.
+
+        The first end of a run counts. For any other one this returns ``None``.
 
         Where something fails on the way (a store, a provider's gate), a message that has served is
         deleted all the same, and any other comes back: it must not be held for good.
         """
+        if self._request.acknowledged:
+            return None
+        self._request.acknowledged = True
         settle: Settle | None = None
         try:
             facts = self._facts(ended) if needs_facts(ended) else NO_FACTS
