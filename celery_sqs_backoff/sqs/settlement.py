@@ -598,7 +598,8 @@ class SettlementTable:
     def _call(self, lane: Lane, now: float) -> Call | None:
         # The most overdue of renewals and settlements first; the other kind fills the call.
         entries = list[Entry]()
-        for agenda in sorted((lane.renewals, lane.settling), key=Agenda.first_at):
+        waiting = filter(None, (lane.renewals, lane.settling))
+        for agenda in sorted(waiting, key=Agenda.first_at):
             self._fill(entries, lane, agenda, now)
         if entries and lane.renewals:
             timeout = entries[0].row.queue.visibility_timeout_seconds
