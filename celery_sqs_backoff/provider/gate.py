@@ -292,12 +292,14 @@ class ProviderGate:
     def _hide(
         self, message: Message, seconds: float, now: float, *, not_before: float = 0.0
     ) -> Look:
-        """Hide a message. It may be brought forward, unless it has failed several times.
+        """Hide a message. It may be brought forward, unless this recovery has failed it often.
 
+        The next recovery begins anew: what is hidden while the provider is down comes with it.
         A probe costs a receive: with few left, not before the message's own delay ends.
         """
         recall = None
-        if message.is_recallable and not self._keeps_failing(message):
+        is_left_out = self.state is State.RECOVERING and self._keeps_failing(message)
+        if message.is_recallable and not is_left_out:
             probe_from = now + message.own_delay if message.is_spared else 0.0
             recall = Recall(
                 self.hidden, not_before, probe_from, message.next_is_last, message.receives

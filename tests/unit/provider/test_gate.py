@@ -412,6 +412,19 @@ def test_a_refused_message_comes_back_soon_but_later_each_time() -> None:
     assert delays == [1.0, 1.0, 6.0, 12.0, 24.0]
 
 
+def test_a_message_that_failed_often_comes_with_the_next_recovery() -> None:
+    """It is hidden for as long as the outage asks for, perhaps half an hour."""
+    worker = recovering()
+    for now in (30.0, 40.0, 50.0):
+        worker.gate.started("a", now)
+        worker.gate.ended("a", FAILED, now)
+    worker.fail(T.failures, 60.0)
+    assert worker.gate.state is State.OPEN
+    look = worker.look("a", 60.0)
+    assert look.hide_seconds is not None
+    assert look.recall is not None
+
+
 def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
     worker = recovering()
 
