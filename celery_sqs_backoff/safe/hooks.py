@@ -8,7 +8,7 @@ from functools import partial
 from inspect import getattr_static
 from typing import Any
 
-from celery.utils.log import get_task_logger
+from celery.utils.log import get_logger
 
 from ..retry.outcomes import NonRetryable, Outcome, Verdict
 from ..store.errors import TryLater
@@ -17,13 +17,13 @@ from ..store.records import Records
 from ..store.settings import has_store, records_of
 from ..task.extension import Extension
 from ..task.handover import run_of
-from ..text import error_site
+from ..text import error_site, printable
 from .errors import AlreadyDone
 from .guard import Passage, cut_short, enter, finish, release
-from .run import begin, state_of
+from .run import begin, current, state_of
 from .take_back import send_take_back
 
-logger = get_task_logger(__name__)
+logger = get_logger(__name__)  # Celery's logger of tasks knows none in the main process.
 
 
 class SafeExtension(Extension):
@@ -95,7 +95,10 @@ class SafeExtension(Extension):
             message = message_digest(task.app, task.name, task_id)
             send_take_back(task.app, message, run=run or "", began=began, queue=queue)
         except Exception as exc:  # noqa: BLE001  # whatever the broker's library raises
-            logger.error("sqs_backoff.not_taken_back: %s", error_site(exc.__cause__ or exc))
+            logger.error(
+                "sqs_backoff.not_taken_back: task %s[%s]: %s",
+                *(printable(task.name), printable(task_id), error_site(exc.__cause__ or exc)),
+            )
             return False
         return True
 
@@ -126,6 +129,11 @@ def _try(records: Callable[[], Records], act: Callable[..., object], *args: Any)
     try:
         return act(records(), *args) is not False
     except Exception as exc:  # noqa: BLE001  # the store is away, or a transaction is open
-        site = error_site(exc.__cause__ or exc)
-        logger.error("sqs_backoff.guard_not_written: %s: %s", act.__name__, site)
+        state = current()
+        logger.error(
+            "sqs_backoff.guard_not_written: task %s[%s]: %s: %s",
+            *map(printable, ("", "") if state is None else state.message),
+            act.__name__,
+            error_site(exc.__cause__ or exc),
+        )
         return False

@@ -290,7 +290,7 @@ def test_a_broker_that_is_away_is_asked_again_by_the_settler(
 
     monkeypatch.setattr(type(app.tasks[take_back.NAME]), "apply_async", away)
     assert not fund.extension.given_up(fund, "A", run="run", began=0.0, queue="q")
-    assert "sqs_backoff.not_taken_back" in caplog.text
+    assert "sqs_backoff.not_taken_back: task fund[A]: builtins.ConnectionError" in caplog.text
     assert "hunter2" not in caplog.text
 
 
