@@ -14,7 +14,7 @@ from celery.exceptions import ImproperlyConfigured
 from ..contrib.django.outbox import OnCommit
 from ..store.protocol import seconds_kept
 from ..store.records import Records
-from ..store.settings import namespace_of, records_of, require_store
+from ..store.settings import namespace_of, records_of, require_signed, require_store
 from ..task.base import BackoffTask
 from . import names
 from .document import Document
@@ -210,11 +210,7 @@ class WorkflowTask(SQSBackoffTask):
                 would take the steps back.
         """
         records, state = self._records, current()
-        if not records.vault.is_trusted:
-            raise ImproperlyConfigured(
-                "A workflow on a shared store needs signed records, because they say which task"
-                " takes a step back: set sqs_backoff['secret'] to a long random text"
-            )
+        require_signed(self.app)
         if state is not None and not state.task.has_workflows:
             raise RuntimeError(
                 f"{state.task.name} is not based on WorkflowTask, so nobody would take the steps of"

@@ -29,6 +29,7 @@ from .settings import (
     is_signed,
     is_store_shared,
     records_of,
+    require_signed,
     store_of,
 )
 
@@ -48,6 +49,8 @@ def check_offline(app: Any) -> None:
         ImproperlyConfigured: names the setting and what to do.
     """
     check_settings(app)
+    if any(getattr(task, "has_workflows", False) for task in app.tasks.values()):
+        require_signed(app)
     if has_store(app) and isinstance(store := store_of(app), DjangoStore):
         store.check_settings()
 

@@ -43,6 +43,19 @@ def require_store(app: Any) -> None:
         )
 
 
+def require_signed(app: Any) -> None:
+    """Refuse an app on whose store others could write which task undoes a step.
+
+    Raises:
+        ImproperlyConfigured: the store is shared, and its records are not signed.
+    """
+    if is_store_shared(app) and not is_signed(app):
+        raise ImproperlyConfigured(
+            "A workflow on a shared store needs signed records, because they say which task takes a"
+            " step back: set sqs_backoff['secret'] to a long random text"
+        )
+
+
 def store_of(app: Any) -> Store:
     """Return the store that a Celery app names, whose records are not signed.
 
@@ -77,12 +90,7 @@ def records_of(app: Any) -> Records:
     cached: tuple[object, object, Records] | None = vars(app).get("_sqs_backoff_records")
     if cached is not None and cached[0] is store and cached[1] is settings:
         return cached[2]
-    vault = Vault(
-        store,
-        namespace=namespace_of(app),
-        secrets=_secrets(app),
-        is_private=not is_store_shared(app),
-    )
+    vault = Vault(store, namespace=namespace_of(app), secrets=_secrets(app))
     records = Records(vault, cipher=_cipher(app))
     app._sqs_backoff_records = (store, settings, records)
     return records

@@ -23,7 +23,6 @@ class Vault:
         namespace: what sets this project apart from all others on the same store.
         secrets: keys for HMAC-SHA256. The first signs, all of them verify, so a secret can be
             changed. None = records are not signed.
-        is_private: nobody but this process can write to the store.
 
     Raises:
         RecordRejected: (its methods) the record is not signed with one of the secrets.
@@ -35,13 +34,10 @@ class Vault:
         *,
         namespace: str = "",
         secrets: Sequence[str | bytes] = (),
-        is_private: bool = False,
     ) -> None:
         self.store = store
         self._namespace = namespace
         self._secrets = [s if isinstance(s, bytes) else s.encode() for s in secrets]
-        #: Whether a record may say what is to be done, such as which task undoes a step.
-        self.is_trusted = bool(self._secrets) or is_private
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
         at = self._at(key)

@@ -13,7 +13,7 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.solo import TaskPool as Solo
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, warnings_of
 from celery_sqs_backoff.store.errors import StoreRefused
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -101,6 +101,20 @@ def test_two_environments_cannot_meet_silently() -> None:
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "namespace": "shop-staging"}
     check_offline(app)
     app.conf.sqs_backoff = {"store": "memory://"}
+    check_offline(app)
+
+
+def test_a_workflow_on_a_shared_store_needs_a_secret(app: Celery) -> None:
+    """Else each of its messages would be a dead letter."""
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
+    check_offline(app)
+
+    @app.task(base=WorkflowTask, shared=False, lazy=False)
+    def fund() -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="secret"):
+        check_offline(app)
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
     check_offline(app)
 
 
