@@ -20,6 +20,7 @@ from uuid import uuid4, uuid5
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
+from ..retry.options import FAIL
 from ..store.connections import refuse_open_transaction
 from ..store.errors import SafeError
 from ..store.protocol import KEEP_SECONDS
@@ -252,10 +253,10 @@ def check_signature(option: str, signature: object) -> None:
             " which may start others, or None"
         )
     task = None if signature.app is None else signature.app.tasks.get(signature.task)
-    if option == "undo" and task is not None and not getattr(task, "is_covered", False):
+    if option == "undo" and (why := _why_unnoticed(signature, task)) is not None:
         raise TypeError(
-            f"invalid undo: the task {signature.task} is not based on SQSBackoffTask, so the other"
-            " steps would not be taken back if it failed"
+            f"invalid undo: the task {signature.task} {why}, so it may end unnoticed, and the other"
+            " steps would not be taken back"
         )
     try:
         dumps(signature)
@@ -263,6 +264,17 @@ def check_signature(option: str, signature: object) -> None:
         raise TypeError(
             f"invalid {option}: expected a signature whose arguments are JSON: {exc}"
         ) from exc
+
+
+def _why_unnoticed(undo: Signature, task: Any) -> str | None:
+    """Return why a task may neither end well nor be a dead letter; ``None``: it cannot."""
+    if (undo.options.get("expires") or getattr(task, "expires", None)) is not None:
+        return "expires"
+    if task is not None and not getattr(task, "is_covered", False):
+        return "is not based on SQSBackoffTask"
+    if task is not None and task.backoff_options.on_give_up == FAIL:
+        return f"has on_give_up={FAIL!r}"
+    return None
 
 
 def send(signature: Signature, result: object, what: str, **options: Any) -> None:

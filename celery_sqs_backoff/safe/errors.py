@@ -14,6 +14,7 @@
     ├── LockLost              another run may hold the lock
     ├── HeldByItself          this run holds the lock already
     ├── StepNotRecorded       the step was done, but not recorded
+    ├── NotUndone             a guard refused a step's undo, so the step stands
     ├── Compensated           the workflow's steps were taken back
     ├── StoreInTransaction    a rollback would take the record with it
     └── OutsideRun            nothing says whose record this would be
@@ -93,6 +94,10 @@ class HeldByItself(SafeError):
 
 class StepNotRecorded(SafeError):
     """A step has been done, but not recorded, so a later run would do it again."""
+
+
+class NotUndone(SafeError):
+    """A guard has refused the task that undoes a step, so the step stands."""
 
 
 class Compensated(SafeError):

@@ -8,6 +8,7 @@ from functools import partial
 from inspect import getattr_static
 from typing import Any
 
+from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from ..retry.outcomes import NonRetryable, Outcome, Verdict
@@ -18,10 +19,10 @@ from ..store.settings import has_store, records_of
 from ..task.extension import Extension
 from ..task.handover import run_of
 from ..text import error_site, printable
-from .errors import AlreadyDone
+from .errors import AlreadyDone, NotUndone, Refused
 from .guard import Passage, cut_short, enter, finish, release
 from .run import begin, current, state_of
-from .take_back import send_take_back
+from .take_back import links_of, send_take_back
 
 logger = get_logger(__name__)  # Celery's logger of tasks knows none in the main process.
 
@@ -43,8 +44,7 @@ class SafeExtension(Extension):
         message = message_digest(task.app, *state.message) if has_store(task.app) else ""
         if task.guard is not None:
             key = task.guard.key_for(signature_of(type(task)), args, kwargs)
-            records = records_of(task.app)
-            state.guard = enter(records, key, message, state.run, task.guard.window)
+            state.guard = pass_guard(task, key, message, state.run, task.guard.window)
             if state.guard.is_done:
                 raise AlreadyDone(state.guard.result, has_result=state.guard.has_result)
         if task.backoff_options.on_not_processed is not None and message:
@@ -60,12 +60,19 @@ class SafeExtension(Extension):
         _try(partial(records_of, task.app), finish, state.guard, result)
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Remove the records which say that the run may have done something. Never raises.
+        """Remove the records which say that the run may have done something.
+
+        Raises only if an undoing task has ended by Ignore, and the next part could not be sent. Its
+        message is a dead letter then.
 
         Returns:
             The verdict; UNKNOWN if an earlier run may have done what this one has not. The task's
             own ``NonRetryable`` speaks for all of them.
         """
+        if isinstance(exc, Ignore):  # Celery calls no callback then, and an undoing task is done
+            for link in links_of(task):
+                link.apply_async()
+            return verdict
         state = state_of(task.request)
         if state is None:
             return verdict
@@ -101,6 +108,22 @@ class SafeExtension(Extension):
             )
             return False
         return True
+
+
+def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Passage:
+    """Enter a guard for the message that a task is running.
+
+    Raises:
+        Refused: another message has passed.
+        NotUndone: likewise, and the message undoes a step of a workflow.
+        StoreUnavailable: nothing is known.
+    """
+    try:
+        return enter(records_of(task.app), key, message, run, window)
+    except Refused as exc:
+        if links_of(task):
+            raise NotUndone(f"{exc}: the step stands") from None
+        raise
 
 
 def message_digest(app: Any, task_name: str, task_id: str) -> str:

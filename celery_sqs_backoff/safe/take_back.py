@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.canvas import maybe_signature
+from celery.canvas import Signature, maybe_signature
 from kombu.utils.json import loads
 
 from ..store.errors import TryLater
@@ -44,6 +44,12 @@ def send_take_back(
         queue: to send to; ``None`` = as the app routes the task.
     """
     app._tasks[NAME].apply_async((message, run, began, queue), **_route(queue, message))
+
+
+def links_of(task: Any) -> list[Signature]:
+    """Return the next part that an undoing task calls when it has ended well; others have none."""
+    links = [maybe_signature(link, app=task.app) for link in task.request.callbacks or ()]
+    return [link for link in links if link.task == NAME]
 
 
 def _route(queue: str | None, message: str) -> dict[str, str]:

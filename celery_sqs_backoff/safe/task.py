@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from celery.canvas import Signature
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import Ignore, ImproperlyConfigured
 
 from ..contrib.django.outbox import OnCommit
 from ..store.protocol import seconds_kept
@@ -18,8 +18,8 @@ from ..store.settings import namespace_of, records_of, require_signed, require_s
 from ..task.base import BackoffTask
 from . import names
 from .document import Document
-from .guard import Guard, enter
-from .hooks import SafeExtension, message_digest, signature_of, unset
+from .guard import Guard
+from .hooks import SafeExtension, message_digest, pass_guard, signature_of, unset
 from .lock import DEFAULT_LEASE_SECONDS, Lock
 from .names import text_of
 from .run import RunState, current, message_of
@@ -133,7 +133,8 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             yield
             return
         message = message_digest(self.app, *state.message)
-        passage, acts = enter(self._records, text, message, uuid4().hex, seconds), state.acts
+        passage = pass_guard(self, text, message, uuid4().hex, seconds)
+        acts = state.acts
         try:
             yield
         except BaseException as exc:
@@ -156,6 +157,14 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             OutsideRun: no ``scope``, and the task is not running for a message.
         """
         return names.idempotency_key(namespace_of(self.app), self._scope(scope), name, version)
+
+    def on_replace(self, sig: Signature) -> Any:
+        """Send the task that goes on for this one, as Celery does. It has the callbacks now."""
+        try:
+            return super().on_replace(sig)
+        except Ignore:
+            self.request.callbacks = None
+            raise
 
     @property
     def _records(self) -> Records:

@@ -35,7 +35,10 @@ class Extension:
         """Note that a run has ended well. Never raises."""
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Note that a run has failed, and return the verdict on the message."""
+        """Note that a run has failed, and return the verdict on the message.
+
+        It is called for an ``Ignore`` too, which is no failure.
+        """
         return verdict
 
     def given_up(

@@ -381,6 +381,8 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
         verdict = _judge_cause(task, reason)
         run.is_known = verdict is not None
         task.extension.run_failed(task, reason or said, verdict or _UNKNOWN)
+    else:
+        task.extension.run_failed(task, said, _UNKNOWN)
     ended = read_end(said, is_named=asked is not None and asked.is_named)
     _report(task, run, replace(ended, reply=reply), cause)
 

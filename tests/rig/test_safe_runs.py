@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery.canvas import Signature
-from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
 from celery_sqs_backoff import NonRetryable, Retryable, Schedule, WorkflowTask
@@ -194,6 +194,33 @@ def test_workflow_is_taken_back(rig, store, order, end, is_away):
     rig.pass_time(120, until=lambda: any(run.task_id != message.task_id for run in rig.worker.runs))
     rig.run()
     assert "refund" in rig.published
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["ignored", "replaced"])
+def test_undo_that_ends_by_ignore(rig, store, is_replaced):
+    """An undoing task that ends by Ignore has ended well, unless another one goes on for it."""
+
+    def body(self):
+        with self.workflow("order:7") as order:
+            for name in ("pay", "ship"):
+                order.step(name, str, name, undo=refund.s())
+            raise NonRetryable("no")
+
+    def ignore(self, done):
+        undone.append(done)
+        raise self.replace(other.si()) if is_replaced else Ignore
+
+    undone = []
+    other = rig.task(returns, name="other")
+    refund = rig.task(ignore, name="refund")
+    rig.task(body, base=WorkflowTask)
+    rig.send()
+    parts = ["refund", "other"] if is_replaced else ["refund"]
+    published = ["mail", TAKE_BACK, *parts, TAKE_BACK, *parts, TAKE_BACK]
+    for _ in published:
+        rig.run()
+    assert undone == ["ship", "pay"]
+    assert rig.published == published
 
 
 def test_taking_back_on_fifo():

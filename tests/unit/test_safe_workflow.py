@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore, ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe import Busy, Compensated, LockLost, NotDispatched, take_back
+from celery_sqs_backoff.safe import Busy, Compensated, LockLost, NotDispatched, NotUndone, take_back
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.safe.lock import Lock
@@ -379,16 +379,54 @@ def test_a_workflow_needs_a_task_that_is_given_up_for(app: Celery, fund: Any) ->
         outer.apply(task_id="A", throw=True)
 
 
-def test_a_plain_task_undoes_nothing(app: Celery) -> None:
-    """If it failed, the other steps would stand."""
+def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app: Celery, bank: Bank) -> None:
+    """Its step stands. It is redriven when the guard's window is over."""
+    ended: list[Any] = []
 
-    @app.task(shared=False, name="plain")
+    class Guarded(SQSBackoffTask):
+        abstract = True
+
+        def on_failure(self, exc: Exception, *_: Any) -> None:
+            ended.append(type(exc))
+
+    @app.task(base=Guarded, shared=False, guard=Guard(key="undo", window=60))
+    def undo(result: Any) -> None:
+        bank.undone.append((result, None))
+
+    @app.task(base=WorkflowTask, bind=True, shared=False)
+    def work(self: Any) -> None:
+        with self.workflow("order:7") as order:
+            for name in "ab":
+                order.step(name, bank.do, name, undo=undo.s())
+            raise REFUSED
+
+    work.apply(task_id="A")
+    assert bank.undone == [("b is done", None)]
+    assert ended == [NotUndone]
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "sent"),
+    [
+        (Task, {}, {}),
+        (SQSBackoffTask, {"on_give_up": "fail"}, {}),
+        (SQSBackoffTask, {"expires": 60}, {}),
+        (SQSBackoffTask, {}, {"expires": 60}),
+    ],
+    ids=["plain", "deleted when it fails", "expires", "sent with expires"],
+)
+def test_a_task_that_may_end_unnoticed_undoes_nothing(
+    app: Celery, base: Any, options: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    """If it did, the other steps would stand."""
+
+    @app.task(base=base, shared=False, name="plain", **options)
     def plain(result: Any) -> None: ...
 
     @app.task(base=WorkflowTask, bind=True, shared=False)
     def work(self: Any) -> None:
         with self.workflow("order:7") as order:
-            order.step("a", pytest.fail, undo=plain.s())
+            order.step("a", pytest.fail, undo=plain.s().set(**sent))
 
     with pytest.raises(TypeError, match="invalid undo"):
         work.apply(task_id="A", throw=True)
