@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 from urllib.request import urlopen
@@ -62,6 +63,9 @@ def _delivery() -> Callable[[int], bool]:
     from example_project.payments.tasks import fund_account
 
     app.finalize()
+    # SQS would deliver the task that a killed process was running again, under its ID.
+    task = app.tasks["celery_sqs_backoff.take_back"]
+    task.apply_async = partial(task.apply_async, task_id="take back")
 
     def deliver(pk: int) -> bool:
         return bool(fund_account.apply((pk,), task_id=f"message {pk}").successful())
