@@ -1,4 +1,4 @@
-"""The ARN of a queue, read strictly: what is compared is the whole of it, never only the name."""
+"""The ARN of a queue, read strictly. Callers compare the whole ARN, never only the name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class QueueArn:
 
 
 def region_of(host: str) -> str | None:
-    """The Region that a queue's URL names, whatever the form; ``None``: a local server's does not.
+    """Return the Region in a queue's URL of any form, or ``None`` for a local server.
 
     https://docs.aws.amazon.com/general/latest/gr/sqs-service.html (the legacy names, too)
     """
@@ -61,7 +61,7 @@ def region_of(host: str) -> str | None:
 
 
 def is_queue_name(text: str) -> bool:
-    """Whether SQS would accept this as the name of a queue.
+    """Return whether SQS would accept this as the name of a queue.
 
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_CreateQueue.html
     """

@@ -1,7 +1,7 @@
 """boto clients for a worker's queues: one per credentials, region and endpoint, not one per queue.
 
-Two clients, because they must not share connections: quiet long polls would hold those that
-settling needs. Both make one attempt per call; the caller decides whether to retry.
+Two clients, because they must not share connections: quiet long polls would hold the connections
+that settling needs. Both make one attempt per call; the caller decides whether to retry.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .limits import MAX_WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-#: botocore waits 60 s and tries five times by default: too long for a thread on whose next call
-#: other leases depend.
+#: botocore waits 60 s and tries five times by default. That is too long, because other leases
+#: depend on the next call of the same thread.
 _SETTLING = Config(
     connect_timeout=5,
     read_timeout=10,
@@ -48,17 +48,17 @@ _POLLING = Config(
     parameter_validation=False,
 )
 
-#: The most that a call may take. botocore's timeouts are those of urllib3: they begin anew at each
+#: The most that a call may take. botocore's timeouts come from urllib3: they start again at each
 #: byte (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover the
-#: search for an address. Besides, a request gets a second for so many of its own bytes.
+#: search for an address. A request gets one more second for each 50,000 of its own bytes.
 _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
 
-#: Between two rebuilds of the same clients because credentials were refused.
+#: Least time between two rebuilds of the same clients after SQS refused credentials.
 _REBUILD_SECONDS = 5.0
 
-#: Of kombu's tokens (``sts_token_timeout``).
+#: Lifetime of kombu's tokens (``sts_token_timeout``).
 _TOKEN_SECONDS = 900
 
 
@@ -76,9 +76,9 @@ class Clients:
 
     They stay when Celery reconnects. Credentials are taken from kombu's own client, so that a
     subclass's ``new_sqs_client`` is heeded; with ``sts_role_arn`` (in the transport options, or on
-    a predefined queue) they refresh themselves before they expire. Safe to use from any thread; a
-    role whose token is not to be had holds up its own queues only, and each call for 10 seconds
-    at the most.
+    a predefined queue) they refresh themselves before they expire. Safe to use from any thread. If
+    the token of a role cannot be fetched, only the queues of that role wait, and each call for
+    10 seconds at the most.
 
     Arguments:
         attempts: how often a call other than a receive is tried.
@@ -95,13 +95,13 @@ class Clients:
         self._refused: set[tuple[Any, ...]] = set()
 
     def attach(self, channel: Any) -> None:
-        """Use kombu's channel from now on; it makes no session per predefined queue any more."""
+        """Use kombu's channel, and stop it from making a session per predefined queue."""
         with self._lock:
             self._channel = channel
             _share_clients(channel)
 
     def settling(self, url: str) -> Calls:
-        """The port for all but receiving: one per queue."""
+        """Return the port of a queue for all calls but receiving."""
         calls = self._settling.get(url)
         if calls is None:
             calls = self._settling[url] = Calls(
@@ -110,13 +110,13 @@ class Clients:
         return calls
 
     def polling(self, url: str) -> Calls:
-        """The port for receiving: it may wait for the longest of long polls."""
+        """Return the port for receiving, which may wait for the longest of long polls."""
         return Calls(lambda: self._pair(url).polling, url, refresh=lambda: self.refresh(url))
 
     def refresh(self, url: str) -> None:
-        """Make the queue's clients anew, with new credentials: the old ones have been refused.
+        """Replace the queue's clients after SQS has refused their credentials.
 
-        At most every 5 seconds; raises nothing.
+        At most every 5 seconds. Never raises.
         """
         with self._lock:
             key = self._key_of.get(url)
@@ -208,7 +208,7 @@ def _session() -> Session:
 
 
 def _key(channel: Any, url: str) -> tuple[Any, ...]:
-    """What a queue's clients depend on: region, access key, secret key, role."""
+    """Return the region, access key, secret key and role that a queue's clients depend on."""
     options: Mapping[str, Any] = next(
         (queue for queue in channel.predefined_queues.values() if queue["url"] == url), {}
     )

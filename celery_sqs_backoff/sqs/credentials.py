@@ -1,4 +1,4 @@
-"""Credentials that are renewed beside the calls that need them.
+"""Credentials that a thread of their own renews, not the calls that need them.
 
 botocore renews them in the thread that happens to make a call, and lets all other threads wait
 (https://github.com/boto/botocore/pull/790). STS may hang for minutes, and on those threads the
@@ -34,7 +34,7 @@ _WITHOUT_SECONDS = 10.0
 
 
 def renew_beside(credentials: Any) -> None:
-    """Let these be renewed in a thread of their own. Once: several clients may share them."""
+    """Renew credentials in a thread of their own. Several clients may share them."""
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
     ):
@@ -43,15 +43,15 @@ def renew_beside(credentials: Any) -> None:
 
 
 def wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> _Result:
-    """Return what is fetched, as soon as it is there; ask for it, if that is not under way.
+    """Return the result of a fetch once it is there. Start the fetch if it does not run.
 
     Args:
-        fetch: the call that fetches them, or what is made with them.
-        method: what botocore calls their source.
+        fetch: the call that fetches them, or that makes clients with them.
+        method: botocore's name of their source.
 
     Raises:
-        CredentialsNotRenewed: it has been under way for 10 seconds, and goes on; or the source was
-            not reached, or refuses. Anything else that ``fetch`` raises.
+        CredentialsNotRenewed: the fetch took 10 seconds, and goes on; or the source was not
+            reached, or refuses. Any other exception of ``fetch`` is raised, too.
     """
     try:
         return fetch.result(seconds=_WITHOUT_SECONDS)
@@ -77,7 +77,7 @@ class _Renewal:
         if good is not None and not credentials.refresh_needed():
             return good
         if good is not None:
-            # botocore has logged what it raises; a call that needs newer ones raises it, too.
+            # botocore has logged its exception. A call that needs newer credentials raises it, too.
             with suppress(Exception):
                 self._renewal.result(seconds=_WITH_GOOD_SECONDS)
             return self._good() or good
@@ -87,7 +87,7 @@ class _Renewal:
         return good
 
     def _good(self) -> Any:
-        """Return those that have not expired, if any."""
+        """Return the credentials, or ``None`` if they have expired."""
         return None if self._credentials._is_expired() else self._credentials._frozen_credentials
 
     def _run(self) -> Any:

@@ -1,4 +1,4 @@
-"""The dead-letter record: what a given-up message carries, so that a person can judge it."""
+"""The dead-letter record that a given-up message carries, so that a person can judge it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTRIBUTE_NAME = "celery-sqs-backoff"
 #: Characters of names and ids in a record; most come from the message, so from its sender.
 _MAX_NAME_CHARACTERS = 500
 
-#: Of the texts that are not names. What is cut also gets dots that say so, hence the few more.
+#: Limits of the texts that are not names. They include the dots that mark a cut.
 _MAX_CHARACTERS = {
     "exception_message": MAX_MESSAGE_CHARACTERS + 10,
     "traceback": MAX_TRACEBACK_CHARACTERS + 10,
@@ -41,8 +41,8 @@ _VALUE_KEYS = ("DataType", "StringValue", "BinaryValue")
 class DeadLetterRecord:
     """Why a message is in the dead-letter queue. Times are seconds since the epoch.
 
-    It never holds a task's arguments, but an exception's message may quote them. Texts of errors
-    are to be taken from :class:`~.redact.ErrorText`, which has masked what looks like a credential.
+    It never holds a task's arguments, but an exception's message may quote them. Take texts of
+    errors from :class:`~.redact.ErrorText`, which masks text that looks like a credential.
     """
 
     task: str | None
@@ -57,7 +57,7 @@ class DeadLetterRecord:
     failed_at: float
     origin: str
     worker: str
-    #: Of a parked message: when its backoff would have ended.
+    #: End of the backoff of a parked message.
     due_at: float | None = None
     #: The span of the last run, as a W3C ``traceparent``: a replay's span links to it.
     trace: str | None = None
@@ -113,7 +113,7 @@ def read_record(message: Mapping[str, Any]) -> tuple[DeadLetterRecord | None, st
 
 
 def json_object(text: object) -> dict[str, Any] | None:
-    """Read a JSON object that a stranger may have written; ``None`` = it is not one.
+    """Read a JSON object that a stranger may have written. Return ``None`` if it is not one.
 
     Numbers that no count or time has are infinite.
 
@@ -144,17 +144,17 @@ def _record(found: Mapping[str, Any]) -> DeadLetterRecord:
 def with_record(
     body: str, attributes: Mapping[str, Mapping[str, Any]], record: DeadLetterRecord
 ) -> dict[str, dict[str, Any]]:
-    """Return the message attributes for the dead letter: the message's own, and the record.
+    """Return the message's own attributes and the record, for the dead letter.
 
     Args:
         body: the message's body, for its size only.
         attributes: ``MessageAttributes`` as ReceiveMessage returned them. An attribute with the
             record's name is dropped: on a message that is not dead yet it is not ours.
-        record: what to add. Its texts are cut to the lengths that :func:`read_record` gives.
+        record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
 
     SQS takes ten attributes and 1 MiB in all. Attributes beyond the first nine move into the
     record, under ``"attributes"``; texts that do not fit are left out of it, longest first. If
-    nothing fits, the message keeps its own attributes and goes without a record.
+    the record still does not fit, the message keeps its own attributes and goes without it.
     """
     own = {name: sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
     kept = dict(list(own.items())[: MAX_MESSAGE_ATTRIBUTES - 1])
@@ -167,7 +167,8 @@ def with_record(
         attribute = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": text}}
         if _size(attribute) <= room:
             return {**kept, **attribute}
-    return own  # a body of the full 1 MiB: better a dead letter without its reason than none
+    # The body fills 1 MiB. A dead letter without its reason is better than a lost message.
+    return own
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
@@ -223,7 +224,7 @@ def _pack(attribute: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _unpack(attributes: object) -> dict[str, dict[str, Any]]:
-    """Return the attributes that were packed, without those that cannot have been."""
+    """Return the attributes in a record, without values that no worker can have packed."""
     found = attributes if isinstance(attributes, dict) else {}
     return {
         name: value
@@ -241,13 +242,13 @@ def _unpack_value(packed: object) -> dict[str, Any] | None:
         "".join(value.values()).encode()
         if "BinaryValue" in value:
             value["BinaryValue"] = base64.b64decode(value["BinaryValue"], validate=True)
-    except (TypeError, ValueError):  # not texts, or none that SQS takes
+    except (TypeError, ValueError):  # not texts, or not in a form that SQS takes
         return None
     return value
 
 
 def _size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the bytes that SQS counts: names, types and values."""
+    """Return the bytes of names, types and values, as SQS counts them."""
     return sum(
         len(name.encode())
         + sum(len(v if isinstance(v, bytes) else v.encode()) for v in value.values())

@@ -30,7 +30,7 @@ class CredentialsNotRenewed(botocore.CredentialRetrievalError):
 
 
 class Kind(Enum):
-    """What a failed call, or a failed entry of a batch, means."""
+    """Meaning of a failed call, or of a failed entry of a batch."""
 
     #: SQS, or the way there, asks for fewer calls. Nothing was done.
     THROTTLED = "throttled"
@@ -46,11 +46,11 @@ class Kind(Enum):
     DENIED = "denied"
     #: There is no such queue.
     NO_QUEUE = "no queue"
-    #: The receipt handle is void: the message is deleted, or received by somebody else.
+    #: The receipt handle is void: the message is deleted, or another consumer has it.
     STALE_HANDLE = "stale handle"
     #: The message would be hidden for more than 12 hours after its receive.
     TOO_LONG = "too long"
-    #: This entry cannot be sent as it is (its size, its characters, its attributes).
+    #: SQS refuses this entry for its size, its characters or its attributes.
     BAD_ENTRY = "bad entry"
     #: The server does not know this call. Only local servers say so.
     UNSUPPORTED = "unsupported"
@@ -75,10 +75,10 @@ class Failure:
     """Why a call, or one entry of a batch, did not succeed. Falsy values stand for success.
 
     Attributes:
-        kind: what it means.
+        kind: its meaning.
         code: SQS's error code without its namespace, or the name of the exception. Never a text.
         retry_after: seconds that SQS asked to be left alone; ``None`` = it did not say.
-        is_of_call: the whole call failed, so this says nothing about one entry of it.
+        is_of_call: the whole call failed, so this is not about one entry of it.
     """
 
     kind: Kind
@@ -93,19 +93,19 @@ class Failure:
 
     @property
     def may_have_been_done(self) -> bool:
-        """Whether SQS may have carried the call out all the same."""
+        """Whether SQS may have carried the call out although it failed."""
         return self.kind is Kind.IN_DOUBT
 
     @property
     def newer_credentials_may_help(self) -> bool:
-        """Whether to fetch credentials anew before somebody looks for a missing permission."""
+        """Whether to fetch new credentials before an operator looks for a missing permission."""
         return self.kind is Kind.CREDENTIALS or self.code in _SIGNED_WRONGLY
 
     def __str__(self) -> str:
         return self.code
 
 
-#: SQS said neither that it did it nor that it did not (a proxy's empty 200, for one).
+#: SQS did not say whether it carried out the call (a proxy's empty 200, for one).
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
 _TRANSIENT = frozenset(
@@ -173,17 +173,17 @@ _CREDENTIALS = (
     botocore.MetadataRetrievalError,
     botocore.TokenRetrievalError,
 )
-#: What an expired role or a token file that is being replaced raises while the request is signed.
+#: Raised while a request is signed, by an expired role or a token file that is being replaced.
 _WHILE_SIGNING = (RuntimeError, OSError)
 
 _BEYOND_12_HOURS = "beyond the limit"
 
 
 def failure_of(exc: BaseException, operation: Operation) -> Failure:
-    """Say what an exception of a call means. Never raises.
+    """Return the failure that an exception of a call stands for. Never raises.
 
     Arguments:
-        exc: whatever the call raised.
+        exc: the exception of the call.
         operation: the call; some codes mean something else in another one.
     """
     if isinstance(exc, botocore.ClientError):
@@ -192,14 +192,14 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
 
 
 def code_of(exc: BaseException) -> str:
-    """Name an error of a call to AWS: its code without the namespace, else the exception's name."""
+    """Return the code of an AWS error without its namespace, else the exception's name."""
     if isinstance(exc, botocore.ClientError):
         error = _mapping(_mapping(exc.response).get("Error"))
         return str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
     return exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
 
 
-#: What a person can do about an error, by its code or else by its kind.
+#: Advice for an operator, by the error's code or else by its kind.
 _ADVICE: Mapping[str | Kind, str] = {
     "NoCredentialsError": "Set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run where a role is attached.",
     "NoRegionError": "Set region in broker_transport_options, or AWS_DEFAULT_REGION.",
@@ -216,7 +216,7 @@ _ADVICE: Mapping[str | Kind, str] = {
 
 
 def advice(code: str) -> str:
-    """Return one sentence on what a person can do about an error.
+    """Return one sentence of advice about an error for an operator.
 
     Arguments:
         code: of a :class:`Failure`; more may stand behind it after a space.
@@ -252,7 +252,7 @@ def _kind_of_exception(exc: BaseException) -> Kind:
 
 
 def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
-    """Say what one entry of a batch response's ``Failed`` list means. Never raises."""
+    """Return the failure of one entry in a batch response's ``Failed`` list. Never raises."""
     code = str(entry.get("Code", "Unknown")).rpartition(".")[2]
     kind = _kind(code, str(entry.get("Message", "")), operation)
     if kind is None:
@@ -269,7 +269,7 @@ def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping as it is, and an empty one for all else that a strange server may answer."""
+    """Return a mapping unchanged, and an empty one for other answers of a strange server."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -13,14 +13,14 @@ from .errors import Failure, Kind, Operation, failure_of
 #: say that SQS does not answer.
 _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
-#: No queue on SQS has the name; kombu creates it when somebody declares it.
+#: No queue on SQS has the name. kombu creates a queue when an app declares it.
 NOT_CREATED: Final = "QueueDoesNotExist"
-#: There are ``predefined_queues``, and it is none of them.
+#: ``predefined_queues`` is set and does not have this queue.
 NOT_PREDEFINED: Final = "NotInPredefinedQueues"
 
 
 def connection_to_look(app: Any) -> Any:
-    """Return a connection as the app's for reading, whose calls to SQS end soon.
+    """Return a connection like the app's for reading. Its calls to SQS end soon.
 
     The user's own ``client-config`` has precedence.
     """
@@ -49,7 +49,7 @@ class QueueFinder:
         return queues
 
     def urls(self) -> list[str] | Failure:
-        """Return the URLs of the predefined queues; without any, of all that SQS lists.
+        """Return the URLs of the predefined queues, or without any, of all that SQS lists.
 
         kombu 5.5 keeps its own list for all connections of the process.
         """
@@ -73,7 +73,7 @@ class QueueFinder:
         return self._clients.settling(url)
 
     def find(self, name: str) -> Calls | Failure:
-        """Return the calls on a queue by its name in Celery, or why there are none."""
+        """Return the calls on a queue by its name in Celery, or why it was not found."""
         if not self.predefined:
             found = self.find_in_sqs(self.key(name))
             is_absent = isinstance(found, Failure) and found.kind is Kind.NO_QUEUE
@@ -93,7 +93,7 @@ class QueueFinder:
 
 
 def why_not(exc: BaseException) -> str:
-    """Say why nothing can be looked at, from what kombu raises: a code, and SQS's action.
+    """Return the code of an exception of kombu or SQS, with SQS's action if there is one.
 
     Never the exception's text, which may quote a URL with its password.
     """

@@ -1,9 +1,9 @@
 """No fork while another thread sets up a TLS connection.
 
 OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). A pool
-process that is forked while a thread of the worker loads certificates, or shakes hands, finds such
-a lock taken for good. It hangs in its first own TLS connection, and with it its task, whose message
-stays held. Celery alone forks in the one thread that speaks to SQS.
+process that is forked while a thread of the worker loads certificates, or shakes hands, finds the
+lock taken for good. It hangs in its first own TLS connection, and its task with it. The message of
+the task stays held. Celery alone forks in the one thread that speaks to SQS.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LONGEST_WAIT_SECONDS = 1.0
 
 
 class Handshakes:
-    """Those under way. Safe to use from any thread."""
+    """Handshakes under way. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self.after_in_child()
 
     def begin(self) -> object:
-        """Note that one begins; waits for a fork that waits, and until it is over."""
+        """Note that a handshake begins. Wait first until a waiting fork is over."""
         handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
@@ -36,14 +36,14 @@ class Handshakes:
         return handshake
 
     def end(self, handshake: object) -> None:
-        """Note the end of what :meth:`begin` has returned."""
+        """Note the end of a handshake that :meth:`begin` returned."""
         with self._cond:
             self._under_way.discard(handshake)
             self._cond.notify_all()
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Note what may make a TLS connection, for as long as the block takes."""
+        """Count the block as one handshake, because it may make a TLS connection."""
         handshake = self.begin()
         try:
             yield
@@ -51,10 +51,10 @@ class Handshakes:
             self.end(handshake)
 
     def before_fork(self) -> None:
-        """Wait until none is under way, for a second at most; let none begin.
+        """Stop new handshakes, and wait a second at most for the running ones.
 
-        The next fork does not wait for what this one has waited for in vain: STS may be silent for
-        minutes, in which a pool replaces many processes.
+        The next fork does not wait for a handshake that this fork has waited for in vain. STS may
+        be silent for minutes, in which a pool replaces many processes.
         """
         self._cond.acquire()
         self._fork_waits = True
@@ -67,19 +67,19 @@ class Handshakes:
         self._cond.release()
 
     def after_in_child(self) -> None:
-        """Forget them: the threads that make them are not in this process."""
+        """Forget the handshakes, because their threads are not in this process."""
         self._cond = threading.Condition(threading.Lock())
         self._under_way: set[object] = set()
         self._fork_waits = False
 
 
-#: Of this process.
+#: The handshakes of this process.
 handshakes = Handshakes()
 
 
 @cache
 def guard_forks() -> None:
-    """Let all forks of this process wait for handshakes from now on."""
+    """Let all forks of this process wait for handshakes."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(
             before=handshakes.before_fork,

@@ -1,4 +1,4 @@
-"""What Amazon SQS allows, each number with the page that says so."""
+"""Limits of Amazon SQS, each with the page that states it."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from typing import Final
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
 MAX_VISIBILITY_TIMEOUT_SECONDS: Final = 43_200
 
-#: What a queue has when nobody set its ``VisibilityTimeout``.
+#: The ``VisibilityTimeout`` of a queue that does not set it.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
 DEFAULT_VISIBILITY_TIMEOUT_SECONDS: Final = 30
 
@@ -16,7 +16,7 @@ DEFAULT_VISIBILITY_TIMEOUT_SECONDS: Final = 30
 MAX_WAIT_TIME_SECONDS: Final = 20
 
 #: Most entries in SendMessageBatch, DeleteMessageBatch and ChangeMessageVisibilityBatch, and most
-#: messages that one ReceiveMessage returns.
+#: messages in one response of ReceiveMessage.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
 MAX_BATCH_ENTRIES: Final = 10
 
@@ -26,7 +26,7 @@ MAX_MESSAGE_ATTRIBUTES: Final = 10
 MAX_MESSAGE_BYTES: Final = 1_048_576
 
 #: Most messages of one queue that may be received and not yet deleted: running, or hidden by a
-#: backoff. Beyond it SQS hands out nothing. (FIFO queues: the same since November 2024.)
+#: backoff. Beyond it SQS hands out no messages. (FIFO queues: the same since November 2024.)
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-queues.html
 MAX_IN_FLIGHT_MESSAGES: Final = 120_000
 

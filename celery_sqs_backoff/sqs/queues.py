@@ -1,4 +1,4 @@
-"""A queue's attributes, as far as they decide what happens to its messages."""
+"""A queue's attributes that decide about its messages, and how to read them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Failures that reading again soon does not help against. (``DENIED`` has more codes than these:
-#: a signature that is refused says nothing of the queue.)
+#: a refused signature does not depend on the queue.)
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue's attributes, as far as they decide what becomes of a message.
+    """A queue's attributes that decide about its messages.
 
     ``None`` means that the queue has no such attribute, or that it could not be read.
     """
 
     url: str
-    #: What a receive is hidden for: the queue's own, or, if that is 0, SQS's default, which the
-    #: worker asks for at each receive.
+    #: Seconds for which a receive hides a message: the queue's own, or, if that is 0, SQS's
+    #: default, which the worker asks for at each receive.
     visibility_timeout_seconds: int = DEFAULT_VISIBILITY_TIMEOUT_SECONDS
     retention_seconds: int | None = None
     max_receive_count: int | None = None
@@ -96,7 +96,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     Arguments:
         client: a boto3 client, or the port.
         url: the queue's.
-        last: the queue as it was read before. It is returned if the queue cannot be read now.
+        last: the queue at the last read. It is returned if the queue cannot be read now.
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()

@@ -1,8 +1,8 @@
 """Credentials in the texts of errors: found by their usual forms, and masked.
 
-An error's text can quote what the sender of a message wrote. So a text is cut before it is
-searched, and each pattern takes time linear in what is left: quantifiers are not nested, and those
-that can fail after a match are bounded. It is a net, not a promise: a password in a sentence has
+An error's text can quote the sender of a message. So a text is cut before it is searched, and each
+pattern takes time linear in the rest: quantifiers are not nested, and a quantifier that can fail
+after a match is bounded. It is a net, not a promise: a password in a sentence has
 no form by which it could be found.
 """
 
@@ -23,13 +23,13 @@ MASK = "***"
 #: Searched beyond the cut, so that a credential that begins before it is still seen as one.
 _MARGIN = 2_000
 
-#: Of each exception in a chain; more than what a record keeps of them.
+#: Most frames of each exception in a chain. A record keeps fewer.
 _MAX_FRAMES = 60
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 _END_OF_KEY = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 
-#: What can stand between ``://`` and the end of a URL in a text.
+#: Characters that can stand between ``://`` and the end of a URL in a text.
 _URL = re.compile(r"[^\s\"'<>`]{0,2000}")
 
 _KEYWORD = r"""
@@ -65,7 +65,7 @@ _NAMED = re.compile(
     """
 )
 
-#: Credentials that show by themselves what they are.
+#: Credentials with a form of their own.
 _BARE = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9])
@@ -112,9 +112,9 @@ class ErrorText:
         """Describe an error. Call it in the process that ran the task. Never raises.
 
         Args:
-            exc: what was raised; its ``__str__`` is the user's, and may fail.
+            exc: the exception; its ``__str__`` is the user's, and may fail.
             traceback: as formatted. ``None``: that of ``exc`` is formatted here, if it has one.
-            type_only: keep the name of the class and nothing else.
+            type_only: keep only the name of the class.
             redact: the user's own masking, given each text after ours has cut and masked it. If it
                 raises, or returns anything but a string, that text is left out.
             with_traceback: ``False``: leave the traceback out, which takes most of the time.
@@ -154,7 +154,7 @@ def redact_text(text: str | None, limit: int, *, keep_end: bool = False) -> str 
 
 
 def mask(text: str) -> str:
-    """Replace what has the form of a credential by ``***``. Time is linear in the text's length."""
+    """Replace text in the form of a credential by ``***``. Time is linear in its length."""
     text = _without_private_keys(text)
     text = _without_userinfo(text)
     text = _NAMED.sub(rf"\g<name>{MASK}", text)
@@ -163,7 +163,7 @@ def mask(text: str) -> str:
 
 
 def _from_a_boundary(text: str) -> str:
-    """Drop what the cut has left of a line, or of a word if the line is long."""
+    """Drop the rest of a line that was cut, or of a word if the line is long."""
     for end in ("\n", " "):
         position = text.find(end, 0, _MARGIN)
         if position != -1:
@@ -172,7 +172,7 @@ def _from_a_boundary(text: str) -> str:
 
 
 def _without_private_keys(text: str) -> str:
-    """Mask from the first line of a key to its last; a cut key has only one of the two."""
+    """Mask from the first line of a key to its last. A cut key has only one of the two."""
     if "PRIVATE KEY" not in text:
         return text
     kept, position = [], 0
@@ -193,7 +193,7 @@ def _without_userinfo(text: str) -> str:
 
 
 def _without_userinfo_at_the_start(text: str) -> str:
-    """Mask ``user:password`` before ``@``; a password may hold ``/``, ``?`` and ``@``."""
+    """Mask ``user:password`` before ``@``. A password may hold ``/``, ``?`` and ``@``."""
     url = _URL.match(text)
     assert url is not None  # it matches the empty text
     authority = re.split(r"[/?#]", url[0], maxsplit=1)[0]
@@ -220,7 +220,7 @@ def _format(exc: BaseException) -> str | None:
     try:
         return "".join(format_exception(type(exc), exc, exc.__traceback__, limit=-_MAX_FRAMES))
     except Exception:  # noqa: BLE001
-        # The exception's class is the user's, and so is what it may do to its attributes.
+        # The exception's class is the user's, and may do anything to its attributes.
         return None
 
 

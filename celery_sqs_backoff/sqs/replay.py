@@ -13,7 +13,7 @@ REPLAY_ATTRIBUTE: Final = "celery-sqs-backoff-replay"
 #: Where it goes when the message has ten attributes of its own.
 REPLAY_HEADER: Final = "sqs_backoff_replay"
 
-#: Of a mark: its sender may have written anything.
+#: Longest mark that is read, because its sender may have written anything.
 _MAX_CHARACTERS: Final = 1_000
 
 
