@@ -1,1 +1,1 @@
-"""What can be seen of queues and workers from outside."""
+"""Events, metrics, log lines and status of queues and workers."""

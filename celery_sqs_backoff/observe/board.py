@@ -1,7 +1,7 @@
 """The records in the store in which workers publish what only they know, for ``sqs-status``.
 
-Each worker has one small record. It ends by itself after a minute, so a worker that is gone is not
-counted for long. It holds names of queues and numbers, and nothing of messages.
+Each worker has one small record. It expires after a minute, so a worker that is gone is not counted
+for long. It holds names of queues and numbers, but no content of messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..store.protocol import KEEP_SECONDS, Store, key_of
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0
 
-#: Providers of one worker, each tenant counted; those that are paused first.
+#: Providers of one worker, each tenant counted, paused ones first.
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
@@ -29,7 +29,7 @@ _TRIES: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class QueueNow:
-    """What one worker knows of one queue. Times are seconds since the epoch.
+    """Numbers of one worker for one queue. Times are seconds since the epoch.
 
     Attributes:
         running: tasks that its pool is running, those without the base class too.
@@ -37,8 +37,8 @@ class QueueNow:
         waiting: messages that it has hidden and that are not due yet.
         oldest_sent_at: when the oldest of all these was sent.
         oldest_due_at: the same of the waiting messages, but one with an ETA counts from its ETA.
-        giving_up: waiting messages whose ``retry_for`` is over within two hours, and three quarters
-            of it are used up.
+        giving_up: waiting messages that have used three quarters of their ``retry_for``, and have
+            less than two hours of it left.
         next_gives_up_at: when the first waiting message gives up.
         dead_letters: messages given up since the worker started, by reason.
     """
@@ -55,11 +55,11 @@ class QueueNow:
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderNow:
-    """What one worker knows of one provider, or of one tenant of it.
+    """State of one provider, or of one tenant of it, in one worker.
 
     Attributes:
         provider: its name.
-        tenant: a digest that stands for the tenant; empty = there is none.
+        tenant: a digest that stands for the tenant; empty = no tenant.
         state: ``"paused"``, ``"recovering"`` or ``"ok"``.
         hidden: messages that it could bring forward.
         in_line: messages that wait here for a slot at its rate, or for their turn.
@@ -80,20 +80,20 @@ class ProviderNow:
 
     @property
     def badness(self) -> tuple[int, int]:
-        """Key to sort by: first the providers that are paused, then those with most messages."""
+        """Key that sorts paused providers first, then the ones with most messages."""
         rank = _WORST_FIRST.index(self.state) if self.state in _WORST_FIRST else 0
         return rank, -self.hidden - self.in_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerNow:
-    """What one worker knows."""
+    """Record of one worker."""
 
     queues: Mapping[str, QueueNow] = field(default_factory=dict)
     providers: tuple[ProviderNow, ...] = ()
 
     def as_text(self) -> str:
-        """Return the record as it is stored, with the worst providers."""
+        """Return the record for the store, with the worst providers."""
         providers = sorted(self.providers, key=lambda one: one.badness)[:_MOST_PROVIDERS]
         return json.dumps(asdict(replace(self, providers=tuple(providers))))
 
@@ -133,11 +133,11 @@ class Board:
         self._last: dict[str, str] = {}
 
     def write(self, worker: str, now: WorkerNow) -> None:
-        """Publish a worker's record; two calls of the store, mostly.
+        """Publish a worker's record, mostly with two calls of the store.
 
         Args:
             worker: its name.
-            now: what it knows.
+            now: its record.
         """
         key, text = _key(worker), now.as_text()
         last = self._last.pop(worker, None) or self._store.get(key)
@@ -162,7 +162,7 @@ class Board:
         return found
 
     def _join(self, worker: str) -> None:
-        """Add the worker to the list, and drop those that have no record any more."""
+        """Add the worker to the list, and drop workers without a record."""
         for _ in range(_TRIES):
             old, workers = self._workers()
             if worker in workers:

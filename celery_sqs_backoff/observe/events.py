@@ -125,7 +125,7 @@ class DeadLettered(OfTask):
 
     Attributes:
         reason: as in the dead-letter record.
-        outcome: what the last failure means; ``None`` = not known.
+        outcome: meaning of the last failure; ``None`` = not known.
         attempt: runs of the message.
         error: the exception's type; ``None`` = not known.
         is_kept: whether a dead-letter queue gets it; else it is deleted.
@@ -151,9 +151,9 @@ class Hidden(OfMessage):
     """The worker asks SQS to hide a message for a retry, an ETA, or a provider that is down.
 
     Attributes:
-        seconds: for how long, from now on.
+        seconds: for how long.
         sent_at: when the message was sent, in seconds since the epoch; ``None`` = not known.
-        eta: when its task is due at the earliest, as its sender wished; ``None`` = at once.
+        eta: when its task is due at the earliest, as its sender wished; ``None`` = immediately.
         gives_up_at: when ``retry_for``, in seconds, is over, since the epoch; ``None`` = never.
     """
 
@@ -167,7 +167,7 @@ class Hidden(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recalled(Event):
-    """The worker asks SQS to show hidden messages at once, because their provider is back.
+    """The worker asks SQS to show hidden messages now, because their provider is back.
 
     Attributes:
         message_ids: SQS's ids of them.
@@ -179,14 +179,14 @@ class Recalled(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenBack(OfMessage):
-    """The worker gave back a message whose task had not started."""
+    """The worker gave back a message before its task started."""
 
     name = "given_back"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseLost(OfTask):
-    """A task runs, and another worker may be running the same message by now."""
+    """A task runs, and another worker may be running the same message."""
 
     name = "lease_lost"
 

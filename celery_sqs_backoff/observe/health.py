@@ -1,7 +1,8 @@
 """Whether the loops of a worker turn.
 
-This says neither whether SQS answers nor whether a task ends, because restarting a worker cures
-neither. A restart cures a thread that died, a loop that hangs, and a process that is stopped.
+SQS that does not answer and a task that does not end are no faults here, because a restart of the
+worker does not cure them. A restart cures a thread that died, a loop that hangs, and a process that
+is stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Pulse:
     def watch(
         self, name: str, *, limit_seconds: float, is_alive: Callable[[], bool] = lambda: True
     ) -> None:
-        """Expect a loop to turn from now on.
+        """Start to watch a loop.
 
         Args:
             name: of the loop, such as "poller of mails".
@@ -58,11 +59,11 @@ class Pulse:
             self._loops[name] = _Loop(limit_seconds, is_alive, self._clock())
 
     def check(self, name: str, fault: Callable[[], str | None]) -> None:
-        """Ask ``fault`` at each look for a few words about what is wrong, or ``None``.
+        """Add a check. At each look, ``fault`` returns a few words about a fault, or ``None``.
 
         Args:
             name: to forget it by.
-            fault: must return at once.
+            fault: must not block.
         """
         with self._lock:
             self._checks[name] = fault
@@ -97,7 +98,7 @@ class Pulse:
 class Heartbeat:
     """Touches a file every two seconds while all loops of a worker turn.
 
-    The age of the file says whether the worker is alive; the worker's log says what is wrong.
+    The age of the file says whether the worker is alive; the worker's log names the faults.
 
     Args:
         path: of the file. Its directory must exist.
@@ -125,7 +126,7 @@ class Heartbeat:
             self._path.unlink()
 
     def beat(self) -> None:
-        """Touch the file if all loops turn. Log each change of what is wrong."""
+        """Touch the file if all loops turn. Log each change of the faults."""
         faults = self._pulse.faults()
         if bool(faults) != bool(self._faults):
             if faults:

@@ -32,8 +32,8 @@ def serve(
     Args:
         host: address to listen on.
         port: 0 = one that is free; ``server_port`` tells which.
-        metrics: returns the page and its content type; ``None``: there is none.
-        faults: returns the worker's faults; ``/healthz`` answers 200 if there are none, else 503.
+        metrics: returns the page and its content type; ``None`` = no page.
+        faults: returns the worker's faults; ``/healthz`` answers 200 without faults, else 503.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -41,7 +41,7 @@ def serve(
     """
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _CLIENT_SECONDS  # a client that sends nothing must not keep its thread
+        timeout = _CLIENT_SECONDS  # a silent client must not keep its thread
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
@@ -73,7 +73,7 @@ def serve(
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore clients that left; the base class would print a traceback."""
+            """Ignore clients that left, for which the base class would print a traceback."""
             exc = sys.exc_info()[1]
             if exc is not None and not isinstance(exc, OSError):
                 logger.error("sqs_backoff.page_failed: %s", error_site(exc, calls=BUG_CALLS))

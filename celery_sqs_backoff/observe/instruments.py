@@ -29,10 +29,10 @@ class Instrument:
     Attributes:
         name: without the prefix ``sqs_backoff``, and without Prometheus' ``_total``.
         labels: their names. A counter's and a histogram's are fields of the event.
-        text: what it counts, as a sentence.
+        text: its meaning, as a sentence.
         event: that it counts; ``None``: a gauge, which is read when it is scraped.
-        amount: what an event adds; ``None`` = nothing.
-        buckets: of a histogram; empty = it is none.
+        amount: the number that an event adds; ``None`` = 0.
+        buckets: of a histogram; empty = not a histogram.
     """
 
     name: str

@@ -166,7 +166,7 @@ class LogLines:
 
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known about an event's task, in the order in which it is logged."""
+    """Return the fields of an event's task, in the order in which they are logged."""
     facts = {"task": values["task"], "id": values["task_id"], "queue": values["queue"]}
     facts |= {name: values.get(name) for name in ("attempt", "outcome", "reason", "error", "delay")}
     if facts["outcome"] is not None:

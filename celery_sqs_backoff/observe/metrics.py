@@ -44,7 +44,7 @@ class Metrics:
     Args:
         waiting: the same worker's fold of the messages that wait.
         running: how many tasks of a queue the pool is running.
-        providers: what the worker knows of each provider and tenant.
+        providers: the state of each provider and tenant in the worker.
         clock: seconds, monotonic.
         now: seconds since the epoch.
     """

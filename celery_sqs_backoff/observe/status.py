@@ -24,7 +24,7 @@ _PUBLISHED: Final = (
     *("dead_letters", "oldest_seconds", "in_flight_share"),
 )
 
-#: SQS's counts are approximate, so a difference of so few messages means nothing.
+#: SQS's counts are approximate, so a difference up to this has no meaning.
 _FEW: Final = 20
 
 #: Queues that a line names, and providers with a row of their own.
@@ -47,10 +47,10 @@ class QueueStatus:
         in_flight: ``waiting``, ``running`` and the messages that workers hold.
         delayed: new messages that SQS delays (``DelaySeconds``).
         has_dlq: whether it has a dead-letter queue, as far as is known.
-        dead_letters: messages in the dead-letter queue; ``None`` also if there is none.
+        dead_letters: messages in the dead-letter queue; ``None`` also without one.
         retention_seconds: how long the queue keeps a message.
         failure: SQS's error code, if the queue could not be read.
-        known: sums of what the workers know of it; ``None``: no worker has published anything.
+        known: sums of the workers' numbers for it; ``None``: no worker has published any.
         at: when the workers' records were read, in seconds since the epoch.
     """
 
@@ -68,12 +68,12 @@ class QueueStatus:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is on the queue, as far as SQS knows."""
+        """Whether the queue is empty, as far as SQS knows."""
         return self.ready == self.in_flight == self.delayed == 0
 
     @property
     def unaccounted(self) -> int:
-        """Messages in flight that no worker knows, if they are the most; else 0.
+        """Messages in flight that no worker knows, if they are the most, or else 0.
 
         A worker that has ended may have hidden them.
         """
@@ -175,10 +175,10 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
 
 
 def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: float) -> QueueStatus:
-    """Add what the workers know of a queue; without any worker nothing is added.
+    """Add the workers' numbers for a queue. Without workers, return the status unchanged.
 
     Args:
-        status: what SQS has told.
+        status: the numbers from SQS.
         workers: their records of the last minute.
         now: seconds since the epoch.
     """
@@ -199,7 +199,7 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
 
 
 def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
-    """Add up what the workers know of each provider and tenant. The worst state counts."""
+    """Add up the workers' numbers for each provider and tenant. The worst state counts."""
     found: dict[str, ProviderNow] = {}
     for one in (provider for worker in workers for provider in worker.providers):
         known = found.setdefault(one.name, replace(one, rate=0.0, hidden=0, in_line=0))
@@ -233,7 +233,7 @@ def render(status: Status) -> str:
 
 
 def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Align the first column to the left and the others to the right."""
+    """Align the first column to the left and the rest to the right."""
     rows = [heading, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

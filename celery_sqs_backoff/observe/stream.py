@@ -16,8 +16,8 @@ Listener = Callable[[Event], object]
 class Events:
     """Hands each event to every listener, in the thread that emits it.
 
-    A listener must return quickly. If it raises, that is logged once per listener, and the others
-    are still called.
+    A listener must return quickly. If it raises, that is logged once per listener, and the
+    other listeners are still called.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Events:
         self._broken: set[int] = set()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every event from now on; return a function that ends it."""
+        """Call ``listener`` with every event. Return a function that removes it."""
         self._listeners = (*self._listeners, listener)
 
         def unsubscribe() -> None:

@@ -17,13 +17,13 @@ from .events import DeadLettered, Event, Hidden, Polled, Recalled, SettlementFai
 #: How far ahead "gives up soon" looks.
 _SOON_SECONDS: Final = 2 * 3600.0
 
-#: A message gives up soon only if no more than this share of its ``retry_for`` is left.
+#: A message gives up soon only if at most this share of its ``retry_for`` is left.
 _LAST_SHARE: Final = 0.25
 
-#: Messages of one queue, because SQS allows no more in flight.
+#: Most messages of one queue, because SQS does not allow more in flight.
 _MOST: Final = 120_000
 
-#: Messages from which on those that are due are looked for.
+#: With this many messages, due ones are dropped.
 _FIRST_PRUNE: Final = 1_000
 
 
@@ -51,7 +51,7 @@ class Waiting:
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
     def __call__(self, event: Event) -> None:
-        """Enter an event: a listener of :class:`.stream.Events`."""
+        """Enter an event. This is a listener of :class:`.stream.Events`."""
         if isinstance(event, Hidden):
             with self._lock:
                 self._hide(event)
@@ -75,7 +75,7 @@ class Waiting:
             entries[event.message_id] = _Entry(self._clock() + event.seconds, event)
 
     def _prune(self, queue: str) -> int:
-        """Drop the messages that are due; return how many are left."""
+        """Drop the messages that are due. Return how many are left."""
         entries, now = self._entries[queue], self._clock()
         for message_id in [name for name, entry in entries.items() if entry.due <= now]:
             del entries[message_id]

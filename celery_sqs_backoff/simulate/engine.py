@@ -1,7 +1,7 @@
 """Simulate a fleet in virtual time, with an event heap.
 
-SQS is simplified. A visible message goes at once to a random worker that has room; a hidden one is
-shown at the second that was asked for. Nothing is lost and all clocks agree.
+SQS is simplified. A visible message goes immediately to a random worker that has room; a hidden one
+is shown at the second that was asked for. No message is lost and all clocks agree.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Worker:
 
 
 def simulate(scenario: Scenario, strategy: type[PolicyAlone], *, seed: int = 0) -> Measures:
-    """Run a scenario with one strategy; the same seed gives the same result."""
+    """Run a scenario with one strategy. The same seed gives the same result."""
     return _Simulation(scenario, strategy, seed).run()
 
 
@@ -279,7 +279,7 @@ class _Simulation:
                 message = worker.paced.popleft()
                 told = worker.strategy.turn_came(message, self.now, len(worker.paced))
                 self._follow(worker, message, told)
-        # They may go to any worker: one that is full itself leaves the recalling to the others.
+        # They may go to any worker, so a full worker leaves the recalling to other workers.
         room = 2 * self._capacity if worker.held < self._capacity else 0
         for message in worker.strategy.recalls(self.now, room=room, waiting=len(worker.paced)):
             self._in_flight -= 1

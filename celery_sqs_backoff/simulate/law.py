@@ -42,7 +42,7 @@ class SimulatedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What to do with a message: run it (the default), hide it, let it wait, or give it up."""
+    """Decision about a message: run it (the default), hide it, let it wait, or give it up."""
 
     hide: float | None = None
     dead: str | None = None
@@ -69,7 +69,7 @@ class PolicyAlone:
     def decide_after_run(
         self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
     ) -> Told:
-        """Decide about a message whose run has ended; after a success nothing is to do."""
+        """Decide about a message after its run. A success needs no decision."""
         if not failed:
             return RUN
         delay = self._draw(message) + (retry_after or 0.0)
@@ -90,11 +90,11 @@ class PolicyAlone:
         """Note that SQS has hidden a message."""
 
     def turns(self, waiting: int, now: float) -> int:
-        """Return how many of those that wait may run now."""
+        """Return how many waiting messages may run now."""
         return waiting
 
     def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        """Decide about a message whose turn has come, with so many behind it."""
+        """Decide about the first message in line, with ``waiting`` messages behind it."""
         return RUN
 
     def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
@@ -102,7 +102,7 @@ class PolicyAlone:
         return []
 
     def tick_seconds(self) -> float | None:
-        """Return the seconds until ``recalls`` is worth asking; ``None`` = never."""
+        """Return the seconds until ``recalls`` is worth asking, or ``None`` for never."""
         return None
 
     def _draw(self, message: SimulatedMessage) -> float:
@@ -112,7 +112,7 @@ class PolicyAlone:
         return Told(hide=visibility_delay(delay, self._delivery(message, now), now=now))
 
     def _find_exhausted(self, message: SimulatedMessage, now: float) -> str | None:
-        """Return the budget that was exhausted before this receive; ``None`` = it may run."""
+        """Return the budget that was exhausted before this receive, or ``None`` if it may run."""
         if message.receives <= 1:
             return None
         reason = budget.find_reason_before_run(

@@ -23,8 +23,8 @@ class Result:
 
     Attributes:
         strategy: its name.
-        scenario: what was simulated.
-        measures: what was counted.
+        scenario: the simulated one.
+        measures: the counts.
     """
 
     strategy: str
@@ -52,11 +52,11 @@ class Result:
 
     @property
     def drain_ratio(self) -> float | None:
-        """Drain as a multiple of the shortest; ``None`` = there was no backlog to speak of."""
+        """Drain as a multiple of the shortest, or ``None`` without a real backlog."""
         return self.drain / self.shortest_drain if self.shortest_drain >= 1 else None
 
     def receives(self, share: float) -> int:
-        """Return a quantile of the receives per message: 0.5 is the median, and 1 the most."""
+        """Return a quantile of the receives per message, where 0.5 is the median and 1 the most."""
         counts = sorted(self.measures.receives.elements())
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 

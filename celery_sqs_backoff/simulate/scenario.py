@@ -1,4 +1,4 @@
-"""What is simulated. All times are seconds from the start of the simulation."""
+"""The simulated scenario. All times are seconds from the start of the simulation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..retry.policies import FullJitter, Policy
 
 
 class ScenarioError(ValueError):
-    """A scenario does not make sense; the message names the field and what was expected."""
+    """A scenario does not make sense. The message names the field and the expected values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class Scenario:
         backlog: messages that are there at the start.
         capacity: calls a second that the provider takes; more get a 429. ``None`` = any number.
         call_seconds: how long a call takes.
-        retry_after: seconds that a 429 asks for; ``None`` = it says nothing.
+        retry_after: seconds that a 429 asks for; ``None`` = it does not say.
         workers: how many.
         processes: of each worker.
-        prefetch: messages per process that a worker takes beyond those that run.
+        prefetch: messages per process that a worker takes beyond the running ones.
         backoff, retry_for, max_retries, crash_budget, provider: the task's options.
         max_receive_count: of the queue; ``None`` = it has no dead-letter queue.
         retention: how long SQS keeps a message.
