@@ -67,6 +67,7 @@ class Operation(Enum):
     SEND = "SendMessageBatch"
     GET_ATTRIBUTES = "GetQueueAttributes"
     GET_URL = "GetQueueUrl"
+    LIST_QUEUES = "ListQueues"
     LIST_SOURCES = "ListDeadLetterSourceQueues"
 
 

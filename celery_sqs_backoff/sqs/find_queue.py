@@ -56,7 +56,7 @@ class QueueFinder:
         if self.predefined:
             return list(dict.fromkeys(str(queue["url"]) for queue in self.predefined.values()))
         return self.calls("").attempt(
-            Operation.LIST_SOURCES, lambda client: list(client.list_queues().get("QueueUrls") or ())
+            Operation.LIST_QUEUES, lambda client: list(client.list_queues().get("QueueUrls") or ())
         )
 
     def key(self, name: str) -> str:
