@@ -1,7 +1,7 @@
-"""What is wrong with a set-up, before it loses a message: pure rules over facts that others read.
+"""The doctor finds faults of a set-up before it loses a message, by pure rules over facts.
 
-``facts`` holds what was read, ``rules`` says what is wrong with it, ``look`` reads it from SQS and
-from a Celery app. A finding states evidence, its consequence in an outage, and the fix.
+``look`` reads the facts from SQS and from a Celery app, ``facts`` holds them, and ``rules`` finds
+the faults in them. A finding states evidence, its consequence in an outage, and the fix.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""ProjectFacts about queues, tasks and settings, as plain values, so that rules need no SQS.
+"""Facts about queues, tasks and settings, as plain values, so that rules need no SQS.
 
-``None`` means that a fact is not known. A rule says nothing about it then.
+``None`` means that a fact is not known. A rule is silent about it then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class QueueFacts:
 
     @property
     def region(self) -> str | None:
-        """Region in the URL, or of the client that looked for it; ``None``: not known."""
+        """Region in the URL, or of the client that looked for it. ``None`` = not known."""
         return region_of(urlsplit(self.url).hostname or "") or self.client_region
 
     @property
@@ -74,7 +74,7 @@ class QueueFacts:
 
     @property
     def redrive_allow_policy(self) -> dict[str, Any]:
-        """Policy as a mapping; empty: the queue has none, which allows every source."""
+        """Policy as a mapping. Without a policy it is empty, which allows every source."""
         try:
             found = json.loads((self.attributes or {}).get("RedriveAllowPolicy") or "{}")
         except ValueError:
@@ -94,7 +94,7 @@ class QueueFacts:
         return value or None
 
     def number(self, name: str) -> int | None:
-        """Return an attribute as a number; ``None``: it is not known."""
+        """Return an attribute as a number, or ``None`` if it is not known."""
         try:
             return int((self.attributes or {})[name])
         except (KeyError, TypeError, ValueError):
@@ -118,7 +118,7 @@ class TaskFacts:
         fifo_cap: the longest delay on a FIFO queue, in seconds.
         retried_errors: names of the exception classes that are RETRYABLE.
         needs_store: whether its options need a store (a guard).
-        wants_dlq: whether it dead-letters what it gives up.
+        wants_dlq: whether it dead-letters the messages that it gives up.
         acks_late: Celery's option.
         autoretries: whether Celery's own autoretry is on.
     """
@@ -140,7 +140,7 @@ class TaskFacts:
 
     @cached_property
     def on_fifo(self) -> TaskFacts:
-        """Task as it is on a FIFO queue, where its delays are shorter."""
+        """The same task on a FIFO queue, where its delays are shorter."""
         if self.backoff is None:
             return self
         return replace(self, backoff=tolerant(self.backoff, cap=self.fifo_cap))
@@ -151,17 +151,17 @@ class AppFacts:
     """The app's settings, as far as a rule asks for them."""
 
     tasks: tuple[TaskFacts, ...] = ()
-    #: Scheme of the store's URL, or ``None``: the app has none. Never the URL, with its password.
+    #: Scheme of the store's URL, ``None`` = no store. Never the URL, with its password.
     store: str | None = None
     #: Why no worker can start with the store's settings; ``None``: it can.
     store_fault: str | None = None
-    #: What the store needs and this machine lacks: a library, or the Region.
+    #: A library or a Region that the store needs and this machine lacks.
     store_lack: str | None = None
     #: Why the store cannot be used; ``None``: it can be, or was not asked.
     store_failure: str | None = None
-    #: What lets others write into the store; ``None``: nothing, or it was not looked at.
+    #: Why others can write into the store; ``None``: they cannot, or it was not looked at.
     store_forgeable: str | None = None
-    #: Why the store may drop records before their end; ``None``: nothing says that it does.
+    #: Why the store may drop records before their end; ``None`` = no sign of that.
     store_eviction: str | None = None
     pool: str = "prefork"
     #: Whether tasks run where they are sent, as in tests: eagerly, or from a broker in memory.
@@ -178,9 +178,9 @@ class ProjectFacts:
 
     app: AppFacts = field(default_factory=AppFacts)
     queues: tuple[QueueFacts, ...] = ()
-    #: Whether ``queues`` are all that the app consumes, and not some that somebody has named.
+    #: Whether ``queues`` are all that the app consumes, and not some that the operator has named.
     are_all: bool = False
-    #: URLs of queues beside those consumed, with their number of messages.
+    #: URLs of queues that the app does not consume, with their number of messages.
     other_queues: Mapping[str, int] = field(default_factory=dict)
     #: The broker, if it is not SQS: then no queue was looked at.
     other_broker: str | None = None
@@ -190,7 +190,7 @@ class ProjectFacts:
         return [task for task in self.app.tasks if task.is_covered]
 
     def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
-        """Return the tasks that a queue is likely to have, without those that go to another one.
+        """Return the tasks that a queue is likely to have, without tasks of other queues.
 
         If all go elsewhere, callers must name this queue. Then it has the tasks without a route,
         or all of them if each has a route.

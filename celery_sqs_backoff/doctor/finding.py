@@ -1,4 +1,4 @@
-"""What a rule reports: evidence, consequence, and a fix to paste into a shell or Terraform."""
+"""Findings of rules, with evidence, consequence, and a fix to paste into a shell or Terraform."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Fix:
-    """Lines that a person can paste. An empty text means that there is none.
+    """Lines that a person can paste. An empty text means that there is no such line.
 
     Attributes:
         aws: a line for the AWS command line.
         terraform: an argument of the queue's resource in Terraform.
-        text: what to change where neither helps, such as in the app's settings.
+        text: the change to make elsewhere, such as in the app's settings.
     """
 
     aws: str = ""
@@ -41,7 +41,7 @@ class Finding:
         id: of the rule: a letter for the severity and a number that is never used again.
         severity: of the rule.
         subject: the queue, task or setting.
-        evidence: what was read, what was expected, and how that was computed.
+        evidence: the value read, the expected one, and how that was computed.
         consequence: what happens to messages if it stays so.
         fix: how to change it.
     """
@@ -54,7 +54,7 @@ class Finding:
     fix: Fix = field(default_factory=Fix)
 
     def as_dict(self) -> dict[str, object]:
-        """Return what ``--format json`` prints of it."""
+        """Return the fields that ``--format json`` prints."""
         return {
             "id": self.id,
             "severity": self.severity.value,
@@ -75,10 +75,10 @@ class Rule:
 
     Attributes:
         id: ``E`` (error), ``W`` (warning) or ``I`` (info) and a number, never used again.
-        title: what is wrong, in a few words.
+        title: the fault, in a few words.
         why: the page of ``--explain``: why it matters, with the source of each number.
         ask: returns a report for each subject that has it.
-        is_live: whether it needs facts that SQS or a store has to be asked for.
+        is_live: whether its facts come from SQS or a store.
     """
 
     id: str
@@ -124,9 +124,9 @@ def set_attribute(
     Args:
         queue: the queue.
         name: of the attribute on SQS.
-        value: a policy as a mapping. An empty text removes a policy; Terraform would leave it as it
-            is if the configuration had ``null``.
-        text: what to do beside it.
+        value: a policy as a mapping. An empty text removes a policy; Terraform would
+            not change it if the configuration had ``null``.
+        text: another step to take.
     """
     if isinstance(value, Mapping):
         plain = json.dumps(value)

@@ -1,7 +1,7 @@
 """Read the facts: from a Celery app, and, for the live half, from SQS and the store.
 
-Looking is harmless: attributes are read, two calls are made with a receipt handle that does not
-exist, and one to the dead-letter queue with nothing to send, to see what it is that SQS refuses.
+Looking is harmless. It reads attributes. To find denied permissions, it makes two calls with a
+receipt handle that does not exist, and one to the dead-letter queue without a message.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class NotImported(Exception):
 def load_tasks(app: Any) -> None:
     """Import the modules of an app's tasks, as a worker does at its start, and finalize it.
 
-    Without Django's system checks, one of which may be what calls this. What the modules print
+    Without Django's system checks, because one of them may be the caller. Output of the modules
     goes to stderr: stdout is for the caller's results.
 
     Raises:
         NotImported: a module has raised, or has tried to end the process.
-        Exception: whatever an option of a task raises.
+        Exception: an option of a task raised it.
     """
     before = os.environ.get(_SKIP_CHECKS)
     os.environ[_SKIP_CHECKS] = "yes"
@@ -72,12 +72,12 @@ def _reason(exc: BaseException) -> str:
 
 
 def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFacts:
-    """Read what is known of an app.
+    """Read the facts of an app.
 
     Args:
         app: the Celery app; its tasks are loaded (:func:`load_tasks`).
         live: whether to ask SQS and the store too.
-        are_named: whether somebody has named the queues to look at (``-Q``).
+        are_named: whether the operator has named the queues to look at (``-Q``).
 
     Raises:
         kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
@@ -105,7 +105,7 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
 def ignored_by(app: Any) -> tuple[str, ...]:
     """Return the ids that ``sqs_backoff["ignore_findings"]`` names, each with its reason there.
 
-    An id, or ``id:subject``, without a reason is not ignored: nobody could say why it is.
+    An id, or ``id:subject``, without a reason is not ignored, so that each exception states why.
     """
     settings = app.conf.get("sqs_backoff")
     ignored = settings.get("ignore_findings") if isinstance(settings, Mapping) else None
@@ -151,7 +151,7 @@ def facts_of_queue(
     failure = answer if isinstance(answer, Failure) else None
     denied: list[str] = []
     if failure is None or _is_forbidden(failure):
-        # Whoever sends dead letters need not read the queue that they go to.
+        # A worker that sends dead letters need not read their queue.
         if failure is not None and is_consumed:
             denied.append("sqs:GetQueueAttributes")
         denied += _find_denied(calls, is_consumed)
@@ -182,7 +182,7 @@ def _not_found(channel: Any, name: str, failure: Failure) -> QueueFacts:
 
 
 def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
-    """Try the actions of a worker: with a handle that does not exist, or with nothing to send."""
+    """Try the actions of a worker with a handle that does not exist, or without a message."""
     if not is_consumed:
         if _is_forbidden(calls.send_nothing()):
             yield "sqs:SendMessage"
@@ -196,7 +196,7 @@ def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
 
 
 def _is_forbidden(failure: Failure | None) -> bool:
-    """Return whether a permission is missing. A wrong secret key is refused too, and lacks none."""
+    """Return whether a permission is missing. A wrong secret key is another fault."""
     return (
         failure is not None
         and failure.kind is Kind.DENIED
@@ -269,7 +269,7 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
 
 
 def _queue_of(app: Any, queue: Any) -> Any:
-    """kombu's queue of this name or alias; ``None`` for one that Celery makes up."""
+    """Return kombu's queue of this name or alias, or ``None`` if Celery makes it up."""
     if not isinstance(queue, str):
         return queue
     return app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
@@ -341,7 +341,7 @@ def _of_store(exc: ImproperlyConfigured) -> str:
 
 
 def _other_queues(channel: Any, consumed: set[str]) -> dict[str, int]:
-    """Event and reply queues, by URL, where SQS lets us list queues; else none."""
+    """Return messages in event and reply queues, by URL, if SQS lets us list queues."""
     if channel.predefined_queues:
         return {}
     found = {}

@@ -1,4 +1,4 @@
-"""The rules: what is wrong with queues, dead-letter queues, tasks, settings and permissions.
+"""The rules for queues, dead-letter queues, tasks, settings and permissions.
 
 An id is never used again, also when its rule is gone.
 """
@@ -25,7 +25,7 @@ from .horizon import DRAWS, dead_lettered_after, receives_within
 #: A visibility timeout from here on is long: a killed worker's messages wait for it to end.
 _LONG_SECONDS: Final = 3_600
 
-#: What SQS gives a queue that does not say, and the most that it allows.
+#: SQS's default retention of a queue, and the longest.
 _FOUR_DAYS_SECONDS: Final = 345_600
 _FOURTEEN_DAYS_SECONDS: Final = 1_209_600
 
@@ -36,17 +36,17 @@ _KEPT: Final = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
 _MOST_SOURCES: Final = 10
 
-#: Messages that a worker may hold beside those that run before the doctor speaks of it.
+#: The doctor warns if a worker may prefetch more messages than this.
 _MUCH_PREFETCH: Final = 1_000
 
-#: Messages in an event or reply queue that show that nobody reads it.
+#: An event or reply queue with this many messages has no reader.
 _PILED_UP: Final = 100
 
 #: Characters in the name of a policy.
 #: https://docs.aws.amazon.com/IAM/latest/APIReference/API_PutRolePolicy.html
 _MOST_POLICY_NAME: Final = 128
 
-#: Classes that say nothing about whether the work was done.
+#: Classes that do not tell whether the work was done.
 _BROAD: Final = frozenset(
     {
         "builtins.BaseException",
@@ -106,7 +106,7 @@ def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
     """The queue's visibility timeout is 0.
 
     A received message must stay hidden until its worker has renewed its hold for the first
-    time. With 0 SQS shows it again at once.
+    time. With 0 SQS shows it again immediately.
     """
     if queue.number("VisibilityTimeout") != 0:
         return None
@@ -161,8 +161,8 @@ def _small_messages(facts: ProjectFacts) -> Iterator[Report]:
 def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue delays every message.
 
-    A queue's DelaySeconds applies to each message that brings none of its own. Celery's
-    countdown and retries need none.
+    A queue's DelaySeconds applies to each message without a delay of its own.
+    Celery's countdown and retries do not need it.
     """
     if not (seconds := queue.number("DelaySeconds")):
         return None
@@ -177,7 +177,7 @@ def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue has no dead-letter queue.
 
-    What cannot be retried is for a person to look at, and to replay once the cause is gone.
+    A person looks at a message that cannot be retried, and replays it once the cause is gone.
     Without a dead-letter queue it is deleted.
     """
     if facts.covered and not any(task.wants_dlq for task in facts.covered):
@@ -491,7 +491,7 @@ def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that tasks go to was not looked at.
 
     Without task_queues an app knows its default queue alone. A task's queue, task_routes or
-    beat_schedule name others, and workers receive from those that their -Q names.
+    beat_schedule name others, and workers receive from the queues in their -Q.
     """
     if not facts.are_all:
         return
@@ -548,7 +548,7 @@ def _statement(queue: QueueFacts, arn: str | None) -> str:
         "Resource": arn or f"ARN of {queue.name}",
     }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-    # Of its own: put-role-policy replaces what the role has under the same name.
+    # A name of its own, because put-role-policy replaces a policy of the same name.
     actions = (action.partition(":")[2] for action in queue.denied)
     name = "-".join([queue.url.rpartition("/")[2], *actions])[:_MOST_POLICY_NAME]
     return (
@@ -753,7 +753,7 @@ def _store_fails(facts: ProjectFacts) -> Iterator[Report]:
 def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
     """Records on the store are not signed.
 
-    Without a secret, others that can write to the store decide what a worker takes for done.
+    Without a secret, others that can write to the store decide which work counts as done.
     """
     if facts.app.store_forgeable is not None:
         yield (
@@ -790,17 +790,17 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def asked(*, live: bool) -> list[Rule]:
-    """Return the rules: all, or those that need no facts from SQS or a store."""
+    """Return all rules, or only the rules that need no facts from SQS or a store."""
     return [rule for rule in RULES if live or not rule.is_live]
 
 
 def examine(
     facts: ProjectFacts, *, ignore: Collection[str] = (), live: bool = True
 ) -> list[Finding]:
-    """Return what is wrong, the worst first.
+    """Return the findings, the worst first.
 
     Args:
-        facts: what was read.
+        facts: the facts that :func:`.look.look` read.
         ignore: ids of rules to leave out, or ``id:subject`` for one subject.
         live: whether to ask the rules that need facts from SQS or a store.
     """
