@@ -51,7 +51,7 @@ class NoJournal:
 class Journal(NoJournal):
     """A journal in a file, which is resumed if it exists. Use as a context manager.
 
-    The next run removes the messages that a run settled before it ended.
+    When the next run opens the file, it drops the messages that an ended run has settled.
 
     Arguments:
         path: the file. It stays when the run is over; another run may go on with it.

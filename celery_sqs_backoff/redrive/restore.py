@@ -220,7 +220,7 @@ class _PutBack(Sender):
         return None
 
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
-        """Leave the messages, because an archive is not deleted from."""
+        """Leave the messages in the archive."""
 
 
 class _Found:

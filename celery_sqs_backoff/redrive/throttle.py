@@ -37,7 +37,7 @@ class Throttle:
         self._lock = threading.Lock()
         self._began: float | None = None
         self._next = 0.0  # the next free slot
-        #: Of the rate, the share that is used now.
+        #: Share of the rate that is used now.
         self.factor = 1.0
 
     def batch_size(self, now: float) -> int:
