@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, asked, examine
+from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, examine, select_rules
 from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .command import app_of, command, loading_app, make_read_failure
@@ -69,7 +69,7 @@ def sqs_doctor(
     if explain is not None:
         click.echo(_explanation(_rule(explain)))
         return
-    from celery_sqs_backoff.doctor.look import ignored_by, load_tasks, look
+    from celery_sqs_backoff.doctor.look import load_tasks, look, read_ignored
 
     ignored = [_parse_ignored(text) for text in ignore]
     app = app_of(ctx, needs_sqs=not offline)
@@ -81,12 +81,12 @@ def sqs_doctor(
         facts = facts if offline else look(app, are_named=bool(queues))
     except Exception as exc:  # kombu and botocore raise many types
         raise make_read_failure("the queues", why_not(exc)) from exc
-    findings = examine(facts, ignore=[*ignored, *ignored_by(app)], live=not offline)
+    findings = examine(facts, ignore=[*ignored, *read_ignored(app)], live=not offline)
     for queue in facts.unread:
         make_read_failure(f"queue {queue.name}", queue.failure).show()
     if form == "text":
         subjects = [queue.name for queue in facts.queues if queue not in facts.unread]
-        looked_at = f"{len(asked(live=not offline))} rules, {_name_queues(subjects)}"
+        looked_at = f"{len(select_rules(live=not offline))} rules, {_name_queues(subjects)}"
         click.echo(_text(findings, looked_at, could_look=not facts.unread))
     else:
         shown = {"findings": [finding.as_dict() for finding in findings]}

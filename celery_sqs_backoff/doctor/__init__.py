@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .facts import AppFacts, ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Rule, Severity
-from .rules import RULES, asked, examine
+from .rules import RULES, examine, select_rules
 
 __all__ = [
     "RULES",
@@ -20,6 +20,6 @@ __all__ = [
     "Rule",
     "Severity",
     "TaskFacts",
-    "asked",
     "examine",
+    "select_rules",
 ]

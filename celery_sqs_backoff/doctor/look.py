@@ -102,7 +102,7 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
     return ProjectFacts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)
 
 
-def ignored_by(app: Any) -> tuple[str, ...]:
+def read_ignored(app: Any) -> tuple[str, ...]:
     """Return the ids that ``sqs_backoff["ignore_findings"]`` names, each with its reason there.
 
     An id, or ``id:subject``, without a reason is not ignored, so that each exception states why.

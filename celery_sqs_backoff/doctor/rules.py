@@ -789,7 +789,7 @@ RULES: Final = tuple(sorted(_rules, key=lambda rule: rule.id[1:]))
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
-def asked(*, live: bool) -> list[Rule]:
+def select_rules(*, live: bool) -> list[Rule]:
     """Return all rules, or only the rules that need no facts from SQS or a store."""
     return [rule for rule in RULES if live or not rule.is_live]
 
@@ -806,7 +806,7 @@ def examine(
     """
     found = {
         finding: None  # once, of a dead-letter queue that several queues have
-        for rule in asked(live=live)
+        for rule in select_rules(live=live)
         for finding in rule.findings(facts)
         if finding.id not in ignore and f"{finding.id}:{finding.subject}" not in ignore
     }

@@ -68,7 +68,7 @@ class Pulse:
         with self._lock:
             self._checks[name] = fault
 
-    def turned(self, name: str) -> None:
+    def note_turn(self, name: str) -> None:
         """Record that a loop has turned. Ignore a loop that is not watched."""
         loop = self._loops.get(name)
         if loop is not None:

@@ -120,7 +120,7 @@ LINES: Final = (
 )
 
 
-def logged_events() -> Events:
+def make_logged_events() -> Events:
     """Return a stream that is logged."""
     events = Events()
     events.subscribe(LogLines())

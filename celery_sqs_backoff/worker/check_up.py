@@ -15,7 +15,7 @@ from typing import Any, Final
 from celery.utils.log import get_logger
 
 from ..doctor import Finding, ProjectFacts, QueueFacts, Severity, examine
-from ..doctor.look import facts_of_app, ignored_by
+from ..doctor.look import facts_of_app, read_ignored
 from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
 from ..threads import start_daemon
@@ -63,7 +63,7 @@ def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severi
                 for name, queue in queues
             ),
         ),
-        ignore=(*ignored_by(app), _REFUSES_TO_START),
+        ignore=(*read_ignored(app), _REFUSES_TO_START),
     )
     groups = (list(group) for _, group in groupby(found, key=lambda finding: finding.id))
     return [(group[0].severity, _line(group)) for group in groups]

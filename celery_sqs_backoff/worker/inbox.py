@@ -87,7 +87,7 @@ class Inbox:
         Raises:
             TimeoutError: no message arrived.
         """
-        self._pulse.turned(EVENT_LOOP)
+        self._pulse.note_turn(EVENT_LOOP)
         with self._cond:
             if not self._can_deliver():
                 self._cond.wait(_WAIT_SECONDS)

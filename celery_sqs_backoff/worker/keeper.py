@@ -19,7 +19,7 @@ from celery.utils.log import get_logger
 
 from ..observe import events
 from ..observe.health import Pulse
-from ..observe.log_lines import logged_events
+from ..observe.log_lines import make_logged_events
 from ..sqs.calls import Calls
 from ..sqs.carry_out import carry_out
 from ..sqs.dead_letter import DeadLetterRecord
@@ -84,7 +84,7 @@ class Keeper:
         self._waits_until: float | None = None  # while the thread waits
         self._stopping = False
         #: For whoever observes this worker.
-        self.events = logged_events()
+        self.events = make_logged_events()
         self.pulse = Pulse()
 
     # What the worker's other threads call. Nothing here blocks on SQS.
@@ -238,7 +238,7 @@ class Keeper:
 
     def _run(self) -> None:
         while True:
-            self.pulse.turned(_NAME)
+            self.pulse.note_turn(_NAME)
             try:
                 if (call := self.next_call()) is not None:
                     self._hand_out(call)

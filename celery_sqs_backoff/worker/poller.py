@@ -144,7 +144,7 @@ class Poller:
             and self._most >= MAX_BATCH_ENTRIES
             and (asked_for := self._window.take_more(self.url))
         ):
-            self._pulse.turned(name)
+            self._pulse.note_turn(name)
             self._receive(asked_for, wait_seconds=0, is_main=False)
 
     def _survive(self, step: Callable[[], object]) -> None:
@@ -159,7 +159,7 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(1, self._rng))
 
     def _poll(self) -> None:
-        self._pulse.turned(self._name)
+        self._pulse.note_turn(self._name)
         self._queue = self._read_queue()
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
         asked_for = self._window.wait_for_room(
@@ -170,7 +170,7 @@ class Poller:
 
     def _is_over(self) -> bool:
         """Return whether to stop. Called every second while there is no room."""
-        self._pulse.turned(self._name)
+        self._pulse.note_turn(self._name)
         return self._stopped.is_set()
 
     def _is_alive(self) -> bool:

@@ -122,7 +122,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         pulse = self._keeper.pulse
         pulse.watch(EVENT_LOOP, limit_seconds=_LONGEST_TURN_SECONDS)
         if c.hub is not None:  # else its timers turn without it, and the inbox says when it does
-            c.timer.call_repeatedly(_TURN_SECONDS, pulse.turned, (EVENT_LOOP,))
+            c.timer.call_repeatedly(_TURN_SECONDS, pulse.note_turn, (EVENT_LOOP,))
 
     def _check_queues(self, c: Any) -> None:
         channel, receiver = c.task_consumer.channel, c.sqs_receiver

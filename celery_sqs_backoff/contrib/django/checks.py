@@ -16,9 +16,9 @@ from celery_sqs_backoff.doctor import Finding, ProjectFacts, Severity, examine
 from celery_sqs_backoff.doctor.look import (
     NotImported,
     facts_of_app,
-    ignored_by,
     load_tasks,
     look,
+    read_ignored,
     why_not_loaded,
 )
 from celery_sqs_backoff.sqs.find_queue import why_not
@@ -61,7 +61,7 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
         return [_warning("W032", text, SERIOUS_WITH_DEPLOY)]
     except Exception as exc:  # noqa: BLE001  # of an option of a task, or of a setting
         return [_not_loaded(exc)]
-    return [_message(f) for f in examine(facts, ignore=ignored_by(app), live=False)]
+    return [_message(f) for f in examine(facts, ignore=read_ignored(app), live=False)]
 
 
 def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
@@ -86,7 +86,7 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
         *map(_could_not_look, could_not),
         *(
             _message(f)
-            for f in examine(facts, ignore=ignored_by(app))
+            for f in examine(facts, ignore=read_ignored(app))
             if (f.id, f.subject) not in offline
         ),
     ]

@@ -25,7 +25,7 @@ class Worker:
             window=self.window,
             hub=SimpleNamespace(call_soon=self.soon.append) if has_loop else None,
             one_at_a_time=False,
-            pulse=SimpleNamespace(turned=self._note_turn),  # type: ignore[arg-type]
+            pulse=SimpleNamespace(note_turn=self._note_turn),  # type: ignore[arg-type]
         )
 
     def _deliver(self, arrival: Any) -> None:

@@ -40,13 +40,13 @@ def test_a_loop_that_turns_is_well(pulse: Pulse, clock: Clock) -> None:
     for _ in range(10):
         clock.now += 40
         assert pulse.faults() == []
-        pulse.turned("poller of mails")
+        pulse.note_turn("poller of mails")
 
 
 def test_a_loop_that_hangs_is_named(pulse: Pulse, clock: Clock) -> None:
     clock.now += 46
     assert pulse.faults() == ["poller of mails has not turned for 46 s"]
-    pulse.turned("poller of mails")
+    pulse.note_turn("poller of mails")
     assert pulse.faults() == []
 
 
@@ -58,7 +58,7 @@ def test_a_dead_thread_is_named_at_once(pulse: Pulse) -> None:
 
 
 def test_what_is_not_watched_may_turn(pulse: Pulse) -> None:
-    pulse.turned("something else")
+    pulse.note_turn("something else")
     assert pulse.faults() == []
 
 
@@ -96,7 +96,7 @@ def test_untouched_while_a_loop_hangs(
     assert "60 s old" in (diagnosis(path, now=time.time()) or "")
     said = "sqs_backoff.unhealthy: poller of mails has not turned for 60 s"
     assert caplog.text.count(said) == 1
-    pulse.turned("poller of mails")
+    pulse.note_turn("poller of mails")
     heartbeat.beat()
     assert diagnosis(path, now=time.time()) is None
     assert "sqs_backoff.healthy" in caplog.text

@@ -22,7 +22,7 @@ from celery_sqs_backoff.observe.events import (
     SettlementFailed,
     SettlementRefused,
 )
-from celery_sqs_backoff.observe.log_lines import LogLines, logged_events
+from celery_sqs_backoff.observe.log_lines import LogLines, make_logged_events
 
 OF_TASK: dict[str, Any] = {"queue": "q", "task": "shop.mail", "task_id": "5f", "message_id": "m"}
 RETRIED: dict[str, Any] = {
@@ -102,7 +102,7 @@ RETRIED: dict[str, Any] = {
 )
 def test_a_line(event: Event, level: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    logged_events().emit(event)
+    make_logged_events().emit(event)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, line)]
 
 
