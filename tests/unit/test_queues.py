@@ -51,7 +51,9 @@ def test_a_queues_attributes_are_read():
     assert queue.name == "mail"
 
 
-@pytest.mark.parametrize("redrive", [{}, {"RedrivePolicy": ""}])
+@pytest.mark.parametrize(
+    "redrive", [{}, {"RedrivePolicy": ""}, {"RedrivePolicy": "?"}, {"RedrivePolicy": "[]"}]
+)
 def test_a_queue_without_a_redrive_policy_has_no_dead_letter_queue(redrive):
     queue = read_queue(FakeClient(redrive), URL)
     assert queue.dlq_url is None
