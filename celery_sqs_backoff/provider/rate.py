@@ -229,7 +229,8 @@ class RecoveryRate:
     14 calls per 100 messages are refused. It takes longer in two cases. Fifty workers are 1.1 to
     1.8 times as slow, and small shares cost up to 48 refused calls per 100 messages, because each
     worker searches by itself. Where half of all calls fail it takes 1.6 times, and in one run of
-    four 9 times: gates open again, and the last messages wait for probes that fail. """
+    four 9 times: gates open again, and the last messages wait for probes that fail.
+    """
 
     START, LOWEST = 1.0, 0.1
     BY_CALL, BY_SECOND = 0.025, 0.025
