@@ -22,7 +22,7 @@ from celery.utils.log import get_logger
 
 from ..provider.fleet import FleetSlots, Taken, present_seconds
 from ..provider.gate import ProviderGate
-from ..provider.rate import HEADROOM, Departure, Line, Place, Times, assign
+from ..provider.rate import HEADROOM, NEW_SECONDS, Departure, Line, Place, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 
@@ -115,7 +115,7 @@ class Pace:
         #: Since when a message is in line that has no place.
         self.waiting_since: float | None = None
         self.away_until: float | None = None
-        self.keeps_share_until = self._started_at = -math.inf
+        self.keeps_share_until = -math.inf
         self.times = Times()
         self._outstanding: list[Paced] = []
         self._missed = 0
@@ -165,8 +165,6 @@ class Pace:
         departure = self.line.depart(now, self._gate.turns(ready, now) if ready else 0)
         if not self.has_rate:
             return departure
-        if departure.start:
-            self._started_at = now
         self._outstanding += [paced for paced, _ in departure.start]
         self._missed = self._missed + departure.missed if len(self.line) else 0
         return departure
@@ -204,10 +202,15 @@ class Pace:
         if now < self.keeps_share_until:
             self.times = Times(max(self.times.free_at, asked_at) + len(asked) / self.share)
 
-    def leave_fleet(self) -> None:
-        """Go on with this worker's own slots; the fleet's are lost."""
-        self.line.take_back()
-        self.times = Times(self._started_at + 1 / self.share)
+    def leave_fleet(self, now: float) -> None:
+        """Go on with this worker's own slots, once the last slots of the fleet are used.
+
+        Other workers have slots, too, and for new messages none that is further away.
+        """
+        asked_at = now if self.waiting_since is None else self.waiting_since
+        last = self.line.last_at()
+        mine = -math.inf if last is None else last + 1 / self.share
+        self.times = Times(max(mine, asked_at + NEW_SECONDS))
         self.keeps_share_until = -math.inf
 
     def rejoin_fleet(self, now: float) -> None:
@@ -411,7 +414,7 @@ class Pacer:
         if pace.away_until is None:
             if now > pace.told_at + present_seconds(pace.rate):
                 pace.workers = max(pace.workers, _WORKERS_UNKNOWN)
-            pace.leave_fleet()
+            pace.leave_fleet(now)
             logger.warning(
                 "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
                 " until the store answers",

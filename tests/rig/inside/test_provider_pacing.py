@@ -190,8 +190,8 @@ def test_a_store_that_is_away_costs_a_share_of_the_rate(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         scene.answer()
         for _ in range(20):
-            scene.step(0.1)
-    assert 4 <= len(scene.started) - 1 <= 5, "2 s at a quarter of 10/s"
+            scene.step(0.2)
+    assert 4 <= len(scene.started) - 1 <= 6, "2 s for the fleet's slots, 2 s at a quarter of 10/s"
     assert "rate_store_away" in caplog.text
     assert "password" not in caplog.text
 
@@ -209,9 +209,9 @@ def test_a_worker_that_was_idle_does_not_take_itself_for_the_whole_fleet() -> No
     scene.join(*map(str, range(50)))
     scene.step()
     scene.answer()
-    for _ in range(20):
+    for _ in range(40):
         scene.step(0.1)
-    assert 2 <= len(scene.started) - 1 <= 3, "2 s at a tenth of 10/s"
+    assert 1 <= len(scene.started) - 1 <= 3, "2 s for the fleet's slots, 2 s at a tenth of 10/s"
 
 
 def test_a_slow_store_is_not_waited_for() -> None:
@@ -220,7 +220,7 @@ def test_a_slow_store_is_not_waited_for() -> None:
     scene.step()  # and the other thread hangs
     assert scene.started == []
     scene.step(pacing._PATIENCE_SECONDS + 0.1)
-    scene.step()
+    scene.step(1.0)
     assert scene.started == ["a"]
 
 
@@ -266,12 +266,14 @@ def test_a_store_that_is_back_is_used_again(caplog: pytest.LogCaptureFixture) ->
     scene.step()
     fleet.error = None
     scene.join("b")
-    scene.step(pacing._AWAY_SECONDS + 1)
+    for _ in range(40):
+        scene.step(0.1)
     assert "b" in scene.started, "it does not wait for the answer"
+    scene.join("c")
+    scene.step()
     with caplog.at_level(logging.INFO):
         scene.answer()
     assert "rate_shared_again" in caplog.text
-    scene.join("c")
     scene.step(1.0)
     scene.answer()
     assert fleet.asked == [1, 0, 1]
