@@ -146,7 +146,7 @@ class Document:
                 result = fn(*args, **kwargs)
             except BaseException as exc:
                 if step["runs"] == 1 and is_certain(exc):
-                    self._forget(name)
+                    self._forget(name, step)
                 else:
                     self._state.note_act()
                 raise
@@ -222,16 +222,21 @@ class Document:
         """Write a step, unless a concurrent run has recorded a result."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
-            there = fields["steps"].get(name, {})
-            is_later = there.get("state") == DONE
-            return {} if is_later else {"steps": fields["steps"] | {name: step}}
+            there = fields["steps"].get(name, {"state": BEGUN})
+            is_recorded = there["state"] in (DONE, step["state"])
+            return {} if is_recorded else {"steps": fields["steps"] | {name: step}}
 
         new: dict[str, Any] = self.update(change)["steps"][name]
         return new
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, begun: dict[str, Any]) -> None:
+        """Forget that a step was begun, unless a concurrent run has begun or recorded it since."""
+
         def change(fields: dict[str, Any]) -> dict[str, Any]:
-            return {"steps": {n: step for n, step in fields["steps"].items() if n != name}}
+            steps = dict(fields["steps"])
+            if steps.get(name) == begun:
+                del steps[name]
+            return {"steps": steps}
 
         try:
             self.update(change)
@@ -270,9 +275,8 @@ def _why_unnoticed(undo: Signature, task: Any) -> str | None:
     """Return why a task may neither end well nor be a dead letter; ``None``: it cannot."""
     if (undo.options.get("expires") or getattr(task, "expires", None)) is not None:
         return "expires"
-    if task is not None and not getattr(task, "is_covered", False):
-        return "is not based on SQSBackoffTask"
-    if task is not None and task.backoff_options.on_give_up == FAIL:
+    options = getattr(task, "backoff_options", None)
+    if options is not None and options.on_give_up == FAIL:
         return f"has on_give_up={FAIL!r}"
     return None
 

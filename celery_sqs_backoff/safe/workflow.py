@@ -124,7 +124,7 @@ class Workflow:
         self._lock.acquire()
         try:
             if self._message is not None:
-                _list_scope(self._records, self._message, self._scope)
+                _list_scope(self._records, self._message, self._scope, self._run)
             self._document.enter(self._message, self._run)
         except BaseException:  # any: else the lock would be taken until its lease ends
             self._lock.release()
@@ -146,13 +146,15 @@ class Workflow:
             self._lock.release()
 
 
-def _list_scope(records: Records, message: str, scope: str) -> None:
-    """List a workflow as one that the message has entered."""
+def _list_scope(records: Records, message: str, scope: str, run: str) -> None:
+    """List a workflow as one that the message has entered, for as long as its record lasts."""
     for _ in range(_TRIES):
-        there = records.add("message", message, {"scopes": [scope]}, KEEP_SECONDS)
-        if there.is_new or scope in there.fields["scopes"]:
+        # With the run in it, the record of an earlier run is not taken for this one's.
+        there = records.add("message", message, {"scopes": [scope], "run": run}, KEEP_SECONDS)
+        if there.is_new:
             return
-        if records.replace(there, {"scopes": [*there.fields["scopes"], scope]}) is not None:
+        others = [each for each in there.fields["scopes"] if each != scope]
+        if records.replace(there, {"scopes": [*others, scope], "run": run}) is not None:
             return
     raise StoreUnavailable("gave up after 10 conflicting writes by other runs")
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery
 from celery.exceptions import Ignore, ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
@@ -16,7 +16,7 @@ from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.settings import records_of
 
-from .safe_app import make_app, store_of
+from .safe_app import Clock, CountedStore, make_app, store_of
 
 
 class Bank:
@@ -94,6 +94,19 @@ def test_w2_it_is_taken_back_when_the_message_is_given_up(
     assert Document(records_of(app), "scope", "order:7").fields["state"] == "closed"
     assert isinstance(fund.apply(task_id="A").result, Compensated)
     assert bank.done == ["a", "b", "c"]
+
+
+def test_a_message_that_goes_on_for_weeks_is_taken_back(app: Celery, fund: Any, bank: Bank) -> None:
+    """Each run renews the list of what the message has entered, also if it is given up unrun."""
+    clock = Clock()
+    app.conf.sqs_backoff["store"] = CountedStore(clock=clock)
+    for ends, days in (([None, KeyboardInterrupt()], 26), ([KeyboardInterrupt()], 5)):
+        bank.ends = list(ends)  # as SIGKILL would
+        with pytest.raises(KeyboardInterrupt):
+            fund.apply(task_id="A")
+        clock.now += days * 24 * 3600.0
+    taken_back(app, "A", task_id="1")
+    assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
 def test_w3_what_was_recorded_stays_and_the_error_is_raised(
@@ -408,12 +421,11 @@ def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app: Celery, ba
 @pytest.mark.parametrize(
     ("base", "options", "sent"),
     [
-        (Task, {}, {}),
         (SQSBackoffTask, {"on_give_up": "fail"}, {}),
         (SQSBackoffTask, {"expires": 60}, {}),
         (SQSBackoffTask, {}, {"expires": 60}),
     ],
-    ids=["plain", "deleted when it fails", "expires", "sent with expires"],
+    ids=["deleted when it fails", "expires", "sent with expires"],
 )
 def test_a_task_that_may_end_unnoticed_undoes_nothing(
     app: Celery, base: Any, options: dict[str, Any], sent: dict[str, Any]
