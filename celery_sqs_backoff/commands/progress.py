@@ -44,8 +44,9 @@ def bar() -> Iterator[Callable[[RedriveEvent], None]]:
     def on_event(event: RedriveEvent) -> None:
         nonlocal progress
         if isinstance(event, Progress):
-            progress = _facts(event)
-            if _columns() >= _BAR_COLUMNS:
+            columns = _columns()
+            progress = _facts(event, columns)
+            if columns >= _BAR_COLUMNS:
                 progress = f"{_bar(event)} {progress}"
             draw(progress)
         elif line := _line(event):
@@ -63,9 +64,9 @@ def bar() -> Iterator[Callable[[RedriveEvent], None]]:
 
 
 def _columns() -> int:
-    """Return the width of a line on the terminal, or 0 if stderr is no terminal."""
+    """Return the width of a line on the terminal, or 0 if there is none or its width is unknown."""
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        return max(0, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
     except (OSError, ValueError, AttributeError):
         return 0
 
@@ -75,13 +76,20 @@ def _bar(event: Progress) -> str:
     return f"[{'#' * int(done * _BAR_WIDTH):{_BAR_WIDTH}}]"
 
 
-def _facts(event: Progress) -> str:
-    """Return the counts first, then rate and time left, in at most 50 columns."""
-    eta = "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left"
-    return (
-        f"{event.sent + event.dropped}/{event.to_send} {event.rate:.1f}/s"
-        f" failed {event.failed} back {event.returned}{eta}"
-    )
+def _facts(event: Progress, columns: int) -> str:
+    """Return the counts first, then rate and time left, as many of them as fit."""
+    shown = ""
+    for fact in (
+        f"{event.sent + event.dropped}/{event.to_send}",
+        f" {event.rate:.1f}/s",
+        f" failed {event.failed}",
+        f" back {event.returned}",
+        "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left",
+    ):
+        if len(shown + fact) > columns:
+            break
+        shown += fact
+    return shown
 
 
 def _line(event: RedriveEvent) -> str | None:

@@ -47,16 +47,30 @@ FACTS = "40/80 10.0/s failed 0 back 0 4 s left"
 
 
 @pytest.mark.parametrize(
-    ("columns", "line"), [(80, f"[{'#' * 10:20}] {FACTS}"), (50, FACTS), (12, FACTS[:11])]
+    ("columns", "line"),
+    [
+        (80, f"[{'#' * 10:20}] {FACTS}"),
+        (50, FACTS),
+        (20, "40/80 10.0/s"),
+        (12, "40/80"),
+    ],
 )
 def test_a_terminal_shows_one_line(columns, line):
-    """Counts, rate and time left; drawn again below each message, and no wider than it is."""
+    """Counts, rate and time left; drawn again below each message, and no wider than it is.
+
+    A word that was cut said "failed", without a number.
+    """
     drawn = show_on_terminal(columns).split("\r")
     assert {text for text in drawn if text.strip() and len(text) == columns - 1} == {
         f"{line:{columns - 1}}"
     }
     assert [text for text in drawn if "failed (" in text] == ["failed (too long): id"]
     assert drawn[-1] == "\n"
+
+
+def test_a_terminal_without_a_size_shows_no_progress():
+    """As some containers and serial lines report it: the command ended with a ValueError."""
+    assert "failed (too long): id" in show_on_terminal(0)
 
 
 def test_a_pipe_gets_no_progress(tmp_path):

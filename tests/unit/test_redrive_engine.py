@@ -594,7 +594,7 @@ def test_the_progress_counts_what_is_deleted_unsent(world):
     world.redrive(delete=True, dump="d")
     last = [event for event in world.events if isinstance(event, Progress)][-1]
     assert (last.sent, last.dropped, last.to_send) == (0, 30, 30)
-    assert progress._facts(last).startswith("30/30 ")
+    assert progress._facts(last, 80).startswith("30/30 ")
 
 
 @pytest.mark.parametrize("options", [{"limit": 1}, {}], ids=["limit", "all"])
