@@ -63,13 +63,12 @@ def open_vault(app: Any) -> Vault:
 
 
 @contextmanager
-def until_signalled() -> Iterator[threading.Event]:
+def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
     The second signal raises KeyboardInterrupt and does not wait until messages are given back.
     Ignored signals stay ignored (``nohup``).
     """
-    stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -81,7 +80,7 @@ def until_signalled() -> Iterator[threading.Event]:
             click.echo("Press Ctrl-C again to end immediately.", err=True)
 
     with _handling(on_signal):
-        yield stop
+        yield
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE
 
 from .command import app_of, command
+from .environment import interrupt_on_signals
 from .exit_codes import FOUND, UNREACHABLE
 from .options import has_selection, ids_of, option, selection_options
 from .redrive_shell import Shell
@@ -75,7 +76,7 @@ def sqs_peek(
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     if id and ctx.get_parameter_source("sample") is ParameterSource.DEFAULT:
         options["sample"] = None
-    with shell.ending():
+    with shell.ending(), interrupt_on_signals():
         options["ids"] = ids_of(id, ids)
         plan = shell.look(raw=arguments or bodies or bool(id))
     click.echo(describe_cost(plan), err=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import click
@@ -46,6 +47,7 @@ class Shell:
         self._has_ended = False  # whether a script has got its last event
         self._journal: str | None = None
         self._report: RedriveReport | None = None
+        self._has_started = False  # and may hide messages
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -58,7 +60,7 @@ class Shell:
         except (ValueError, TypeError, RedriveError, OSError, KeyboardInterrupt) as exc:
             if isinstance(exc, BrokenPipeError) and self._report is None:
                 raise
-            ended, code, text = _read_end(exc)
+            ended, code, text = _read_end(exc, may_hide=self._has_started)
             self._end(ended, text)
             if self._report is not None:
                 self.print(self._report)
@@ -81,8 +83,14 @@ class Shell:
     def look(self, **settings: Any) -> Plan:
         """Look at the queue. ``settings`` go to ``peek``."""
         settings = {"sample": DEFAULT_SAMPLE, **settings, **self._options}
-        with until_signalled() as stop:
-            plan = peek(self._app, self._queue, stop=stop, **settings)
+        stop = threading.Event()
+        with ExitStack() as signals:
+
+            def on_start() -> None:  # until then no message is hidden, and a signal interrupts
+                signals.enter_context(until_signalled(stop))
+                self._has_started = True
+
+            plan = peek(self._app, self._queue, stop=stop, on_start=on_start, **settings)
         if stop.is_set():
             raise KeyboardInterrupt
         return plan
@@ -177,11 +185,13 @@ class Shell:
         """Redrive, and show the progress."""
         rate = self._options["rate"]
         shown = nullcontext(self._print_event) if self._as_json else bar()
-        with until_signalled() as stop, shown as on_event:
+        stop = threading.Event()
+        with ExitStack() as signals, shown as on_event:
 
             def note(event: Any) -> None:
-                if isinstance(event, Started):
-                    self._journal = event.journal
+                if isinstance(event, Started):  # until then a signal interrupts
+                    signals.enter_context(until_signalled(stop))
+                    self._has_started, self._journal = True, event.journal
                     if not (rate or self._options["delete"] or self._options["restore"]):
                         click.echo("Warning: no --rate: as fast as SQS takes them.", err=True)
                 elif isinstance(event, Finished):
@@ -201,10 +211,11 @@ class Shell:
                 raise RedriveError(f"{type(exc).__name__}: {exc}") from exc
 
 
-def _read_end(exc: BaseException) -> tuple[str, int, str]:
+def _read_end(exc: BaseException, *, may_hide: bool) -> tuple[str, int, str]:
     """Return the name of an error in the last event, its exit code, and its text."""
     if isinstance(exc, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED, "interrupted: hidden messages show within 15 min"
+        hidden = "hidden messages show within 15 min" if may_hide else "no message was received"
+        return "interrupted", INTERRUPTED, f"interrupted: {hidden}"
     if isinstance(exc, RedriveUnreachable):
         return "unreachable", UNREACHABLE, str(exc)
     if isinstance(exc, ValueError | TypeError | RedriveRefused):

@@ -150,6 +150,7 @@ def peek(
     raw: bool = False,
     copy: str | Path | None = None,
     stop: threading.Event | None = None,
+    on_start: Callable[[], object] | None = None,
     now: Callable[[], float] = time.time,
     **options: Any,
 ) -> Plan:
@@ -164,6 +165,7 @@ def peek(
         raw: keep the messages with their bodies in ``Plan.raw``.
         copy: append selected messages to this archive, as they are found.
         stop: set it to end early.
+        on_start: is called when the queue is found, before the first message is received.
         options: as for :func:`~celery_sqs_backoff.redrive`.
 
     Raises:
@@ -176,7 +178,10 @@ def peek(
         archive = None
         if copy is not None:
             archive = stack.enter_context(Archive(Path(copy), source=str(route.source.arn)))
-        return Peek(route, resolved, archive, raw=raw, stop=stop, now=now)(sample)
+        look = Peek(route, resolved, archive, raw=raw, stop=stop, now=now)
+        if on_start is not None:
+            on_start()
+        return look(sample)
 
 
 class Copy(Protocol):

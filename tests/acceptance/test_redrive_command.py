@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -244,6 +245,39 @@ def test_the_help_fits_on_a_screen(run):
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 80
     assert not any(line.strip() in ("QUEUE", "[QUEUE]") for line in lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", [["sqs-peek"], ["sqs-redrive", "--yes", "--rate", "9/s"]])
+def test_a_signal_ends_a_command_that_waits_for_a_silent_sqs(tmp_path, command, number):
+    """No message is hidden yet. It went on for 45 seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, (tmp_path / "err").open("w") as errors:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        options = {"region": "us-east-1", "is_secure": False}
+        queues = {"mails": {"url": f"http://{host}/000000000000/mails"}}
+        settings = {
+            "broker_url": f"sqs://k:s@{host}//",
+            "broker_transport_options": {**options, "predefined_queues": queues},
+        }
+        child = subprocess.Popen(
+            [*(sys.executable, "-m", "celery", "-A", __name__), *command, "mails-dlq"],
+            env=os.environ
+            | {"TEST_APP_SETTINGS": json.dumps(settings), "XDG_STATE_HOME": str(tmp_path)},
+            stdout=errors,
+            stderr=errors,
+        )
+        try:
+            silent.settimeout(60)
+            with silent.accept()[0]:
+                time.sleep(0.5)  # Python may notice a signal late that comes as a wait begins
+                child.send_signal(number)
+                began = time.monotonic()
+                assert child.wait(60) == exit_codes.INTERRUPTED
+                assert time.monotonic() - began < 5
+        finally:
+            child.kill()
+            child.wait()
+    assert "interrupted: no message was received" in (tmp_path / "err").read_text()
 
 
 # For scripts

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -170,7 +171,8 @@ def test_a_signal_that_is_ignored_stays_so(number):
     """``nohup``, or a script's background job: the terminal may close, the redrive goes on."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with until_signalled() as stop:
+        stop = threading.Event()
+        with until_signalled(stop):
             os.kill(os.getpid(), number)
             assert not stop.is_set()
         assert signal.getsignal(number) is signal.SIG_IGN
