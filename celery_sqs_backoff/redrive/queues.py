@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
-from ..sqs.find_queue import QueueFinder
+from ..sqs.find_queue import QueueFinder, connection_to_look
 from ..sqs.queues import read_redrive_policy
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
@@ -35,14 +35,24 @@ if TYPE_CHECKING:
 #: One long poll asks all of SQS's servers; a short one does not, and can miss messages.
 _WAIT_SECONDS = 1
 
+#: A read is not repeated later than this, because a person waits for it.
+_PATIENCE_SECONDS = 15.0
+
+#: SQS has not responded within the timeouts of the client.
+_SILENCE = ("ConnectTimeoutError", "ReadTimeoutError")
+
 T = TypeVar("T")
 
 
 def try_again(call: Callable[[], T | Failure]) -> T | Failure:
-    """Make a call that only reads. Repeat it after a transient failure, six times at most."""
+    """Make a call that only reads. Repeat it after a transient failure.
+
+    It is made six times at most, and not begun again after 15 seconds.
+    """
+    until = monotonic() + _PATIENCE_SECONDS
     for attempt in range(1, TRIES):
         found = call()
-        if not isinstance(found, Failure) or not found.is_transient:
+        if not isinstance(found, Failure) or not found.is_transient or monotonic() > until:
             return found
         sleep(draw_pause(attempt))
     return call()
@@ -181,7 +191,7 @@ def open_route(
         RedriveRefused: there is no such queue, or it cannot be redriven.
         RedriveUnreachable: SQS does not answer.
     """
-    with app.connection_for_write() as connection:
+    with connection_to_look(app, to_write=True) as connection:
         if connection.transport.driver_type != "sqs":
             raise RedriveRefused(
                 f"The app's broker is {connection.transport.driver_type}, not SQS: there is no"
@@ -379,21 +389,38 @@ def _beside_predefined(
 ) -> dict[QueueArn, Endpoint]:
     """Return the dead-letter queues of this name that predefined queues have.
 
-    ``unread`` gets the URLs where others might be, and why that could not be read.
+    ``unread`` gets the URLs where others might be, and why that could not be read. A host that has
+    not responded is not asked for its other queues.
+
+    Raises:
+        RedriveUnreachable: no host responds.
     """
     siblings: dict[QueueArn, Endpoint] = {}
+    silent: dict[str, RedriveUnreachable] = {}
+    has_response = False
     for predefined in queues.predefined.values():
         calls = queues.calls(predefined["url"])
         url = f"{calls.queue_url.rpartition('/')[0]}/{name}"
+        host = urlsplit(calls.queue_url).netloc
+        if host in silent:
+            unread[url] = silent[host]
+            continue
         try:
             main = _read(calls)
         except RedriveUnreachable as exc:
             unread[url] = exc
+            if exc.code in _SILENCE:
+                silent[host] = exc
+            else:
+                has_response = True
             continue
+        has_response = True
         if main is not None and (main.dlq_arn or "").rpartition(":")[2] == name:
             dlq = _read(calls.on(url))
             if dlq is not None and str(dlq.arn) == main.dlq_arn:
                 siblings.setdefault(dlq.arn, dlq)
+    if silent and not has_response:
+        raise next(iter(silent.values()))
     return siblings
 
 

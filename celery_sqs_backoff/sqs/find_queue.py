@@ -19,14 +19,17 @@ NOT_CREATED: Final = "QueueDoesNotExist"
 NOT_PREDEFINED: Final = "NotInPredefinedQueues"
 
 
-def connection_to_look(app: Any) -> Any:
-    """Return a connection like the app's for reading. Its calls to SQS end soon.
+def connection_to_look(app: Any, *, to_write: bool = False) -> Any:
+    """Return a connection like the app's for reading, or writing. Its calls to SQS end soon.
 
     The user's own ``client-config`` has precedence.
     """
     options = app.conf.broker_transport_options or {}
     config = {**_SOON, **(options.get("client-config") or {})}
-    return app.connection_for_read(transport_options={"client-config": config})
+    if to_write and "retries" not in (options.get("client-config") or {}):
+        config["retries"] = {"total_max_attempts": 1}  # the redrive itself tries again
+    connect = app.connection_for_write if to_write else app.connection_for_read
+    return connect(transport_options={"client-config": config})
 
 
 class QueueFinder:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.config import Config
 
 import celery_sqs_backoff
 from celery_sqs_backoff.redrive import (
@@ -18,6 +21,7 @@ from celery_sqs_backoff.redrive import (
     RedriveRefused,
     RedriveUnreachable,
     peek,
+    queues,
 )
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.archive import Archive
@@ -25,6 +29,7 @@ from celery_sqs_backoff.redrive.events import (
     Failed,
     Sent,
 )
+from celery_sqs_backoff.sqs import clients, find_queue
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, failed_entries
 from tests.unit.test_docs import iam_action, shown_actions
@@ -175,6 +180,31 @@ def test_an_sqs_that_does_not_answer_is_unreachable(stage, proxy):
     proxy.unreachable()
     with pytest.raises(RedriveUnreachable):
         stage.redrive()
+
+
+@pytest.mark.parametrize("named", [[], ["mails", "bulk", "sms"]], ids=["any", "predefined"])
+def test_an_sqs_that_accepts_connections_and_is_silent_is_said_soon(stage, monkeypatch, named):
+    """It took four minutes: of botocore's timeouts, or of six tries for each queue."""
+    soon = {"connect_timeout": 0.3, "read_timeout": 0.3, "retries": {"total_max_attempts": 2}}
+    monkeypatch.setattr(find_queue, "_SOON", soon)
+    monkeypatch.setattr(clients, "_SETTLING", clients._SETTLING.merge(Config(read_timeout=0.3)))
+    monkeypatch.setattr(queues, "_PATIENCE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        urls = {name: {"url": f"http://{host}/000000000000/{name}"} for name in named}
+        options = {"region": "us-east-1", "is_secure": False, "predefined_queues": urls}
+        stage.app.conf.update(
+            broker_write_url=f"sqs://k:s@{host}//", broker_transport_options=options
+        )
+        with pytest.raises(RedriveUnreachable, match="ReadTimeoutError"):
+            peek(stage.app, "mails-dlq")
+        silent.settimeout(0)
+        calls = 0
+        with suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                calls += 1
+    assert calls == (1 if named else 2), "kombu itself connects twice"
 
 
 def test_a_dead_letter_queue_with_one_of_its_own_is_refused(stage, make_queue, sqs):
