@@ -195,6 +195,12 @@ def closing(
         found.append(f"Next: {peek}")
     elif report.unknown:
         found.append(f"Next: {peek} --outcome UNKNOWN")
+    elif (
+        report.sent
+        and report.remaining > report.skipped
+        and not (options.get("limit") or options.get("restore"))
+    ):  # they came back after the last receive, or are new
+        found.append(f"{report.remaining} are on the queue now: look with {peek}")
     return found
 
 

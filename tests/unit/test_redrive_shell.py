@@ -130,6 +130,23 @@ def test_the_end_names_one_command_to_type_next(report, options, command):
     assert said == ([f"Next: {command}"] if command else [])
 
 
+@pytest.mark.parametrize(
+    ("report", "options", "is_said"),
+    [
+        ({"remaining": 90}, {}, True),
+        ({}, {}, False),
+        ({"remaining": 9, "skipped": 9}, {"task": "a"}, False),
+        ({"remaining": 9}, {"limit": 90}, False),
+        ({"remaining": 90}, {"restore": "a"}, False),
+    ],
+)
+def test_the_end_counts_the_messages_that_are_there_after_all_were_sent(report, options, is_said):
+    """90 poison messages were "90 of 90 sent.", and back within two seconds."""
+    report = RedriveReport(sent=90, deleted=90, looked_at=90, **report)
+    found = closing(report, queue="q", options=options, journal=None)
+    assert ("90 are on the queue now: look with sqs-peek q --messages" in found) is is_said
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""
