@@ -27,7 +27,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     USAGE: "wrong options, settings or app",
     GATE: "stopped by the probe or by returning messages",
     POISON: "poison was left",
-    UNREACHABLE: "SQS is unreachable",
+    UNREACHABLE: "SQS is unreachable or refuses",
     INCOMPLETE: "not complete",
     NOTHING_MATCHED: "no message matched",
     NOT_WRITTEN: "stdout is full",

@@ -210,7 +210,10 @@ _ADVICE: Mapping[str | Kind, str] = {
     Kind.IN_DOUBT: "Try again in a minute.",
     Kind.CREDENTIALS: "Renew the credentials.",
     Kind.CREDENTIALS_LATE: "Check the source of the credentials (STS, for one).",
-    Kind.DENIED: "Allow the call to this identity, or check whose credentials are in use.",
+    Kind.DENIED: (
+        "SQS refused the call. Allow the call to this identity, or check whose credentials are in"
+        " use."
+    ),
     Kind.NO_QUEUE: "Check the queue's name, its account and its Region.",
     Kind.LOCAL: "Check the app's credentials and Region.",
 }
