@@ -54,7 +54,7 @@ class Ended(str, Enum):
             Ended.INCOMPLETE: "not complete",
             Ended.GATE: "stopped by the gate",
             Ended.INTERRUPTED: "interrupted",
-            Ended.UNREACHABLE: "stopped by SQS",
+            Ended.UNREACHABLE: "stopped by a failed call to SQS",
             Ended.FAILED: "stopped by a file that cannot be written",
             Ended.ERROR: "stopped by an unexpected error",
         }[self]
