@@ -17,6 +17,7 @@ from celery_sqs_backoff.redrive.events import (
     RateChanged,
     RedriveEvent,
     Started,
+    Waiting,
 )
 from celery_sqs_backoff.units import spell_duration
 
@@ -106,6 +107,9 @@ def _line(event: RedriveEvent) -> str | None:
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
         case RateChanged(factor, reason):
             return f"slowed down to {factor:.0%} of the rate: {safe(reason)}"
+        case Waiting(messages, seconds):
+            wait = spell_duration(seconds)
+            return f"{messages} messages are hidden: waiting for them, for up to {wait}"
     return None
 
 

@@ -183,6 +183,17 @@ class RateChanged:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The run receives nothing, and waits: a killed run, for one, may hide the rest.
+
+    ``messages``: those that it has not seen. ``seconds``: how long it waits at the most.
+    """
+
+    messages: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Progress:
     """About once a second.
 
@@ -242,6 +253,7 @@ RedriveEvent: TypeAlias = (
     | Poison
     | InDoubt
     | RateChanged
+    | Waiting
     | Progress
     | Audit
     | Finished

@@ -19,7 +19,16 @@ from math import ceil
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from .archive import Archive
 from .errors import RedriveError
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, log_audit
+from .events import (
+    Ended,
+    Finished,
+    Progress,
+    RedriveEvent,
+    RedriveReport,
+    Started,
+    Waiting,
+    log_audit,
+)
 from .gate import ProbeGate
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
@@ -101,6 +110,7 @@ class RedriveRun:
         )
         self._began = clock()
         self._messages = 0  # in the source at the start
+        self._has_told_wait = False
 
     def __call__(self) -> RedriveReport:
         """Run.
@@ -257,6 +267,9 @@ class RedriveRun:
 
     def _every_second(self) -> None:
         self._gate.watch(self._halt.clock())
+        if not self._has_told_wait and (seconds := self._sweep.seconds_to_wait):
+            self._has_told_wait = True
+            self.ledger.emit(Waiting(max(0, self._messages - self.ledger.places), seconds))
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from celery_sqs_backoff.commands.progress import bar
-from celery_sqs_backoff.redrive.events import Failed, Progress, Started
+from celery_sqs_backoff.redrive.events import Failed, Progress, Started, Waiting
 
 
 def show(stderr):
@@ -26,6 +26,7 @@ def show(stderr):
                 )
             )  # fmt: skip
             on_event(Failed(("id",), "too long"))
+            on_event(Waiting(messages=35, seconds=95.0))
 
 
 def show_on_terminal(columns):
@@ -77,4 +78,8 @@ def test_a_pipe_gets_no_progress(tmp_path):
     """A log of a job would hold one line per second."""
     with (tmp_path / "err").open("w") as stderr:
         show(stderr)
-    assert (tmp_path / "err").read_text() == "journal: /tmp/j\nfailed (too long): id\n"
+    assert (tmp_path / "err").read_text().splitlines() == [
+        "journal: /tmp/j",
+        "failed (too long): id",
+        "35 messages are hidden: waiting for them, for up to 1 min 35 s",
+    ]

@@ -31,6 +31,7 @@ from celery_sqs_backoff.redrive.events import (
     Sent,
     Skipped,
     Started,
+    Waiting,
 )
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
@@ -877,10 +878,13 @@ def test_a_run_killed_between_two_batches_is_resumed_with_patience(world):
     world.before_step = dies
     with pytest.raises(Killed):
         world.redrive()
-    world.before_step, world.dies_at = lambda: None, None
+    world.before_step, world.dies_at = lambda: world.run._every_second(), None
     assert len(world.sqs.queues[world.source.url].in_flight()) == 10
     report = world.redrive()
     assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 10, 0)
+    (wait,) = (event for event in world.events if isinstance(event, Waiting))
+    assert wait.messages == 10
+    assert 0 < wait.seconds < 31, "a minute and a half without a word"
 
 
 def test_a_look_says_what_sqs_has_not_given_back(world):
