@@ -267,9 +267,10 @@ class RedriveRun:
 
     def _every_second(self) -> None:
         self._gate.watch(self._halt.clock())
-        if not self._has_told_wait and (seconds := self._sweep.seconds_to_wait):
+        seconds, unseen = self._sweep.seconds_to_wait, self._messages - self.ledger.places
+        if seconds and unseen > 0 and not self._has_told_wait:
             self._has_told_wait = True
-            self.ledger.emit(Waiting(max(0, self._messages - self.ledger.places), seconds))
+            self.ledger.emit(Waiting(unseen, seconds))
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:
