@@ -13,8 +13,8 @@ from typing import Any
 from ..sqs.dead_letter import (
     ATTRIBUTE_NAME,
     DeadLetterRecord,
+    entry_bytes,
     json_object,
-    message_bytes,
     read_record,
     sendable,
 )
@@ -223,11 +223,6 @@ class DlqMessage:
         expires = self.envelope.expires or 0.0
         first = expires - (self.first_sent_at or expires)
         return max(_LEAST_LIFETIME_SECONDS, first)
-
-
-def entry_bytes(entry: Mapping[str, Any]) -> int:
-    """Bytes of an entry as SQS counts them against the limit of a call."""
-    return message_bytes(entry["MessageBody"], entry.get("MessageAttributes", {}))
 
 
 def _read_mark(mark: object) -> tuple[int, str | None]:

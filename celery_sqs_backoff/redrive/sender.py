@@ -9,13 +9,14 @@ from typing import Any
 
 from celery.utils.functional import chunks
 
+from ..sqs.dead_letter import batches
 from ..sqs.errors import Failure, Kind
-from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS, MAX_MESSAGE_BYTES
+from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_DELAY_SECONDS
 from .errors import explain
 from .events import Ended
 from .halt import TRIES, Halt
 from .ledger import Ledger
-from .message import DlqMessage, entry_bytes
+from .message import DlqMessage
 from .options import RedriveOptions
 from .queues import Endpoint, Route
 from .throttle import Throttle
@@ -281,20 +282,3 @@ def for_destination(
     if delay >= 1:
         added["DelaySeconds"] = min(MAX_DELAY_SECONDS, int(delay))
     return added
-
-
-def batches(entries: Iterable[Entry], *, size: int) -> Iterator[list[Entry]]:
-    """Divide into calls of at most ``size`` entries and 1 MiB, which SQS counts together."""
-    batch: list[Entry] = []
-    total = 0
-    for entry in entries:
-        length = entry_bytes(entry[1])
-        if batch and (
-            len(batch) >= min(size, MAX_BATCH_ENTRIES) or total + length > MAX_MESSAGE_BYTES
-        ):
-            yield batch
-            batch, total = [], 0
-        batch.append(entry)
-        total += length
-    if batch:
-        yield batch

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from .calls import Calls
-from .dead_letter import message_bytes, with_record
+from .dead_letter import batches, sendable, with_record
 from .errors import Failure, Kind, Operation
-from .limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_BYTES
 from .settlement import Call, Entry
-
-_Key = TypeVar("_Key")
 
 
 def carry_out(call: Call, port: Calls) -> list[Failure | None]:
@@ -34,14 +31,14 @@ def carry_out(call: Call, port: Calls) -> list[Failure | None]:
 def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
     """Send dead letters, in as many calls as their bytes need."""
     results: dict[int, Failure | None] = {}
-    sendable = []
+    letters = []
     for position, entry in enumerate(entries):
         try:
-            sendable.append((position, _dead_letter(entry)))
+            letters.append((position, _dead_letter(entry)))
         except Exception as exc:  # noqa: BLE001  # a record or attributes that nobody thought of
             results[position] = Failure(Kind.BAD_ENTRY, type(exc).__name__)
     dlq_url = entries[0].row.queue.dlq_url
-    for batch in _in_batches(sendable):
+    for batch in batches(letters):
         if dlq_url is None:
             failures: list[Failure | None] = [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(
                 batch
@@ -61,7 +58,7 @@ def _dead_letter(entry: Entry) -> dict[str, Any]:
     """
     row, content = entry.row, entry.row.content
     assert content is not None
-    attributes = _without_empty(content.attributes)
+    attributes = {name: sendable(value) for name, value in content.attributes.items()}
     if row.record is not None:
         attributes = with_record(content.body, content.attributes, row.record)
     letter: dict[str, Any] = {"MessageBody": content.body, "MessageAttributes": attributes}
@@ -73,29 +70,3 @@ def _dead_letter(entry: Entry) -> dict[str, Any]:
     if row.queue.is_fifo:
         letter["MessageDeduplicationId"] = row.message_id
     return letter
-
-
-def _without_empty(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Drop what ReceiveMessage adds to attributes and SendMessage refuses."""
-    wanted = ("DataType", "StringValue", "BinaryValue")
-    return {
-        name: {key: value[key] for key in wanted if value.get(key) is not None}
-        for name, value in attributes.items()
-    }
-
-
-def _in_batches(
-    entries: Iterable[tuple[_Key, dict[str, Any]]],
-) -> Iterator[list[tuple[_Key, dict[str, Any]]]]:
-    """Divide keyed entries into calls: ten, and 1 MiB of all their bytes together."""
-    batch: list[tuple[_Key, dict[str, Any]]] = []
-    total = 0
-    for key, entry in entries:
-        size = message_bytes(entry["MessageBody"], entry["MessageAttributes"])
-        if batch and (total + size > MAX_MESSAGE_BYTES or len(batch) == MAX_BATCH_ENTRIES):
-            yield batch
-            batch, total = [], 0
-        batch.append((key, entry))
-        total += size
-    if batch:
-        yield batch

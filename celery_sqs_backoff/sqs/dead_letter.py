@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from .limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
+from .limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from .redact import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
+
+_Key = TypeVar("_Key")
 
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
@@ -174,6 +176,29 @@ def with_record(
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the bytes of a message as SQS counts them against its limit of 1 MiB."""
     return len(body.encode()) + _size(attributes)
+
+
+def entry_bytes(entry: Mapping[str, Any]) -> int:
+    """Return the bytes of an entry of SendMessageBatch as SQS counts them."""
+    return message_bytes(entry["MessageBody"], entry.get("MessageAttributes", {}))
+
+
+def batches(
+    entries: Iterable[tuple[_Key, dict[str, Any]]], *, size: int = MAX_BATCH_ENTRIES
+) -> Iterator[list[tuple[_Key, dict[str, Any]]]]:
+    """Divide keyed entries into calls of at most ``size``, and 1 MiB of all their bytes."""
+    batch: list[tuple[_Key, dict[str, Any]]] = []
+    total = 0
+    for key, entry in entries:
+        length = entry_bytes(entry)
+        is_full = len(batch) >= min(size, MAX_BATCH_ENTRIES)
+        if batch and (is_full or total + length > MAX_MESSAGE_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append((key, entry))
+        total += length
+    if batch:
+        yield batch
 
 
 def _cut_texts(record: DeadLetterRecord) -> DeadLetterRecord:

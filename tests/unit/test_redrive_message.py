@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive import halt
-from celery_sqs_backoff.redrive.message import DlqMessage, entry_bytes
+from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.options import RedriveOptions
-from celery_sqs_backoff.redrive.sender import batches
-from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, DeadLetterRecord, with_record
+from celery_sqs_backoff.sqs.dead_letter import (
+    ATTRIBUTE_NAME,
+    DeadLetterRecord,
+    batches,
+    entry_bytes,
+    with_record,
+)
 from celery_sqs_backoff.sqs.envelope import read_envelope
 from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
