@@ -20,7 +20,7 @@ from celery_sqs_backoff.redrive import (
     peek,
     redrive,
 )
-from celery_sqs_backoff.redrive.events import Audit, Finished, Started, as_dict, is_logged
+from celery_sqs_backoff.redrive.events import Finished, Started, as_dict
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
 
 from . import exit_codes
@@ -30,7 +30,6 @@ from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, 
 from .options import has_selection
 from .progress import bar
 from .show import describe_cost, no_match, plan_as_dict, print_plan, print_report
-from .text import safe
 
 
 class Shell:
@@ -196,8 +195,6 @@ class Shell:
                         click.echo("Warning: no --rate: as fast as SQS takes them.", err=True)
                 elif isinstance(event, Finished):
                     self._report = event.report
-                elif isinstance(event, Audit) and not (self._as_json or is_logged()):
-                    click.echo(f"audit: {safe(json.dumps(as_dict(event)), 20_000)}", err=True)
                 with (
                     suppress(OSError) if stop.is_set() else nullcontext()
                 ):  # the terminal has hung up

@@ -1,4 +1,4 @@
-"""Events of a redrive while it runs, its report, and its line in the log.
+"""Events of a redrive while it runs, and its report.
 
 Events are handed to ``on_event`` one at a time, by a thread of their own. They name messages by
 their id in the source. They never hold a body or arguments.
@@ -6,25 +6,14 @@ their id in the source. They never hold a body or arguments.
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import pwd
-import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-logger = logging.getLogger(__name__)
-
 Ids: TypeAlias = tuple[str, ...]
-
-#: Names of tasks in the log line of a run: the most frequent.
-_MOST_TASKS = 100
 
 #: How long the last events wait for a callback that blocks, if a signal has interrupted the run.
 _LAST_WORDS_SECONDS = 2.0
@@ -226,23 +215,6 @@ class Finished:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class Audit:
-    """Who has redriven what, for a log that is kept. It holds no ids and no arguments.
-
-    ``by_task``: messages sent (or dropped), by the name of their task; the hundred most frequent.
-    """
-
-    who: str
-    source: str
-    destinations: tuple[str, ...]
-    options: dict[str, Any]
-    by_task: dict[str, int]
-    sent: int
-    deleted: int
-    ended: str
-
-
 RedriveEvent: TypeAlias = (
     Started
     | Sent
@@ -255,7 +227,6 @@ RedriveEvent: TypeAlias = (
     | RateChanged
     | Waiting
     | Progress
-    | Audit
     | Finished
 )
 
@@ -304,53 +275,9 @@ class Listener:
             self._deliver(event)
 
     def _deliver(self, event: RedriveEvent) -> None:
-        if self._on_event is None or (self.error and not isinstance(event, Audit | Finished)):
+        if self._on_event is None or (self.error and not isinstance(event, Finished)):
             return
         try:
             self._on_event(event)
         except BaseException as exc:  # noqa: BLE001  # a user's: raised when the run has ended
             self.error = self.error or exc
-
-
-def log_audit(
-    options: Mapping[str, Any],
-    report: RedriveReport,
-    *,
-    source: str,
-    destinations: Sequence[str],
-    by_task: Mapping[str, int],
-) -> Audit:
-    """Log the audit line of a run, and return it as an event."""
-    event = Audit(
-        who=_who(),
-        source=source,
-        destinations=tuple(sorted(set(destinations))),
-        options=dict(options),
-        by_task=dict(Counter(by_task).most_common(_MOST_TASKS)),
-        sent=report.sent,
-        deleted=report.deleted,
-        ended=report.ended.value,
-    )
-    logger.info(
-        "sqs_backoff.redrive %s",
-        json.dumps(vars(event), default=str),
-        extra={"sqs_backoff.redrive": dict(vars(event))},
-    )
-    return event
-
-
-def is_logged() -> bool:
-    """Return whether a handler gets the audit line.
-
-    A command line that configures no logging loses it.
-    """
-    return logger.isEnabledFor(logging.INFO) and logger.hasHandlers()
-
-
-def _who() -> str:
-    """Return the user of the process. Its environment could name any other user."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # the user of a container may have no name
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"

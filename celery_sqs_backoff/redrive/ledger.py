@@ -52,9 +52,6 @@ _MOST_MARGIN_SECONDS = 2.0
 #: Deleted messages that are remembered, in case SQS delivers one again.
 _REMEMBERED = 10_000
 
-#: Task names that are counted one by one. All others are counted together.
-_MOST_TASKS = 1_000
-
 
 class RowState(Enum):
     HELD = "held"
@@ -111,7 +108,6 @@ class Ledger:
         self.file_error: OSError | None = None
         self.rows: dict[str, LedgerRow] = {}
         self.left: Counter[Action] = Counter()
-        self.by_task: Counter[str] = Counter()
         self.looked_at = self.admitted = self.claims = 0
         self.sent = self.deleted = self.dropped = self.unknown = 0
         self.sent_in_run = journal.sent_in_run
@@ -255,7 +251,6 @@ class Ledger:
                 row.state, message.handle = RowState.SENT, row.handle or ""
                 if recognised_since is not None and (row.doubted_at or 0.0) >= recognised_since:
                     row.doubted_at = None
-                self.count(message)
             self.sent += len(ids)
             self.sent_in_run += len(ids)
             twice = [id_ for id_ in ids if self.rows[id_].doubted_at is not None]
@@ -358,12 +353,6 @@ class Ledger:
                 row.doubted_at = now
                 late.append(id_)
         return late
-
-    def count(self, message: DlqMessage) -> None:
-        """Count a message that was sent or dropped under the name of its task."""
-        task = (message.task or "(no Celery message)")[:200]
-        is_known = task in self.by_task or len(self.by_task) < _MOST_TASKS
-        self.by_task[task if is_known else "(others)"] += 1
 
     # Holds
 

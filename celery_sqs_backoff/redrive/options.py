@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -94,22 +94,6 @@ class RedriveOptions:
     def selects(self) -> bool:
         """Whether some messages are meant, and not all."""
         return any(getattr(self, name) is not None for name in _SELECTION)
-
-    @property
-    def changed(self) -> dict[str, Any]:
-        """The options that differ from their defaults, for a log. Ids are only counted."""
-        shown: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            if field.name == "ids":
-                shown["ids"] = len(value)
-            elif field.name == "probe":  # a URL may hold a credential
-                shown["probe"] = type(value).__name__
-            else:
-                shown[field.name] = str(value) if isinstance(value, Path) else value
-        return shown
 
     def matches(self, message: DlqMessage, now: float) -> bool:
         """Return whether a message is selected. ``now``: seconds since the epoch."""

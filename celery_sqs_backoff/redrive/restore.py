@@ -22,7 +22,7 @@ from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
 from .errors import RedriveError, RedriveRefused
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started, log_audit
+from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger, RowState
@@ -183,15 +183,6 @@ class Restore:
             remaining=remaining,
             ended=ended,
             detail=detail,
-        )
-        self._ledger.emit(
-            log_audit(
-                self._options.changed,
-                report,
-                source=str(self._archive),
-                destinations=[str(self._queue.arn)],
-                by_task=self._ledger.by_task,
-            )
         )
         self._ledger.emit(Finished(report, ended.value, detail))
         self._ledger.emit.finish(is_interrupted=is_interrupted)

@@ -27,7 +27,6 @@ from .events import (
     RedriveReport,
     Started,
     Waiting,
-    log_audit,
 )
 from .gate import ProbeGate
 from .halt import Halt, steady_seconds
@@ -344,18 +343,9 @@ class RedriveRun:
         return report
 
     def _tell_end(self, remaining: int) -> RedriveReport:
-        """Emit the messages that may be sent again, the audit line, and the end."""
+        """Emit the messages that may be sent again, and the end."""
         ledger, ended, detail = self.ledger, self._halt.ended, self._halt.detail
         ledger.name_undeleted()
         report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
-        ledger.emit(
-            log_audit(
-                self._options.changed,
-                report,
-                source=str(self._source.arn),
-                destinations=[str(queue.arn) for queue in self._sender.destinations.values()],
-                by_task=ledger.by_task,
-            )
-        )
         ledger.emit(Finished(report, ended.value, detail))
         return report

@@ -49,7 +49,6 @@ class Sender:
     Attributes:
         closed: URLs of queues that are not there or not for us, and why.
         held_groups: FIFO: groups of which a message is left, so that those after it wait for it.
-        destinations: queues that messages were sent to, by URL.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Sender:
         self._options, self._run_id = options, run_id
         self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
-        self.destinations: dict[str, Endpoint] = {}
         # Until SQS has deleted one batch, only one is sent at a time: if deleting is denied, no
         # more than that is delivered and left.
         self._first = threading.Lock()
@@ -76,7 +74,6 @@ class Sender:
 
     def send_all(self, to: Endpoint, messages: Sequence[DlqMessage]) -> None:
         """Send messages to one queue, each in its slot. Unsent messages stay in the source."""
-        self.destinations[to.url] = to
         entries = list(self._entries(to, messages))
         for batch in batches(
             entries, size=1 if to.is_fifo else self._throttle.batch_size(self._halt.clock())
@@ -213,9 +210,6 @@ class Sender:
         """Delete messages unsent. A message that SQS does not delete has failed."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
-        for message in ours:
-            if message.id not in undeleted:
-                self._ledger.count(message)
         why = "SQS did not delete it"
         self._ledger.leave([(m, Action.FAIL, why) for m in ours if m.id in undeleted])
 

@@ -595,18 +595,6 @@ def test_a_run_that_is_refused_after_its_look_ends_with_that_event(stage, run):
     assert sum(stage.bodies(stage.dlq).values()) == 10
 
 
-def test_an_audit_line_that_no_log_would_keep_is_printed(stage, run, monkeypatch):
-    stage.fill(task("mails.send"))
-    monkeypatch.setattr("celery_sqs_backoff.commands.redrive_shell.is_logged", lambda: False)
-    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("audit: ")]
-    audit = json.loads(line.removeprefix("audit: "))
-    assert (audit["by_task"], audit["sent"], audit["ended"]) == ({"mails.send": 1}, 1, "done")
-    assert "@" in audit["who"]
-    monkeypatch.setattr("celery_sqs_backoff.commands.redrive_shell.is_logged", lambda: True)
-    assert "audit: " not in run("sqs-redrive", stage.dlq.name, "--yes").stderr
-
-
 def test_a_run_that_fails_prints_its_counts(stage, run, proxy, monkeypatch):
     """Whatever ends it: here what shows the events."""
     stage.fill_numbered(3)

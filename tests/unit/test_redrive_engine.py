@@ -20,7 +20,6 @@ from celery_sqs_backoff.commands import progress
 from celery_sqs_backoff.commands.show import describe_cost
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import (
-    Audit,
     Ended,
     Failed,
     Finished,
@@ -565,22 +564,6 @@ def test_a_callback_that_blocks_stops_no_call():
     assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 500, 500)
 
 
-def test_each_run_is_audited_without_ids_or_arguments(world, caplog):
-    caplog.set_level("INFO")
-    task = json.dumps({"body": "secret", "headers": {"task": "mails.send", "id": "task-id"}})
-    found = world.fill(task, "not celery's")
-    world.redrive(ids=[*found])
-    (audit,) = [event for event in world.events if isinstance(event, Audit)]
-    assert audit.by_task == {"mails.send": 1, "(no Celery message)": 1}
-    assert audit.options == {"ids": 2}
-    assert (audit.sent, audit.ended) == (2, "done")
-    assert audit.source.endswith(":mail-dlq")
-    assert audit.destinations == ("arn:aws:sqs:us-east-1:1:mail",)
-    assert "sqs_backoff.redrive" in caplog.text
-    assert "secret" not in caplog.text
-    assert found[0] not in caplog.text
-
-
 def test_sixteen_threads_do_not_take_each_others_deletes_for_refused():
     """More than a hundred messages are sent and not yet deleted at any time."""
     report, queue, _ = _move_endless(3_000, latency=0.002)
@@ -655,7 +638,7 @@ def test_a_time_limit_at_the_very_end_leaves_the_last_event(world, monkeypatch):
     with pytest.raises(SoftTimeLimitExceeded):
         world.redrive()
     kinds = [type(event) for event in world.events]
-    assert (kinds[-1], kinds.count(Finished), kinds.count(Audit)) == (Finished, 1, 1)
+    assert (kinds[-1], kinds.count(Finished)) == (Finished, 1)
     end = world.events[-1]
     assert (end.ended, end.report.sent, end.detail) == ("interrupted", 3, "SoftTimeLimitExceeded")
 
@@ -777,7 +760,6 @@ def test_a_second_signal_at_the_end_leaves_a_last_event_and_names_what_is_not_de
     assert end is world.events[-1]
     assert (end.ended, end.report.sent, end.report.not_deleted) == ("interrupted", 3, 3)
     assert len(ids(world, NotDeleted)) == 3
-    assert [type(event) for event in world.events].count(Audit) == 1
 
 
 def test_a_journal_that_does_not_take_its_end_has_not_ended_well(world, monkeypatch):
