@@ -14,7 +14,6 @@ from celery_sqs_backoff.redrive.events import (
     InDoubt,
     NotDeleted,
     Progress,
-    RateChanged,
     RedriveEvent,
     Started,
     Waiting,
@@ -105,8 +104,6 @@ def _line(event: RedriveEvent) -> str | None:
             return f"failed ({safe(reason)}): {_ids(ids)}"
         case NotDeleted(ids, reason):
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
-        case RateChanged(factor, reason):
-            return f"slowed down to {factor:.0%} of the rate: {safe(reason)}"
         case Waiting(messages, seconds):
             wait = spell_duration(seconds)
             return f"{messages} messages are hidden: waiting for them, for up to {wait}"

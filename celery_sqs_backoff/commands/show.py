@@ -145,7 +145,7 @@ def print_report(
 ) -> None:
     """Print the counts and the next step on stdout."""
     fields = asdict(report)
-    ended, detail = report.ended.sentence, safe(fields.pop("detail"), 1_000)
+    ended, detail = report.ended.value, safe(fields.pop("detail"), 1_000)
     del fields["ended"]
     click.echo(f"{ended}{f': {detail}' if detail else ''}")
     click.echo("  ".join(f"{name} {value}" for name, value in fields.items()))

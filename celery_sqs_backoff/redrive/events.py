@@ -35,19 +35,6 @@ class Ended(str, Enum):
     #: An unexpected exception, such as one of ``on_event``.
     ERROR = "error"
 
-    @property
-    def sentence(self) -> str:
-        """The same for people."""
-        return {
-            Ended.DONE: "done",
-            Ended.INCOMPLETE: "not complete",
-            Ended.GATE: "stopped by the gate",
-            Ended.INTERRUPTED: "interrupted",
-            Ended.UNREACHABLE: "stopped by a failed call to SQS",
-            Ended.FAILED: "stopped by a file that cannot be written",
-            Ended.ERROR: "stopped by an unexpected error",
-        }[self]
-
 
 @dataclass(frozen=True)
 class RedriveReport:
@@ -164,14 +151,6 @@ class InDoubt:
 
 
 @dataclass(frozen=True)
-class RateChanged:
-    """``factor``: of the rate that was asked for, 1 = all of it."""
-
-    factor: float
-    reason: str
-
-
-@dataclass(frozen=True)
 class Waiting:
     """The run receives nothing, and waits: a killed run, for one, may hide the rest.
 
@@ -224,7 +203,6 @@ RedriveEvent: TypeAlias = (
     | Skipped
     | Poison
     | InDoubt
-    | RateChanged
     | Waiting
     | Progress
     | Finished

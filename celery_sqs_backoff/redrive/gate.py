@@ -10,9 +10,8 @@ from functools import partial
 from typing import TypeAlias
 
 from ..threads import call_in_time
-from .events import Ended, RateChanged
+from .events import Ended
 from .halt import Halt
-from .throttle import Throttle
 
 #: Healthy unless it returns ``False``, raises, or takes longer than 5 s.
 Probe: TypeAlias = Callable[[], object]
@@ -66,21 +65,14 @@ def _why_not(probe: Probe) -> str | None:
 
 
 class ProbeGate:
-    """Slows a run down while its probe fails, and ends it when the probe keeps failing.
+    """Ends a run when its probe keeps failing.
 
     Arguments:
         probe: ``None`` = the provider is not asked.
-        emit: takes an event with each new factor of the rate.
     """
 
-    def __init__(
-        self,
-        probe: Probe | None,
-        throttle: Throttle,
-        halt: Halt,
-        emit: Callable[[RateChanged], None],
-    ) -> None:
-        self._probe, self._throttle, self._halt, self._emit = probe, throttle, halt, emit
+    def __init__(self, probe: Probe | None, halt: Halt) -> None:
+        self._probe, self._halt = probe, halt
         self._failed = 0
         self._next_probe = 0.0
 
@@ -104,8 +96,3 @@ class ProbeGate:
         self._failed = self._failed + 1 if why else 0
         if self._failed >= _FAILED_PROBES:
             self._halt(Ended.GATE, f"{why} ({self._failed} times in a row)")
-            return
-        factor = 0.5**self._failed
-        if factor != self._throttle.factor:
-            self._throttle.factor = factor
-            self._emit(RateChanged(factor, why or "the probe is well again"))

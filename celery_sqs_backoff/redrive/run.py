@@ -94,7 +94,7 @@ class RedriveRun:
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
         self._throttle = Throttle(options.rate, ramp=options.ramp or 0.0)
-        self._gate = ProbeGate(options.probe, self._throttle, halt, ledger.emit)
+        self._gate = ProbeGate(options.probe, halt)
         self._sender = Sender(route, ledger, halt, self._throttle, options, run_id)
         is_after_kill = journal.is_resumed or bool(journal.past)
         patience = journal.last_at + hold + 1 - now() if is_after_kill else 0.0

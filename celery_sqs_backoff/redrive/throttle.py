@@ -37,8 +37,6 @@ class Throttle:
         self._lock = threading.Lock()
         self._began: float | None = None
         self._next = 0.0  # the next free slot
-        #: Share of the rate that is used now.
-        self.factor = 1.0
 
     def batch_size(self, now: float) -> int:
         """Return the most messages to send in one call. Without a limit it is ten.
@@ -88,7 +86,7 @@ class Throttle:
             elapsed = 0.0 if self._began is None else max(0.0, now - self._began)
             share = min(1.0, elapsed / self._ramp)
             ramp = RAMP_FROM + (1 - RAMP_FROM) * share
-        return self._rate * ramp * self.factor
+        return self._rate * ramp
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:

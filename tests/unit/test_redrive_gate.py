@@ -1,4 +1,4 @@
-"""When the gate slows a redrive down, and when it stops it."""
+"""When the gate stops a redrive."""
 
 import http.server
 import threading
@@ -8,15 +8,12 @@ import pytest
 from celery_sqs_backoff.redrive import gate
 from celery_sqs_backoff.redrive.gate import ProbeGate, parse_probe
 from celery_sqs_backoff.redrive.halt import Halt
-from celery_sqs_backoff.redrive.throttle import Throttle
 
 
 class Bench:
     def __init__(self, probe=None):
-        self.pace = Throttle(10)
-        self.pace.reserve(1, 0.0)
-        self.changes, self.halt = [], Halt()
-        self.gate = ProbeGate(probe, self.pace, self.halt, self.changes.append)
+        self.halt = Halt()
+        self.gate = ProbeGate(probe, self.halt)
 
 
 def failing():
@@ -40,12 +37,10 @@ def test_a_probe_says_no_by_false_or_by_raising(probe, why):
     assert Bench(probe).gate.why_closed() == why
 
 
-def test_a_failing_probe_halves_the_rate_and_the_third_in_a_row_stops():
+def test_the_third_failure_of_a_probe_in_a_row_stops():
     bench = Bench(failing)
     bench.gate.watch(0.0)
-    assert bench.pace.rate_at(0.0) == 5
     bench.gate.watch(1.0)  # not asked again so soon
-    assert len(bench.changes) == 1
     bench.gate.watch(5.0)
     assert not bench.halt.is_set
     bench.gate.watch(10.0)
@@ -58,7 +53,6 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
     for now in range(0, 25, 5):
         bench.gate.watch(float(now))
     assert not bench.halt.is_set
-    assert [change.factor for change in bench.changes] == [0.5, 0.25, 1, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True), (302, True)])

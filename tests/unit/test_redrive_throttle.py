@@ -99,11 +99,3 @@ def test_the_estimate_lies_between_no_ramp_and_a_tenth_of_the_rate(rate, ramp, m
 def test_the_estimate_is_what_the_pace_takes():
     times = slots(Throttle(20, ramp=30), messages=1_000)
     assert seconds_for(1_000, 20, 30) == pytest.approx(times[-1], rel=0.02)
-
-
-def test_a_factor_holds_for_the_next_slots():
-    pace = Throttle(10)
-    pace.reserve(1, 0.0)
-    pace.factor = 0.5
-    assert pace.rate_at(0.0) == 5
-    assert pace.reserve(3, 10.0) == pytest.approx(10.3)
