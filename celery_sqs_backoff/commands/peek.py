@@ -43,10 +43,8 @@ from .show import describe_cost, no_match, plan_as_dict, print_messages, print_p
 @option(
     "Output",
     "--arguments",
-    help="With each message its task's arguments, if they are JSON. They are your users' data.",
+    help="With each message its arguments, or its body if they are not JSON: your users' data.",
 )
-@option("Output", "--bodies", help="With each message its body, as it is.")
-@option("Output", "--rate RATE", help="Say how long a redrive at this rate takes: 10/s.")
 @option(
     "Output",
     "--force",
@@ -60,7 +58,6 @@ def sqs_peek(
     ids: Path | None,
     messages: bool,
     arguments: bool,
-    bodies: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -78,17 +75,17 @@ def sqs_peek(
         options["sample"] = None
     with shell.ending(), interrupt_on_signals():
         options["ids"] = ids_of(id, ids)
-        plan = shell.look(raw=arguments or bodies or bool(id))
+        plan = shell.look(raw=arguments or bool(id))
     click.echo(describe_cost(plan), err=True)
     if as_json:
-        shown = plan_as_dict(plan, show_arguments=arguments, show_bodies=bodies)
+        shown = plan_as_dict(plan, show_arguments=arguments)
         click.echo(json.dumps(shown, default=str))
     elif id:
         print_whole(plan)
     else:
         print_plan(plan, err=False)
-    if not as_json and (messages or arguments or bodies):
-        print_messages(plan, show_arguments=arguments, show_bodies=bodies)
+    if not as_json and (messages or arguments):
+        print_messages(plan, show_arguments=arguments)
     if has_selection(options) and not plan.matching:
         click.echo(no_match(plan), err=True)
         sys.exit(FOUND)

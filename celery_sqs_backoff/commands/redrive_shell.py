@@ -101,7 +101,7 @@ class Shell:
         archive = self._options["dump"]
         plan = self.look(copy=archive, sample=None) if archive else self.look()
         if self._as_json:
-            shown = plan_as_dict(plan, show_arguments=False, show_bodies=False)
+            shown = plan_as_dict(plan)
             click.echo(json.dumps(shown, default=str))
         else:
             print_plan(plan, err=False)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
-from celery_sqs_backoff.redrive.look import MessageFacts, spell_expiry
+from celery_sqs_backoff.redrive.look import MessageFacts
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
@@ -48,24 +48,22 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
     ):
         if histogram:
             yield _heading(title)
-            shown = list(histogram.items())[:_TOP]
-            width = max(len(str(count)) for _, count in shown)
+            shown = histogram.most_common(_TOP)
+            width = len(str(shown[0][1]))
             yield from (f"{count:{width}}  {safe(name)}" for name, count in shown)
         if len(histogram) > _TOP:
-            rest = sum(list(histogram.values())[_TOP:])
+            rest = histogram.total() - sum(count for _, count in shown)
             yield f"  and {len(histogram) - _TOP} more, {rest} messages"
     for count, text in (
         (plan.unknown, "may have been done already (outcome UNKNOWN): find out before they are"
          " sent again"),
         (plan.chords, "belong to a group or chord: a chord that has failed stays failed, whatever"
          " their replay does"),
-        (plan.expired, "have expired: a worker would throw them away (--expired)"),
-        (plan.replayed_out, "were replayed too often (--max-replays)"),
     ):  # fmt: skip
         if count:
             yield f"{count} {text}"
-    if expiry := spell_expiry(plan):
-        yield expiry
+    if (expires_in := plan.oldest_expires_in_seconds) is not None:
+        yield f"oldest expires in {spell_duration(expires_in)}"
     if plan.duration_seconds is not None:
         yield f"takes about {spell_duration(plan.duration_seconds)} at this rate"
 
@@ -92,26 +90,23 @@ def no_match(plan: Plan) -> str:
     return f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
 
 
-def print_messages(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> None:
-    """Print one line per message below headings, with its arguments and body if asked for."""
-    raw = {message.id: message for message in plan.raw}
+def print_messages(plan: Plan, *, show_arguments: bool) -> None:
+    """Print one line per message below headings, with its arguments if asked for."""
     click.echo("  ".join(_COLUMNS))
     for fact in plan.letters:
         click.echo(_line(fact))
-        if show_arguments:
-            click.echo(f"  {_arguments(raw[fact.id].body, fact.content_type)}")
-        if show_bodies:
-            click.echo(f"  {safe(raw[fact.id].body, _MOST_OF_A_BODY)}")
+        if show_arguments and fact.raw is not None:
+            shown = _arguments(fact.raw.body)
+            text = shown if isinstance(shown, str) else json.dumps(shown)
+            click.echo(f"  {safe(text, _MOST_OF_A_BODY)}")
     if len(plan.letters) < plan.matching:
         click.echo(f"and {plan.matching - len(plan.letters)} more")
 
 
 def print_whole(plan: Plan) -> None:
     """Print all facts of each message except its arguments and body."""
-    raw = {message.id: message for message in plan.raw}
     for fact in plan.letters:
-        message = raw[fact.id]
-        for name, value in {**_record(message), **asdict(fact)}.items():
+        for name, value in {**_record(fact.raw), **_fields(fact)}.items():
             if value in (None, "", False):
                 continue
             if name == "traceback":
@@ -120,22 +115,19 @@ def print_whole(plan: Plan) -> None:
                     click.echo(f"  {safe(line, 2_000)}")
             else:
                 click.echo(f"{safe(name)}: {safe(value, 2_000)}")
-        for name, attribute in message.attributes.items():
+        for name, attribute in (fact.raw.attributes if fact.raw else {}).items():
             click.echo(f"attribute {safe(name)}: {safe(attribute.get('StringValue', '(binary)'))}")
 
 
-def plan_as_dict(plan: Plan, *, show_arguments: bool, show_bodies: bool) -> dict[str, Any]:
+def plan_as_dict(plan: Plan, *, show_arguments: bool = False) -> dict[str, Any]:
     """Return a plan as values for JSON."""
-    raw = {message.id: message for message in plan.raw}
     letters = []
     for fact in plan.letters:
-        shown = asdict(fact)
-        if show_arguments:
-            shown["arguments"] = arguments(raw[fact.id].body)
-        if show_bodies:
-            shown["body"] = raw[fact.id].body
+        shown = _fields(fact)
+        if show_arguments and fact.raw is not None:
+            shown["arguments"] = _arguments(fact.raw.body)
         letters.append(shown)
-    facts = {name: value for name, value in vars(plan).items() if name not in ("raw", "letters")}
+    facts = {name: value for name, value in vars(plan).items() if name != "letters"}
     numbers = {"to_send": plan.to_send, "duration_seconds": plan.duration_seconds}
     return {"event": "Plan", **facts, **numbers, "messages_looked_at": letters}
 
@@ -215,12 +207,16 @@ def _line(fact: MessageFacts) -> str:
     return "  ".join(safe(cell) for cell in cells) + marks
 
 
-def _record(message: DlqMessage) -> dict[str, Any]:
-    return {} if message.record is None else {**asdict(message.record), "attributes": None}
+def _fields(fact: MessageFacts) -> dict[str, Any]:
+    return {name: value for name, value in vars(fact).items() if name != "raw"}
 
 
-def _arguments(body: str, content_type: str | None) -> str:
+def _record(message: DlqMessage | None) -> dict[str, Any]:
+    record = message and message.record
+    return {**asdict(record), "attributes": None} if record else {}
+
+
+def _arguments(body: str) -> Any:
+    """Return the arguments of a task if they are JSON, else the body."""
     found = arguments(body)
-    if found is None:
-        return f"({safe(content_type or 'no Celery message')}: not decoded)"
-    return safe(json.dumps(found), _MOST_OF_A_BODY)
+    return body if found is None else found

@@ -65,7 +65,7 @@ def redrive(
             ``dump``.
         restore: put the messages of this archive back on the dead-letter queue, each once, and send
             no message elsewhere. ``journal`` notes each message put back; by default it is a file
-            next to the archive (``FILE.restored``). Selection and ``limit`` apply.
+            next to the archive (``FILE.restored``). It takes no selection and no ``limit``.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It
             must be yours alone, and not a link; so must the journal.
         journal: note each send in this file, before and after. A killed run goes on with it,

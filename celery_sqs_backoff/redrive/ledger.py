@@ -29,6 +29,7 @@ from .events import (
     Listener,
     NotDeleted,
     Poison,
+    Progress,
     RedriveEvent,
     Sent,
     Skipped,
@@ -113,7 +114,7 @@ class Ledger:
         self.sent_in_run = journal.sent_in_run
         self._doubted = 0  # of the messages that are deleted
         self._gone: dict[str, None] = {}
-        self._journal, self._clock = journal, clock
+        self._journal, self._clock, self._began = journal, clock, clock()
         self._margin = min(_MOST_MARGIN_SECONDS, hold_seconds * _MARGIN_SHARE)
         for id_, at in journal.past.items():
             self.rows[id_] = LedgerRow(
@@ -450,10 +451,6 @@ class Ledger:
         with self.lock:
             return [id_ for id_, row in self.rows.items() if row.doubted_at is not None]
 
-    def is_in(self, id_: str, state: RowState) -> bool:
-        row = self.rows.get(id_)
-        return row is not None and row.state is state
-
     @property
     def undeleted(self) -> dict[str, str]:
         """Ids and receipt handles of messages that were sent and not deleted."""
@@ -462,6 +459,23 @@ class Ledger:
             return {
                 i: r.handle for i, r in rows if r.state is RowState.SENT and r.handle is not None
             }
+
+    def progress(self, messages: int, limit: int | None) -> Progress:
+        """Return how far the run is. ``messages``: in the source at its start."""
+        with self.lock:
+            numbers, places, done = self.numbers(), self.places, self.sent + self.dropped
+            to_send = self.admitted + round(max(0, messages - places) * self.share)
+        to_send = max(done, to_send if limit is None else min(limit, to_send))
+        rate = done / max(0.1, self._clock() - self._began)
+        names = ("sent", "failed", "skipped", "poison", "returned", "dropped")
+        return Progress(
+            **{name: numbers[name] for name in names},
+            looked_at=places,
+            messages=messages,
+            to_send=to_send,
+            rate=rate,
+            eta_seconds=(to_send - done) / rate if rate else None,
+        )
 
     def numbers(self) -> dict[str, Any]:
         """Return the counts of a report."""

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from ..units import spell_duration
 from .archive import Archive
 from .errors import RedriveUnreachable
 from .events import Ended
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_SAMPLE = 1_000
 
 #: Messages of which more than numbers is kept.
-_MOST_FACTS = 10_000
+_MOST_FACTS, _MOST_FACTS_BESIDE_A_COPY = 10_000, 1_000
 
 #: Hidden for as long as the look takes; renewed if it takes longer.
 _HOLD_SECONDS = 60
@@ -45,10 +44,8 @@ _MOST_THREADS = 8
 #: Different values that a histogram counts one by one. It counts the rest together.
 _MOST_VALUES = 1_000
 
-_HISTOGRAMS = ("task", "reason", "outcome", "age", "destination", "action")
-
 #: Upper ends of the age classes, in seconds.
-AGES: Mapping[str, float] = {
+_AGES: Mapping[str, float] = {
     "under 1 h": 3_600,
     "1 h to 6 h": 21_600,
     "6 h to 1 d": 86_400,
@@ -79,6 +76,8 @@ class MessageFacts:
     destination: str | None
     action: str
     why: str
+    #: The message itself, body and all, if it was asked for.
+    raw: DlqMessage | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -98,25 +97,21 @@ class Plan:
     looked_at: int = 0
     matching: int = 0
     ready: int = 0
-    expired: int = 0
-    replayed_out: int = 0
     unknown: int = 0
     chords: int = 0
     not_given_back: int = 0
-    by_task: dict[str, int] = field(default_factory=dict)
-    by_reason: dict[str, int] = field(default_factory=dict)
-    by_outcome: dict[str, int] = field(default_factory=dict)
-    by_age: dict[str, int] = field(default_factory=dict)
-    by_destination: dict[str, int] = field(default_factory=dict)
-    by_action: dict[str, int] = field(default_factory=dict)
+    by_task: Counter[str] = field(default_factory=Counter)
+    by_reason: Counter[str] = field(default_factory=Counter)
+    by_outcome: Counter[str] = field(default_factory=Counter)
+    by_age: Counter[str] = field(default_factory=Counter)
+    by_destination: Counter[str] = field(default_factory=Counter)
+    by_action: Counter[str] = field(default_factory=Counter)
     oldest_expires_in_seconds: float | None = None
     oldest_to_send_expires_in_seconds: float | None = None
     rate: float | None = None
     ramp: float = 0.0
     limit: int | None = None
     letters: list[MessageFacts] = field(default_factory=list, repr=False)
-    #: The messages themselves, bodies and all, if they were asked for.
-    raw: list[DlqMessage] = field(default_factory=list, repr=False)
 
     @property
     def to_send(self) -> int:
@@ -162,7 +157,7 @@ def peek(
         to: the destination that the redrive would have.
         sample: look at this many messages at most. Default 1,000; ``None``: at all. Each is a
             receive, which counts towards a redrive policy of the dead-letter queue itself.
-        raw: keep the messages with their bodies in ``Plan.raw``.
+        raw: keep each message with its body, as ``raw`` of one of ``Plan.letters``.
         copy: append selected messages to this archive, as they are found.
         stop: set it to end early.
         on_start: is called when the queue is found, before the first message is received.
@@ -175,124 +170,88 @@ def peek(
     """
     checked = RedriveOptions(**options)
     with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
-        archive = None
+        write = None
         if copy is not None:
-            archive = stack.enter_context(Archive(Path(copy), source=str(route.source.arn)))
-        look = Peek(route, resolved, archive, raw=raw, stop=stop, now=now)
+            archive = Archive(Path(copy), source=str(route.source.arn))
+            write = stack.enter_context(archive).write
         if on_start is not None:
             on_start()
-        return look(sample)
+        return look_through(route, resolved, sample, copy=write, raw=raw, stop=stop, now=now)
 
 
-class Copy(Protocol):
-    """Takes the messages that are found, with the queues (ARNs) that they would go to."""
+def look_through(
+    route: Route,
+    options: RedriveOptions,
+    sample: int | None,
+    *,
+    copy: Callable[[Sequence[DlqMessage], Sequence[str | None]], None] | None = None,
+    raw: bool = False,
+    stop: threading.Event | None = None,
+    now: Callable[[], float] = time.time,
+    clock: Callable[[], float] = steady_seconds,
+) -> Plan:
+    """Look at the messages of a route's dead-letter queue, and give them back.
 
-    def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None: ...
+    Arguments:
+        copy: takes the selected messages as they are found, with the ARNs of their destinations.
+        now: seconds since the epoch. ``clock``: seconds. It goes on while the machine sleeps.
 
+    The others are those of :func:`peek`.
+    """
+    halt, source = Halt(stop, clock, now), route.source
+    ledger = Ledger(NoJournal(), None, clock, _HOLD_SECONDS)
+    plan = Plan(
+        source.name,
+        source.depth(),
+        rate=options.rate,
+        ramp=options.ramp or 0.0,
+        limit=options.limit,
+    )
+    places = plan.messages if sample is None else min(plan.messages, sample)
 
-class Peek:
-    """One look. Make one, call it once."""
-
-    def __init__(
-        self,
-        route: Route,
-        options: RedriveOptions,
-        archive: Copy | None,
-        *,
-        raw: bool = False,
-        stop: threading.Event | None = None,
-        now: Callable[[], float],
-        clock: Callable[[], float] = steady_seconds,
-    ) -> None:
-        self._halt = Halt(stop, clock, now)
-        self._route, self._options = route, options
-        self._archive, self._raw = archive, raw
-        self._ledger = Ledger(NoJournal(), None, clock, _HOLD_SECONDS)
-        self._plan = Plan(
-            route.source.name,
-            route.source.depth(),
-            rate=options.rate,
-            ramp=options.ramp or 0.0,
-            limit=options.limit,
-        )
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HISTOGRAMS}
-
-    def __call__(self, sample: int | None) -> Plan:
-        plan, halt, source = self._plan, self._halt, self._route.source
-        places = plan.messages if sample is None else min(plan.messages, sample)
-        sweep = Sweep(
-            source,
-            self._ledger,
-            halt,
-            self._handle,
-            lambda: self._ledger.claim(MAX_BATCH_ENTRIES, places),
-            hold_seconds=_HOLD_SECONDS,
-            patient_until=halt.clock(),
-        )
-        keeper = sweep.keep(lambda: None)
-        try:
-            sweep.run(1 if source.is_fifo else max(1, min(_MOST_THREADS, -(-places // 10))))
-        finally:
-            halt.finish()
-            keeper.join()
-            plan.not_given_back = sweep.give_all_back()
-        if halt.error is not None:
-            raise halt.error
-        if halt.ended is Ended.UNREACHABLE:
-            raise RedriveUnreachable(f"Cannot look at queue {plan.source}: {halt.detail}")
-        for name, count in self._counts.items():
-            setattr(plan, f"by_{name}", dict(count.most_common()))
-        return plan
-
-    def _handle(self, messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
-        now = self._halt.now()
-        triaged = [(m, triage(m, self._options, self._route.destination, now)) for m in messages]
-        self._ledger.leave([(message, Action.SKIP, "looked at") for message in messages])
+    def handle(messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
+        at = now()
+        triaged = [(m, triage(m, options, route.destination, at)) for m in messages]
+        ledger.leave([(message, Action.SKIP, "looked at") for message in messages])
         selected = [(m, d) for m, d in triaged if d.reason != NOT_SELECTED]
-        if self._archive is not None and selected:
-            self._archive.write(
-                [m for m, _ in selected],
-                [str(d.destination.arn) if d.destination else None for _, d in selected],
-            )
-        with self._ledger.lock:
-            self._plan.looked_at += len(messages)
+        if copy is not None and selected:
+            arns = [str(d.destination.arn) if d.destination else None for _, d in selected]
+            copy([m for m, _ in selected], arns)
+        with ledger.lock:
+            plan.looked_at += len(messages)
+            most = _MOST_FACTS if copy is None else _MOST_FACTS_BESIDE_A_COPY
             for message, disposition in selected:
-                self._count(message, disposition, now)
+                facts = _facts(message, disposition, route, at, raw=raw)
+                _count(plan, facts, message, route.retention_seconds, at)
+                if len(plan.letters) < most:
+                    plan.letters.append(facts)
 
-    def _count(self, message: DlqMessage, disposition: Disposition, now: float) -> None:
-        plan, options = self._plan, self._options
-        facts = _facts(message, disposition, self._route, now)
-        plan.matching += 1
-        plan.ready += disposition.action in (Action.SEND, Action.DROP)
-        plan.expired += facts.expired
-        plan.replayed_out += message.replays >= options.max_replays
-        plan.unknown += message.outcome == "UNKNOWN"
-        plan.chords += message.chord
-        for name, value in (
-            ("task", facts.task or "(no Celery message)"),
-            ("reason", facts.reason or "(no record: moved by SQS)"),
-            ("outcome", facts.outcome or "(not known)"),
-            ("age", _age_class(facts.age_seconds)),
-            ("destination", facts.destination or "(not known: use --to)"),
-            ("action", f"{facts.action}: {facts.why}" if facts.why else facts.action),
-        ):
-            count = self._counts[name]
-            known = value[:200] in count or len(count) < _MOST_VALUES
-            count[value[:200] if known else "(others)"] += 1
-        retention = self._route.retention_seconds
-        if message.sent_at is not None and retention:
-            left = max(0.0, message.sent_at + retention - now)
-            plan.oldest_expires_in_seconds = _least(plan.oldest_expires_in_seconds, left)
-            if disposition.action is Action.SEND:
-                oldest = plan.oldest_to_send_expires_in_seconds
-                plan.oldest_to_send_expires_in_seconds = _least(oldest, left)
-        if len(plan.letters) < _MOST_FACTS and (self._archive is None or len(plan.letters) < 1_000):
-            plan.letters.append(facts)
-        if self._raw:
-            plan.raw.append(message)
+    sweep = Sweep(
+        source,
+        ledger,
+        halt,
+        handle,
+        lambda: ledger.claim(MAX_BATCH_ENTRIES, places),
+        hold_seconds=_HOLD_SECONDS,
+        patient_until=clock(),
+    )
+    keeper = sweep.keep(lambda: None)
+    try:
+        sweep.run(1 if source.is_fifo else max(1, min(_MOST_THREADS, -(-places // 10))))
+    finally:
+        halt.finish()
+        keeper.join()
+        plan.not_given_back = sweep.give_all_back()
+    if halt.error is not None:
+        raise halt.error
+    if halt.ended is Ended.UNREACHABLE:
+        raise RedriveUnreachable(f"Cannot look at queue {plan.source}: {halt.detail}")
+    return plan
 
 
-def _facts(message: DlqMessage, disposition: Disposition, route: Route, now: float) -> MessageFacts:
+def _facts(
+    message: DlqMessage, disposition: Disposition, route: Route, now: float, *, raw: bool
+) -> MessageFacts:
     destination = disposition.destination or route.destination(message)
     first_sent_at = message.first_sent_at
     return MessageFacts(
@@ -304,24 +263,40 @@ def _facts(message: DlqMessage, disposition: Disposition, route: Route, now: flo
         reason=message.reason,
         outcome=message.outcome,
         error=message.error,
-        attempts=message.attempts,
+        attempts=message.record.attempts if message.record else None,
         replays=message.replays,
         expired=message.is_expired(now),
         destination=None if isinstance(destination, str) else destination.name,
-        action=_ACTIONS[disposition.action],
+        action=disposition.action.value,
         why=disposition.reason,
+        raw=message if raw else None,
     )
 
 
-_ACTIONS = {
-    Action.SEND: "send",
-    Action.DROP: "delete",
-    Action.SKIP: "leave",
-    Action.FAIL: "cannot be sent",
-    Action.POISON: "poison",
-    Action.HOLD: "hold",
-    Action.CAME_BACK: "poison",
-}
+def _count(
+    plan: Plan, facts: MessageFacts, message: DlqMessage, retention: int | None, now: float
+) -> None:
+    is_ready = facts.action in (Action.SEND.value, Action.DROP.value)
+    plan.matching += 1
+    plan.ready += is_ready
+    plan.unknown += facts.outcome == "UNKNOWN"
+    plan.chords += message.chord
+    for count, value in (
+        (plan.by_task, facts.task or "(no Celery message)"),
+        (plan.by_reason, facts.reason or "(no record: moved by SQS)"),
+        (plan.by_outcome, facts.outcome or "(not known)"),
+        (plan.by_age, _age_class(facts.age_seconds)),
+        (plan.by_destination, facts.destination or "(not known: use --to)"),
+        (plan.by_action, f"{facts.action}: {facts.why}" if facts.why else facts.action),
+    ):
+        is_counted = value[:200] in count or len(count) < _MOST_VALUES
+        count[value[:200] if is_counted else "(others)"] += 1
+    if message.sent_at is not None and retention:
+        left = max(0.0, message.sent_at + retention - now)
+        plan.oldest_expires_in_seconds = _least(plan.oldest_expires_in_seconds, left)
+        if is_ready:
+            oldest = plan.oldest_to_send_expires_in_seconds
+            plan.oldest_to_send_expires_in_seconds = _least(oldest, left)
 
 
 def _least(found: float | None, value: float) -> float:
@@ -331,11 +306,4 @@ def _least(found: float | None, value: float) -> float:
 def _age_class(age: float | None) -> str:
     if age is None:
         return "unknown"
-    return next(name for name, end in AGES.items() if age < end)
-
-
-def spell_expiry(plan: Plan) -> str | None:
-    """``"oldest expires in 2 d 3 h"``."""
-    if plan.oldest_expires_in_seconds is None:
-        return None
-    return f"oldest expires in {spell_duration(plan.oldest_expires_in_seconds)}"
+    return next(name for name, end in _AGES.items() if age < end)

@@ -54,28 +54,22 @@ class DlqMessage:
         replays, run_id: how often it was replayed, and by which run last.
     """
 
-    __slots__ = (
-        "attempts", "attributes", "body", "due_at", "envelope", "group_id", "handle", "id",
-        "message", "record", "replays", "run_id", "sent_at", "source_arn", "trace", "unreadable",
-    )  # fmt: skip
+    unreadable: str | None = None
+    envelope: Envelope | None = None
+    record: DeadLetterRecord | None = None
+    replays = 0
+    run_id: str | None = None
+    sent_at: float | None = None
+    group_id: str | None = None
+    source_arn: str | None = None
+    trace: str | None = None
 
     def __init__(self, message: Mapping[str, Any]) -> None:
         self.message = message
         self.id: str = message["MessageId"]
         self.handle: str = message.get("ReceiptHandle", "")
         self.body: str = message.get("Body") or ""
-        self.unreadable: str | None = None
-        self.envelope: Envelope | None = None
-        self.record: DeadLetterRecord | None = None
         self.attributes: dict[str, dict[str, Any]] = {}
-        self.replays = 0
-        self.run_id: str | None = None
-        self.due_at: float | None = None
-        self.attempts: int | None = None
-        self.sent_at: float | None = None
-        self.group_id: str | None = None
-        self.source_arn: str | None = None
-        self.trace: str | None = None
         try:
             self._read()
         except _Unreadable as exc:
@@ -99,10 +93,7 @@ class DlqMessage:
             self.sent_at = int(milliseconds) / 1000
         self.envelope = read_envelope(self.body)
         self.record, self.unreadable = read_record(self.message)
-        packed: Mapping[str, Mapping[str, Any]] = {}
-        if self.record is not None:
-            self.attempts, self.due_at = self.record.attempts, self.record.due_at
-            packed = self.record.attributes
+        packed: Mapping[str, Mapping[str, Any]] = self.record.attributes if self.record else {}
         own: Mapping[str, Mapping[str, Any]] = self.message.get("MessageAttributes") or {}
         self.attributes = _pick_attributes(own, packed)
         mark: object = (self.attributes.get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
@@ -174,7 +165,8 @@ class DlqMessage:
 
     def due_in(self, now: float) -> float:
         """Return the seconds that a parked message still had to wait. 0 for any other message."""
-        return 0.0 if self.due_at is None else max(0.0, self.due_at - now)
+        due_at = self.record.due_at if self.record else None
+        return 0.0 if due_at is None else max(0.0, due_at - now)
 
     def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id`` and the destination's fields.

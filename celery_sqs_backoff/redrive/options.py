@@ -84,10 +84,10 @@ class RedriveOptions:
             )
         if self.delete and self.dump is None:
             raise ValueError("delete needs an archive (dump): there is no undo")
-        for name in ("rate", "spread", "probe", "delete", "dump"):
+        for name in (*_SELECTION, "limit", "rate", "spread", "probe", "delete", "dump"):
             if self.restore is not None and getattr(self, name):
                 raise ValueError(
-                    f"restore takes no {name}: it puts messages back on their dead-letter queue"
+                    f"restore takes no {name}: it puts all messages of the archive back"
                 )
 
     @property
@@ -104,7 +104,7 @@ class RedriveOptions:
             and (self.older is None or (age is not None and age > self.older))
             and (self.newer is None or (age is not None and age < self.newer))
             and (self.outcome is None or message.outcome == self.outcome)
-            and (self.origin is None or self.origin in (origin, _queue_name(origin)))
+            and (self.origin is None or self.origin in (origin, queue_name(origin or "")))
             and _matches(self.task, message.task)
             and _matches(self.reason, message.reason)
             and _matches(self.error, message.error)
@@ -131,8 +131,9 @@ def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
     return found
 
 
-def _queue_name(origin: str | None) -> str | None:
-    return None if origin is None else origin.rpartition("/" if "://" in origin else ":")[2]
+def queue_name(origin: str) -> str:
+    """Return the name in a queue's URL, ARN or name."""
+    return origin.rpartition("/" if "://" in origin else ":")[2]
 
 
 def _matches(glob: str | None, text: str | None) -> bool:

@@ -26,7 +26,7 @@ from ..sqs.queues import read_redrive_policy
 from .errors import RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
-from .options import RedriveOptions
+from .options import RedriveOptions, queue_name
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -280,21 +280,17 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
 
 def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
     """Return a queue that SQS has listed. It is in the account and Region of the other."""
-    name = url.rpartition("/")[2]
-    arn = dlq.sibling(name)
+    arn = dlq.sibling(queue_name(url))
     # A predefined queue may have credentials of its own. Its namesake elsewhere is another queue.
-    predefined = _read_all(queues, _find_predefined(queues, name))
+    predefined = _read_all(queues, _find_predefined(queues, arn.name))
     return predefined.get(arn) or Endpoint(arn, queues.calls(url))
 
 
 def _origin_in_sqs(queues: QueueFinder, origin: str, sources: Iterable[Endpoint]) -> str:
-    """Return the SQS name of a queue that is given as in Celery, or by its URL or ARN."""
-    for queue in sources:
-        is_url = "://" in origin and origin.split("/")[-2:] == queue.url.split("/")[-2:]
-        if is_url or origin == str(queue.arn):
-            return queue.name
-    in_sqs = queues.name_in_sqs(origin)
-    return in_sqs if in_sqs in {queue.name for queue in sources} else origin
+    """Return the SQS name of a source that is given as in Celery, or by its URL or ARN."""
+    names = {queue.name for queue in sources}
+    given = (queue_name(origin), queues.name_in_sqs(origin))
+    return next((name for name in given if name in names), origin)
 
 
 # From a text to a queue
@@ -346,12 +342,13 @@ def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None 
     if not is_queue_name(name):
         raise nowhere
     key = queues.key(name) if name == text else ""
-    unread: dict[str, RedriveUnreachable] = {}
     if key in queues.predefined:
         found = _read_all(queues, [queues.predefined[key]["url"]])
     else:
         found = _read_all(queues, _find_predefined(queues, name))
-    found = found or _beside_predefined(queues, name, unread)
+    unread: RedriveUnreachable | None = None
+    if not found:
+        found, unread = _beside_predefined(queues, name)
     if not found:
         for candidate in dict.fromkeys((key or name, name)):
             calls = try_again(partial(queues.find_in_sqs, candidate))
@@ -362,66 +359,49 @@ def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None 
                 found = {queue.arn: queue}
                 break
         else:
-            raise next(iter(unread.values()), nowhere)
+            raise unread or nowhere
     if arn in found:
         return found[arn]
     if len(found) > 1:
         raise RedriveRefused(
             f"Queue {text!r} may be any of {', '.join(map(str, found))}: give its ARN."
         )
-    [queue] = found.values()
-    for url, error in unread.items():
-        # The operator has no business with most of the app's queues. One that cannot be read
-        # matters only if its dead-letter queue could be another one of this name.
-        if arn is None and url != queue.url:
-            raise error
-    return queue
+    return next(iter(found.values()))
 
 
 def _find_predefined(queues: QueueFinder, name: str) -> list[str]:
     """Return the URLs in ``predefined_queues`` of queues that SQS calls ``name``."""
     urls = (str(queue["url"]) for queue in queues.predefined.values())
-    return [url for url in urls if url.rpartition("/")[2] == name]
+    return [url for url in urls if queue_name(url) == name]
 
 
 def _beside_predefined(
-    queues: QueueFinder, name: str, unread: dict[str, RedriveUnreachable]
-) -> dict[QueueArn, Endpoint]:
+    queues: QueueFinder, name: str
+) -> tuple[dict[QueueArn, Endpoint], RedriveUnreachable | None]:
     """Return the dead-letter queues of this name that predefined queues have.
 
-    ``unread`` gets the URLs where others might be, and why that could not be read. A host that has
-    not responded is not asked for its other queues.
+    The operator may have no right to read most of the app's queues. Returns the first such error,
+    too.
 
     Raises:
-        RedriveUnreachable: no host responds.
+        RedriveUnreachable: SQS does not respond.
     """
     siblings: dict[QueueArn, Endpoint] = {}
-    silent: dict[str, RedriveUnreachable] = {}
-    has_response = False
+    unread: RedriveUnreachable | None = None
     for predefined in queues.predefined.values():
         calls = queues.calls(predefined["url"])
-        url = f"{calls.queue_url.rpartition('/')[0]}/{name}"
-        host = urlsplit(calls.queue_url).netloc
-        if host in silent:
-            unread[url] = silent[host]
-            continue
         try:
             main = _read(calls)
         except RedriveUnreachable as exc:
-            unread[url] = exc
             if exc.code in _SILENCE:
-                silent[host] = exc
-            else:
-                has_response = True
+                raise
+            unread = unread or exc
             continue
-        has_response = True
-        if main is not None and (main.dlq_arn or "").rpartition(":")[2] == name:
-            dlq = _read(calls.on(url))
+        if main is not None and queue_name(main.dlq_arn or "") == name:
+            dlq = _read(calls.on(f"{calls.queue_url.rpartition('/')[0]}/{name}"))
             if dlq is not None and str(dlq.arn) == main.dlq_arn:
                 siblings.setdefault(dlq.arn, dlq)
-    if silent and not has_response:
-        raise next(iter(silent.values()))
-    return siblings
+    return siblings, unread
 
 
 def _read_all(queues: QueueFinder, urls: Iterable[str]) -> dict[QueueArn, Endpoint]:

@@ -22,18 +22,17 @@ from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .archive import read_archive
 from .errors import RedriveError, RedriveRefused
-from .events import Ended, Finished, Progress, RedriveEvent, RedriveReport, Started
+from .events import Ended, Finished, RedriveEvent, RedriveReport, Started
 from .halt import Halt, steady_seconds
 from .journal import NoJournal
 from .ledger import Ledger, RowState
-from .look import Peek
+from .look import look_through
 from .message import DlqMessage
 from .options import RedriveOptions
 from .queues import Endpoint, Route
 from .sender import Sender
 from .sweep import must_end
 from .throttle import Throttle
-from .triage import NOT_SELECTED, Action
 
 #: How often all messages without an answer are looked for and sent again.
 _ROUNDS = 3
@@ -44,7 +43,7 @@ class Restore:
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: which messages, and whether to send messages that may be there already.
+        options: whether to send messages that may be there already.
         journal: knows what earlier processes have put back.
     """
 
@@ -67,7 +66,7 @@ class Restore:
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
         to = Route(self._queue, fixed=self._queue)
         self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options, run_id)
-        self._messages, self._progress_at = 0, clock()
+        self._messages = 0
 
     def __call__(self) -> RedriveReport:
         """Restore.
@@ -77,11 +76,8 @@ class Restore:
         """
         self._messages = self._count()
         ledger, path = self._ledger, str(self._journal.path) if self._journal.path else None
-        ledger.emit(
-            Started(
-                self._run_id, self._queue.name, self._messages, 1, bool(self._journal.past), path
-            )
-        )
+        resumed = bool(self._journal.past)
+        ledger.emit(Started(self._run_id, self._queue.name, self._messages, 1, resumed, path))
         ledger.emit.start()
         try:
             for _ in range(_ROUNDS):
@@ -90,7 +86,6 @@ class Restore:
                 if not ledger.doubted or must_end(ledger, self._halt):
                     break
             ledger.name_past(resend=False)
-            ledger.end()
             must_end(ledger, self._halt)
         except BaseException as exc:
             self._halt(Ended.INTERRUPTED, type(exc).__name__)
@@ -120,36 +115,36 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        """Send the selected messages that are not there already and not in doubt."""
-        ledger, now = self._ledger, self._halt.now()
+        """Send the messages that are not there already and not in doubt."""
+        ledger, at = self._ledger, self._halt.clock()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
                 return
             held, _ = ledger.enter(0, messages, float("inf"))
-            selected = []
-            for message in held:
-                if not self._options.matches(message, now):
-                    ledger.leave([(message, Action.SKIP, NOT_SELECTED)])
-                elif ledger.find_doubt(message) is None:
-                    selected.append(message)
-            admitted = ledger.admit(selected, self._options.limit)
-            self._sender.send_all(self._queue, admitted)
-            if len(admitted) < len(selected):
-                return
-            if self._halt.clock() - self._progress_at >= 1:
-                self._progress_at = self._halt.clock()
-                ledger.emit(self._progress())
+            known = [message for message in held if ledger.find_doubt(message) is None]
+            self._sender.send_all(self._queue, ledger.admit(known, None))
+            if self._halt.clock() - at >= 1:
+                at = self._halt.clock()
+                ledger.emit(ledger.progress(self._messages, None))
 
     def _settle_doubts(self) -> None:
         """Look on the queue for messages in doubt. Absent ones are sent again."""
         ledger, ids = self._ledger, set(self._ledger.doubted)
         if not ids or must_end(ledger, self._halt):
             return
-        doubted = {message.id: _digest(message) for message in self._read() if message.id in ids}
+        doubted: dict[str, bytes] = {}
+        sent: list[bytes] = []  # others with the same content may be there
+        for message in self._read():
+            row = ledger.rows.get(message.id)
+            if message.id in ids:
+                doubted[message.id] = _digest(message)
+            elif row is not None and row.state is RowState.SENT:
+                sent.append(_digest(message))
         on_queue = _Found(set(doubted.values()))
-        plan = Peek(self._route, RedriveOptions(), on_queue, now=self._halt.now)(None)
-        there = (m for m in self._read() if ledger.is_in(m.id, RowState.SENT))
-        on_queue.counts.subtract(d for d in map(_digest, there) if d in on_queue.counts)
+        plan = look_through(
+            self._route, RedriveOptions(), None, copy=on_queue.write, now=self._halt.now
+        )
+        on_queue.counts.subtract(digest for digest in sent if digest in on_queue.counts)
         found = []
         for id_, digest in doubted.items():
             if on_queue.counts[digest] > 0:
@@ -158,17 +153,6 @@ class Restore:
         is_whole = plan.looked_at >= plan.messages or self._options.include_unknown
         ledger.settle_doubts(found, doubted.keys() - found if is_whole else ())
 
-    def _progress(self) -> Progress:
-        numbers = self._ledger.numbers()
-        names = ("looked_at", "sent", "failed", "skipped", "poison", "returned")
-        return Progress(
-            **{name: numbers[name] for name in names},
-            messages=self._messages,
-            to_send=self._messages - numbers["skipped"],
-            rate=0.0,
-            eta_seconds=None,
-        )
-
     def _finish(self, *, is_interrupted: bool = False) -> RedriveReport:
         numbers = self._ledger.numbers()
         try:
@@ -176,9 +160,8 @@ class Restore:
         except RedriveError:  # the report is worth more than this one number
             remaining = numbers["sent"]
         ended, detail = self._halt.ended, self._halt.detail
-        names = ("sent", "failed", "skipped", "in_doubt")
         report = RedriveReport(
-            **{name: numbers[name] for name in names},
+            **{name: numbers[name] for name in ("sent", "failed", "in_doubt")},
             looked_at=self._messages,
             remaining=remaining,
             ended=ended,

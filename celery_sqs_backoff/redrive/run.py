@@ -107,7 +107,6 @@ class RedriveRun:
             hold_seconds=hold,
             patient_until=clock() + max(0.0, min(patience, hold + 1)),
         )
-        self._began = clock()
         self._messages = 0  # in the source at the start
         self._has_told_wait = False
 
@@ -273,23 +272,7 @@ class RedriveRun:
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:
-        ledger, limit = self.ledger, self._options.limit
-        with ledger.lock:
-            numbers, places = ledger.numbers(), ledger.places
-            done = ledger.sent + ledger.dropped
-            unseen = max(0, self._messages - places)
-            to_send = ledger.admitted + round(unseen * ledger.share)
-        to_send = max(done, to_send if limit is None else min(limit, to_send))
-        rate = done / max(0.1, self._halt.clock() - self._began)
-        names = ("sent", "failed", "skipped", "poison", "returned", "dropped")
-        return Progress(
-            **{name: numbers[name] for name in names},
-            looked_at=places,
-            messages=self._messages,
-            to_send=to_send,
-            rate=rate,
-            eta_seconds=(to_send - done) / rate if rate else None,
-        )
+        return self.ledger.progress(self._messages, self._options.limit)
 
     # The end
 

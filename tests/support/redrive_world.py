@@ -26,7 +26,7 @@ from celery_sqs_backoff.redrive import journal as journal_module
 from celery_sqs_backoff.redrive.events import Listener, RedriveReport
 from celery_sqs_backoff.redrive.halt import draw_pause
 from celery_sqs_backoff.redrive.journal import Journal, NoJournal
-from celery_sqs_backoff.redrive.look import Peek, Plan
+from celery_sqs_backoff.redrive.look import Plan, look_through
 from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.redrive.restore import Restore
@@ -158,15 +158,14 @@ class World:
         """A dry run, in virtual time."""
         route = Route(self.source, (self.main,))
         with self._without_threads():
-            look = Peek(
+            return look_through(
                 route,
                 RedriveOptions(**options),
-                copy,
-                raw=False,
+                sample,
+                copy=copy and copy.write,
                 now=self.clock,
                 clock=self.clock,
             )
-            return look(sample)
 
     def restore(self, archive: Path, **options: Any) -> RedriveReport:
         """Put an archive back on the dead-letter queue, in virtual time."""

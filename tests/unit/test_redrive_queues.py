@@ -336,16 +336,6 @@ def test_who_replays_one_queue_needs_no_right_to_the_apps_others(broker, name, m
     assert str(route.source.arn) == ARN + "mail-dlq"
 
 
-def test_a_queue_that_cannot_be_read_may_make_another_one_the_one_of_this_name(broker):
-    """Its dead-letter queue, in another Region, may be meant; by its ARN it is known."""
-    found = broker(forbid(Sqs(**{"mail": "mail-dlq", "bulk": "x", "mail-dlq": None}), "bulk"))
-    urls = {"mail": BASE + "mail", "bulk": BASE.replace("us-east-1", "eu-west-1") + "bulk"}
-    found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
-    with pytest.raises(RedriveUnreachable, match="queue bulk: AccessDenied"):
-        find_endpoint(found, "mail-dlq")
-    assert str(find_endpoint(found, ARN + "mail-dlq").arn) == ARN + "mail-dlq"
-
-
 def test_a_destination_without_a_name_is_refused(broker):
     """``--to "$TO"``, where it is not set: the messages went back to where they came from."""
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})

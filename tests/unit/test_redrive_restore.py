@@ -97,14 +97,6 @@ def test_an_archive_of_another_queue_is_refused(world, tmp_path):
         world.restore(tmp_path / "a")
 
 
-def test_a_selection_and_a_limit_hold(world, tmp_path):
-    bodies = archived(world, tmp_path / "a", 30)
-    assert world.restore(tmp_path / "a", limit=7).sent == 7
-    assert world.restore(tmp_path / "a", task="none").skipped == 23
-    assert world.restore(tmp_path / "a").sent == 23
-    assert world.bodies(world.source) == Counter(bodies)
-
-
 def test_a_queue_that_takes_nothing_ends_it(world, tmp_path):
     archived(world, tmp_path / "a", 30)
     world.sqs.faults.append(Fault(SEND, "AccessDenied"))

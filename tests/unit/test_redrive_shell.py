@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -28,11 +29,11 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding, monkeypatch):
     fact = MessageFacts(
         "1", NAME, None, None, 0.0, None, None, NAME, None, 0, False, None, "send", ""
     )  # fmt: skip
-    plan = Plan("dlq", 1, looked_at=1, matching=1, by_task={NAME: 1}, letters=[fact])
+    plan = Plan("dlq", 1, looked_at=1, matching=1, by_task=Counter({NAME: 1}), letters=[fact])
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     print_plan(plan, err=False)
-    print_messages(plan, show_arguments=False, show_bodies=False)
+    print_messages(plan, show_arguments=False)
     sys.stdout.flush()
     assert written.getvalue().count(NAME.encode("ascii", "backslashreplace")) == 3
 
