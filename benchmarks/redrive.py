@@ -29,7 +29,7 @@ from celery import Celery
 
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import RedriveReport
-from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.files import Journal
 from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
 from celery_sqs_backoff.redrive.run import RedriveRun
@@ -125,13 +125,12 @@ def _move_endless(
     source = Endpoint(arn, Calls(client, "memory://endless-dlq"))
     main = Endpoint(arn.sibling("endless"), Calls(client, "memory://endless"))
     with TemporaryDirectory() as directory:
-        journal = Journal(Path(directory, "journal"), source=str(arn), run_id="bench")
+        journal = Journal(Path(directory, "journal"), source=str(arn))
         run = RedriveRun(
             Route(source, (main,)),
             RedriveOptions(**options),
             journal=journal,
             archive=None,
-            run_id="bench",
             on_event=on_event,
         )
         began = time.perf_counter()

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from .archive import Archive
 from .events import RedriveEvent, RedriveReport
-from .journal import Journal, NoJournal
+from .files import Archive, Journal, NoJournal
 from .options import RedriveOptions
-from .queues import Endpoint, Route, open_route
+from .queues import Endpoint, open_route
 from .restore import Restore
 from .run import RedriveRun
 
@@ -68,8 +66,8 @@ def redrive(
             next to the archive (``FILE.restored``). It takes no selection and no ``limit``.
         dump: append all messages to this file (JSON lines) before they are sent or deleted. It
             must be yours alone, and not a link; so must the journal.
-        journal: note each send in this file, before and after. A killed run goes on with it,
-            within the hour as the same run. A directory: a file in it, named after the queue.
+        journal: note each send in this file, before and after. The run after a kill goes on with
+            it. A directory: a file in it, named after the queue.
         force: run although the source has a dead-letter queue itself.
 
     Returns:
@@ -85,7 +83,22 @@ def redrive(
     if checked.restore is not None and to is not None:
         raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
     with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
-        return _prepare(route, resolved, on_event, stop, stack)()
+        key, path, archive = str(route.source.arn), resolved.journal, resolved.restore
+        if archive is not None:
+            path = path or archive.with_name(f"{archive.name}.restored")
+            key = f"restore to {key}"
+        elif path is not None:
+            path = journal_path(path, route.source)
+        journal = NoJournal()
+        if path is not None:
+            journal = stack.enter_context(Journal(path, source=key))
+        settings: dict[str, Any] = {"journal": journal, "on_event": on_event, "stop": stop}
+        if archive is not None:
+            return Restore(route, resolved, archive=archive, **settings)()
+        copy = None
+        if resolved.dump is not None:
+            copy = stack.enter_context(Archive(resolved.dump, source=str(route.source.arn)))
+        return RedriveRun(route, resolved, archive=copy, **settings)()
 
 
 def journal_path(path: Path, source: Endpoint) -> Path:
@@ -94,44 +107,3 @@ def journal_path(path: Path, source: Endpoint) -> Path:
         return path
     digest = hashlib.sha256(str(source.arn).encode()).hexdigest()[:8]
     return path / f"{source.name}-{digest}.journal"
-
-
-def _prepare(
-    route: Route,
-    options: RedriveOptions,
-    on_event: Callable[[RedriveEvent], None] | None,
-    stop: threading.Event | None,
-    stack: ExitStack,
-) -> RedriveRun | Restore:
-    found = route.source
-    run_id, journal, path, key = uuid4().hex[:12], NoJournal(), options.journal, str(found.arn)
-    if options.restore is not None:
-        path = path or options.restore.with_name(f"{options.restore.name}.restored")
-        key = f"restore to {key}"
-    elif path is not None:
-        path = journal_path(path, found)
-    if path is not None:
-        journal = stack.enter_context(Journal(path, source=key, run_id=run_id))
-        run_id = journal.run_id
-    if options.restore is not None:
-        return Restore(
-            route,
-            options,
-            archive=options.restore,
-            journal=journal,
-            run_id=run_id,
-            on_event=on_event,
-            stop=stop,
-        )
-    archive = None
-    if options.dump:
-        archive = stack.enter_context(Archive(options.dump, source=str(found.arn)))
-    return RedriveRun(
-        route,
-        options,
-        journal=journal,
-        archive=archive,
-        run_id=run_id,
-        on_event=on_event,
-        stop=stop,
-    )

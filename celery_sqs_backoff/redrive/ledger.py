@@ -34,7 +34,7 @@ from .events import (
     Sent,
     Skipped,
 )
-from .journal import NoJournal
+from .files import NoJournal
 from .message import DlqMessage
 from .triage import UNKNOWN, Action
 
@@ -111,7 +111,6 @@ class Ledger:
         self.left: Counter[Action] = Counter()
         self.looked_at = self.admitted = self.claims = 0
         self.sent = self.deleted = self.dropped = self.unknown = 0
-        self.sent_in_run = journal.sent_in_run
         self._doubted = 0  # of the messages that are deleted
         self._gone: dict[str, None] = {}
         self._journal, self._clock, self._began = journal, clock, clock()
@@ -253,7 +252,6 @@ class Ledger:
                 if recognised_since is not None and (row.doubted_at or 0.0) >= recognised_since:
                     row.doubted_at = None
             self.sent += len(ids)
-            self.sent_in_run += len(ids)
             twice = [id_ for id_ in ids if self.rows[id_].doubted_at is not None]
             late = self._doubt_late(ids) if recognised_since is None else []
         self._write("sent", ids)

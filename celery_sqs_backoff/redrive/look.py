@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from .archive import Archive
 from .errors import RedriveUnreachable
 from .events import Ended
+from .files import Archive, NoJournal
 from .halt import Halt, steady_seconds
-from .journal import NoJournal
 from .ledger import Ledger
 from .message import DlqMessage
 from .options import RedriveOptions

@@ -20,11 +20,10 @@ from celery.utils.functional import chunks
 
 from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from .archive import read_archive
 from .errors import RedriveError, RedriveRefused
 from .events import Ended, Finished, RedriveEvent, RedriveReport, Started
+from .files import NoJournal, read_archive
 from .halt import Halt, steady_seconds
-from .journal import NoJournal
 from .ledger import Ledger, RowState
 from .look import look_through
 from .message import DlqMessage
@@ -54,18 +53,17 @@ class Restore:
         *,
         archive: Path,
         journal: NoJournal,
-        run_id: str,
         on_event: Callable[[RedriveEvent], None] | None = None,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._queue, self._route, self._options = route.source, route, options
-        self._archive, self._journal, self._run_id = archive, journal, run_id
+        self._archive, self._journal = archive, journal
         self._halt = Halt(stop, clock, now)
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
         to = Route(self._queue, fixed=self._queue)
-        self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options, run_id)
+        self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options)
         self._messages = 0
 
     def __call__(self) -> RedriveReport:
@@ -77,7 +75,9 @@ class Restore:
         self._messages = self._count()
         ledger, path = self._ledger, str(self._journal.path) if self._journal.path else None
         resumed = bool(self._journal.past)
-        ledger.emit(Started(self._run_id, self._queue.name, self._messages, 1, resumed, path))
+        ledger.emit(
+            Started(self._sender.run_id, self._queue.name, self._messages, 1, resumed, path)
+        )
         ledger.emit.start()
         try:
             for _ in range(_ROUNDS):

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .archive import Archive
 from .errors import RedriveError
 from .events import (
     Ended,
@@ -28,9 +27,9 @@ from .events import (
     Started,
     Waiting,
 )
+from .files import Archive, NoJournal
 from .gate import ProbeGate
 from .halt import Halt, steady_seconds
-from .journal import NoJournal
 from .ledger import Ledger
 from .message import DlqMessage
 from .options import RedriveOptions
@@ -65,7 +64,6 @@ class RedriveRun:
         options: which messages, how fast, with which safeguards.
         journal: the log on disk.
         archive: gets each message before it is sent or deleted; ``None`` = no archive.
-        run_id: goes on the messages.
         on_event: is called with every event.
         stop: set from outside, ends the run as soon as SQS has answered the calls under way.
         clock: seconds. It goes on while the machine sleeps. ``now``: seconds since the epoch.
@@ -79,7 +77,6 @@ class RedriveRun:
         *,
         journal: NoJournal,
         archive: Archive | None,
-        run_id: str,
         on_event: Callable[[RedriveEvent], None] | None = None,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = steady_seconds,
@@ -88,14 +85,14 @@ class RedriveRun:
     ) -> None:
         self._route, self._options = route, options
         self._source = source = route.source
-        self._journal, self._archive, self._run_id = journal, archive, run_id
+        self._journal, self._archive = journal, archive
         self._halt = halt = Halt(stop, clock, now)
         self._selects = options.selects
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
         self._throttle = Throttle(options.rate, ramp=options.ramp or 0.0)
         self._gate = ProbeGate(options.probe, halt)
-        self._sender = Sender(route, ledger, halt, self._throttle, options, run_id)
+        self._sender = Sender(route, ledger, halt, self._throttle, options)
         is_after_kill = journal.is_resumed or bool(journal.past)
         patience = journal.last_at + hold + 1 - now() if is_after_kill else 0.0
         self._sweep = Sweep(
@@ -148,7 +145,12 @@ class RedriveRun:
         path = str(journal.path) if journal.path else None
         ledger.emit(
             Started(
-                self._run_id, self._source.name, self._messages, threads, journal.is_resumed, path
+                self._sender.run_id,
+                self._source.name,
+                self._messages,
+                threads,
+                journal.is_resumed,
+                path,
             )
         )
         ledger.emit.start()
@@ -231,7 +233,7 @@ class RedriveRun:
                 self._options,
                 self._route.destination,
                 now,
-                run_id=self._run_id,
+                run_id=self._sender.run_id,
                 is_in_doubt=self._is_in_doubt(message, now),
                 closed=self._sender.closed,
             )
@@ -259,7 +261,7 @@ class RedriveRun:
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
 
     def _stop_if_returned(self) -> None:
-        returned, sent = self.ledger.left[Action.CAME_BACK], self.ledger.sent_in_run
+        returned, sent = self.ledger.left[Action.CAME_BACK], self.ledger.sent
         if returned >= max(_RETURNED, _RETURNED_SHARE * sent):
             self._halt(Ended.GATE, f"{returned} of {sent} messages came back")
 

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from celery.utils.functional import chunks
 
@@ -44,9 +45,9 @@ class Sender:
 
     Arguments:
         route: from where to where.
-        run_id: goes on the messages.
 
     Attributes:
+        run_id: goes on the messages.
         closed: URLs of queues that are not there or not for us, and why.
         held_groups: FIFO: groups of which a message is left, so that those after it wait for it.
     """
@@ -58,11 +59,10 @@ class Sender:
         halt: Halt,
         throttle: Throttle,
         options: RedriveOptions,
-        run_id: str,
     ) -> None:
         self._source, self._default = route.source, route.default
         self._ledger, self._halt, self._throttle = ledger, halt, throttle
-        self._options, self._run_id = options, run_id
+        self._options, self.run_id = options, uuid4().hex[:12]
         self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
         # Until SQS has deleted one batch, only one is sent at a time: if deleting is denied, no
@@ -104,7 +104,7 @@ class Sender:
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         now, extend = self._halt.now(), self._options.expired == "extend"
         spread = self._options.spread or 0.0
-        return message.entry(run_id=self._run_id, now=now, extend=extend) | for_destination(
+        return message.entry(run_id=self.run_id, now=now, extend=extend) | for_destination(
             message, is_fifo=to.is_fifo, now=now, spread=spread
         )
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.commands.redrive_shell import exit_code
 from celery_sqs_backoff.redrive import Ended, RedriveReport
-from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.files import Journal
 from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
 from tests.support.fault_proxy import FaultProxy

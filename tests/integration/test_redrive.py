@@ -24,11 +24,11 @@ from celery_sqs_backoff.redrive import (
     queues,
 )
 from celery_sqs_backoff.redrive import run as run_module
-from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import (
     Failed,
     Sent,
 )
+from celery_sqs_backoff.redrive.files import Archive
 from celery_sqs_backoff.sqs import clients, find_queue
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy, failed_entries

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.files import Journal
 from celery_sqs_backoff.redrive.ledger import Ledger, LedgerRow
 from celery_sqs_backoff.sqs.calls import Calls, Sent
 

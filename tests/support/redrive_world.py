@@ -22,10 +22,10 @@ from unittest import mock
 
 from greenlet import getcurrent, greenlet
 
-from celery_sqs_backoff.redrive import journal as journal_module
+from celery_sqs_backoff.redrive import files
 from celery_sqs_backoff.redrive.events import Listener, RedriveReport
+from celery_sqs_backoff.redrive.files import Journal, NoJournal
 from celery_sqs_backoff.redrive.halt import draw_pause
-from celery_sqs_backoff.redrive.journal import Journal, NoJournal
 from celery_sqs_backoff.redrive.look import Plan, look_through
 from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
@@ -123,7 +123,7 @@ class World:
         self.stop.clear()
         kept: NoJournal = NoJournal()
         if journal:
-            with mock.patch.object(journal_module.os, "fsync"):
+            with mock.patch.object(files.os, "fsync"):
                 return self._redrive_with(
                     _Journal(self, self.journal_path, str(self.source.arn)),
                     hold_seconds,
@@ -142,7 +142,6 @@ class World:
                     RedriveOptions(**options),
                     journal=journal,
                     archive=None,
-                    run_id=getattr(journal, "run_id", f"run-{self.rng.random()}"),
                     hold_seconds=hold_seconds,
                     on_event=self._note,
                     stop=self.stop,
@@ -172,7 +171,7 @@ class World:
         self.steps = 0
         key = f"restore to {self.source.arn}"
         with (
-            mock.patch.object(journal_module.os, "fsync"),
+            mock.patch.object(files.os, "fsync"),
             _Journal(self, archive.with_suffix(".restored"), key) as journal,
             self._without_threads(),
         ):
@@ -181,7 +180,6 @@ class World:
                 RedriveOptions(**options),
                 archive=archive,
                 journal=journal,
-                run_id=journal.run_id,
                 on_event=self._note,
                 stop=self.stop,
                 clock=self.clock,
@@ -289,8 +287,7 @@ class _Client:
 class _Journal(Journal):
     def __init__(self, world: World, path: Path, source: str) -> None:
         self._world = world
-        run_id = f"run-{world.rng.randrange(10**9)}"
-        super().__init__(path, source=source, run_id=run_id, now=world.clock)
+        super().__init__(path, source=source)
 
     def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None:
         super_write = super().write

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from celery_sqs_backoff.redrive.archive import Archive, read_archive
 from celery_sqs_backoff.redrive.errors import RedriveRefused
+from celery_sqs_backoff.redrive.files import Archive, read_archive
 from celery_sqs_backoff.redrive.message import DlqMessage
 
 

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive.errors import RedriveRefused
-from celery_sqs_backoff.redrive.journal import Journal
+from celery_sqs_backoff.redrive.files import Journal
 
 URL = "http://sqs/1/dlq"
 
 
-def opened(path, run_id="r1", source=URL, now=10.0):
-    return Journal(path, source=source, run_id=run_id, now=lambda: now)
+def opened(path, source=URL):
+    return Journal(path, source=source)
 
 
 def test_a_new_journal_knows_of_nothing(tmp_path):
     with opened(tmp_path / "j") as journal:
         assert not journal.past
-        assert journal.run_id == "r1"
+        assert not journal.is_resumed
 
 
 def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_path):
@@ -29,17 +29,17 @@ def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_pa
         journal.write("sent", ["a", "b"])
         journal.write("unsent", ["c"])
         journal.write("deleted", ["a"])
-    with opened(tmp_path / "j", "r2") as journal:
+    with opened(tmp_path / "j") as journal:
         assert journal.past == {"d": 7.0, "b": None}
-        assert journal.run_id == "r1"  # killed: the same run goes on
+        assert journal.is_resumed
 
 
 def test_a_run_that_ended_is_followed_by_a_new_one(tmp_path):
     with opened(tmp_path / "j") as journal:
         journal.write("sending", ["a"], 7.0)
         journal.write("ended", [])
-    with opened(tmp_path / "j", "r2") as journal:
-        assert journal.run_id == "r2"
+    with opened(tmp_path / "j") as journal:
+        assert not journal.is_resumed
         assert journal.past == {"a": 7.0}
 
 
@@ -64,7 +64,7 @@ def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_fact
     whole = path.read_bytes()[:cut]
     path.write_bytes(whole)
     lines = whole.decode().split("\n")[:-1]
-    with opened(path, "r2") as journal:
+    with opened(path) as journal:
 
         def whose(kind):
             return {

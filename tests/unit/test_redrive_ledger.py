@@ -5,7 +5,7 @@ import random
 import pytest
 
 from celery_sqs_backoff.redrive.events import InDoubt
-from celery_sqs_backoff.redrive.journal import Journal, NoJournal
+from celery_sqs_backoff.redrive.files import Journal, NoJournal
 from celery_sqs_backoff.redrive.ledger import Ledger, RowState
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.triage import Action
@@ -212,7 +212,7 @@ def test_the_journal_knows_what_the_ledger_knew(tmp_path):
     rng = random.Random(5)
     for number in range(60):
         path = tmp_path / str(number)
-        with Journal(path, source="q", run_id="r") as journal:
+        with Journal(path, source="q") as journal:
             bench = Bench(*(f"m{n}" for n in range(8)))
             bench.ledger._journal = journal
             for id_ in bench.messages:
@@ -228,7 +228,7 @@ def test_the_journal_knows_what_the_ledger_knew(tmp_path):
                             if rng.random() < 0.5:
                                 bench.delete(id_)
                             break
-        with Journal(path, source="q", run_id="s") as journal:
+        with Journal(path, source="q") as journal:
             rows = bench.ledger.rows.items()
             sent = {id_ for id_, row in rows if row.state is RowState.SENT}
             doubted = {id_ for id_, row in rows if row.doubted_at is not None} - sent

@@ -7,8 +7,8 @@ import pytest
 from botocore.exceptions import ReadTimeoutError
 
 from celery_sqs_backoff.redrive import Ended, RedriveRefused
-from celery_sqs_backoff.redrive.archive import Archive
 from celery_sqs_backoff.redrive.events import InDoubt
+from celery_sqs_backoff.redrive.files import Archive
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from tests.support.fake_sqs import Fault
 from tests.support.redrive_world import Killed, World

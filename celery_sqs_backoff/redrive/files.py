@@ -1,0 +1,307 @@
+"""The files of a redrive: a journal of what is sent and was sent, and archives of messages.
+
+Both have one JSON object per line, and lines are only appended. A file is the operator's alone: one
+that other users could have written, or could read, is refused. A planted journal would make a run
+delete messages that were never sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from ..sqs.dead_letter import sendable
+from .errors import RedriveRefused
+from .message import DlqMessage
+
+_CHUNK_BYTES = 65_536
+
+#: On the disk before the run goes on. Losing other lines costs a repeated delete.
+_SYNCED = {"sending", "sent", "ended"}
+
+#: A message with one of these lines is not the next run's business.
+_SETTLED = {"unsent", "deleted", "gone"}
+
+
+T = TypeVar("T")
+
+
+class JsonLines:
+    """A file that one process at a time appends to. Safe for threads. Use as a context manager.
+
+    It is created for us alone if it is missing. A last line that a kill has truncated is removed,
+    because it would corrupt the next one.
+
+    Arguments:
+        begins: the first bytes of the file.
+        what: the kind of file, for people.
+
+    Raises:
+        RedriveRefused: it cannot be opened, is in use, belongs to others or can be read or written
+            by them, is a link, or is something else. The file is not changed then.
+    """
+
+    def __init__(self, path: Path, *, begins: bytes, what: str) -> None:
+        self._lock = threading.Lock()
+        self._file = file = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, "a+b", what)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.seek(0)
+            head = file.read(len(begins))
+            if head != begins[: len(head)] or (b"\n" in head):
+                raise RedriveRefused(f"{path} is not a redrive {what}. Name another file.")
+            _remove_truncated_line(file)
+        except BaseException as exc:  # an open file stays locked
+            self.close()
+            if isinstance(exc, BlockingIOError):
+                raise RedriveRefused(
+                    f"{what.capitalize()} {path} is in use by another run."
+                ) from exc
+            if isinstance(exc, OSError):  # some network file systems have no locks
+                why = f"Cannot lock {what} {path}: {exc.strerror}. Name one on another disk."
+                raise RedriveRefused(why) from exc
+            raise
+
+    def append(self, objects: Sequence[Mapping[str, object]], *, sync: bool) -> None:
+        """Append a line for each object. With ``sync`` they are on the disk on return.
+
+        Raises:
+            OSError: the disk is full, for one.
+        """
+        lines = [json.dumps(each, separators=(",", ":"), default=_encode) for each in objects]
+        with self._lock:
+            self._file.write("".join(f"{line}\n" for line in lines).encode())
+            self._file.flush()
+            if sync:
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file. A write that a full disk refused was reported; this tries it again."""
+        with suppress(OSError):
+            self._file.close()
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class NoJournal:
+    """The journal of a run without a file. If the run is killed, the next can send twice.
+
+    Attributes:
+        path: the file; ``None`` = no file.
+        past: messages that earlier processes left, by id: when it was first sent without an
+            answer (seconds since the epoch). ``None``: SQS has it, and only the delete is left.
+        last_at: when something was last sent; 0 = never.
+        is_resumed: the run before this one did not come to its end.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.past: dict[str, float | None] = {}
+        self.last_at, self.is_resumed = 0.0, False
+
+    def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None: ...
+
+
+class Journal(NoJournal, JsonLines):
+    """What is being sent and was sent, for a run after a kill. It is resumed if it exists.
+
+    ``{"is": "sending", "ids": [...]}`` is on the disk before the call, ``"sent"`` before the
+    delete. A message is *in doubt* if its last line is ``sending``: the process ended before it
+    knew. If its last line is ``sent``, it only has to be deleted. When the next run opens the file,
+    it drops the messages that an ended run has settled.
+
+    Arguments:
+        path: the file. It stays when the run is over; another run may go on with it.
+        source: ARN of the queue; a journal is about one source.
+
+    Raises:
+        RedriveRefused: the file is of another source, is in use, is not a journal, is not ours
+            alone, or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, source: str) -> None:
+        NoJournal.__init__(self)
+        JsonLines.__init__(self, path, begins=b'{"source":', what="journal")
+        self.path, self._source = path, source
+        try:
+            self._read()
+            if not (self.is_resumed or self.past):
+                self._file.truncate(0)
+            self.append([{"source": source}], sync=True)
+            _sync_directory(path)
+        except BaseException as exc:  # an open file stays locked
+            self.close()
+            if isinstance(exc, OSError):
+                raise RedriveRefused(f"Cannot write journal {path}: {exc.strerror}.") from exc
+            raise
+
+    def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None:
+        """Append a line. ``sending``, ``sent`` and ``ended`` are on the disk on return.
+
+        Raises:
+            OSError: the disk is full, for one.
+        """
+        if ids or kind == "ended":
+            line = {"is": kind, "ids": list(ids), **({"at": at} if kind == "sending" else {})}
+            self.append([line], sync=kind in _SYNCED)
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        for number, line in enumerate(self._file, 1):
+            try:
+                self._apply(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                raise RedriveRefused(
+                    f"Line {number} of journal {self.path} is damaged, so what was sent is not"
+                    " known. Without that line, what it was about may be sent twice."
+                ) from None
+
+    def _apply(self, line: dict[str, Any]) -> None:
+        kind, ids = line.get("is"), line.get("ids", [])
+        if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
+            raise TypeError("ids")
+        if kind is None and line["source"] != self._source:
+            raise RedriveRefused(
+                f"Journal {self.path} is of {line['source']}, not of {self._source}."
+            )
+        if kind in (None, "ended"):
+            self.is_resumed = kind is None
+        elif kind == "sending":
+            self.last_at = max(self.last_at, float(line["at"]))
+            for id_ in ids:
+                self.past.setdefault(id_, float(line["at"]))
+        elif kind == "sent":
+            self.past.update(dict.fromkeys(ids))
+        elif kind in _SETTLED:
+            for id_ in ids:
+                self.past.pop(id_, None)
+        else:
+            raise ValueError(kind)
+
+
+class Archive(JsonLines):
+    """Dead letters: everything that SQS has told of each. It holds bodies: the user's data.
+
+    Arguments:
+        path: the file; created for us alone.
+        source: ARN of the queue that the messages are in.
+
+    Raises:
+        RedriveRefused: the file cannot be written, is in use, is not an archive, or is not ours
+            alone.
+    """
+
+    def __init__(self, path: Path, *, source: str | None = None) -> None:
+        super().__init__(path, begins=b'{"MessageId":', what="archive")
+        self._source = source
+
+    def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
+        """Append messages, with the queue (ARN) that each would go to. They are on the disk then.
+
+        Raises:
+            OSError: the disk is full, for one.
+        """
+        objects = []
+        for message, destination in zip(messages, destinations, strict=True):
+            found = dict(message.message)
+            found.pop("ReceiptHandle", None)
+            attributes: Mapping[str, Any] = found.get("MessageAttributes") or {}
+            objects.append(
+                {"MessageId": message.id}  # the first, by which an archive is known
+                | found
+                | {"MessageAttributes": {n: sendable(value) for n, value in attributes.items()}}
+                | {"Source": self._source, "Destination": destination}
+            )
+        self.append(objects, sync=True)
+
+
+def read_archive(path: Path) -> Iterator[DlqMessage]:
+    """Read the messages of an archive, in its order.
+
+    Raises:
+        RedriveRefused: there is no such file, it is not ours alone, or a line of it is not a dead
+            letter.
+    """
+    with _open(path, os.O_RDONLY, "rb", "archive") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield DlqMessage(_message(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+                why = f"Line {number} of archive {path} is not a dead letter ({type(exc).__name__})"
+                if not line.endswith(b"\n"):
+                    why += "; it is truncated, as by a kill. Its message was not deleted: remove it"
+                raise RedriveRefused(f"{why}.") from None
+
+
+def _message(found: dict[str, Any]) -> dict[str, Any]:
+    for attribute in (found.get("MessageAttributes") or {}).values():
+        if "BinaryValue" in attribute:
+            attribute["BinaryValue"] = base64.b64decode(attribute["BinaryValue"], validate=True)
+    if not isinstance(found["Body"], str) or not isinstance(found["MessageId"], str):
+        raise TypeError("Body and MessageId are text")
+    return found
+
+
+def _encode(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as exc:
+        if path.is_symlink():
+            raise RedriveRefused(f"{what.capitalize()} {path} is a link. Name the file.") from exc
+        raise RedriveRefused(f"Cannot open {what} {path}: {exc.strerror}.") from exc
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise RedriveRefused(f"{what.capitalize()} {path} is not a file.")
+        if found.st_uid != os.geteuid():
+            raise RedriveRefused(f"{what.capitalize()} {path} belongs to another user.")
+        if found.st_mode & 0o077:
+            raise RedriveRefused(
+                f"{what.capitalize()} {path} is open to other users. If it is yours: chmod 600."
+            )
+        return os.fdopen(descriptor, mode)  # type: ignore[return-value]  # both modes are binary
+    except BaseException:  # no file object closes the descriptor yet
+        os.close(descriptor)
+        raise
+
+
+def _remove_truncated_line(file: BinaryIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    start = end
+    while start:
+        at = max(0, start - _CHUNK_BYTES)
+        file.seek(at)
+        newline = file.read(start - at).rfind(b"\n")
+        if newline >= 0:
+            start = at + newline + 1
+            break
+        start = at
+    if start != end:
+        file.truncate(start)
+
+
+def _sync_directory(path: Path) -> None:
+    """Put the file's name on the disk, too."""
+    descriptor = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
