@@ -9,15 +9,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from celery_sqs_backoff.redrive.events import (
-    Failed,
-    InDoubt,
-    NotDeleted,
-    Progress,
-    RedriveEvent,
-    Started,
-    Waiting,
-)
+from celery_sqs_backoff.redrive import events
 from celery_sqs_backoff.units import spell_duration
 
 from .text import safe
@@ -30,7 +22,7 @@ _BAR_WIDTH = 20
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[RedriveEvent], None]]:
+def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
     """Show notices on stderr, and the progress if stderr is a terminal.
 
     Yields ``on_event``.
@@ -41,9 +33,9 @@ def bar() -> Iterator[Callable[[RedriveEvent], None]]:
         if columns := _columns():
             click.echo(f"\r{text[:columns]:{columns}}\r", nl=False, err=True)
 
-    def on_event(event: RedriveEvent) -> None:
+    def on_event(event: events.RedriveEvent) -> None:
         nonlocal progress
-        if isinstance(event, Progress):
+        if isinstance(event, events.Progress):
             columns = _columns()
             progress = _facts(event, columns)
             if columns >= _BAR_COLUMNS:
@@ -71,12 +63,12 @@ def _columns() -> int:
         return 0
 
 
-def _bar(event: Progress) -> str:
+def _bar(event: events.Progress) -> str:
     done = (event.sent + event.dropped) / max(1, event.to_send, event.sent + event.dropped)
     return f"[{'#' * int(done * _BAR_WIDTH):{_BAR_WIDTH}}]"
 
 
-def _facts(event: Progress, columns: int) -> str:
+def _facts(event: events.Progress, columns: int) -> str:
     """Return the counts first, then rate and time left, as many of them as fit."""
     shown = ""
     for fact in (
@@ -92,19 +84,19 @@ def _facts(event: Progress, columns: int) -> str:
     return shown
 
 
-def _line(event: RedriveEvent) -> str | None:
+def _line(event: events.RedriveEvent) -> str | None:
     match event:
-        case Started(journal=str(journal)):
+        case events.Started(journal=str(journal)):
             return f"journal: {journal}"
-        case InDoubt(ids, resend):
+        case events.InDoubt(ids, resend):
             late = "another run may have sent them, too"
             done = late if resend is None else "sent again" if resend else "held"
             return f"in doubt, {done}: {safe(' '.join(ids), 100_000)}"
-        case Failed(ids, reason):
+        case events.Failed(ids, reason):
             return f"failed ({safe(reason)}): {_ids(ids)}"
-        case NotDeleted(ids, reason):
+        case events.NotDeleted(ids, reason):
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
-        case Waiting(messages, seconds):
+        case events.Waiting(messages, seconds):
             wait = spell_duration(seconds)
             return f"{messages} messages are hidden: waiting for them, for up to {wait}"
     return None

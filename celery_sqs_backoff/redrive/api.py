@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -103,7 +102,4 @@ def redrive(
 
 def journal_path(path: Path, source: Endpoint) -> Path:
     """Return the journal's file. In a directory it is named after the source."""
-    if not path.is_dir():
-        return path
-    digest = hashlib.sha256(str(source.arn).encode()).hexdigest()[:8]
-    return path / f"{source.name}-{digest}.journal"
+    return path / f"{source.arn}.journal" if path.is_dir() else path

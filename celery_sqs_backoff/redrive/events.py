@@ -110,35 +110,27 @@ class Deleted:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """Not sent; they stay in the source."""
-
+class _MessagesLeft:
     ids: Ids
     reason: str
 
 
-@dataclass(frozen=True)
-class NotDeleted:
+class Failed(_MessagesLeft):
+    """Not sent; they stay in the source."""
+
+
+class NotDeleted(_MessagesLeft):
     """Messages that were sent, and SQS has not confirmed their delete.
 
     Another run sends them again if they are still there, unless it has this run's journal."""
 
-    ids: Ids
-    reason: str
+
+class Skipped(_MessagesLeft):
+    """Not selected, or expired and left alone; they stay in the source."""
 
 
-@dataclass(frozen=True)
-class Skipped:
-    ids: Ids
-    reason: str
-
-
-@dataclass(frozen=True)
-class Poison:
+class Poison(_MessagesLeft):
     """Left in the source: they came back in this run, or were replayed too often."""
-
-    ids: Ids
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import json
+import mmap
 import os
 import stat
 import threading
@@ -21,8 +22,6 @@ from typing import Any, BinaryIO, TypeVar
 from ..sqs.dead_letter import sendable
 from .errors import RedriveRefused
 from .message import DlqMessage
-
-_CHUNK_BYTES = 65_536
 
 #: On the disk before the run goes on. Losing other lines costs a repeated delete.
 _SYNCED = {"sending", "sent", "ended"}
@@ -284,18 +283,12 @@ def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
 
 
 def _remove_truncated_line(file: BinaryIO) -> None:
-    end = file.seek(0, os.SEEK_END)
-    start = end
-    while start:
-        at = max(0, start - _CHUNK_BYTES)
-        file.seek(at)
-        newline = file.read(start - at).rfind(b"\n")
-        if newline >= 0:
-            start = at + newline + 1
-            break
-        start = at
-    if start != end:
-        file.truncate(start)
+    size = file.seek(0, os.SEEK_END)
+    if size:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            whole = text.rfind(b"\n") + 1
+        if whole != size:
+            file.truncate(whole)
 
 
 def _sync_directory(path: Path) -> None:

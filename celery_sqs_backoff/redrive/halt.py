@@ -6,11 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..retry.policies import FullJitter
 from .errors import RedriveError, RedriveUnreachable
-from .events import Ended
+from .events import Ended, Finished, RedriveReport
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
 
 TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
@@ -84,3 +87,45 @@ class Halt:
     def wait(self, seconds: float) -> bool:
         """Wait for the end, at most this many seconds."""
         return self._event.wait(seconds) or self.is_set
+
+
+def must_end(ledger: Ledger, halt: Halt) -> bool:
+    """Return whether a run must end, also because of its callback or its journal."""
+    if (error := ledger.emit.error) is not None:
+        halt.fail(error)
+    if (unwritten := ledger.file_error) is not None:
+        halt(Ended.FAILED, f"cannot write the journal: {unwritten.strerror or unwritten}")
+    return halt.is_set
+
+
+def carry_out(
+    work: Callable[[], int], ledger: Ledger, halt: Halt, *, messages: int
+) -> RedriveReport:
+    """Do the work of a run, and emit its end, however it ends.
+
+    Arguments:
+        work: returns how many messages remain in the source.
+        messages: in the source at the start.
+    """
+
+    def tell_end(remaining: int) -> RedriveReport:
+        ledger.name_undeleted()
+        ended, detail = halt.ended, halt.detail
+        report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
+        ledger.emit(Finished(report, ended.value, detail))
+        return report
+
+    try:
+        report = tell_end(work())
+    except BaseException as exc:  # hidden messages come back by themselves
+        is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
+        halt.ended = Ended.INTERRUPTED
+        halt.detail = "by a second signal" if is_signal else type(exc).__name__
+        tell_end(max(0, messages - ledger.deleted))
+        ledger.emit.finish(is_interrupted=True)
+        raise
+    ledger.emit.finish()
+    # A callback that is late may have raised at the very last events.
+    if (error := halt.error or ledger.emit.error) is not None:
+        raise error
+    return report

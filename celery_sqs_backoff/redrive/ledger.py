@@ -22,28 +22,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .events import (
-    Deleted,
-    Failed,
-    InDoubt,
-    Listener,
-    NotDeleted,
-    Poison,
-    Progress,
-    RedriveEvent,
-    Sent,
-    Skipped,
-)
+from . import events
 from .files import NoJournal
 from .message import DlqMessage
 from .triage import UNKNOWN, Action
 
 #: The event that names messages which stay. A message in doubt was named before.
-_EVENTS: dict[Action, Callable[[tuple[str, ...], str], RedriveEvent]] = {
-    Action.SKIP: Skipped,
-    Action.FAIL: Failed,
-    Action.POISON: Poison,
-    Action.CAME_BACK: Poison,
+_EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
+    Action.SKIP: events.Skipped,
+    Action.FAIL: events.Failed,
+    Action.POISON: events.Poison,
+    Action.CAME_BACK: events.Poison,
 }
 
 #: A message is not sent when less than this share of its hold is left: 2 s of 30.
@@ -70,7 +59,6 @@ class LedgerRow:
         until: hidden for us until then, by the run's clock.
         left: why it stays.
         doubted_at: when it was first sent without an answer, in seconds since the epoch.
-        is_admitted: it counts towards the limit.
     """
 
     state: RowState
@@ -78,7 +66,6 @@ class LedgerRow:
     until: float = float("-inf")
     left: Action | None = None
     doubted_at: float | None = None
-    is_admitted: bool = False
 
 
 class Ledger:
@@ -100,12 +87,12 @@ class Ledger:
     def __init__(
         self,
         journal: NoJournal,
-        on_event: Callable[[RedriveEvent], None] | None,
+        on_event: Callable[[events.RedriveEvent], None] | None,
         clock: Callable[[], float],
         hold_seconds: float,
     ) -> None:
         self.lock = threading.RLock()
-        self.emit = Listener(on_event)
+        self.emit = events.Listener(on_event)
         self.file_error: OSError | None = None
         self.rows: dict[str, LedgerRow] = {}
         self.left: Counter[Action] = Counter()
@@ -158,7 +145,6 @@ class Ledger:
                 self.looked_at += row.handle is None
                 row.handle, row.until = message.handle, until
                 if row.state is RowState.HELD:
-                    self._unadmit(row)
                     ours.append(message)
                 elif row.state is RowState.SENT:
                     sent.append(message)
@@ -169,10 +155,7 @@ class Ledger:
         """Return the messages that the limit lets us send."""
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
-            for message in messages[:room]:
-                if row := self._find_owned(message):
-                    row.is_admitted = True
-                    self.admitted += 1
+            self.admitted += len(messages[:room])
             return list(messages[:room])
 
     def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
@@ -196,7 +179,6 @@ class Ledger:
                 if row is not None and row.state is RowState.HELD:
                     handles.append(message.handle)
                     self.looked_at -= 1
-                    self._unadmit(row)
                     row.handle = None
                     if row.doubted_at is None:
                         del self.rows[message.id]
@@ -205,10 +187,6 @@ class Ledger:
     def _find_owned(self, message: DlqMessage) -> LedgerRow | None:
         row = self.rows.get(message.id)
         return row if row is not None and row.handle == message.handle else None
-
-    def _unadmit(self, row: LedgerRow) -> None:
-        self.admitted -= row.is_admitted
-        row.is_admitted = False
 
     # Settling
 
@@ -256,10 +234,10 @@ class Ledger:
             late = self._doubt_late(ids) if recognised_since is None else []
         self._write("sent", ids)
         if late:
-            self.emit(InDoubt(tuple(late), resend=None))
+            self.emit(events.InDoubt(tuple(late), resend=None))
         if twice and recognised_since is not None:
-            self.emit(InDoubt(tuple(twice), resend=True))
-        self.emit(Sent(tuple(ids), to))
+            self.emit(events.InDoubt(tuple(twice), resend=True))
+        self.emit(events.Sent(tuple(ids), to))
 
     def mark_unsent(self, messages: Sequence[DlqMessage]) -> None:
         """Note that SQS has not accepted these. One that was ever in doubt stays so."""
@@ -281,7 +259,7 @@ class Ledger:
             for id_ in new:
                 self.rows[id_].doubted_at = at
         if new and resend is not None:
-            self.emit(InDoubt(tuple(new), resend))
+            self.emit(events.InDoubt(tuple(new), resend))
 
     def _hold(self, messages: Iterable[DlqMessage]) -> None:
         with self.lock:
@@ -339,9 +317,9 @@ class Ledger:
                 del self._gone[next(iter(self._gone))]
         self._write("deleted", list(found))
         if late:
-            self.emit(InDoubt(tuple(late), resend=None))
+            self.emit(events.InDoubt(tuple(late), resend=None))
         if found:
-            self.emit(Deleted(tuple(found)))
+            self.emit(events.Deleted(tuple(found)))
 
     def _doubt_late(self, ids: Iterable[str]) -> list[str]:
         """Note sent messages that another run may have sent, too, because our hold was over."""
@@ -412,16 +390,16 @@ class Ledger:
     def name_past(self, *, resend: bool) -> None:
         """Name the messages that an earlier process left in doubt."""
         if ids := tuple(self.doubted):
-            self.emit(InDoubt(ids, resend))
+            self.emit(events.InDoubt(ids, resend))
 
     def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
         """Name messages that may have been sent to a FIFO queue and are given up."""
         if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
-            self.emit(InDoubt(ids, resend=False))
+            self.emit(events.InDoubt(ids, resend=False))
 
     def name_undeleted(self) -> None:
         if ids := tuple(self.undeleted):
-            self.emit(NotDeleted(ids, "SQS has not confirmed the delete"))
+            self.emit(events.NotDeleted(ids, "SQS has not confirmed the delete"))
 
     # Numbers
 
@@ -454,19 +432,17 @@ class Ledger:
         """Ids and receipt handles of messages that were sent and not deleted."""
         with self.lock:
             rows = self.rows.items()
-            return {
-                i: r.handle for i, r in rows if r.state is RowState.SENT and r.handle is not None
-            }
+            return {i: r.handle for i, r in rows if r.state is RowState.SENT and r.handle}
 
-    def progress(self, messages: int, limit: int | None) -> Progress:
+    def progress(self, messages: int, limit: int | None) -> events.Progress:
         """Return how far the run is. ``messages``: in the source at its start."""
         with self.lock:
             numbers, places, done = self.numbers(), self.places, self.sent + self.dropped
             to_send = self.admitted + round(max(0, messages - places) * self.share)
-        to_send = max(done, to_send if limit is None else min(limit, to_send))
+        to_send = max(done, min(to_send, messages if limit is None else limit))
         rate = done / max(0.1, self._clock() - self._began)
         names = ("sent", "failed", "skipped", "poison", "returned", "dropped")
-        return Progress(
+        return events.Progress(
             **{name: numbers[name] for name in names},
             looked_at=places,
             messages=messages,

@@ -28,6 +28,9 @@ _LEAST_LIFETIME_SECONDS = 3600
 #: SQS keeps no message longer than 14 days.
 _LONGEST_RETENTION_SECONDS = 1_209_600
 
+#: On a message that was put back from an archive: the ID that it had there.
+RESTORED_ATTRIBUTE = "celery-sqs-backoff-restored"
+
 #: Our marks never hold more replays than this, nor a negative number.
 _MAX_REPLAYS = 1_000_000
 
@@ -134,6 +137,13 @@ class DlqMessage:
         """Type and message of the exception, as one text."""
         kind, text = self._from_record("exception_type"), self._from_record("exception_message")
         return f"{kind or ''}: {text or ''}" if kind or text else None
+
+    @property
+    def restored_id(self) -> str | None:
+        """ID that it has in the archive from which it was put back."""
+        attributes: Mapping[str, Any] = self.message.get("MessageAttributes") or {}
+        found: str | None = (attributes.get(RESTORED_ATTRIBUTE) or {}).get("StringValue")
+        return found
 
     def _from_record(self, name: str) -> str | None:
         found: str | None = getattr(self.record, name, None)
@@ -242,7 +252,8 @@ def _pick_attributes(
     stay within ten, are back in their place.
     """
     every = {**attributes, **packed}
-    every.pop(ATTRIBUTE_NAME, None)
+    for name in (ATTRIBUTE_NAME, RESTORED_ATTRIBUTE):
+        every.pop(name, None)
     found = {name: _check_attribute(value) for name, value in every.items()}
     if len(found) > MAX_MESSAGE_ATTRIBUTES:
         raise _Unreadable("its attributes")

@@ -23,7 +23,7 @@ from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder, connection_to_look
 from ..sqs.queues import read_redrive_policy
-from .errors import RedriveRefused, RedriveUnreachable, unreachable
+from .errors import RedriveError, RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
 from .options import RedriveOptions, queue_name
@@ -88,10 +88,6 @@ class Endpoint:
     def dlq_arn(self) -> str | None:
         return read_redrive_policy(self.attributes)[0]
 
-    @property
-    def max_receive_count(self) -> int | None:
-        return read_redrive_policy(self.attributes)[1]
-
     def depth(self) -> int:
         """Ask SQS how many messages there are, hidden and delayed ones included.
 
@@ -104,6 +100,13 @@ class Endpoint:
             raise _error(f"Cannot read the attributes of queue {self.name}", found)
         stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
         return sum(int(found.get(stem + kind, 0)) for kind in kinds)
+
+    def depth_or(self, otherwise: int) -> int:
+        """Return the depth, or another number if SQS does not say it."""
+        try:
+            return self.depth()
+        except RedriveError:
+            return otherwise
 
     def receive(self, messages: int, hold_seconds: int) -> list[DlqMessage] | Failure:
         """Receive up to ten messages, with all their attributes, and hide them ``hold_seconds``."""
@@ -233,7 +236,7 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
     if dlq.dlq_arn is not None and not force:
         raise RedriveRefused(
             f"Queue {dlq.name} has a dead-letter queue itself: looking at a message is a receive,"
-            f" and after {dlq.max_receive_count} of them SQS moves it there."
+            " and after some of them SQS moves it there."
             " Remove its redrive policy first, or force it.",
             overridable=True,
         )
@@ -257,14 +260,8 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """
 
     def list_them(client: SQSClient) -> list[str]:
-        urls: list[str] = []
-        request: dict[str, Any] = {"QueueUrl": dlq.url, "MaxResults": 1000}
-        while True:
-            page: Any = client.list_dead_letter_source_queues(**request)
-            urls += page.get("queueUrls") or ()
-            if not page.get("NextToken"):
-                return urls
-            request["NextToken"] = page["NextToken"]
+        pages = client.get_paginator("list_dead_letter_source_queues").paginate(QueueUrl=dlq.url)
+        return list(pages.build_full_result().get("queueUrls") or ())
 
     found = try_again(partial(dlq.calls.attempt, Operation.LIST_SOURCES, list_them))
     if not isinstance(found, Failure):

@@ -1,36 +1,32 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
 It uses the ledger and the sender of a run. The archive stands for the source and stays complete;
-the journal knows which messages were put back. If the answer to a send was lost, the message is
-looked for on the queue before it is sent again.
+the journal knows which messages were put back. Each message carries the ID that it has in the
+archive: if the answer to its send was lost, it is looked for on the queue before it is sent again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from celery.utils.functional import chunks
 
-from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable
-from ..sqs.limits import MAX_BATCH_ENTRIES
-from .errors import RedriveError, RedriveRefused
-from .events import Ended, Finished, RedriveEvent, RedriveReport, Started
+from ..sqs.dead_letter import ATTRIBUTE_NAME, entry_bytes, sendable
+from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
+from .errors import RedriveRefused
+from .events import RedriveEvent, RedriveReport, Started
 from .files import NoJournal, read_archive
-from .halt import Halt, steady_seconds
-from .ledger import Ledger, RowState
+from .halt import Halt, carry_out, must_end, steady_seconds
+from .ledger import Ledger
 from .look import look_through
-from .message import DlqMessage
+from .message import RESTORED_ATTRIBUTE, DlqMessage
 from .options import RedriveOptions
 from .queues import Endpoint, Route
 from .sender import Sender
-from .sweep import must_end
 from .throttle import Throttle
 
 #: How often all messages without an answer are looked for and sent again.
@@ -73,28 +69,21 @@ class Restore:
             RedriveRefused: the archive is damaged, or of another queue. Nothing was sent.
         """
         self._messages = self._count()
-        ledger, path = self._ledger, str(self._journal.path) if self._journal.path else None
-        resumed = bool(self._journal.past)
-        ledger.emit(
-            Started(self._sender.run_id, self._queue.name, self._messages, 1, resumed, path)
-        )
+        return carry_out(self._work, self._ledger, self._halt, messages=0)
+
+    def _work(self) -> int:
+        ledger, journal = self._ledger, self._journal
+        run_id, path = self._sender.run_id, str(journal.path) if journal.path else None
+        ledger.emit(Started(run_id, self._queue.name, self._messages, 1, bool(journal.past), path))
         ledger.emit.start()
-        try:
-            for _ in range(_ROUNDS):
-                self._settle_doubts()
-                self._send_all()
-                if not ledger.doubted or must_end(ledger, self._halt):
-                    break
-            ledger.name_past(resend=False)
-            must_end(ledger, self._halt)
-        except BaseException as exc:
-            self._halt(Ended.INTERRUPTED, type(exc).__name__)
-            self._finish(is_interrupted=True)
-            raise
-        report = self._finish()
-        if (error := self._halt.error or ledger.emit.error) is not None:
-            raise error
-        return report
+        for _ in range(_ROUNDS):
+            self._settle_doubts()
+            self._send_all()
+            if not ledger.doubted or must_end(ledger, self._halt):
+                break
+        ledger.name_past(resend=False)
+        must_end(ledger, self._halt)
+        return self._queue.depth_or(ledger.sent)
 
     def _read(self) -> Iterator[DlqMessage]:
         seen: set[str] = set()
@@ -129,47 +118,23 @@ class Restore:
 
     def _settle_doubts(self) -> None:
         """Look on the queue for messages in doubt. Absent ones are sent again."""
-        ledger, ids = self._ledger, set(self._ledger.doubted)
-        if not ids or must_end(ledger, self._halt):
+        ledger, doubted = self._ledger, set(self._ledger.doubted)
+        if not doubted or must_end(ledger, self._halt):
             return
-        doubted: dict[str, bytes] = {}
-        sent: list[bytes] = []  # others with the same content may be there
-        for message in self._read():
-            row = ledger.rows.get(message.id)
-            if message.id in ids:
-                doubted[message.id] = _digest(message)
-            elif row is not None and row.state is RowState.SENT:
-                sent.append(_digest(message))
-        on_queue = _Found(set(doubted.values()))
+        there: set[str | None] = set()
         plan = look_through(
-            self._route, RedriveOptions(), None, copy=on_queue.write, now=self._halt.now
+            self._route,
+            RedriveOptions(),
+            None,
+            copy=lambda messages, _: there.update(m.restored_id for m in messages),
+            now=self._halt.now,
         )
-        on_queue.counts.subtract(digest for digest in sent if digest in on_queue.counts)
-        found = []
-        for id_, digest in doubted.items():
-            if on_queue.counts[digest] > 0:
-                on_queue.counts[digest] -= 1
-                found.append(id_)
-        is_whole = plan.looked_at >= plan.messages or self._options.include_unknown
-        ledger.settle_doubts(found, doubted.keys() - found if is_whole else ())
-
-    def _finish(self, *, is_interrupted: bool = False) -> RedriveReport:
-        numbers = self._ledger.numbers()
-        try:
-            remaining = self._queue.depth()
-        except RedriveError:  # the report is worth more than this one number
-            remaining = numbers["sent"]
-        ended, detail = self._halt.ended, self._halt.detail
-        report = RedriveReport(
-            **{name: numbers[name] for name in ("sent", "failed", "in_doubt")},
-            looked_at=self._messages,
-            remaining=remaining,
-            ended=ended,
-            detail=detail,
-        )
-        self._ledger.emit(Finished(report, ended.value, detail))
-        self._ledger.emit.finish(is_interrupted=is_interrupted)
-        return report
+        absent = doubted - there
+        if not self._options.include_unknown:
+            is_whole = plan.looked_at >= plan.messages
+            marked = {m.id for m in self._read() if RESTORED_ATTRIBUTE in _attributes(m)}
+            absent &= marked if is_whole else set()
+        ledger.settle_doubts(doubted & there, absent)
 
 
 class _PutBack(Sender):
@@ -197,30 +162,17 @@ class _PutBack(Sender):
         """Leave the messages in the archive."""
 
 
-class _Found:
-    """Counts messages of a queue by their content, as an archive would write them."""
-
-    def __init__(self, wanted: set[bytes]) -> None:
-        self.counts: Counter[bytes] = Counter(dict.fromkeys(wanted, 0))
-
-    def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
-        self.counts.update(d for d in map(_digest, messages) if d in self.counts)
-
-
 def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:
-    """Return the attributes of a message as SendMessage takes them.
+    """Return the attributes of a message as SendMessage takes them, with its ID if it has room.
 
     Without a record on a message that SQS itself had moved: that is not ours.
     """
     own: Mapping[str, Mapping[str, Any]] = message.message.get("MessageAttributes") or {}
-    return {
-        name: sendable(value)
-        for name, value in own.items()
-        if name != ATTRIBUTE_NAME or message.source_arn is None
-    }
-
-
-def _digest(message: DlqMessage) -> bytes:
-    content = [message.body, message.group_id, _attributes(message)]
-    text = json.dumps(content, sort_keys=True, default=lambda value: value.hex())
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    names = own.keys() - {RESTORED_ATTRIBUTE}
+    if message.source_arn is not None:
+        names -= {ATTRIBUTE_NAME}
+    found = {name: sendable(own[name]) for name in names}
+    mark = {RESTORED_ATTRIBUTE: {"DataType": "String", "StringValue": message.id}}
+    size = entry_bytes({"MessageBody": message.body, "MessageAttributes": found | mark})
+    has_room = len(found) < MAX_MESSAGE_ATTRIBUTES and size <= MAX_MESSAGE_BYTES
+    return found | mark if has_room else found

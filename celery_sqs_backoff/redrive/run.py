@@ -17,10 +17,8 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .errors import RedriveError
 from .events import (
     Ended,
-    Finished,
     Progress,
     RedriveEvent,
     RedriveReport,
@@ -29,7 +27,7 @@ from .events import (
 )
 from .files import Archive, NoJournal
 from .gate import ProbeGate
-from .halt import Halt, steady_seconds
+from .halt import Halt, carry_out, steady_seconds
 from .ledger import Ledger
 from .message import DlqMessage
 from .options import RedriveOptions
@@ -114,30 +112,27 @@ class RedriveRun:
             RedriveUnreachable: SQS did not answer at the very start.
         """
         self._messages = self._source.depth()
+        return carry_out(self._work, self.ledger, self._halt, messages=self._messages)
+
+    def _work(self) -> int:
         if why := self._gate.why_closed():
             self._halt(Ended.GATE, f"not started: {why}")
-            return self._tell_end(self._messages)
-        try:
-            self._look_through()
-            self._sender.delete(self.ledger.undeleted)
-            self._settle()
-            if hidden := self._sweep.give_all_back():
-                self._halt.detail = self._halt.detail or (
-                    f"{hidden} messages that are left stay hidden for up to 15 minutes:"
-                    " ChangeMessageVisibilityBatch has failed"
-                )
-            report = self._finish()
-        except BaseException as exc:  # hidden messages come back by themselves
-            is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
-            self._halt.ended = Ended.INTERRUPTED
-            self._halt.detail = "by a second signal" if is_signal else type(exc).__name__
-            self._tell_end(max(0, self._messages - self.ledger.deleted))
-            self.ledger.emit.finish(is_interrupted=True)
-            raise
-        # A callback that is late may have raised at the very last events.
-        if (error := self._halt.error or self.ledger.emit.error) is not None:
-            raise error
-        return report
+            return self._messages
+        self._look_through()
+        self._sender.delete(self.ledger.undeleted)
+        self._settle()
+        if hidden := self._sweep.give_all_back():
+            self._halt.detail = self._halt.detail or (
+                f"{hidden} messages that are left stay hidden for up to 15 minutes:"
+                " ChangeMessageVisibilityBatch has failed"
+            )
+        self._sweep.must_end()
+        if self._halt.ended not in (Ended.UNREACHABLE, Ended.FAILED, Ended.ERROR):
+            self.ledger.end()
+        remaining = self._source.depth_or(max(0, self._messages - self.ledger.deleted))
+        self.ledger.emit(self._progress())
+        self._sweep.must_end()
+        return remaining
 
     def _look_through(self) -> None:
         ledger, journal, threads = self.ledger, self._journal, self._threads()
@@ -235,7 +230,6 @@ class RedriveRun:
                 now,
                 run_id=self._sender.run_id,
                 is_in_doubt=self._is_in_doubt(message, now),
-                closed=self._sender.closed,
             )
             action, reason = disposition.action, disposition.reason
             # FIFO: a message waits for an earlier one of its group that stays.
@@ -285,7 +279,7 @@ class RedriveRun:
         if self._halt.ended is not Ended.DONE:
             return
         if unseen > 0 and (limit is None or ledger.admitted < limit):
-            left = min(unseen, self._remaining(ledger.hidden + unseen) - ledger.hidden)
+            left = min(unseen, self._source.depth_or(ledger.hidden + unseen) - ledger.hidden)
             if left > 0:
                 why = self._why_hidden()
                 self._halt(Ended.INCOMPLETE, f"{left} messages could not be received: {why}")
@@ -308,29 +302,3 @@ class RedriveRun:
             "somebody else hides them (a peek, another run, a killed one), or SQS still counts"
             " what is gone. Wait some minutes"
         )
-
-    def _remaining(self, otherwise: int) -> int:
-        try:
-            return self._source.depth()
-        except RedriveError:  # the report is worth more than this one number
-            return otherwise
-
-    def _finish(self) -> RedriveReport:
-        self._sweep.must_end()
-        if self._halt.ended not in (Ended.UNREACHABLE, Ended.FAILED, Ended.ERROR):
-            self.ledger.end()
-        remaining = self._remaining(max(0, self._messages - self.ledger.deleted))
-        self.ledger.emit(self._progress())
-        if (error := self.ledger.file_error) is not None:
-            self._halt(Ended.FAILED, f"cannot write the journal: {error.strerror or error}")
-        report = self._tell_end(remaining)
-        self.ledger.emit.finish()
-        return report
-
-    def _tell_end(self, remaining: int) -> RedriveReport:
-        """Emit the messages that may be sent again, and the end."""
-        ledger, ended, detail = self.ledger, self._halt.ended, self._halt.detail
-        ledger.name_undeleted()
-        report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
-        ledger.emit(Finished(report, ended.value, detail))
-        return report

@@ -48,7 +48,6 @@ class Sender:
 
     Attributes:
         run_id: goes on the messages.
-        closed: URLs of queues that are not there or not for us, and why.
         held_groups: FIFO: groups of which a message is left, so that those after it wait for it.
     """
 
@@ -63,7 +62,6 @@ class Sender:
         self._source, self._default = route.source, route.default
         self._ledger, self._halt, self._throttle = ledger, halt, throttle
         self._options, self.run_id = options, uuid4().hex[:12]
-        self.closed: dict[str, str] = {}
         self.held_groups: set[str | None] = set()
         # Until SQS has deleted one batch, only one is sent at a time: if deleting is denied, no
         # more than that is delivered and left.
@@ -202,9 +200,8 @@ class Sender:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
         if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
-            self.closed[to.url] = why  # one old message must not end it for all others
-        else:
-            self._halt(Ended.UNREACHABLE, why)
+            return  # one old message must not end the run for all others
+        self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:
         """Delete messages unsent. A message that SQS does not delete has failed."""

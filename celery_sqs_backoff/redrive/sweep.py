@@ -17,7 +17,7 @@ from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .errors import explain
 from .events import Ended
-from .halt import TRIES, Halt
+from .halt import TRIES, Halt, must_end
 from .ledger import Ledger
 from .message import DlqMessage
 from .queues import Endpoint
@@ -175,15 +175,6 @@ class Sweep:
             if self.halt.is_set:
                 break
         return []
-
-
-def must_end(ledger: Ledger, halt: Halt) -> bool:
-    """Return whether a run must end, also because of its callback or its journal."""
-    if (error := ledger.emit.error) is not None:
-        halt.fail(error)
-    if (unwritten := ledger.file_error) is not None:
-        halt(Ended.FAILED, f"cannot write the journal: {unwritten.strerror or unwritten}")
-    return halt.is_set
 
 
 def _side_by_side(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:

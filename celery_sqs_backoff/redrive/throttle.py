@@ -44,7 +44,7 @@ class Throttle:
         Under a limit, an eightieth of the rate (so 1 below 160/s).
         """
         with self._lock:
-            rate = self._rate_at(now)
+            rate = self.rate_at(now)
             most = _LARGEST_BATCH if rate is None else int(_BATCH_SHARE * rate)
             return max(1, min(_LARGEST_BATCH, most))
 
@@ -53,7 +53,7 @@ class Throttle:
         with self._lock:
             if self._began is None:
                 self._began = self._next = now
-            if self._rate_at(now) is None:
+            if self.rate_at(now) is None:
                 return now
             slot = max(self._next, now - _TOLERANCE * self._gap(max(self._next, now)))
             for _ in range(messages - 1):
@@ -66,19 +66,14 @@ class Throttle:
 
         ``None`` means now, because there is no limit or no message was sent.
         """
-        with self._lock:
-            return None if self._rate is None or self._began is None else self._next
+        return None if self._rate is None or self._began is None else self._next
+
+    def _gap(self, now: float) -> float:
+        rate = self.rate_at(now)
+        return 0.0 if rate is None else 1 / rate
 
     def rate_at(self, now: float) -> float | None:
         """Return the messages per second at a time, or ``None`` without a limit."""
-        with self._lock:
-            return self._rate_at(now)
-
-    def _gap(self, now: float) -> float:
-        rate = self._rate_at(now)
-        return 0.0 if rate is None else 1 / rate
-
-    def _rate_at(self, now: float) -> float | None:
         if self._rate is None:
             return None
         ramp = 1.0

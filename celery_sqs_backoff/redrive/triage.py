@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,7 +48,6 @@ def triage(
     *,
     run_id: str | None = None,
     is_in_doubt: bool = False,
-    closed: Mapping[str, str] | None = None,
 ) -> Disposition:
     """Decide about one message. The first rule that applies decides.
 
@@ -59,7 +58,6 @@ def triage(
         now: seconds since the epoch.
         run_id: of this run; ``None`` = it has sent no message yet.
         is_in_doubt: it may have been sent.
-        closed: URLs of destinations that do not accept messages, and why.
     """
     if run_id is not None and message.run_id == run_id:
         return Disposition(Action.CAME_BACK, CAME_BACK)
@@ -81,6 +79,4 @@ def triage(
     to = route(message)
     if isinstance(to, str):
         return Disposition(Action.FAIL, to)
-    if why := (closed or {}).get(to.url):
-        return Disposition(Action.FAIL, why, to)
     return Disposition(Action.SEND, destination=to)

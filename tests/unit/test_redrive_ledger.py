@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from celery_sqs_backoff.redrive.events import InDoubt
 from celery_sqs_backoff.redrive.files import Journal, NoJournal
 from celery_sqs_backoff.redrive.ledger import Ledger, RowState
@@ -166,15 +164,6 @@ def test_what_comes_back_takes_no_place():
     assert (bench.ledger.looked_at, bench.ledger.places) == (2, 1)
     numbers = bench.ledger.numbers()
     assert (numbers["poison"], numbers["returned"]) == (1, 1)
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["released", "received again"])
-def test_a_message_that_is_lost_takes_none_of_the_limit(again):
-    bench = Bench("a", "b")
-    messages = list(bench.messages.values())
-    assert bench.ledger.admit(messages, 1) == messages[:1]
-    bench.receive("a", 2) if again else bench.ledger.release(messages[:1])
-    assert bench.ledger.admitted == 0
 
 
 def test_claims_are_no_more_than_the_places_that_are_left():

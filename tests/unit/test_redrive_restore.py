@@ -8,7 +8,7 @@ from botocore.exceptions import ReadTimeoutError
 
 from celery_sqs_backoff.redrive import Ended, RedriveRefused
 from celery_sqs_backoff.redrive.events import InDoubt
-from celery_sqs_backoff.redrive.files import Archive
+from celery_sqs_backoff.redrive.files import Archive, read_archive
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from tests.support.fake_sqs import Fault
 from tests.support.redrive_world import Killed, World
@@ -76,9 +76,14 @@ def test_a_message_keeps_its_attributes_and_its_record(world, tmp_path):
         ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"outcome":"UNKNOWN"}'},
     }
     archived(world, tmp_path / "a", 1, MessageAttributes=own)
+    [id_] = [message.id for message in read_archive(tmp_path / "a")]
     world.restore(tmp_path / "a")
     (message,) = world.sqs.queues[world.source.url].messages
-    assert message.attributes == own
+    restored = {"celery-sqs-backoff-restored": {"DataType": "String", "StringValue": id_}}
+    assert message.attributes == own | restored
+    world.redrive(include_unknown=True)
+    (message,) = world.sqs.queues[world.main.url].messages
+    assert message.attributes.keys() == {"raw", "celery-sqs-backoff-replay"}
 
 
 def test_a_message_that_stands_twice_is_put_back_once(world, tmp_path):
