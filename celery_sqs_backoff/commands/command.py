@@ -16,11 +16,11 @@ from celery_sqs_backoff.sqs.errors import advice
 from celery_sqs_backoff.sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 
 from .app import is_made_up
-from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, NO_READER, NOT_WRITTEN, UNREACHABLE, USAGE
+from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, NOT_WRITTEN, UNREACHABLE, USAGE
 from .text import safe
 
-#: Error numbers of a failed write to stdout, apart from a closed pipe.
-_OF_WRITING: Final = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
+#: Error numbers of a failed write to stdout.
+_OF_WRITING: Final = frozenset({errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
 class CommandFailed(click.ClickException):
@@ -111,13 +111,12 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
             )
             why = "interrupted" if is_ctrl_c else "nothing was done: the answer was not yes"
             raise CommandFailed(why, INTERRUPTED) from exc
-        except BrokenPipeError:
-            drop_stdout()
-            sys.exit(NO_READER)
         except OSError as exc:
             if exc.errno not in _OF_WRITING or exc.filename is not None:
                 raise
             drop_stdout()
+            if isinstance(exc, BrokenPipeError):  # ``| head``
+                sys.exit(NOT_WRITTEN)
             raise CommandFailed(f"cannot print the result: {exc.strerror}", NOT_WRITTEN) from exc
         finally:
             _flush_or_drop_stdout()

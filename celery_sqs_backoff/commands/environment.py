@@ -26,18 +26,16 @@ def journal_directory() -> Path | None:
     A directory with journals is returned even if it is not writable. A journal may record which
     messages a killed run has sent, so the redrive has to open it or fail.
     """
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    directory = Path(state, "celery-sqs-backoff")
+    directory = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "celery-sqs-backoff")
     try:
-        if state.startswith("~"):  # a user ID without an entry in the password database
-            raise FileNotFoundError(2, "there is no home directory", state)
+        directory = directory.expanduser()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK) and not any(directory.glob("*.journal")):
             raise PermissionError(13, "not writable", str(directory))
-    except OSError as exc:
+    except (OSError, RuntimeError) as exc:  # or a user ID that has no home
         click.echo(
-            f"Warning: no journal ({directory}: {exc.strerror}): a killed run would send its"
-            " messages again. Name a file with --journal.",
+            f"Warning: no journal ({exc}): a killed run would send its messages again. Name a file"
+            " with --journal.",
             err=True,
         )
         return None

@@ -18,8 +18,6 @@ NOTHING_MATCHED: Final = 7
 #: ``EX_IOERR`` of sysexits.h.
 NOT_WRITTEN: Final = 74
 INTERRUPTED: Final = 130
-#: The code of a program that SIGPIPE ends (``| head``).
-NO_READER: Final = 141
 
 #: The meanings of codes in a command's help, unless the command has its own words.
 MEANINGS: Final[Mapping[int, str]] = {
@@ -30,10 +28,9 @@ MEANINGS: Final[Mapping[int, str]] = {
     UNREACHABLE: "SQS is unreachable or refuses",
     INCOMPLETE: "not complete",
     NOTHING_MATCHED: "no message matched",
-    NOT_WRITTEN: "stdout is full",
+    NOT_WRITTEN: "stdout is closed or full",
     INTERRUPTED: "interrupted or declined",
-    NO_READER: "stdout is closed",
 }
 
 #: Every command can end with these.
-ALWAYS: Final = (DONE, USAGE, NOT_WRITTEN, INTERRUPTED, NO_READER)
+ALWAYS: Final = (DONE, USAGE, NOT_WRITTEN, INTERRUPTED)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from celery.bin.base import COMMA_SEPARATED_LIST, CeleryOption
 
-from celery_sqs_backoff.redrive.options import OUTCOMES
+from celery_sqs_backoff.redrive.options import OUTCOMES, SELECTION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,5 +103,4 @@ def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
 
 def has_selection(options: Mapping[str, Any]) -> bool:
     """Return whether the options select some of the messages."""
-    names = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
-    return any(options.get(name) for name in names)
+    return any(options.get(name) for name in SELECTION)

@@ -11,9 +11,8 @@ import click
 from .command import app_of, command
 from .environment import interrupt_on_signals, journal_directory
 from .exit_codes import FOUND, GATE, INCOMPLETE, NOTHING_MATCHED, POISON, UNREACHABLE
-from .options import FILE, READABLE_FILE, has_selection, ids_of, option, selection_options
+from .options import FILE, READABLE_FILE, ids_of, option, selection_options
 from .redrive_shell import Shell, exit_code
-from .text import safe
 
 _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
 
@@ -104,21 +103,8 @@ def sqs_redrive(
             options["journal"] = None
         elif options["journal"] is None and options["restore"] is None:
             options["journal"] = journal_directory()
-        if yes:
-            shell.refuse_if_too_late()
-        elif (code := shell.ask()) is not None:
+        if (code := shell.ask(is_answered=yes)) is not None:
             sys.exit(code)
         report = shell.run()
-    code = exit_code(
-        report,
-        in_doubt_is_held=not options["include_unknown"],
-        has_selection=has_selection(options),
-    )
-    try:
-        shell.print(report)
-        sys.stdout.flush()
-    except OSError as exc:
-        counts = safe(report, 2_000)
-        click.echo(f"Error: cannot print the result: {exc.strerror}. {counts}", err=True)
-        code = code or FOUND
-    sys.exit(code)
+    shell.print(report)
+    sys.exit(exit_code(report, options))

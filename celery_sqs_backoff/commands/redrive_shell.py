@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -113,11 +113,6 @@ class Shell:
         click.echo(no_match(plan), err=True)
         return NOTHING_MATCHED
 
-    def refuse_if_too_late(self) -> None:
-        """Look before a slow run without a question, because SQS may delete messages first."""
-        if self._options["rate"] and not self._options["delete"] and not self._options["force"]:
-            self._refuse_if_too_late(self.look())
-
     def _refuse_if_too_late(self, plan: Plan) -> None:
         if plan.is_too_late and not self._options["force"]:
             raise RedriveRefused(
@@ -126,9 +121,18 @@ class Shell:
                 overridable=True,
             )
 
-    def ask(self) -> int | None:
-        """Look, print the plan, and ask. Return the exit code, or ``None`` to go on."""
+    def ask(self, *, is_answered: bool) -> int | None:
+        """Look, print the plan, and ask. Return the exit code, or ``None`` to go on.
+
+        Arguments:
+            is_answered: do not ask (``--yes``). A slow run is looked at nevertheless, because SQS
+                may delete messages before their turn.
+        """
         options = self._options
+        if is_answered:
+            if options["rate"] and not options["delete"]:
+                self._refuse_if_too_late(self.look())
+            return None
         if (archive := options["restore"]) is not None:
             question = f"Put the messages of {archive} back on {self._queue}?"
             return None if self._confirm(question) else self._decline()
@@ -136,23 +140,20 @@ class Shell:
         print_plan(plan, err=True)
         click.echo(describe_cost(plan), err=True)
         self._refuse_if_too_late(plan)
-        if (code := self._nothing_to_ask(plan)) is not None:
-            return code
-        if plan.unknown and not options["include_unknown"] and not options["delete"]:
+        if not plan.matching and plan.looked_at >= plan.messages:
+            text = "No message matched." if plan.messages else "There is no message."
+            click.echo(text, err=True)
+            self._end("done", text)
+            return NOTHING_MATCHED if has_selection(options) else DONE
+        if plan.unknown:
+            about = "" if plan.looked_at >= plan.messages else "about "
+            count = round(plan.messages * plan.unknown / plan.looked_at)
             options["include_unknown"] = self._confirm(
-                f"{_estimate(plan, plan.unknown)} of them may have been DONE ALREADY (outcome"
-                " UNKNOWN): a replay may do them twice. Send these, too?"
+                f"{about}{count} of them may have been DONE ALREADY (outcome UNKNOWN): a replay may"
+                " do them twice. Send these, too?"
             )
-            plan = self.look() if options["include_unknown"] else plan
+            plan.ready += plan.unknown * options["include_unknown"]
         return None if self._confirm(self._question(plan)) else self._decline()
-
-    def _nothing_to_ask(self, plan: Plan) -> int | None:
-        if plan.matching or plan.looked_at < plan.messages:
-            return None
-        text = "No message matched." if plan.messages else "There is no message."
-        click.echo(text, err=True)
-        self._end("done", text)
-        return NOTHING_MATCHED if has_selection(self._options) else DONE
 
     def _question(self, plan: Plan) -> str:
         options = self._options
@@ -229,28 +230,16 @@ _OF_END = {
 }
 
 
-def exit_code(
-    report: RedriveReport, *, in_doubt_is_held: bool = False, has_selection: bool = False
-) -> int:
-    """Return the exit code for a report. The gravest of several codes wins.
-
-    Arguments:
-        in_doubt_is_held: the run left messages in doubt and did not send them again.
-        has_selection: the options selected some of the messages.
-    """
+def exit_code(report: RedriveReport, options: Mapping[str, Any]) -> int:
+    """Return the exit code for a report. The gravest of several codes wins."""
     if report.ended in _OF_END:
         return _OF_END[report.ended]
-    if report.failed or report.not_deleted or (in_doubt_is_held and report.in_doubt):
+    in_doubt = 0 if options.get("include_unknown") else report.in_doubt  # else they were sent again
+    if report.failed or report.not_deleted or in_doubt:
         return FOUND
     if report.ended is Ended.INCOMPLETE:
         return exit_codes.INCOMPLETE
     if report.poison:
         return exit_codes.POISON
     done = report.sent + report.dropped + report.deleted
-    return NOTHING_MATCHED if has_selection and not done else DONE
-
-
-def _estimate(plan: Plan, found: int) -> str:
-    if plan.looked_at >= plan.messages:
-        return str(found)
-    return f"about {round(plan.messages * found / max(1, plan.looked_at))}"
+    return NOTHING_MATCHED if has_selection(options) and not done else DONE

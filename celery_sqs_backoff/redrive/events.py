@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 
 Ids: TypeAlias = tuple[str, ...]
 
-#: How long the last events wait for a callback that blocks, if a signal has interrupted the run.
-_LAST_WORDS_SECONDS = 2.0
+#: If a signal has interrupted the run: how long it waits for calls under way, and then for a
+#: callback that blocks.
+LAST_WORDS_SECONDS = 2.0
 
 
 class Ended(str, Enum):
@@ -238,7 +239,7 @@ class Listener:
         """
         if (thread := self._thread) is not None:
             self._queue.put(None)
-            thread.join(_LAST_WORDS_SECONDS if is_interrupted else None)
+            thread.join(LAST_WORDS_SECONDS if is_interrupted else None)
 
     def _work(self) -> None:
         while (event := self._queue.get()) is not None:

@@ -153,7 +153,8 @@ class Journal(NoJournal, JsonLines):
             OSError: the disk is full, for one.
         """
         if ids or kind == "ended":
-            line = {"is": kind, "ids": list(ids), **({"at": at} if kind == "sending" else {})}
+            line: dict[str, object] = {"is": kind} | ({"ids": list(ids)} if ids else {})
+            line |= {"at": at} if kind == "sending" else {}
             self.append([line], sync=kind in _SYNCED)
 
     def _read(self) -> None:
@@ -260,22 +261,18 @@ def _encode(value: bytes) -> str:
 
 
 def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
+    name = f"{what.capitalize()} {path}"
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as exc:
-        if path.is_symlink():
-            raise RedriveRefused(f"{what.capitalize()} {path} is a link. Name the file.") from exc
-        raise RedriveRefused(f"Cannot open {what} {path}: {exc.strerror}.") from exc
+        why = "it is a link: name the file" if path.is_symlink() else exc.strerror
+        raise RedriveRefused(f"Cannot open {what} {path}: {why}.") from exc
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise RedriveRefused(f"{what.capitalize()} {path} is not a file.")
-        if found.st_uid != os.geteuid():
-            raise RedriveRefused(f"{what.capitalize()} {path} belongs to another user.")
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise RedriveRefused(f"{name} is not a file of yours. Name another one.")
         if found.st_mode & 0o077:
-            raise RedriveRefused(
-                f"{what.capitalize()} {path} is open to other users. If it is yours: chmod 600."
-            )
+            raise RedriveRefused(f"{name} is open to other users. If it is yours: chmod 600.")
         return os.fdopen(descriptor, mode)  # type: ignore[return-value]  # both modes are binary
     except BaseException:  # no file object closes the descriptor yet
         os.close(descriptor)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
+
+from kombu.utils.imports import symbol_by_name
 
 from ..threads import call_in_time
 from .events import Ended
@@ -33,11 +34,10 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
         return value
     if value.startswith(("http://", "https://")):
         return partial(_is_well, value)
-    module, colon, name = value.partition(":")
-    if not colon or not name:
+    if not all(value.partition(":")):
         raise ValueError(f"invalid probe {value!r}: expected a URL or 'module:callable'")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = symbol_by_name(value)
     except Exception as exc:  # a user's module: it may raise anything
         why = f"invalid probe {value!r}: it cannot be imported ({type(exc).__name__})"
         raise ValueError(why) from exc

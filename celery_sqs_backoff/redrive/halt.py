@@ -121,6 +121,7 @@ def carry_out(
         is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
         halt.ended = Ended.INTERRUPTED
         halt.detail = "by a second signal" if is_signal else type(exc).__name__
+        ledger.name_unanswered()
         tell_end(max(0, messages - ledger.deleted))
         ledger.emit.finish(is_interrupted=True)
         raise

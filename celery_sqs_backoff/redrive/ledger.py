@@ -397,6 +397,15 @@ class Ledger:
         if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
             self.emit(events.InDoubt(ids, resend=False))
 
+    def name_unanswered(self) -> None:
+        """Name the messages whose sends have no response when a run is interrupted."""
+        with self.lock:
+            rows = {i: row for i, row in self.rows.items() if row.state is RowState.SENDING}
+            for row in rows.values():
+                row.doubted_at = row.doubted_at or self._clock()
+        if rows:
+            self.emit(events.InDoubt(tuple(rows), resend=False))
+
     def name_undeleted(self) -> None:
         if ids := tuple(self.undeleted):
             self.emit(events.NotDeleted(ids, "SQS has not confirmed the delete"))

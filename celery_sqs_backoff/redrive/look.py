@@ -25,7 +25,7 @@ from .options import RedriveOptions
 from .queues import Route, open_route
 from .sweep import Sweep
 from .throttle import seconds_for
-from .triage import NOT_SELECTED, Action, Disposition, triage
+from .triage import NOT_SELECTED, UNKNOWN, Action, Disposition, triage
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -64,7 +64,6 @@ class MessageFacts:
     id: str
     task: str | None
     task_id: str | None
-    content_type: str | None
     age_seconds: float | None
     reason: str | None
     outcome: str | None
@@ -85,7 +84,7 @@ class Plan:
 
     ``matching`` and the histograms count the selected messages. ``ready`` counts the selected
     messages that a redrive would send (or delete, on request), ``by_action`` each fate and reason.
-    ``unknown``: selected messages that may have been done already. ``chords``: messages
+    ``unknown``: messages that stay because they may have been done already. ``chords``: messages
     of a chord or group. ``not_given_back``: messages looked at that SQS refused to show again;
     they stay hidden for minutes. ``oldest_expires_in_seconds``: until SQS deletes the oldest that
     is selected; ``oldest_to_send_expires_in_seconds``: the same of the messages to send.
@@ -257,7 +256,6 @@ def _facts(
         id=message.id,
         task=message.task,
         task_id=message.task_id,
-        content_type=message.content_type,
         age_seconds=None if first_sent_at is None else max(0.0, now - first_sent_at),
         reason=message.reason,
         outcome=message.outcome,
@@ -278,7 +276,7 @@ def _count(
     is_ready = facts.action in (Action.SEND.value, Action.DROP.value)
     plan.matching += 1
     plan.ready += is_ready
-    plan.unknown += facts.outcome == "UNKNOWN"
+    plan.unknown += facts.why == UNKNOWN
     plan.chords += message.chord
     for count, value in (
         (plan.by_task, facts.task or "(no Celery message)"),

@@ -114,10 +114,6 @@ class DlqMessage:
         return self.envelope.id if self.envelope else self._from_record("id")
 
     @property
-    def content_type(self) -> str | None:
-        return self.envelope.content_type if self.envelope else None
-
-    @property
     def reason(self) -> str | None:
         return self._from_record("reason")
 

@@ -16,7 +16,8 @@ from .message import DlqMessage
 
 OUTCOMES = ("RETRYABLE", "NOT_PROCESSED", "UNKNOWN")
 
-_SELECTION = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
+#: The options that choose among the messages.
+SELECTION = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class RedriveOptions:
     def __post_init__(self) -> None:
         for name, parse in _PARSERS.items():
             object.__setattr__(self, name, parse(getattr(self, name)))
-        for name in _SELECTION:
+        for name in SELECTION:
             if getattr(self, name) == "":  # of a variable that is not set: it would never match
                 raise ValueError(f"invalid {name} '': for all messages leave it out")
         for name in ("limit", "max_replays"):
@@ -84,7 +85,7 @@ class RedriveOptions:
             )
         if self.delete and self.dump is None:
             raise ValueError("delete needs an archive (dump): there is no undo")
-        for name in (*_SELECTION, "limit", "rate", "spread", "probe", "delete", "dump"):
+        for name in (*SELECTION, "limit", "rate", "spread", "probe", "delete", "dump"):
             if self.restore is not None and getattr(self, name):
                 raise ValueError(
                     f"restore takes no {name}: it puts all messages of the archive back"
@@ -93,7 +94,7 @@ class RedriveOptions:
     @property
     def selects(self) -> bool:
         """Whether some messages are meant, and not all."""
-        return any(getattr(self, name) is not None for name in _SELECTION)
+        return any(getattr(self, name) is not None for name in SELECTION)
 
     def matches(self, message: DlqMessage, now: float) -> bool:
         """Return whether a message is selected. ``now``: seconds since the epoch."""

@@ -152,9 +152,10 @@ class RedriveRun:
         keeper = self._sweep.keep(self._every_second)
         try:
             self._sweep.run(threads)
-        finally:
             self._halt.finish()
             keeper.join()
+        finally:
+            self._halt.finish()
 
     def _threads(self) -> int:
         """Return how many threads messages and rate need. On FIFO it is one, to keep the order."""

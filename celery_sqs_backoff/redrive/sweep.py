@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from celery.utils.functional import chunks
@@ -16,7 +17,7 @@ from celery.utils.functional import chunks
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .errors import explain
-from .events import Ended
+from .events import LAST_WORDS_SECONDS, Ended
 from .halt import TRIES, Halt, must_end
 from .ledger import Ledger
 from .message import DlqMessage
@@ -80,11 +81,12 @@ class Sweep:
                 worker.start()
             for worker in workers:
                 worker.join()
-        except BaseException:  # after a KeyboardInterrupt, calls under way get their answers
+        except BaseException:  # a second signal: calls under way get a moment for their answers
             self.halt.finish()
+            until = monotonic() + LAST_WORDS_SECONDS
             for worker in workers:
                 if worker.is_alive():  # one that has not begun yet sees the halt first
-                    worker.join()
+                    worker.join(max(0.0, until - monotonic()))
             raise
 
     def keep(self, every_second: Callable[[], None]) -> threading.Thread:

@@ -21,7 +21,6 @@ from click.testing import CliRunner, Result
 from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.commands.redrive_shell import exit_code
 from celery_sqs_backoff.redrive import Ended, RedriveReport
-from celery_sqs_backoff.redrive.files import Journal
 from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
 from tests.support.fault_proxy import FaultProxy
@@ -163,12 +162,6 @@ def test_done(stage, run):
     assert "sent 3  deleted 3" in result.stdout
 
 
-def test_poison(stage, run):
-    mark = {"DataType": "String", "StringValue": '{"replays":3,"run":"x"}'}
-    stage.fill("x", MessageAttributes={"celery-sqs-backoff-replay": mark})
-    assert run("sqs-redrive", stage.dlq.name, "--yes").exit_code == exit_codes.POISON
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -226,13 +219,13 @@ def test_a_rate_that_retention_would_outrun_is_refused_unless_forced(stage, run)
     ],
 )
 def test_the_gravest_code_counts(report, code):
-    assert exit_code(RedriveReport(**report)) == code
+    assert exit_code(RedriveReport(**report), {}) == code
 
 
 def test_messages_held_in_doubt_are_a_failure_and_those_sent_again_are_not():
     report = RedriveReport(in_doubt=1)
-    assert exit_code(report) == exit_codes.DONE
-    assert exit_code(report, in_doubt_is_held=True) == exit_codes.FOUND
+    assert exit_code(report, {"include_unknown": True}) == exit_codes.DONE
+    assert exit_code(report, {}) == exit_codes.FOUND
 
 
 def test_the_help_fits_on_a_screen(run):
@@ -350,7 +343,9 @@ def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(
     found = stage.sqs.get_queue_attributes(QueueUrl=stage.dlq.url, AttributeNames=["All"])
     stem = "ApproximateNumberOfMessages"
     left = sum(int(found["Attributes"][stem + kind]) for kind in ("", "NotVisible"))
-    assert left + moved == 100, "what was sent is deleted, the rest is there"
+    report = last["report"]
+    twice = left + moved - 100  # each is named: its send or its delete got no response in time
+    assert 0 <= twice <= report["in_doubt"] + report["not_deleted"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -399,9 +394,8 @@ def test_a_result_that_cannot_be_printed_is_said_on_stderr(stage, tmp_path):
             text=True,
             timeout=60,
         )
-    assert done.returncode == exit_codes.FOUND
+    assert done.returncode == exit_codes.NOT_WRITTEN
     assert "cannot print the result" in done.stderr
-    assert "sent=3" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -412,28 +406,6 @@ def test_ids_come_from_a_file(stage, run, tmp_path):
     assert result.exit_code == exit_codes.DONE
     assert "sent 2" in result.stdout
     assert "skipped 1" in result.stdout
-
-
-def test_a_file_without_ids_is_not_everything(stage, run, tmp_path):
-    stage.fill_numbered(3)
-    (tmp_path / "ids").write_text("\n")
-    result = run("sqs-redrive", stage.dlq.name, "--yes", "--ids", str(tmp_path / "ids"))
-    assert result.exit_code == exit_codes.USAGE
-    assert sum(stage.bodies(stage.dlq).values()) == 3
-
-
-def test_a_disk_that_is_full_is_said(stage, run, tmp_path, monkeypatch):
-    stage.fill_numbered(3)
-
-    def on_a_full_disk(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Journal, "write", on_a_full_disk)
-    result = run("sqs-redrive", stage.dlq.name, "--yes", "--journal", str(tmp_path / "journal"))
-    assert result.exit_code == exit_codes.FOUND
-    assert "cannot write the journal: No space left on device" in result.stdout
-    assert "sent 0  deleted 0" in result.stdout, "the report is there all the same"
-    assert sum(stage.bodies(stage.dlq).values()) == 3
 
 
 # At 3 a.m.
@@ -456,14 +428,6 @@ def test_unknown_outcomes_are_asked_for_by_a_question_of_their_own(stage, run):
     assert "2 of 2 sent." in run("sqs-redrive", stage.dlq.name, "--yes", "--include-unknown").stdout
 
 
-def test_the_end_is_a_sentence_with_the_next_command(stage, run):
-    stage.fill_numbered(2)
-    stage.fill("x", MessageAttributes=record(origin="arn:aws:sqs:eu-west-1:1:elsewhere"))
-    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
-    assert "2 of 3 sent." in result.stdout
-    assert f"Next: sqs-peek {stage.dlq.name} --messages" in result.stdout
-
-
 def test_nothing_that_matches_is_said_and_is_an_exit_code(stage, run):
     stage.fill(task("mails.send"))
     for command in (["sqs-redrive", "--yes"], ["sqs-redrive", "--dry-run"]):
@@ -471,15 +435,6 @@ def test_nothing_that_matches_is_said_and_is_an_exit_code(stage, run):
         assert result.exit_code == exit_codes.NOTHING_MATCHED
     looked = run("sqs-peek", stage.dlq.name, "--task", "no.such")
     assert (looked.exit_code, "No message matched" in looked.stderr) == (exit_codes.FOUND, True)
-
-
-def test_messages_that_are_hidden_are_not_done(stage, run):
-    stage.fill_numbered(3)
-    stage.sqs.receive_message(QueueUrl=stage.dlq.url, VisibilityTimeout=600)
-    result = run("sqs-redrive", stage.dlq.name, "--yes")
-    assert result.exit_code == exit_codes.INCOMPLETE
-    assert "Wait some minutes" in result.stdout
-    assert f"Next: sqs-redrive {stage.dlq.name} ..." in result.stdout
 
 
 def test_one_message_is_shown_whole(stage, run):
@@ -501,12 +456,6 @@ def test_json_ends_with_an_event_when_it_is_refused(run, command):
     event = json.loads(result.stdout.splitlines()[-1])
     assert (event["event"], event["ended"]) == ("Finished", "refused")
     assert "no queue" in event["detail"]
-
-
-def test_json_ends_with_an_event_when_the_answer_is_no(stage, run):
-    stage.fill_numbered(1)
-    result = run("sqs-redrive", stage.dlq.name, "--json", answer="n\n")
-    assert json.loads(result.stdout.splitlines()[-1])["ended"] == "declined"
 
 
 def test_without_a_terminal_it_says_what_to_do(stage, run):
@@ -589,27 +538,3 @@ def test_a_run_that_is_refused_after_its_look_ends_with_that_event(stage, run):
     assert events[-1]["event"] == "Finished"
     assert "SQS will delete the oldest messages" in events[-1]["detail"]
     assert sum(stage.bodies(stage.dlq).values()) == 10
-
-
-def test_a_run_that_fails_prints_its_counts(stage, run, proxy, monkeypatch):
-    """Whatever ends it: here what shows the events."""
-    stage.fill_numbered(3)
-
-    class Bar:
-        def __init__(self, **_):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exc):
-            pass
-
-        def __call__(self, event):
-            if type(event).__name__ != "Started":
-                raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("celery_sqs_backoff.commands.redrive_shell.bar", Bar)
-    result = run("sqs-redrive", stage.dlq.name, "--yes")
-    assert result.exit_code == exit_codes.FOUND
-    assert "sent 3  deleted 3" in result.stdout

@@ -48,7 +48,7 @@ def run(stdout: int, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("sink", "code", "said"),
     [
-        (closed_pipe, exit_codes.NO_READER, ""),
+        (closed_pipe, exit_codes.NOT_WRITTEN, ""),
         (
             full_disk,
             exit_codes.NOT_WRITTEN,

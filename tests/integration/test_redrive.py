@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +24,11 @@ from celery_sqs_backoff.redrive import (
 )
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import (
-    Failed,
     Sent,
 )
-from celery_sqs_backoff.redrive.files import Archive
 from celery_sqs_backoff.sqs import clients, find_queue
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-from tests.support.fault_proxy import FaultProxy, failed_entries
+from tests.support.fault_proxy import FaultProxy
 from tests.unit.test_docs import iam_action, shown_actions
 
 from .redrive_stage import RedriveStage, record, task
@@ -114,16 +111,6 @@ def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue
     assert stage.bodies(stage.queue) == Counter(["to main"])
 
 
-def test_an_origin_that_is_not_there_any_more_keeps_only_its_own_messages(stage, one_thread):
-    gone = stage.queue.arn + "-gone"
-    stage.fill("of old", "of old, too", MessageAttributes=record(origin=gone))
-    stage.fill_numbered(30)
-    report = stage.redrive()
-    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 30, 2)
-    (reason,) = {event.reason for event in stage.events if isinstance(event, Failed)}
-    assert "-gone, which has another dead-letter queue or is not there" in reason
-
-
 def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, proxy):
     other = make_queue()
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
@@ -132,54 +119,10 @@ def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, p
     assert stage.bodies(other) == Counter(["hello"])
 
 
-def test_a_dead_letter_queue_of_two_queues_is_ambiguous(stage, make_queue, sqs, proxy):
-    """Its messages are not sent to both, nor to either: they stay, and are counted."""
-    other = make_queue(dead_letter_queue=False)
-    policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
-    sqs.set_queue_attributes(QueueUrl=other.url, Attributes={"RedrivePolicy": json.dumps(policy)})
-    stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
-    stage.fill("whose?")
-    report = stage.redrive()
-    assert (report.sent, report.failed, report.remaining) == (0, 1, 1)
-    (event,) = (event for event in stage.events if isinstance(event, Failed))
-    assert stage.queue.name in event.reason
-    assert other.name in event.reason
-    plan = peek(stage.app, stage.dlq.name)
-    assert (plan.matching, plan.to_send) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "word"),
-    [
-        ("no-such-queue", {}, "There is no queue 'no-such-queue'"),
-        ("", {"to": "no-such-queue"}, "There is no queue 'no-such-queue'"),
-        ("", {"to": "SOURCE"}, "same queue"),
-    ],
-)
-def test_what_cannot_be_is_refused(stage, source, options, word):
-    options = {k: stage.dlq.name if v == "SOURCE" else v for k, v in options.items()}
-    with pytest.raises(RedriveRefused, match=word):
-        stage.redrive(source, **options)
-
-
 def test_fifo_and_standard_do_not_mix(stage, fifo, proxy):
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, fifo.queue))
     with pytest.raises(RedriveRefused, match="not of the same type"):
         stage.redrive(to=fifo.queue.name)
-
-
-def test_another_broker_is_refused(stage):
-    stage.app.conf.update(
-        broker_url="memory://", broker_read_url="memory://", broker_write_url="memory://"
-    )
-    with pytest.raises(RedriveRefused, match="memory, not SQS"):
-        stage.redrive()
-
-
-def test_an_sqs_that_does_not_answer_is_unreachable(stage, proxy):
-    proxy.unreachable()
-    with pytest.raises(RedriveUnreachable):
-        stage.redrive()
 
 
 @pytest.mark.parametrize("named", [[], ["mails", "bulk", "sms"]], ids=["any", "predefined"])
@@ -372,21 +315,6 @@ def test_fifo_takes_no_spread(fifo):
 # Archive
 
 
-def test_letters_are_archived_whole_deleted_and_restored(stage, tmp_path: Path):
-    archive = tmp_path / "old.jsonl"
-    own = {"raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"}}
-    stage.fill("hello", "world", MessageAttributes=own)
-    report = stage.redrive(delete=True, dump=archive)
-    assert (report.sent, report.dropped, report.deleted, report.remaining) == (0, 2, 2, 0)
-    assert archive.stat().st_mode & 0o077 == 0
-    report = stage.redrive(restore=archive)
-    assert (report.sent, report.deleted, report.remaining) == (2, 0, 2)
-    assert stage.redrive(restore=archive).sent == 0, "each once"
-    found = stage.take(stage.dlq)
-    assert Counter(m["Body"] for m in found) == Counter(["hello", "world"])
-    assert all(m["MessageAttributes"]["raw"]["BinaryValue"] == b"\0\xff" for m in found)
-
-
 def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path: Path, proxy):
     archive, seen = tmp_path / "a.jsonl", []
     stage.fill_numbered(30)
@@ -399,21 +327,6 @@ def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path: P
     stage.redrive(delete=True, dump=archive, on_event=look)
     assert seen
     assert all(seen)
-
-
-def test_what_cannot_be_deleted_has_failed(stage, tmp_path: Path, proxy):
-    bodies = stage.fill_numbered(5)
-    proxy.inject(failed_entries(0, actions=("DeleteMessageBatch",), code="ReceiptHandleIsInvalid"))
-    report = stage.redrive(delete=True, dump=tmp_path / "a")
-    assert (report.dropped, report.failed, report.remaining) == (4, 1, 1)
-    assert set(stage.bodies(stage.dlq)) < set(bodies)
-
-
-def test_a_file_that_is_no_archive_is_refused(stage, tmp_path: Path):
-    (tmp_path / "a").write_text('{"MessageId": "x"}\n')
-    (tmp_path / "a").chmod(0o600)
-    with pytest.raises(RedriveRefused, match="Line 1"):
-        stage.redrive(restore=tmp_path / "a")
 
 
 # Looking
@@ -440,15 +353,6 @@ def test_a_look_at_part_estimates_the_whole(stage):
     assert plan.duration_seconds == pytest.approx(4)
 
 
-def test_two_looks_at_once_do_not_disturb_a_redrive(stage):
-    bodies = stage.fill_numbered(40)
-    looking = threading.Thread(target=lambda: peek(stage.app, stage.dlq.name, sample=20))
-    looking.start()
-    looking.join()
-    assert stage.redrive().sent == 40
-    assert stage.bodies(stage.queue) == Counter(bodies)
-
-
 def test_a_redrive_needs_no_more_rights_than_its_table(stage, proxy):
     stage.fill_numbered(12)
     proxy.reset()
@@ -456,20 +360,3 @@ def test_a_redrive_needs_no_more_rights_than_its_table(stage, proxy):
     assert stage.redrive().sent == 12
     asked = {iam_action(action) for action, count in proxy.counts().items() if count.calls}
     assert {"sqs:DeleteMessage", "sqs:SendMessage"} <= asked <= shown_actions(1)
-
-
-def test_a_copy_is_written_as_it_is_found(stage, tmp_path: Path, monkeypatch):
-    """Batch by batch, not at the end: its memory does not grow with the queue."""
-    stage.fill_numbered(45)
-    sizes = []
-    write = Archive.write
-
-    def note(self, messages, destinations):
-        sizes.append(len(messages))
-        write(self, messages, destinations)
-
-    monkeypatch.setattr(Archive, "write", note)
-    plan = peek(stage.app, stage.dlq.name, sample=None, copy=tmp_path / "copy.jsonl")
-    assert (plan.looked_at, sum(sizes)) == (45, 45)
-    assert len(sizes) >= 5
-    assert max(sizes) <= 10

@@ -120,17 +120,6 @@ def test_entries_that_sqs_fails_are_sent_again_and_nothing_else_is(app, queue, f
     assert drain(queue.url) == Counter(bodies)
 
 
-def test_entries_that_always_fail_stay_and_are_counted(app, queue, fill, drain, proxy, one_thread):
-    bodies = fill(10)
-    proxy.inject(
-        failed_entries(0, 1, actions=(SEND,), code="InvalidMessageContents", sender_fault=True)
-    )
-    report = redrive(app, queue.dlq.name)
-    assert report.failed == 10 - report.sent > 0
-    assert report.remaining == report.failed
-    assert drain(queue.url) + drain(queue.dlq.url) == Counter(bodies)
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -164,14 +153,6 @@ def test_what_is_sent_twice_was_named_as_in_doubt(app, queue, fill, drain, proxy
     # Until a delete has worked one batch is sent at a time: both faults hit the first.
     assert report.in_doubt == len(ids(events, InDoubt)) == 10, "messages, not attempts"
     assert sum(found.values()) - len(bodies) == (20 if fault is drop_after else 0)
-
-
-def test_doubtful_messages_are_left(app, queue, fill, drain, proxy):
-    bodies = fill(50)
-    proxy.inject(drop_after(actions=(SEND,), times=1))
-    report = redrive(app, queue.dlq.name)
-    assert (report.sent, report.in_doubt, report.remaining) == (40, 10, 10)
-    assert drain(queue.url) == Counter(bodies)  # they had been sent: no duplicate was made
 
 
 def bounce(sqs: SQSClient, queue: LocalQueue) -> None:

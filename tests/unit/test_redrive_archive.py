@@ -77,7 +77,7 @@ def test_a_file_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, what, o
     else:
         path.unlink()
         os.mkfifo(path, 0o600)
-    with pytest.raises(RedriveRefused, match=r"link|belongs to|open to other|not a file"):
+    with pytest.raises(RedriveRefused, match=r"a link|open to other|not a file of yours"):
         open_it(path)
 
 

@@ -383,13 +383,9 @@ def test_who_loses_a_message_to_another_thread_leaves_it_to_that_one(tmp_path):
 # Errors
 
 
-@pytest.mark.parametrize(
-    "error",
-    ["ThrottledException", "RequestThrottledException", "RequestLimitExceeded", "KmsThrottled"],
-)
-def test_throttling_by_any_name_is_waited_for(world, error):
+def test_throttling_is_waited_for(world):
     world.fill(*bodies(20))
-    world.sqs.faults += [Fault(SEND, error)] * 4
+    world.sqs.faults += [Fault(SEND, "ThrottledException")] * 4
     report = world.redrive()
     assert (report.ended, report.sent, report.failed) == (Ended.DONE, 20, 0)
 
@@ -406,12 +402,6 @@ def test_errors_of_this_machine_put_nothing_in_doubt_and_end_the_run(world, erro
     assert (report.ended, report.sent, report.remaining) == (Ended.UNREACHABLE, 0, 20)
     if not isinstance(error, SSLError):  # in mid-request, for all that is known
         assert report.in_doubt == 0
-
-
-def test_a_read_that_fails_once_does_not_end_a_run(world):
-    world.fill(*bodies(20))
-    world.sqs.faults += [Fault("GetQueueAttributes", "InternalError")] * 2
-    assert world.redrive().sent == 20
 
 
 def test_nothing_is_sent_if_on_event_raises_at_the_start(world):
@@ -641,14 +631,15 @@ def sweep_of(source, ledger, *, most, handle=None, clock=time.monotonic, hold_se
     return Sweep(source, ledger, halt, handle, most, hold_seconds=hold_seconds, patient_until=0.0)
 
 
-def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(monkeypatch):
-    """Else what the first thread has sent is not deleted: its process ends too early."""
-    under_way, interrupted, answered = (threading.Event() for _ in range(3))
+@pytest.mark.parametrize("seconds", [0.2, 20], ids=["soon", "hangs"])
+def test_a_second_signal_waits_a_moment_for_the_answer_to_what_is_under_way(monkeypatch, seconds):
+    """Else what the first thread has sent is not deleted. A call that hangs took 15 s to end."""
+    under_way, interrupted, answered, let_go = (threading.Event() for _ in range(4))
 
     def handle(ours, sent):
         under_way.set()
         interrupted.wait(10)
-        time.sleep(0.2)  # an answer takes its time
+        let_go.wait(seconds)
         answered.set()
 
     def start(thread):
@@ -666,7 +657,8 @@ def test_a_signal_while_threads_start_waits_for_the_answer_to_what_is_under_way(
     sweep = sweep_of(source, ledger, most=lambda: ledger.claim(1, 1), handle=handle)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(2)
-    assert answered.is_set()
+    assert answered.is_set() is (seconds < 1)
+    let_go.set()
 
 
 def test_what_is_left_is_not_taken_for_sent_messages_whose_delete_is_in_doubt(world):

@@ -138,6 +138,14 @@ def test_a_message_that_is_lost_is_received_again():
     assert bench.ledger.looked_at == 1
 
 
+def test_a_send_without_a_response_when_a_run_is_interrupted_is_in_doubt():
+    bench = Bench("a", "b")
+    bench.send("a")
+    bench.ledger.name_unanswered()
+    assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("a",)]
+    assert bench.ledger.numbers()["in_doubt"] == 1
+
+
 def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
     bench = Bench("a")
     for _ in range(3):

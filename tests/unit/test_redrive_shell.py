@@ -27,7 +27,7 @@ NAME = "задача.日本"
 def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding, monkeypatch):
     """A message whose task has such a name must not end a look at the others."""
     fact = MessageFacts(
-        "1", NAME, None, None, 0.0, None, None, NAME, None, 0, False, None, "send", ""
+        "1", NAME, None, 0.0, None, None, NAME, None, 0, False, None, "send", ""
     )  # fmt: skip
     plan = Plan("dlq", 1, looked_at=1, matching=1, by_task=Counter({NAME: 1}), letters=[fact])
     written = io.BytesIO()
@@ -94,7 +94,7 @@ def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
     report = RedriveReport(deleted=40, looked_at=40)
     found = closing(report, queue="q", options=selected, journal="j")
     assert found == ["0 of 40 sent.", "40 had been sent by an earlier run and were only deleted."]
-    assert redrive_shell.exit_code(report, has_selection=bool(selected)) == exit_codes.DONE
+    assert redrive_shell.exit_code(report, selected) == exit_codes.DONE
 
 
 @pytest.mark.parametrize(("resend", "said"), [(False, "sent already;"), (True, "sent twice;")])
