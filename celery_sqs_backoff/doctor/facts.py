@@ -110,7 +110,7 @@ class TaskFacts:
         queue: where it goes unless its caller says otherwise: by the task, by task_routes, or
             because that is the default; ``None``: not known.
         also_to: queues that entries of ``beat_schedule`` name for it.
-        exchange: that it is routed to, where no queue is bound to it when kombu sends.
+        exchange: that it is routed to instead of a queue.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds, ``None`` = no limit.
@@ -151,21 +151,15 @@ class AppFacts:
     """The app's settings, as far as a rule asks for them."""
 
     tasks: tuple[TaskFacts, ...] = ()
-    #: Scheme of the store's URL, ``None`` = no store. Never the URL, with its password.
-    store: str | None = None
+    has_store: bool = False
     #: Why no worker can start with the store's settings; ``None``: it can.
     store_fault: str | None = None
-    #: A library or a Region that the store needs and this machine lacks.
-    store_lack: str | None = None
     #: Why the store cannot be used; ``None``: it can be, or was not asked.
     store_failure: str | None = None
     #: Why others can write into the store; ``None``: they cannot, or it was not looked at.
     store_forgeable: str | None = None
     #: Why the store may drop records before their end; ``None`` = no sign of that.
     store_eviction: str | None = None
-    pool: str = "prefork"
-    #: Whether tasks run where they are sent, as in tests: eagerly, or from a broker in memory.
-    runs_here: bool = False
     default_queue: str = "celery"
     concurrency: int | None = None
     prefetch_multiplier: int = 4
@@ -180,8 +174,6 @@ class ProjectFacts:
     queues: tuple[QueueFacts, ...] = ()
     #: Whether ``queues`` are all that the app consumes, and not some that the operator has named.
     are_all: bool = False
-    #: URLs of queues that the app does not consume, with their number of messages.
-    other_queues: Mapping[str, int] = field(default_factory=dict)
     #: The broker, if it is not SQS: then no queue was looked at.
     other_broker: str | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from .facts import ProjectFacts, QueueFacts
@@ -55,14 +55,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields that ``--format json`` prints."""
-        return {
-            "id": self.id,
-            "severity": self.severity.value,
-            "subject": self.subject,
-            "evidence": self.evidence,
-            "consequence": self.consequence,
-            "fix": {"aws": self.fix.aws, "terraform": self.fix.terraform, "text": self.fix.text},
-        }
+        return asdict(self) | {"severity": self.severity.value}
 
 
 #: Subject, evidence, consequence, fix.

@@ -21,6 +21,7 @@ from celery.exceptions import ImproperlyConfigured
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure, Kind
 from ..sqs.find_queue import QueueFinder, connection_to_look
+from ..sqs.queues import queue_name, sibling_url
 from ..sqs.redact import mask
 from .facts import AppFacts, ProjectFacts, QueueFacts, TaskFacts
 
@@ -93,13 +94,19 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
         queues, finder = [], QueueFinder(channel, attempts=2)
         for name in names:
             found = finder.find(name)
-            queues.append(
-                _not_found(channel, name, found)
-                if isinstance(found, Failure)
-                else facts_of_queue(name, found.queue_url, found.on)
-            )
-        others = _other_queues(channel, {q.url for q in queues})
-    return ProjectFacts(app=facts, queues=tuple(queues), are_all=not are_named, other_queues=others)
+            if isinstance(found, Failure):
+                queues.append(
+                    QueueFacts(
+                        name=name,
+                        url=channel.canonical_queue_name(name),
+                        attributes=None,
+                        failure=found.code,
+                        client_region=channel.region,
+                    )
+                )
+            else:
+                queues.append(facts_of_queue(name, found.queue_url, found.on))
+    return ProjectFacts(app=facts, queues=tuple(queues), are_all=not are_named)
 
 
 def read_ignored(app: Any) -> tuple[str, ...]:
@@ -120,12 +127,9 @@ def facts_of_app(app: Any, *, live: bool = False) -> AppFacts:
     if not isinstance(conf.broker_transport_options or {}, Mapping):
         raise ImproperlyConfigured("invalid broker_transport_options: expected a mapping")
     own = conf.get("sqs_backoff") or {}
-    store = own.get("store") if isinstance(own, Mapping) else None
     return AppFacts(
         tasks=tuple(_tasks(app)),
-        store=None if store is None else _scheme(store),
-        pool=str(conf.worker_pool or "prefork"),
-        runs_here=bool(conf.task_always_eager) or _scheme(conf.broker_url or "") == "memory",
+        has_store=isinstance(own, Mapping) and own.get("store") is not None,
         default_queue=conf.task_default_queue,
         # Celery 5.7 knows "auto" too.
         concurrency=c if isinstance(c := conf.worker_concurrency, int) else None,
@@ -165,20 +169,9 @@ def facts_of_queue(
     )
     if not is_consumed or queue.dlq_arn is None or queue.dlq_arn == queue.arn:
         return queue
-    dlq_name = queue.dlq_arn.rpartition(":")[2]
-    dlq_url = f"{url.rpartition('/')[0]}/{dlq_name}"
-    dlq = facts_of_queue(dlq_name, dlq_url, calls_of, is_consumed=False)
+    dlq_url = sibling_url(url, queue.dlq_arn)
+    dlq = facts_of_queue(queue_name(dlq_url), dlq_url, calls_of, is_consumed=False)
     return replace(queue, dlq=dlq)
-
-
-def _not_found(channel: Any, name: str, failure: Failure) -> QueueFacts:
-    return QueueFacts(
-        name=name,
-        url=channel.canonical_queue_name(name),
-        attributes=None,
-        failure=failure.code,
-        client_region=channel.region,
-    )
 
 
 def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
@@ -261,10 +254,8 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
             options[option] = own
     queue, exchange, key = (_name(options.get(o)) for o in ("queue", "exchange", "routing_key"))
     known = _queue_of(app, options.get("queue"))
-    if exchange and key and _drops(known, queue, exchange, key):
-        return None, exchange
     if queue is None:
-        return (None if exchange else default), None
+        return (None if exchange else default), (exchange if key else None)
     return (queue if known is None else known.name), None
 
 
@@ -273,21 +264,6 @@ def _queue_of(app: Any, queue: Any) -> Any:
     if not isinstance(queue, str):
         return queue
     return app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
-
-
-def _drops(queue: Any, name: str | None, exchange: str, key: str) -> bool:
-    """Return whether kombu would send to no queue, because no binding of the task's matches.
-
-    Of direct exchanges only: a topic's patterns are not looked at.
-    """
-    if queue is None:
-        return (exchange, key) != (name, name)
-    bound = [(queue.exchange, queue.routing_key)]
-    bound += [(each.exchange, each.routing_key) for each in queue.bindings]
-    return all(
-        (of is None or of.type == "direct") and (exchange, key) != (_name(of), routing_key)
-        for of, routing_key in bound
-    )
 
 
 def _name(of: Any) -> str | None:
@@ -308,10 +284,6 @@ def _beat_queues(app: Any) -> Mapping[str, set[str]]:
     return found
 
 
-def _scheme(store: object) -> str:
-    return store.partition(":")[0] if isinstance(store, str) else type(store).__name__
-
-
 def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
     """Check the store's settings, and with ``live`` the store itself, which needs each right."""
     from ..store.check import check_by_asking, check_offline, eviction_of, warnings_of
@@ -320,9 +292,11 @@ def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
     try:
         check_offline(app)
     except ImproperlyConfigured as exc:
-        if not isinstance(exc.__cause__, ImportError | NoRegionError):
-            return {"store_fault": _of_store(exc)}
-        return {"store_failure" if live else "store_lack": _of_store(exc)}
+        # An image or a job that runs only migrations may lack a library that workers have.
+        is_lacking = isinstance(exc.__cause__, ImportError | NoRegionError)
+        if is_lacking and not live:
+            return {}
+        return {"store_failure" if is_lacking else "store_fault": _of_store(exc)}
     if not live:
         return {}
     found: dict[str, Any] = {"store_forgeable": next(warnings_of(app), None)}
@@ -338,17 +312,3 @@ def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
 
 def _of_store(exc: ImproperlyConfigured) -> str:
     return str(exc).removeprefix("sqs_backoff['store']: ")
-
-
-def _other_queues(channel: Any, consumed: set[str]) -> dict[str, int]:
-    """Return messages in event and reply queues, by URL, if SQS lets us list queues."""
-    if channel.predefined_queues:
-        return {}
-    found = {}
-    for name, url in dict(channel._queue_cache).items():
-        if url in consumed or not ("celeryev-" in name or "celery-pidbox" in name):
-            continue
-        answer = Calls(channel.sqs(), url).attributes(("ApproximateNumberOfMessages",))
-        if not isinstance(answer, Failure):
-            found[url] = int(answer.get("ApproximateNumberOfMessages", 0))
-    return found

@@ -13,13 +13,11 @@ from typing import Final, TypeAlias
 
 from ..retry.policies import FullJitter
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
-from ..sqs.limits import (
-    MAX_MAX_RECEIVE_COUNT,
-    MAX_MESSAGE_BYTES,
-)
+from ..sqs.limits import MAX_MAX_RECEIVE_COUNT, MAX_MESSAGE_BYTES
+from ..sqs.queues import queue_name
 from ..units import in_words
 from .facts import ProjectFacts, QueueFacts, TaskFacts
-from .finding import Finding, Fix, Report, Rule, Severity, aws_sqs, create_queue, set_attribute
+from .finding import Finding, Fix, Report, Rule, Severity, create_queue, set_attribute
 from .horizon import DRAWS, dead_lettered_after, receives_within
 
 #: A visibility timeout from here on is long: a killed worker's messages wait for it to end.
@@ -39,9 +37,6 @@ _MOST_SOURCES: Final = 10
 #: The doctor warns if a worker may prefetch more messages than this.
 _MUCH_PREFETCH: Final = 1_000
 
-#: An event or reply queue with this many messages has no reader.
-_PILED_UP: Final = 100
-
 #: Characters in the name of a policy.
 #: https://docs.aws.amazon.com/IAM/latest/APIReference/API_PutRolePolicy.html
 _MOST_POLICY_NAME: Final = 128
@@ -56,7 +51,6 @@ _BROAD: Final = frozenset(
         "httpx.RequestError",
         "botocore.exceptions.BotoCoreError",
         "botocore.exceptions.ClientError",
-        "aiohttp.client_exceptions.ClientError",
         "smtplib.SMTPException",
         "urllib.error.URLError",
     }
@@ -200,7 +194,7 @@ def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 
 
 def _dlq_name(queue: QueueFacts) -> str:
-    name = queue.url.rpartition("/")[2]
+    name = queue_name(queue.url)
     return f"{name.removesuffix('.fifo')}-dlq{'.fifo' if queue.is_fifo else ''}"
 
 
@@ -448,32 +442,25 @@ def _unreadable(facts: ProjectFacts) -> Iterator[Report]:
     predefined_queues or task_queues name it.
     """
     for queue in facts.queues:
-        if not queue.is_consumed or queue.attributes is not None or not queue.is_missing:
+        if not (queue.is_consumed and queue.is_missing):
             continue
-        if queue.failure == NOT_PREDEFINED:
-            yield (
-                queue.name,
-                "the app consumes the queue, and predefined_queues does not name it",
-                "Workers that consume it do not start, and nothing can be sent to it.",
-                Fix(
-                    text="Add it to predefined_queues, or take it out of task_queues. If workers"
-                    " consume others (-Q), name those: sqs-doctor -Q, or task_queues."
-                ),
+        evidence = f"the queue does not exist ({queue.failure})"
+        consequence = "Workers that consume it receive nothing; what is sent to it is refused."
+        fix = Fix(create_queue(queue, queue_name(queue.url)), text=_elsewhere(queue) + _NAME_OTHERS)
+        if queue.failure == NOT_CREATED:
+            consequence = (
+                "The first worker or sender creates it, if it may, without a dead-letter queue:"
+                " messages that are given up then are deleted."
             )
-            continue
-        yield (
-            queue.name,
-            f"the queue does not exist ({queue.failure})",
-            "The first worker or sender creates it, if it may, without a dead-letter queue: what"
-            " is given up then is deleted."
-            if queue.failure == NOT_CREATED
-            else "Workers that consume it receive nothing; what is sent to it is refused.",
-            Fix(
-                aws=create_queue(queue, queue.url.rpartition("/")[2]),
-                text=_elsewhere(queue)
-                + "If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues.",
-            ),
-        )
+        elif queue.failure == NOT_PREDEFINED:
+            evidence = "the app consumes the queue, and predefined_queues does not name it"
+            consequence = "Workers that consume it do not start, and nothing can be sent to it."
+            add = "Add it to predefined_queues, or take it out of task_queues. "
+            fix = Fix(text=add + _NAME_OTHERS)
+        yield queue.name, evidence, consequence, fix
+
+
+_NAME_OTHERS: Final = "If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues."
 
 
 def _elsewhere(queue: QueueFacts) -> str:
@@ -550,7 +537,7 @@ def _statement(queue: QueueFacts, arn: str | None) -> str:
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     # A name of its own, because put-role-policy replaces a policy of the same name.
     actions = (action.partition(":")[2] for action in queue.denied)
-    name = "-".join([queue.url.rpartition("/")[2], *actions])[:_MOST_POLICY_NAME]
+    name = "-".join([queue_name(queue.url), *actions])[:_MOST_POLICY_NAME]
     return (
         f"aws iam put-role-policy --role-name WORKER_ROLE --policy-name {name}"
         f" --policy-document '{policy}'"
@@ -605,18 +592,14 @@ def _broad(facts: ProjectFacts) -> Iterator[Report]:
 def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
     """A task is routed to an exchange.
 
-    SQS has queues alone. kombu keeps bindings in the memory of each connection, declares that
-    of the task's queue before it sends, and drops what no binding matches. The patterns of
-    topic exchanges are not looked at.
+    SQS has queues alone. Without a queue in the route kombu declares no binding before it sends,
+    and drops the message.
     """
-    if facts.other_broker is not None:
-        return
     for task in facts.app.tasks:
-        if task.exchange is not None:
+        if task.exchange is not None and facts.other_broker is None:
             yield (
                 task.name,
-                f"it is routed to the exchange {task.exchange} with a routing_key that leads to no"
-                " queue",
+                f"it is routed to the exchange {task.exchange} and to no queue",
                 "What is sent to it by this route is lost, without an error for its sender.",
                 Fix(text="Name a queue in the route, and no exchange."),
             )
@@ -629,34 +612,25 @@ def _prefetch(facts: ProjectFacts) -> Iterator[Report]:
     Messages that a worker holds without running them wait there, while other workers may be
     idle.
     """
-    app = facts.app
-    if not facts.covered:
-        return
-    if app.prefetch_multiplier == 0:
+    multiplier, processes = facts.app.prefetch_multiplier, facts.app.concurrency or 0
+    if facts.covered and (multiplier == 0 or multiplier * processes > _MUCH_PREFETCH):
+        most = f"{multiplier} x concurrency {processes} = {multiplier * processes} messages"
         yield (
             "worker_prefetch_multiplier",
-            "worker_prefetch_multiplier is 0: no limit",
-            "One worker takes all messages of a queue and holds them; others stay idle.",
+            f"worker_prefetch_multiplier is {most if multiplier else '0: no limit'}; expected at"
+            f" most {_MUCH_PREFETCH} messages per worker",
+            "One worker holds messages that others could run, and a deploy costs each of them one"
+            " receive.",
             Fix(text="Set worker_prefetch_multiplier = 4, or 1 for long tasks."),
-        )
-    elif app.concurrency and app.prefetch_multiplier * app.concurrency > _MUCH_PREFETCH:
-        held = app.prefetch_multiplier * app.concurrency
-        yield (
-            "worker_prefetch_multiplier",
-            f"worker_prefetch_multiplier {app.prefetch_multiplier} x concurrency"
-            f" {app.concurrency} = {held} messages per worker; expected at most {_MUCH_PREFETCH}",
-            "A deploy gives them all back, and each loses one receive.",
-            Fix(text="Lower worker_prefetch_multiplier."),
         )
 
 
 @_rule("W029", is_live=False)
-def _unread_messages(facts: ProjectFacts) -> Iterator[Report]:
-    """Events or replies are sent, and nobody can read them.
+def _unread_events(facts: ProjectFacts) -> Iterator[Report]:
+    """Tasks send events that nothing reads.
 
-    Celery's events and remote control need fanout, which SQS does not have:
+    Celery's events need fanout, which SQS does not have:
     https://github.com/celery/celery/issues/8348
-    https://github.com/celery/celery/issues/3280
     """
     if facts.app.events:
         yield (
@@ -665,88 +639,37 @@ def _unread_messages(facts: ProjectFacts) -> Iterator[Report]:
             "Each task sends events to a queue that no monitor can read.",
             Fix(text="Set worker_send_task_events = False."),
         )
-    for url, messages in sorted(facts.other_queues.items()):
-        queue = QueueFacts(name=url.rpartition("/")[2], url=url, attributes=None)
-        # A queue_name_prefix comes first; kombu makes a hyphen of the dot after "celeryev".
-        is_reply, is_event = queue.name.endswith("reply-celery-pidbox"), "celeryev-" in queue.name
-        if (is_reply or is_event) and messages >= _PILED_UP:
-            setting = "worker_send_task_events" if is_event else "worker_enable_remote_control"
-            yield (
-                queue.name,
-                f"{messages} messages in a queue that nobody reads",
-                "Remote control and events do not work on SQS. You pay for what is sent there, and"
-                " SQS keeps it until retention deletes it.",
-                Fix(
-                    aws=f"{aws_sqs('delete-queue', queue)} --queue-url {url}",
-                    text=f"Set {setting} = False.",
-                ),
-            )
 
 
 _STORE: Final = "sqs_backoff['store']"
 
 
-@_rule("E040", is_live=False)
-def _wrong_store(facts: ProjectFacts) -> Iterator[Report]:
-    """No worker can start with the store's settings.
-
-    A worker checks them at its start, and ends. memory:// is for tests and for pools in one
-    process.
-    """
-    app, consequence = facts.app, "Workers do not start."
-    if app.store_fault is not None:
-        yield _STORE, app.store_fault, consequence, Fix(text="Correct the setting.")
-    elif app.store == "memory" and app.pool == "prefork" and not app.runs_here:
-        evidence = "the store is memory://, which the processes of a prefork pool do not share"
-        yield _STORE, evidence, consequence, Fix(text="Use redis://, django or dynamodb://.")
-
-
-@_rule("W043", is_live=False)
-def _store_lacks(facts: ProjectFacts) -> Iterator[Report]:
-    """What the store needs is missing here.
-
-    An image or a job that runs only migrations may lack a library that workers have.
-    """
-    if facts.app.store_lack is not None:
-        yield (
-            _STORE,
-            facts.app.store_lack,
-            "A worker does not start where it is missing.",
-            Fix(text="Install or set it where workers run; there the live check is an error."),
-        )
-
-
-@_rule("E025", is_live=False)
-def _no_store(facts: ProjectFacts) -> Iterator[Report]:
-    """A guard has no store.
-
-    A guard remembers which message has passed, for all workers.
-    """
-    if facts.app.store is None:
-        for task in facts.covered:
-            if task.needs_store:
-                yield (
-                    task.name,
-                    "the task has a guard, and sqs_backoff['store'] is not set",
-                    "Each of its runs fails.",
-                    Fix(text="Set sqs_backoff['store'], for example 'redis://host:6379/0'."),
-                )
-
-
-@_rule("E023")
-def _store_fails(facts: ProjectFacts) -> Iterator[Report]:
+@_rule("E023", is_live=False)
+def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
     """The store cannot be used.
 
-    It was opened, and a record was added, read, changed and deleted. A worker does not start
-    with a store that lacks a table or a right, and waits for one that does not answer.
+    A worker checks the settings at its start, and ends if they are wrong, or if the store lacks a
+    table or a right. It waits for a store that does not answer. Live, the doctor adds, reads,
+    changes and deletes a record. A guard remembers in the store which message has passed.
     """
-    if facts.app.store_failure is not None:
+    app = facts.app
+    if app.store_fault is not None:
+        yield _STORE, app.store_fault, "Workers do not start.", Fix(text="Correct the setting.")
+    if app.store_failure is not None:
         yield (
             _STORE,
-            facts.app.store_failure,
+            app.store_failure,
             "Tasks with a guard, a step or a lock back off until the store can be used.",
             Fix(text="Check its address, its table and the rights of its user."),
         )
+    for task in facts.covered:
+        if not app.has_store and task.needs_store:
+            yield (
+                task.name,
+                "the task has a guard, and sqs_backoff['store'] is not set",
+                "Each of its runs fails.",
+                Fix(text="Set sqs_backoff['store'], for example 'redis://host:6379/0'."),
+            )
 
 
 @_rule("W042")

@@ -20,10 +20,6 @@ from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
 from ..threads import start_daemon
 
-#: A worker with such a store does not come this far. The settings alone, without the command line's
-#: ``-P``, would say it of a worker with another pool.
-_REFUSES_TO_START: Final = "E040"
-
 logger = get_logger(__name__)
 
 _LEVELS: Final = {
@@ -63,7 +59,7 @@ def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severi
                 for name, queue in queues
             ),
         ),
-        ignore=(*read_ignored(app), _REFUSES_TO_START),
+        ignore=read_ignored(app),
     )
     groups = (list(group) for _, group in groupby(found, key=lambda finding: finding.id))
     return [(group[0].severity, _line(group)) for group in groups]

@@ -124,24 +124,6 @@ def test_a_module_that_asks_a_database_without_tables_does_not_stop_the_migratio
     assert "W032" not in manage("check", settings="new_settings").stderr
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["CELERY_TASK_ALWAYS_EAGER = True", "CELERY_BROKER_URL = 'memory://'"],
-    ids=["eager", "broker in memory"],
-)
-def test_a_store_in_memory_is_no_fault_where_tests_run(
-    manage: Manage, tmp_path: Path, how: str
-) -> None:
-    """``manage.py test`` and ``migrate`` stop at an error, and it is the store for tests."""
-    store = "CELERY_SQS_BACKOFF = CELERY_SQS_BACKOFF | {'store': 'memory://'}"
-    for name, more in (("worker", ""), ("test", how)):
-        text = f"from example_project.settings import *\n{store}\n{more}\n"
-        (tmp_path / f"{name}_settings.py").write_text(text)
-    assert "(celery_sqs_backoff.E040)" in manage("check", settings="worker_settings").stderr
-    done = manage("check", settings="test_settings")
-    assert done.returncode == 0, done.stderr
-
-
 def test_what_modules_print_or_exit_with_is_no_result(manage: Manage, tmp_path: Path) -> None:
     (tmp_path / "loud_tasks.py").write_text("print('loud')\n")
     (tmp_path / "ending_tasks.py").write_text("import sys\nsys.exit('no key')\n")

@@ -173,12 +173,6 @@ def test_a_finding_can_be_ignored_with_a_reason(app: Celery) -> None:
         assert len(check_up(app, queues)) == 1
 
 
-def test_a_store_in_memory_is_no_fault_of_a_worker_that_has_started(app: Celery) -> None:
-    """Its ``-P threads`` stands in no setting; one with prefork refuses to start."""
-    app.conf.sqs_backoff = {"store": "memory://"}
-    assert check_up(app, [("mails", queue())]) == []
-
-
 def test_nothing_is_said_of_a_queue_that_could_not_be_read(app: Celery) -> None:
     assert check_up(app, [("mails", Queue(URL, is_read=False))]) == []
 

@@ -71,8 +71,8 @@ TASK = TaskFacts(
     retry_for=36 * 3600.0,
     retried_errors=("shop.MailProviderDown",),
 )
-APP = AppFacts(tasks=(TASK,), store="redis")
-WELL = ProjectFacts(app=APP, queues=(queue(),), other_queues={"abc.reply-celery-pidbox": 3})
+APP = AppFacts(tasks=(TASK,), has_store=True)
+WELL = ProjectFacts(app=APP, queues=(queue(),))
 
 
 def with_queue(**changed: Any) -> ProjectFacts:
@@ -178,15 +178,6 @@ BROKEN = {
     "I014 message size": (with_queue(MaximumMessageSize="262144"), "I014"),
     "I014 message size of the DLQ": (with_dlq(MaximumMessageSize="262144"), "I014"),
     "W015 delay": (with_queue(DelaySeconds="60"), "W015"),
-    "W029 reply queue": (
-        replace(WELL, other_queues={"abc.reply-celery-pidbox": 5_000}),
-        "W029",
-    ),
-    "W029 event queue": (replace(WELL, other_queues={"celeryev-1": 5_000}), "W029"),
-    "W029 event queue with a prefix": (
-        replace(WELL, other_queues={f"{BASE}/prod-celeryev-1": 5_000}),
-        "W029",
-    ),
     "W019 no base class": (
         with_app(tasks=(TASK, TaskFacts(name="shop.other", is_covered=False))),
         "W019",
@@ -196,16 +187,14 @@ BROKEN = {
     "W022 much prefetch": (with_app(prefetch_multiplier=128, concurrency=16), "W022"),
     "E023 store fails": (with_app(store_failure="OperationalError"), "E023"),
     "W034 store evicts": (with_app(store_eviction="maxmemory-policy allkeys-lru"), "W034"),
-    "E040 settings": (
+    "E023 settings": (
         with_app(store_fault="sqs_backoff['store']: port: expected a number"),
-        "E040",
+        "E023",
     ),
-    "E040 memory under prefork": (with_app(store="memory"), "E040"),
     "W042 not signed": (with_app(store_forgeable="sqs_backoff['secret'] is missing"), "W042"),
-    "W043 library": (with_app(store_lack="redis is not installed"), "W043"),
-    "E025 guard without a store": (
-        with_app(store=None, tasks=(replace(TASK, needs_store=True),)),
-        "E025",
+    "E023 guard without a store": (
+        with_app(has_store=False, tasks=(replace(TASK, needs_store=True),)),
+        "E023",
     ),
     "E027 denied": (
         replace(WELL, queues=(replace(queue(), denied=("sqs:DeleteMessage",)),)),
@@ -469,12 +458,6 @@ def test_queues_that_share_a_dead_letter_queue_are_all_allowed_by_each_fix() -> 
     assert f"{ARN}:bulk" not in own.fix.aws
 
 
-def test_a_queue_of_the_users_is_no_event_queue() -> None:
-    """The line to paste deletes it."""
-    facts = replace(WELL, other_queues={f"{BASE}/orders-celeryevents": 5_000})
-    assert examine(facts) == []
-
-
 def test_what_has_no_url_is_created_where_it_was_looked_for() -> None:
     """The command line's own Region is another: the queue was created there, and still missed."""
     absent = QueueFacts(
@@ -487,10 +470,6 @@ def test_what_has_no_url_is_created_where_it_was_looked_for() -> None:
     [found] = examine(replace(WELL, queues=(absent,)))
     assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
     assert "Its URL" not in found.fix.text
-    [piled_up] = examine(replace(WELL, other_queues={f"{BASE}/celeryev-1": 5_000}))
-    assert piled_up.fix.aws == (
-        f"aws sqs delete-queue --region eu-central-1 --queue-url {BASE}/celeryev-1"
-    )
 
 
 def test_a_dead_letter_queue_of_two_queues_is_named_once() -> None:
