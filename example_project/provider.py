@@ -28,7 +28,9 @@ class Mode(str, Enum):
     UP = "up"
     #: 503 to every call.
     DOWN = "down"
-    #: Nobody listens: the connection is refused, and nothing is counted.
+    #: 401 to every call, as for a revoked API key.
+    UNAUTHORIZED = "unauthorized"
+    #: The connection is refused, and nothing is counted.
     REFUSING = "refusing"
     #: The mail is sent, and the answer takes ``slowness_seconds``.
     SLOW = "slow"
@@ -103,6 +105,8 @@ class Provider:
     def _judge(self, now: float, behaviour: Behaviour) -> HTTPStatus:
         if behaviour.mode is Mode.DOWN:
             return HTTPStatus.SERVICE_UNAVAILABLE
+        if behaviour.mode is Mode.UNAUTHORIZED:
+            return HTTPStatus.UNAUTHORIZED
         if behaviour.calls_per_second is not None:
             while self._accepted and self._accepted[0] <= now - 1:
                 self._accepted.popleft()

@@ -16,13 +16,15 @@ from .services import SQS, Counts, MailProvider
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in a run."""
+    """The story of a run."""
 
     mails: int = 2000
     #: From the first call that reaches the provider.
     outage_seconds: float = 30.0
     #: What the provider takes once it is back; the rest is answered 429.
     calls_per_second: int = 60
+    #: Mails that become dead letters at the end, and are replayed.
+    refused_mails: int = 20
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a run. Times are seconds since the first call."""
+    """The figures of a run. Times are seconds since the first call."""
 
     policy: str
     mails: int
@@ -93,6 +95,22 @@ class Result:
             "seconds_to_last_mail": round(self.seconds_to_last_mail, 1),
             "shortest_seconds": round(self.shortest_seconds, 1),
         }
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Dead letters that were made on purpose, and what a redrive did with them."""
+
+    #: Dead letters before the redrive, and after it.
+    dead: int
+    left: int
+    #: Mails that the provider has sent afterwards, and how many of them twice.
+    sent: int
+    duplicates: int
+
+    @property
+    def is_clean(self) -> bool:
+        return self.dead == self.sent and self.left == self.duplicates == 0
 
 
 class Scene:
@@ -169,6 +187,48 @@ class Scene:
             calls=[(when - first, status) for when, status in calls],
             calls_per_second=self._plan.calls_per_second,
         )
+
+    def make_dead_letters(self, programs: Programs, mails: int) -> tuple[str, str]:
+        """Send mails while the provider refuses the API key.
+
+        Return the command line that shows the dead letters, and its output.
+        """
+        self._provider.behave(Behaviour(Mode.UNAUTHORIZED))
+        send = ("example_project.manage", "send_mails", str(mails))
+        programs.finish(programs.start("send-refused", *send, env=self._env))
+        programs.wait_for(
+            lambda: self._dead() >= mails, "all refused mails are dead letters", timeout=60
+        )
+        return self._type(programs, "sqs-peek", "mails")
+
+    def redrive(self, programs: Programs) -> tuple[Replay, str, str]:
+        """Repair the API key, and replay the dead letters.
+
+        Return the figures, the command line and its output.
+        """
+        dead, before = self._dead(), self._provider.report()
+        self._provider.behave(Behaviour(calls_per_second=self._plan.calls_per_second))
+        line, output = self._type(programs, "sqs-redrive", "mails", "--rate", "10/s", "--yes")
+        all_mails = before["mails"] + dead
+        programs.wait_for(
+            lambda: self._provider.report()["mails"] >= all_mails,
+            "the replayed mails are sent",
+            timeout=60,
+        )
+        after = self._provider.report()
+        sent, duplicates = (after[name] - before[name] for name in ("mails", "duplicates"))
+        return Replay(dead, self._dead(), sent, duplicates), line, output
+
+    def _type(self, programs: Programs, command: str, *arguments: str) -> tuple[str, str]:
+        """Run a command of the package, and return its line and its output."""
+        words = ("celery", "-A", "example_project", command, *arguments)
+        journal = {"XDG_STATE_HOME": str(Path(self._env["DATABASE"]).parent)}
+        program = programs.start(command, *words, env=self._env | journal)
+        programs.finish(program)
+        return " ".join(words), program.output()
+
+    def _dead(self) -> int:
+        return self._sqs.counts(self._queue).dead
 
     def _rate(self) -> float:
         (then, calls_then), (now, calls_now) = self._looks[0], self._looks[-1]

@@ -65,17 +65,18 @@ def family() -> Family:
     return Family()
 
 
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize(
     "mails",
     [pytest.param(40, id="40"), pytest.param(2000, id="2000", marks=pytest.mark.long)],
 )
 def test_demo(family: Family, tmp_path: Path, mails: int) -> None:
-    """``make demo`` sends each mail once, shows it, and leaves no process behind."""
+    """``make demo`` sends each mail once, also the dead letters, and leaves no process behind."""
     figures = tmp_path / "figures.json"
     arguments = [f"--mails={mails}", f"--output={tmp_path}", f"--json={figures}"]
     demo = family.start(*DEMO, *(["--quick"] if mails == 40 else []), *arguments)
     try:
-        output = demo.communicate(timeout=100 if mails == 40 else 300)[0].decode()
+        output = demo.communicate(timeout=300)[0].decode()
     finally:
         stop(demo, timeout=20)
 
@@ -90,9 +91,13 @@ def test_demo(family: Family, tmp_path: Path, mails: int) -> None:
             continue
         assert (run["lost"], run["duplicates"], run["dead"]) == (0, 0, 0)
         log = (tmp_path / f"worker-{run['policy']}.log").read_text()
-        lines = [line for line in log.splitlines() if "provider_paused" not in line]
+        expected = ("provider_paused", "dead_letter")
+        lines = [line for line in log.splitlines() if not any(name in line for name in expected)]
         assert "WARNING" not in "".join(lines), "an example must not need a warning"
         assert "_failed" not in log
+    replay = {"dead": 20, "left": 0, "sent": 20, "duplicates": 0}
+    assert summary["replay"] == replay
+    assert "celery -A example_project sqs-redrive mails --rate 10/s --yes" in output
     assert summary["picture"] in output.replace("\n", "")
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
@@ -134,18 +139,19 @@ def test_lost_mail(tmp_path: Path) -> None:
     done = in_the_project(f"""
 import sys
 from example_project import demo
-from example_project.scene import Result
+from example_project.scene import Replay, Result
 
-def run(plan, console, logs):
+def run(plan, console, picture, logs):
     calls = [(0.5, 503), (2.0, 200)]
     common = dict(mails=2, duplicates=0, dead=0, recovered_at=1.0, calls=calls)
-    return [Result("full-jitter", lost=1, **common), Result("provider", lost=0, **common)]
+    results = [Result("full-jitter", lost=1, **common), Result("provider", lost=0, **common)]
+    return results, Replay(dead=1, left=0, sent=1, duplicates=0)
 
 demo.run = run
 sys.exit(demo.main(["--output", {str(tmp_path)!r}]))
 """)
     assert done.returncode == 1, done.stderr
-    assert "not as it should be" in done.stdout
+    assert "The logs are in" in done.stdout
 
 
 def test_busiest_second() -> None:
@@ -302,6 +308,7 @@ MODES: dict[str, tuple[int, type[Exception] | None, Outcome | Verdict | None]] =
     "up": (1, None, None),
     "slow": (1, None, None),
     "down": (0, HTTPError, Verdict(Outcome.RETRYABLE)),
+    "unauthorized": (0, HTTPError, Outcome.NOT_PROCESSED),
     "refusing": (0, URLError, Outcome.RETRYABLE),
     "silent": (1, TimeoutError, Outcome.UNKNOWN),  # a retry would send it twice
 }
