@@ -16,10 +16,6 @@ from sphinx.util.docutils import SphinxDirective
 
 SETUP = ConfigParser()
 SETUP.read(Path(__file__).parents[1] / "setup.cfg")
-PROJECT_URLS = dict(
-    re.split(r"\s*=\s*", line, maxsplit=1)
-    for line in SETUP["metadata"]["project_urls"].strip().splitlines()
-)
 
 project = SETUP["metadata"]["name"]
 copyright = "the authors of celery-sqs-backoff"  # noqa: A001  # Sphinx's name
@@ -37,10 +33,9 @@ myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3  # as GitHub makes them
 copybutton_prompt_text = "$ "
-html_extra_path = ["../llms.txt"]
 html_theme = "furo"
 html_title = project
-html_baseurl = PROJECT_URLS["Documentation"]
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and units
@@ -60,7 +55,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!celery_sqs_backoff).*")]
 
 
 class CommandHelp(SphinxDirective):
-    """What ``--help`` of one of the commands prints."""
+    """Show the output of a command's ``--help``."""
 
     required_arguments = 1
 
@@ -73,6 +68,14 @@ class CommandHelp(SphinxDirective):
         return [nodes.literal_block(text, text, language="text")]
 
 
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Copy ``llms.txt`` to the site, with links to its pages."""
+    text = (Path(__file__).parents[1] / "llms.txt").read_text()
+    pages = re.sub(r"\(docs/([\w-]+)\.md\)", r"(\1.html)", text)
+    (Path(app.outdir) / "llms.txt").write_text(pages)
+
+
 def setup(app: Sphinx) -> None:
-    """Add what the pages need beside the extensions."""
+    """Add a directive and a file that no extension has."""
     app.add_directive("command-help", CommandHelp)
+    app.connect("build-finished", write_llms_txt)

@@ -141,6 +141,20 @@ def check_names() -> None:
     print(f"names: {len(names)} public ones; gone since {tags[0]}: {sorted(gone) or 'none'}")
 
 
+def check_addresses(metadata: configparser.SectionProxy) -> None:
+    """Check that the package index can follow the links of the description.
+
+    Raises:
+        SystemExit: the project has an address, and README.md links by path.
+    """
+    if "project_urls" not in metadata:
+        print("index: NOT TO BE UPLOADED YET, setup.cfg has no project_urls")
+        return
+    by_path = re.findall(r"\]\((?!https://)([^)]+)\)", (ROOT / "README.md").read_text())
+    if by_path:
+        raise SystemExit(f"README.md: expected links with an address: {', '.join(by_path)}")
+
+
 def check_wheel(wheel: Path, extra: str, folder: Path) -> Path:
     """Install the wheel with an extra into a new environment, and return its interpreter."""
     venv.create(folder, with_pip=True)
@@ -192,6 +206,7 @@ def main() -> None:
     [wheel] = dist.glob("*.whl")
     run(BIN / "check-wheel-contents", "--ignore", "W004", wheel)  # Django names its migrations
     print("index: the description is shown, and the wheel has what it should")
+    check_addresses(setup["metadata"])
     check_names()
     run(BIN / "mypy")
     run(BIN / "pyright", "tests/typing")

@@ -59,11 +59,6 @@ TYPED_IN = ("quickstart.md", "django.md")
 
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
-#: Where the project says that it lives.
-URLS = dict(
-    re.split(r"\s*=\s*", line, maxsplit=1)
-    for line in SETUP["metadata"]["project_urls"].strip().splitlines()
-)
 
 
 # Reading a page
@@ -311,12 +306,7 @@ def links(page: Path) -> list[str]:
 
 
 def target_of(page: Path, path: str) -> Path | None:
-    """The file that a link leads to, on the site and in the repository too; None: to others."""
-    if path.startswith(URLS["Documentation"]):
-        name = path.removeprefix(URLS["Documentation"]).strip("/") or "index.html"
-        return ROOT / "docs" / f"{name.removesuffix('.html')}.md"
-    if path.startswith(URLS["Source"]):
-        return ROOT / re.sub(r"^/(blob|tree)/main/", "", path.removeprefix(URLS["Source"]))
+    """Return the file that a link leads to, or None for a page of others."""
     if "://" in path:
         return None
     return (page.parent / path).resolve() if path else page
@@ -336,11 +326,18 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
-    """The site has the pages alone; the rest of the repository has addresses."""
+    """The site has the pages alone."""
     for page in DOCS:
         for link in links(page):
             target = target_of(page, link.partition("#")[0])
             assert "://" in link or target in DOCS, f"{page.name}: {link}"
+
+
+def test_no_link_leads_to_a_placeholder() -> None:
+    """Only code may name a domain that nobody can visit."""
+    for page in PAGES:
+        for link in links(page):
+            assert not re.search(r"//([\w-]+\.)*(example\.(org|com|net)|localhost)\b", link), link
 
 
 def test_llms_txt_has_every_page() -> None:
