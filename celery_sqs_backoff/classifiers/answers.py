@@ -38,13 +38,12 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (408,),
         Meaning.REFUSED_FOR_NOW,
-        "the request never arrived whole, and may be repeated (RFC 9110, 15.5.9)",
+        "the request never arrived whole (RFC 9110, 15.5.9)",
     ),
     StatusRule(
         (409,),
         Meaning.IN_DOUBT,
-        "the conflict may be with an earlier attempt at the same call, done or still under way"
-        " (RFC 9110, 15.5.10)",
+        "the conflict may be with an earlier attempt at the same call (RFC 9110, 15.5.10)",
     ),
     StatusRule(
         (421, 423, 425, 429),
@@ -62,50 +61,49 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         range(400, 500),
         Meaning.REFUSED_FOR_NOW,
-        "`Retry-After`, or a rate limit with nothing left: the condition is temporary"
-        " (RFC 9110, 15.5.14; GitHub answers 403 so)",
+        "`Retry-After`, or an exhausted rate limit (RFC 9110, 15.5.14; GitHub answers 403 so)",
         if_asked_to_wait=True,
     ),
     StatusRule(
         range(400, 500),
         Meaning.REFUSED,
-        "the client's mistake: the same request gets the same answer (RFC 9110, 15.5)",
+        "the same request gets the same answer (RFC 9110, 15.5)",
     ),
     StatusRule(
         (501, 505),
         Meaning.REFUSED,
-        "the server does not know such requests at all (RFC 9110, 15.6.2 and 15.6.6)",
+        "the server does not know these requests (RFC 9110, 15.6.2 and 15.6.6)",
     ),
     StatusRule(
         (503,),
         Meaning.UNAVAILABLE,
-        "Varnish and Fastly send `Retry-After` with each 503 that they make up, also for a request"
-        " that they had passed on (https://github.com/varnishcache/varnish-cache/blob/master/bin/"
+        "Varnish and Fastly send `Retry-After` with each 503 of their own, also after they had"
+        " passed the request on (https://github.com/varnishcache/varnish-cache/blob/master/bin/"
         "varnishd/builtin.vcl, `vcl_backend_error`); RETRYABLE with `trust_503=True`",
         if_of_a_cache=True,
     ),
     StatusRule(
         (503,),
         Meaning.REFUSED_FOR_NOW,
-        "the server says itself that this will pass (RFC 9110, 15.6.4)",
+        "the server says that this will pass (RFC 9110, 15.6.4)",
         if_retry_after=True,
     ),
     StatusRule(
         (503,),
         Meaning.UNAVAILABLE,
-        "without: Envoy, Varnish, Fastly and Heroku answer so after they have passed the request"
-        " on and got no answer; RETRYABLE with `trust_503=True`",
+        "Envoy and Heroku answer so after they had passed the request on; RETRYABLE with"
+        " `trust_503=True`",
     ),
     StatusRule(
         (521, 523, 525, 526),
         Meaning.NOT_SENT,
-        "Cloudflare could not connect to the provider; 520, 522 and 524 are no proof of that",
+        "Cloudflare could not connect to the provider",
     ),
     StatusRule(
         range(500, 600),
         Meaning.IN_DOUBT,
-        "500: it failed anywhere in its work; 502 and 504: a gateway had passed the request on and"
-        " got no proper answer (RFC 9110, 15.6.1, 15.6.3 and 15.6.5)",
+        "the server failed in its work, or a gateway had passed the request on"
+        " (RFC 9110, 15.6.1, 15.6.3 and 15.6.5)",
     ),
 )
 

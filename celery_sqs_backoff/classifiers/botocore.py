@@ -127,7 +127,7 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
         Meaning.NOT_SENT,
-        "DNS, a refused connection, or none in time",
+        "DNS, a refused or late connection",
     ),
     ErrorRule(
         _MODULE,
@@ -157,7 +157,7 @@ RULES: tuple[ErrorRule, ...] = (
         "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError"
         " ResponseStreamingError IncompleteReadError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the request began to leave",
+        "reset, silence or half an answer after the first byte left",
     ),
 )
 

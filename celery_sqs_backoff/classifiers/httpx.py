@@ -28,14 +28,14 @@ RULES: tuple[ErrorRule, ...] = (
         "httpx",
         "ConnectError ProxyError",
         Meaning.REFUSED,
-        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that wants credentials (407)",
         lambda exc: _certificate(exc) or str(exc).startswith("407"),
     ),
     ErrorRule(
         "httpx",
         "ConnectError ConnectTimeout PoolTimeout ProxyError",
         Meaning.NOT_SENT,
-        "DNS, a refused connection, none in time or none free, a proxy's tunnel, the TLS handshake",
+        "DNS, a refused, late or missing connection, a proxy's tunnel, the TLS handshake",
     ),
     ErrorRule(
         "httpx", "UnsupportedProtocol InvalidURL", Meaning.REFUSED, "httpx would not send it"
@@ -45,7 +45,7 @@ RULES: tuple[ErrorRule, ...] = (
         "TimeoutException ReadTimeout WriteTimeout NetworkError ReadError WriteError CloseError"
         " RemoteProtocolError",
         Meaning.IN_DOUBT,
-        "reset, silence, half an answer or one that is not HTTP after the request began to leave",
+        "reset, silence, half an answer or no HTTP, after the first byte left",
     ),
 )
 

@@ -52,7 +52,7 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "ConnectionError ProxyError SSLError",
         Meaning.REFUSED,
-        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that wants credentials (407)",
         never_to_be_sent,
     ),
     ErrorRule(
@@ -66,7 +66,7 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError RetryError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the request began to leave; retries of urllib3 that"
+        "reset, silence or half an answer after the first byte left; retries of urllib3 that"
         " ended with a status",
     ),
     ErrorRule(_MODULE, "JSONDecodeError", None, "the answer came, but it is not JSON"),

@@ -70,7 +70,7 @@ RULES: tuple[ErrorRule, ...] = (
         "builtins",
         "OSError",
         Meaning.REFUSED,
-        "raised in smtplib: a certificate that is not to be trusted",
+        "raised in smtplib: an untrusted certificate",
         lambda exc: _in_smtplib(exc) and certificate_rejected(exc),
     ),
     ErrorRule(
@@ -111,7 +111,7 @@ RULES: tuple[ErrorRule, ...] = (
         _before_data,
     ),
     ErrorRule(
-        "smtplib", "SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or nobody knows when"
+        "smtplib", "SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or at an unknown moment"
     ),
     ErrorRule("smtplib", "SMTPException", None, "any other"),
     ErrorRule(

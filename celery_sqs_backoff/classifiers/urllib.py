@@ -30,7 +30,7 @@ _NO_CONNECTION = ErrorRule(
     _URLLIB3,
     "NewConnectionError NameResolutionError ConnectTimeoutError",
     Meaning.NOT_SENT,
-    "DNS, a refused connection, or none in time",
+    "DNS, a refused or late connection",
     lambda exc: not was_tried_before(exc),
 )
 
@@ -68,7 +68,7 @@ RULES: tuple[ErrorRule, ...] = (
         _URLLIB,
         "URLError",
         Meaning.REFUSED,
-        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that wants credentials (407)",
         never_to_be_sent,
     ),
     ErrorRule(
@@ -107,14 +107,14 @@ RULES: tuple[ErrorRule, ...] = (
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError",
         Meaning.REFUSED,
-        "a certificate that is not to be trusted, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that wants credentials (407)",
         never_to_be_sent,
     ),
     ErrorRule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError",
         Meaning.NOT_SENT,
-        "one of these, a proxy's tunnel or the TLS handshake",
+        "DNS, a refused or late connection, a proxy's tunnel or the TLS handshake",
         nothing_was_sent,
     ),
     ErrorRule(
@@ -138,7 +138,7 @@ RULES: tuple[ErrorRule, ...] = (
         " IncompleteRead InvalidChunkLength NewConnectionError NameResolutionError"
         " ConnectTimeoutError EmptyPoolError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the request began to leave, in this attempt or, by"
+        "reset, silence or half an answer after the first byte left, in this attempt or, by"
         " urllib3's retries, in one before it",
     ),
 )
