@@ -27,7 +27,7 @@ from .services import SQS, MailProvider
 
 POLICIES = ("autoretry", "full-jitter", "provider")
 
-#: Stock Celery is not waited for any longer than this, once the others are done.
+#: The demo waits for stock Celery this long at most, once our two runs are done.
 PATIENCE_SECONDS = 85
 
 #: The demo ends itself after this long, whatever happens.
@@ -82,7 +82,7 @@ def run(plan: Plan, console: Console, picture: Path, *, logs: Path) -> tuple[lis
     )
     with (
         tempfile.TemporaryDirectory() as temporary,
-        Programs(logs, stop_with=SIGKILL) as services,  # they keep nothing
+        Programs(logs, stop_with=SIGKILL) as services,  # they have no state
         Programs(logs) as workers,  # stopped first: they tell SQS what became of their messages
     ):
         with console.status("Starting a local SQS, three mail providers and three workers"):
@@ -104,7 +104,7 @@ def run(plan: Plan, console: Console, picture: Path, *, logs: Path) -> tuple[lis
 
 
 def _replay(scene: Scene, programs: Programs, plan: Plan, console: Console) -> Replay:
-    """Let somebody revoke the API key, and put the dead letters back once it is repaired."""
+    """Make dead letters by a revoked API key, and put them back once it is repaired."""
 
     def show(command: str, output: str) -> None:
         console.print(f"\n$ {command}", style="bold", markup=False)

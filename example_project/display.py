@@ -1,4 +1,4 @@
-"""What the demo shows in the terminal while it runs, and at the end."""
+"""The tables that the demo shows in the terminal while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
 
 
 class LiveView:
-    """One column per run; draws the table anew from the latest snapshots."""
+    """Draws a table with one column per run from the latest snapshots."""
 
     def __init__(self, console: Console, plan: Plan, policies: Sequence[str]) -> None:
         self._plan = plan
@@ -65,7 +65,7 @@ class LiveView:
 
 
 def result_table(results: Sequence[Result]) -> Table:
-    """What came out, side by side."""
+    """Return a table with the figures of all runs, side by side."""
     table = Table(box=box.SIMPLE_HEAD, title="What came out", title_justify="left")
     table.add_column("backoff")
     for result in results:

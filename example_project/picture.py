@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from .scene import Plan, Result
 
-#: Status answered: what it means, and its colour (told apart by colour-blind readers too).
+#: Meaning and colour of each status. Colour-blind readers can tell the colours apart.
 STATUSES = {
     503: ("503, provider down", "#999999"),
     429: ("429, too many calls", "#d55e00"),

@@ -1,4 +1,4 @@
-"""Start the programs that the demo needs, and leave none of them behind."""
+"""Start the programs that the demo needs, and end all of them with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Program:
         return self.log.read_text(errors="replace")
 
     def first_line(self) -> str:
-        """The first line of its output, or an empty string until it is complete."""
+        """Return the first line of its output, or an empty string until it is complete."""
         line, newline, _ = self.output().partition("\n")
         return line if newline else ""
 
@@ -61,7 +61,7 @@ class Programs:
         self.stop()
 
     def start(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Program:
-        """Run ``python -m <arguments>``; its output goes to ``<name>.log``."""
+        """Run ``python -m <arguments>`` with its output in ``<name>.log``."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as output, _signals_held_back():
             process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C reaches the demo alone, which then ends the others,
+                # A session of its own: Ctrl-C reaches the demo alone, which then ends its children,
                 # and a worker can be killed together with its pool processes.
                 start_new_session=True,
             )
@@ -84,13 +84,13 @@ class Programs:
                 raise program.failure()
 
     def finish(self, program: Program) -> None:
-        """Wait until a program has done its work; raise DemoError if it has failed."""
+        """Wait until a program has done its work. Raises DemoError if it has failed."""
         if program.process.wait() != 0:
             raise program.failure()
         self._running.remove(program)
 
     def wait_for(self, condition: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
-        """Return the first true value of ``condition()``; raise DemoError after ``timeout`` s."""
+        """Return the first true value of ``condition()``. Raises DemoError after ``timeout`` s."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):
             self.check()
@@ -100,7 +100,7 @@ class Programs:
         return value
 
     def stop(self) -> None:
-        """Ask all to end, then wait; kill those still there after STOP_TIMEOUT_SECONDS."""
+        """Ask all to end, and kill the remaining ones after STOP_TIMEOUT_SECONDS."""
         with _signals_held_back():
             for program in self._running:
                 program.process.send_signal(self._stop_with)
@@ -108,7 +108,7 @@ class Programs:
             for program in self._running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     program.process.wait(max(0.0, deadline - time.monotonic()))
-                # Whatever it has started and not ended; usually nobody is left.
+                # This ends any process that the program has started and left running.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(program.process.pid, signal.SIGKILL)
                 program.process.wait()
@@ -134,7 +134,7 @@ def end_on_signals(*, deadline_seconds: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Deliver signals that end the demo after the block: no child is forgotten half started."""
+    """Deliver signals that end the demo after the block, so that no child is left half started."""
     held_back: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: held_back.append(number))
@@ -150,7 +150,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what would lead a child to somebody's real AWS account, broker or proxy."""
+    """Return our environment without variables that lead to a real AWS account, broker or proxy."""
     ours = {
         name: value
         for name, value in os.environ.items()

@@ -30,7 +30,7 @@ class Mode(str, Enum):
     DOWN = "down"
     #: 401 to every call, as for a revoked API key.
     UNAUTHORIZED = "unauthorized"
-    #: The connection is refused, and nothing is counted.
+    #: The connection is refused, and no call is counted.
     REFUSING = "refusing"
     #: The mail is sent, and the answer takes ``slowness_seconds``.
     SLOW = "slow"
@@ -40,12 +40,12 @@ class Mode(str, Enum):
 
 @dataclass
 class Behaviour:
-    """A mode, and what is adjustable about it."""
+    """A mode and its settings."""
 
     mode: Mode = Mode.UP
     #: Calls in any second beyond these get a 429; None = any number is welcome.
     calls_per_second: int | None = None
-    #: What a 429 says in its Retry-After header.
+    #: The Retry-After header of a 429.
     retry_after_seconds: int = 1
     slowness_seconds: float = 1.0
 
@@ -74,7 +74,7 @@ class Provider:
             self._accepted.clear()
 
     def take(self, mail_id: Any) -> tuple[HTTPStatus, Behaviour]:
-        """Take one call: what to answer, and how the provider behaves at this moment."""
+        """Take one call, and return the status to answer and the behaviour at this moment."""
         with self._lock:
             now, behaviour = self._clock(), self._behaviour
             status = self._judge(now, behaviour)
@@ -98,7 +98,7 @@ class Provider:
             return list(self._calls)
 
     def sent(self) -> list[Any]:
-        """The ids of all mails that went out, each once."""
+        """Return the ids of all mails that went out, each once."""
         with self._lock:
             return list(self._mails)
 
@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class MailHandler(Handler):
-    """Where mails arrive."""
+    """Takes mails."""
 
     def __init__(self, provider: Provider, *args: Any) -> None:
         self.provider = provider
@@ -157,7 +157,7 @@ class MailHandler(Handler):
 
 
 class ControlHandler(Handler):
-    """Where somebody else decides how the provider behaves, and reads its counts."""
+    """Lets the demo decide how the provider behaves, and read its counts."""
 
     def __init__(self, server: ProviderServer, *args: Any) -> None:
         self.provider_server = server
@@ -197,7 +197,7 @@ class ProviderServer:
         self.control_url = f"http://127.0.0.1:{self._control.server_port}"
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Change how the provider behaves; to refuse connections is a matter of the listener."""
+        """Change how the provider behaves. Closes the listener if it refuses connections."""
         self.provider.behave(behaviour)
         if behaviour.mode is Mode.REFUSING:
             self._shut()

@@ -21,7 +21,7 @@ class Plan:
     mails: int = 2000
     #: From the first call that reaches the provider.
     outage_seconds: float = 30.0
-    #: What the provider takes once it is back; the rest is answered 429.
+    #: The capacity of the provider once it is back. It answers 429 to the rest.
     calls_per_second: int = 60
     #: Mails that become dead letters at the end, and are replayed.
     refused_mails: int = 20
@@ -99,7 +99,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Replay:
-    """Dead letters that were made on purpose, and what a redrive did with them."""
+    """The figures of a redrive of dead letters that were made on purpose."""
 
     #: Dead letters before the redrive, and after it.
     dead: int
@@ -149,7 +149,7 @@ class Scene:
         return programs.start(f"send-{self.policy}", *arguments, env=self._env)
 
     def start_worker(self, programs: Programs, *, name: str = "") -> Program:
-        """Start a worker of two processes; several need names of their own."""
+        """Start a worker of two processes. Several workers need names of their own."""
         name = name or f"worker-{self.policy}"
         app = "example_project.stock" if self.policy == "autoretry" else "example_project"
         arguments = ("celery", "-A", app, "worker", "-c", "2", "-l", "WARNING")
@@ -180,7 +180,7 @@ class Scene:
             policy=self.policy,
             mails=self._plan.mails,
             duplicates=report["duplicates"],
-            # By id: a mail may be both, sent and then given up because nobody knew.
+            # By id: a mail may be both, sent and then given up because its worker did not know.
             lost=self._plan.mails - len(self._provider.sent() | dead),
             dead=len(dead),
             recovered_at=self._recovered_at - first,
@@ -236,7 +236,7 @@ class Scene:
 
 
 def busiest_second(times: Iterable[float]) -> int:
-    """The most events that fall into any one second."""
+    """Return the most events that fall into any one second."""
     window: deque[float] = deque()
     busiest = 0
     for time_ in sorted(times):

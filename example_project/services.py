@@ -1,4 +1,4 @@
-"""What the mails pass through: an SQS and a mail provider, both on this machine."""
+"""An SQS and a mail provider, both on this machine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SQS:
         )
 
     def dead_mails(self, queue: Queue) -> set[int]:
-        """The ids of the mails in the dead-letter queue. They stay there, hidden for a while."""
+        """Return the ids of the mails in the dead-letter queue. They stay, hidden for a while."""
         found = set()
         while messages := self._client.receive_message(
             QueueUrl=queue.dlq_url, MaxNumberOfMessages=10
@@ -135,11 +135,11 @@ class MailProvider:
         return report
 
     def calls(self) -> list[tuple[float, int]]:
-        """When each call came (seconds since the epoch), and which status it was answered."""
+        """Return the time of each call (seconds since the epoch), and the status of its answer."""
         return [(when, status) for when, status in self._ask("/calls")]
 
     def sent(self) -> set[int]:
-        """The ids of all mails that went out."""
+        """Return the ids of all mails that went out."""
         return set(self._ask("/sent"))
 
     def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> Any:
@@ -149,7 +149,7 @@ class MailProvider:
 
 
 def _free_port(wanted: int) -> int:
-    """Check that a port is free, 0 = choose one. A server that has it already may be somebody's."""
+    """Check that a port is free, or choose one for 0. Another server may use it."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

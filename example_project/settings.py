@@ -20,8 +20,7 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# The queue. On AWS this is "sqs://", the URL of the real queue, and nothing about credentials:
-# boto3 finds them.
+# The queue. On AWS this is "sqs://", and the URL of the real queue. boto3 finds the credentials.
 CELERY_BROKER_URL = os.environ.get("BROKER_URL", "sqs://local:local@127.0.0.1:4566")
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "region": "us-east-1",
@@ -34,17 +33,16 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 }
 CELERY_TASK_DEFAULT_QUEUE = "mails"
 
-# The package: what holds for every task that does not say otherwise. The delays are those of a
-# demo, seconds instead of the hour that a real provider's outage asks for; so short a delay for a
-# day would be more receives than SQS counts.
+# The options of all tasks that do not say otherwise. The delays are seconds, for a demo. A real
+# provider's outage needs up to an hour, or a message would have more receives than SQS counts.
 CELERY_SQS_BACKOFF = {
     "backoff": FullJitter(base=4, cap=12),
     "retry_for": timedelta(hours=1),
     "store": "django",  # where guards, steps, locks and renewed keys are recorded
 }
 
-# While it is down its mails wait without being tried, but for a probe now and then. The demo also
-# shows what happens without.
+# While the provider is down its mails wait, and one is tried now and then. The demo also shows a
+# worker without it.
 MAIL_PROVIDER = (
     Provider("mails", probe_interval=2)
     if os.environ.get("MAILS_PROVIDER", "yes") == "yes"

@@ -11,7 +11,7 @@ PROVIDER_TIMEOUT_SECONDS = 5
 
 
 def deliver(mail_id: int) -> None:
-    """Send a mail; raise what went wrong."""
+    """Send a mail. Raises the error of urllib if that fails."""
     mail = Mail.objects.get(pk=mail_id)
     request = Request(
         f"{settings.MAIL_PROVIDER_URL}/mails",

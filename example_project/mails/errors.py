@@ -1,4 +1,4 @@
-"""What an error of the mail provider means: the one place that says which failures are retried."""
+"""Decide which errors of the mail provider are retried."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ COME_BACK_LATER = {429, 503}
 
 
 def provider_errors(exc: BaseException) -> Outcome | Verdict | None:
-    """Classify what ``urllib.request.urlopen`` raises; ``None`` = not an error of the provider.
+    """Classify an error of ``urllib.request.urlopen``, or return ``None`` for any other error.
 
-    The question is always: can the mail have been sent? Only a clear "no" is retried.
+    The question is always whether the mail can have been sent. Only a clear "no" is retried.
     """
     if isinstance(exc, HTTPError):
         if exc.code in COME_BACK_LATER:

@@ -1,4 +1,4 @@
-"""What is to be sent."""
+"""The mails to send."""
 
 from django.db import models
 

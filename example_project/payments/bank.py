@@ -1,4 +1,4 @@
-"""The bank, over HTTP: somebody else's system, which no transaction of ours rolls back.
+"""Call the bank over HTTP. No transaction of ours can roll back its work.
 
 It does a request once per idempotency key, and answers a repeated one as it did the first.
 """
@@ -29,7 +29,7 @@ class NoAnswer(Exception):
 
 
 def what_it_means(exc: BaseException) -> Verdict | None:
-    """For the tasks' option ``classify``."""
+    """Classify an error of the bank, for the tasks' option ``classify``."""
     return Verdict(Outcome.UNKNOWN, safe_to_repeat=True) if isinstance(exc, NoAnswer) else None
 
 

@@ -1,4 +1,4 @@
-"""What is asked for, and what the books say of it."""
+"""Payment orders, and their entries in the books."""
 
 from django.db import models
 

@@ -47,7 +47,7 @@ def post_entry(reference: str, funding_id: int) -> None:
 
 @shared_task(base=SQSBackoffTask, classify=bank.what_it_means)
 def take_back(reference: str | None, funding_id: int, account: str, amount: str, key: str) -> None:
-    if reference is None:  # Nobody knows whether the bank has done it: ask with the same key.
+    if reference is None:  # The bank may have done it, so ask again with the same key.
         try:
             reference = bank.release(account, amount, key)
         except bank.BankSaysNo:
