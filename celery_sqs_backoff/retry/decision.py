@@ -175,35 +175,39 @@ def decide_failure(
     return Hide(delay, verdict.outcome, verdict.retry_after)
 
 
-_DELETED: Final = frozenset({End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED})
-
-_GIVEN_UP: Final[Mapping[End, GiveUpReason]] = {
-    End.RAISED: GiveUpReason.NOT_RETRYABLE,
-    End.REFUSED: GiveUpReason.NOT_RETRYABLE,
-    End.REJECTED: GiveUpReason.REJECTED,
-}
-
-#: Lost runs, each with the reason for giving up after the last that ``crash_budget`` allows.
-_CRASHES: Final[Mapping[End, GiveUpReason]] = {
+#: The fate of a message without a decision of its process, as in the table above. ``None`` = it is
+#: hidden within the budgets. A reason marks a lost run; with the last run that ``crash_budget``
+#: allows, the message is given up for this reason.
+_FATES: Final[Mapping[End, Settle | GiveUpReason | None]] = {
+    End.RETURNED: Delete(),
+    End.RAISED: DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
+    End.RETRY_ASKED: Delete(),
+    End.IGNORED: Delete(),
+    End.REJECTED: DeadLetter(GiveUpReason.REJECTED, Outcome.UNKNOWN),
+    End.REQUEUED: None,
+    End.NOT_BEGUN: None,
     End.PROCESS_LOST: GiveUpReason.WORKER_LOST,
     End.TIME_LIMIT: GiveUpReason.TIME_LIMIT,
     End.ABORTED: GiveUpReason.ABORTED,
+    End.CANCELLED: GiveBack(),
+    End.REVOKED: Delete(),
+    End.REFUSED: DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
+    End.NOT_STARTED: GiveBack(started=False),
 }
-
-_COMES_BACK: Final = frozenset({End.REQUEUED, End.NOT_BEGUN, *_CRASHES})
-
-#: Most messages end so, and looking up the facts would make each success slower.
-_NEEDS_NO_FACTS: Final = _DELETED | {End.NOT_STARTED}
 
 
 def needs_facts(ended: RunEnd) -> bool:
-    """Return whether :func:`decide` needs more than the end itself."""
-    return ended.decision is not None or ended.end not in _NEEDS_NO_FACTS
+    """Return whether :func:`decide` needs more than the end itself.
+
+    Most messages end without, and looking up the facts would make each success slower.
+    """
+    fate = ended.decision or _FATES[ended.end]
+    return fate not in (Delete(), GiveBack(started=False))
 
 
 def needs_delay(ended: RunEnd) -> bool:
     """Return whether :func:`decide` may hide the message for the delay of the task's policy."""
-    return ended.decision is None and ended.end in _COMES_BACK
+    return (ended.decision or _FATES[ended.end]) in (None, *GiveUpReason)
 
 
 def decide(ended: RunEnd, facts: Facts) -> Settle:
@@ -216,21 +220,16 @@ def decide(ended: RunEnd, facts: Facts) -> Settle:
 
 def _decide_end(end: End, facts: Facts) -> Settle:
     """Decide about an end without a decision of the task's process."""
-    if end in _DELETED:
-        return Delete()
-    if end in _GIVEN_UP:
-        return DeadLetter(_GIVEN_UP[end], Outcome.UNKNOWN)
-    if end not in _COMES_BACK:
-        return GiveBack(started=end is End.CANCELLED)
-
-    is_crash = end in _CRASHES
-    delay = max(MIN_CRASH_DELAY_SECONDS, facts.delay) if is_crash else facts.delay
+    fate = _FATES[end]
+    if fate is not None and not isinstance(fate, GiveUpReason):
+        return fate
+    delay = facts.delay if fate is None else max(MIN_CRASH_DELAY_SECONDS, facts.delay)
     reason = find_reason(
         facts.standing, max_retries=facts.max_retries, retry_for=facts.retry_for, delay=delay
     )
-    if is_crash and facts.crashes >= facts.crash_budget:
-        reason = _CRASHES[end]
+    if fate is not None and facts.crashes >= facts.crash_budget:
+        reason = fate
     if reason is None:
-        return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
+        return Hide(delay, Outcome.RETRYABLE if fate is None else Outcome.UNKNOWN)
     # A task that requeued its message has not said why.
     return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)
