@@ -131,16 +131,16 @@ def _check_foreign(value: object, setting: str) -> None:
 
     Import strings are not imported here.
     """
-    expected = "a dict of queue name -> import string or callable (body, attributes)"
-    if not isinstance(value, Mapping):
-        raise InvalidOption(f"invalid foreign {value!r} in {setting}: expected {expected}", FOREIGN)
-    for queue, target in value.items():
-        is_target = isinstance(target, str) or callable(target)
-        if not isinstance(queue, str) or not queue or not is_target:
-            raise InvalidOption(
-                f"invalid foreign entry {queue!r}: {target!r} in {setting}: expected {expected}",
-                FOREIGN,
-            )
+    is_legal = isinstance(value, Mapping) and all(
+        isinstance(queue, str) and queue and (isinstance(target, str) or callable(target))
+        for queue, target in value.items()
+    )
+    if not is_legal:
+        raise InvalidOption(
+            f"invalid foreign {value!r} in {setting}: expected a dict of queue name -> import"
+            " string or callable (body, attributes)",
+            FOREIGN,
+        )
 
 
 def _suggest(name: object, known: Iterable[str]) -> str:

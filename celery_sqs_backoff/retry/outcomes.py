@@ -226,11 +226,6 @@ def _log_broken(
         _name(classifier),
         what_it_did,
         _name(type(exc)),
-        extra={
-            "sqs_backoff.classifier": _name(classifier),
-            "sqs_backoff.classifier_did": what_it_did,
-            "sqs_backoff.exception_type": _name(type(exc)),
-        },
     )
 
 
