@@ -15,11 +15,12 @@ receive, so it must be quick and must depend only on its arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Literal
 from urllib.parse import unquote_plus
+
+from .text import read_json_object
 
 __all__ = ["IGNORE", "Adapter", "Call", "eventbridge", "s3", "sns"]
 
@@ -53,7 +54,7 @@ def s3(task: str) -> Adapter:
     """
 
     def adapt(body: str, attributes: Mapping[str, Any]) -> Any:
-        found = _object(body)
+        found = read_json_object(body)
         if found is None:
             return None
         if found.get("Event") == "s3:TestEvent":
@@ -100,7 +101,7 @@ def sns(task: str | Adapter) -> Adapter:
     """
 
     def adapt(body: str, attributes: Mapping[str, Any]) -> Any:
-        found = _object(body)
+        found = read_json_object(body)
         message, subject, topic_arn = body, None, None
         if found is not None and found.get("Type") in _SNS_CONFIRMATIONS and "TopicArn" in found:
             return None
@@ -135,17 +136,9 @@ def eventbridge(task: str) -> Adapter:
     """
 
     def adapt(body: str, attributes: Mapping[str, Any]) -> Any:
-        found = _object(body)
+        found = read_json_object(body)
         if found is None or not {"detail-type", "source", "detail"} <= found.keys():
             return None
         return task, [found], {}
 
     return adapt
-
-
-def _object(body: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""Make text from outside safe to print. A message's sender must not control our log or terminal.
+"""Read and print text from outside. A message's sender must not control our log or terminal.
 
 The sender chooses the names and texts in a message. They may be megabytes, line ends that fake a
 log line, escape sequences that a terminal obeys, or marks that reverse the reading order.
@@ -6,8 +6,11 @@ log line, escape sequences that a terminal obeys, or marks that reverse the read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import TracebackType
+import json
+import math
+from collections.abc import Callable
+from traceback import walk_tb
+from typing import Any
 
 #: Enough for a task's name, an id or a queue's name.
 _NAME_CHARACTERS = 200
@@ -17,6 +20,12 @@ BUG_CALLS = 6
 
 #: Ids and counts are smaller than this. A larger number is not worth showing.
 _MAX_BITS = 128
+
+#: JSON from outside may nest so deep. Python's own limit depends on its version.
+_MAX_JSON_DEPTH = 500
+
+#: More digits than any count or time has. Python reads longer numbers in quadratic time.
+_MAX_DIGITS = 20
 
 
 def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
@@ -56,21 +65,47 @@ def error_site(exc: BaseException, *, calls: int = 1) -> str:
     Args:
         calls: how many places to name, the innermost first. Default 1; a bug of ours needs more.
     """
-    places = [_place(traceback) for traceback in _walk(exc.__traceback__)][-calls:]
-    if not places:
-        return type_name(exc)
-    return f"{type_name(exc)} at {' < '.join(reversed(places))}"
+    places = [
+        printable(f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}")
+        for frame, line in walk_tb(exc.__traceback__)
+    ]
+    return " at ".join(filter(None, (type_name(exc), " < ".join(places[: -calls - 1 : -1]))))
 
 
-def _walk(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
+def read_json_object(
+    text: object, loads: Callable[[Any], Any] | None = None
+) -> dict[str, Any] | None:
+    """Read a JSON object that a stranger may have written, or return ``None`` for any other text.
+
+    Numbers that no count or time has are infinite.
+
+    Args:
+        loads: reads JSON. kombu's also makes objects, of which any may fail.
+    """
+    try:
+        found = json.loads(text, parse_int=_parse_int) if loads is None else loads(text)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  # it is not text, not JSON, nested too deep, or no object
+        return None
+    return found if isinstance(found, dict) and not nests_too_deep(found) else None
 
 
-def _place(traceback: TracebackType) -> str:
-    code = traceback.tb_frame.f_code
-    return printable(f"{code.co_filename}:{traceback.tb_lineno} in {code.co_name}")
+def nests_too_deep(value: object) -> bool:
+    """Return whether lists and dicts nest more than 500 levels deep, which may be unreadable."""
+    level: list[Any] = [value]
+    for _ in range(_MAX_JSON_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list | tuple)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _parse_int(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 
 def _cut(escaped: str, value: str, limit: int) -> str:

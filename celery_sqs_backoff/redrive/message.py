@@ -14,13 +14,13 @@ from ..sqs.dead_letter import (
     ATTRIBUTE_NAME,
     DeadLetterRecord,
     entry_bytes,
-    json_object,
     read_record,
     sendable,
 )
 from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from ..sqs.replay import REPLAY_ATTRIBUTE, REPLAY_HEADER
+from ..text import read_json_object
 
 #: The least life that ``extend`` gives an expired task.
 _LEAST_LIFETIME_SECONDS = 3600
@@ -95,10 +95,8 @@ class DlqMessage:
         if (milliseconds := system.get("SentTimestamp")) is not None:
             self.sent_at = int(milliseconds) / 1000
         self.envelope = read_envelope(self.body)
-        self.record, self.unreadable = read_record(self.message)
-        packed: Mapping[str, Mapping[str, Any]] = self.record.attributes if self.record else {}
-        own: Mapping[str, Mapping[str, Any]] = self.message.get("MessageAttributes") or {}
-        self.attributes = _pick_attributes(own, packed)
+        self.record = read_record(self.message)
+        self.attributes = _pick_attributes(self.message.get("MessageAttributes") or {})
         mark: object = (self.attributes.get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
         if mark is None and self.envelope:
             mark = self.envelope.headers.get(REPLAY_HEADER)
@@ -224,10 +222,7 @@ class DlqMessage:
 
 
 def _read_mark(mark: object) -> tuple[int, str | None]:
-    try:
-        found = json_object(mark) or {}
-    except RecursionError:
-        raise _Unreadable("its replay mark") from None
+    found = read_json_object(mark) or {}
     replays = found.get("replays", 0)
     if isinstance(replays, float) or (isinstance(replays, int) and not 0 <= replays < _MAX_REPLAYS):
         raise _Unreadable("its replay mark")
@@ -238,19 +233,14 @@ def _read_mark(mark: object) -> tuple[int, str | None]:
     )
 
 
-def _pick_attributes(
-    attributes: Mapping[str, Mapping[str, Any]], packed: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def _pick_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the message's own attributes, as SendMessage takes them.
 
     The dead-letter record is left out. It is about the life that has ended, and would name the
-    wrong reason if SQS moves the message next time. Attributes that the record had packed, to
-    stay within ten, are back in their place.
+    wrong reason if SQS moves the message next time.
     """
-    every = {**attributes, **packed}
-    for name in (ATTRIBUTE_NAME, RESTORED_ATTRIBUTE):
-        every.pop(name, None)
-    found = {name: _check_attribute(value) for name, value in every.items()}
+    own = (ATTRIBUTE_NAME, RESTORED_ATTRIBUTE)
+    found = {n: _check_attribute(value) for n, value in attributes.items() if n not in own}
     if len(found) > MAX_MESSAGE_ATTRIBUTES:
         raise _Unreadable("its attributes")
     return found

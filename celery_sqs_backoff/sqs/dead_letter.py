@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ..text import read_json_object
 from .limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from .redact import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
 
@@ -26,10 +26,6 @@ _MAX_CHARACTERS = {
     "traceback": MAX_TRACEBACK_CHARACTERS + 10,
 }
 
-#: More digits than any count or time has. Python reads longer numbers in quadratic time.
-_MAX_DIGITS = 20
-
-_TIMES = ("first_received_at", "failed_at", "due_at")
 _TEXTS = (
     *("task", "id", "reason", "outcome", "exception_type", "exception_message", "traceback"),
     *("origin", "worker", "trace"),
@@ -63,74 +59,36 @@ class DeadLetterRecord:
     due_at: float | None = None
     #: The span of the last run, as a W3C ``traceparent``: a replay's span links to it.
     trace: str | None = None
-    #: The message's own attributes for which the record took the place, as SendMessage takes them.
-    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     version: int = 1
 
     def to_json(self) -> str:
         """Serialize. ASCII only, so that no character is one that SQS refuses."""
-        fields = {name: value for name, value in asdict(self).items() if value is not None}
-        packed = {name: _pack(value) for name, value in fields.pop("attributes").items()}
-        if packed:
-            fields["attributes"] = packed
+        fields = {name: value for name, value in vars(self).items() if value is not None}
         return json.dumps(fields, separators=(",", ":"))
 
 
-def read_record(message: Mapping[str, Any]) -> tuple[DeadLetterRecord | None, str | None]:
-    """Read the record of a message in a dead-letter queue. Never raises.
+def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
+    """Read the record of a message in a dead-letter queue.
 
     Args:
         message: as ReceiveMessage returned it, with all attributes and system attributes asked for.
 
     Returns:
-        The record, and the name of a part of it that no worker can have written; ``None`` = all
-        of it can be read.
+        The record, or ``None`` if the attribute is missing or unreadable, or if SQS itself moved
+        the message (``DeadLetterQueueSourceArn`` says so). Then the sender of the message wrote the
+        attribute, not a worker. A sender to the dead-letter queue itself can still forge a record.
+        Only the queue's access policy prevents that.
 
-        There is no record if the attribute is missing or unreadable, or if SQS itself moved the
-        message (``DeadLetterQueueSourceArn`` says so). Then the sender of the message wrote the
-        attribute, not a worker. A sender to the dead-letter queue itself can still forge a record;
-        only the queue's access policy prevents that.
-
-        Fields that are missing or of the wrong type are ``None``, empty or 0; counts are never
-        negative, times are finite, texts are as short as a worker writes them.
+        Fields that are missing or of the wrong type are ``None``, empty or 0. Counts are never
+        negative, times are finite, and texts are as short as a worker writes them.
     """
     if (message.get("Attributes") or {}).get("DeadLetterQueueSourceArn"):
-        return None, None
-    attribute = (message.get("MessageAttributes") or {}).get(ATTRIBUTE_NAME) or {}
-    text = attribute.get("StringValue") if isinstance(attribute, Mapping) else None
-    try:
-        found = json_object(text)
-    except RecursionError:
-        return None, "its record"
-    if found is None:
-        return None, None
-    record, packed = _record(found), found.get("attributes")
-    if any(_is_endless(found.get(name)) for name in _TIMES):
-        return record, "a time in its record"
-    if packed is not None and (
-        not isinstance(packed, dict) or len(record.attributes) < len(packed)
-    ):
-        return record, "the attributes in its record"
-    return record, None
-
-
-def json_object(text: object) -> dict[str, Any] | None:
-    """Read a JSON object that a stranger may have written. Return ``None`` if it is not one.
-
-    Numbers that no count or time has are infinite.
-
-    Raises:
-        RecursionError: it is nested too deep.
-    """
-    try:
-        found = json.loads(text, parse_int=_parse_int)  # type: ignore[arg-type]  # see below
-    except (TypeError, ValueError):  # it is not text, or not JSON
         return None
-    return found if isinstance(found, dict) else None
-
-
-def _record(found: Mapping[str, Any]) -> DeadLetterRecord:
-    texts: dict[str, Any] = {name: _text(found, name) for name in _TEXTS}
+    attribute = (message.get("MessageAttributes") or {}).get(ATTRIBUTE_NAME) or {}
+    found = read_json_object(attribute.get("StringValue"))
+    if found is None:
+        return None
+    texts: dict[str, Any] = {name: _cut(name, found.get(name)) for name in _TEXTS}
     texts |= {name: texts[name] or "" for name in ("reason", "origin", "worker")}
     return DeadLetterRecord(
         **texts,
@@ -138,7 +96,6 @@ def _record(found: Mapping[str, Any]) -> DeadLetterRecord:
         first_received_at=_time(found.get("first_received_at")),
         failed_at=_time(found.get("failed_at")) or 0.0,
         due_at=_time(found.get("due_at")),
-        attributes=_unpack(found.get("attributes")),
         version=_count(found.get("version")),
     )
 
@@ -154,23 +111,19 @@ def with_record(
             record's name is dropped: on a message that is not dead yet it is not ours.
         record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
 
-    SQS takes ten attributes and 1 MiB in all. Attributes beyond the first nine move into the
-    record, under ``"attributes"``; texts that do not fit are left out of it, longest first. If
-    the record still does not fit, the message keeps its own attributes and goes without it.
+    SQS takes ten attributes and 1 MiB in all. Texts that do not fit are left out of the record,
+    longest first. If the record still does not fit, or the message has ten attributes, the message
+    goes without it.
     """
     own = {name: sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
-    kept = dict(list(own.items())[: MAX_MESSAGE_ATTRIBUTES - 1])
-    packed = {name: value for name, value in own.items() if name not in kept}
-    room = MAX_MESSAGE_BYTES - message_bytes(body, kept)
-    record = replace(_cut_texts(record), attributes=packed)
+    room = MAX_MESSAGE_BYTES - message_bytes(body, own)
+    texts: dict[str, Any] = {name: _cut(name, getattr(record, name)) for name in _TEXTS}
     for dropped in ((), ("traceback",), ("traceback", "exception_message")):
-        left_out: dict[str, Any] = dict.fromkeys(dropped)
-        text = replace(record, **left_out).to_json()
+        text = replace(record, **{**texts, **dict.fromkeys(dropped)}).to_json()
         attribute = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": text}}
-        if _size(attribute) <= room:
-            return {**kept, **attribute}
-    # The body fills 1 MiB. A dead letter without its reason is better than a lost message.
-    return own
+        if len(own) < MAX_MESSAGE_ATTRIBUTES and _size(attribute) <= room:
+            return {**own, **attribute}
+    return own  # A dead letter without its reason is better than a lost message.
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
@@ -201,14 +154,7 @@ def batches(
         yield batch
 
 
-def _cut_texts(record: DeadLetterRecord) -> DeadLetterRecord:
-    fields = vars(record)
-    texts = {name: _text(fields, name) for name, value in fields.items() if isinstance(value, str)}
-    return replace(record, **texts)  # type: ignore[arg-type]  # texts where texts were
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
+def _cut(name: str, value: object) -> str | None:
     if not isinstance(value, str):
         return None
     limit = _MAX_CHARACTERS.get(name, _MAX_NAME_CHARACTERS)
@@ -227,49 +173,9 @@ def _time(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _is_endless(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _parse_int(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
-
-
 def sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
     """Return an attribute without the fields that ReceiveMessage adds and SendMessage refuses."""
     return {key: attribute[key] for key in _VALUE_KEYS if attribute.get(key) is not None}
-
-
-def _pack(attribute: Mapping[str, Any]) -> dict[str, str]:
-    """Return an attribute as JSON takes it."""
-    return {
-        key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        for key, value in attribute.items()
-    }
-
-
-def _unpack(attributes: object) -> dict[str, dict[str, Any]]:
-    """Return the attributes in a record, without values that no worker can have packed."""
-    found = attributes if isinstance(attributes, dict) else {}
-    return {
-        name: value
-        for name, packed in found.items()
-        if name.isascii()  # SQS takes letters, digits and three marks
-        and (value := _unpack_value(packed)) is not None
-    }
-
-
-def _unpack_value(packed: object) -> dict[str, Any] | None:
-    value: dict[str, Any] = sendable(packed) if isinstance(packed, dict) else {}
-    if "DataType" not in value or len(value) != 2:
-        return None
-    try:
-        "".join(value.values()).encode()
-        if "BinaryValue" in value:
-            value["BinaryValue"] = base64.b64decode(value["BinaryValue"], validate=True)
-    except (TypeError, ValueError):  # not texts, or not in a form that SQS takes
-        return None
-    return value
 
 
 def _size(attributes: Mapping[str, Mapping[str, Any]]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from ..text import read_json_object
 from .eta import parse_eta
 
 _JSON = "application/json"
@@ -103,20 +104,20 @@ def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
-def load_body(body: str, loads: Callable[[str | bytes], Any] = json.loads) -> dict[str, Any] | None:
-    """Read a body as a JSON object, plain or in base64; ``None`` if it is none.
+def load_body(
+    body: str, loads: Callable[[str | bytes], Any] | None = None
+) -> dict[str, Any] | None:
+    """Read a body as a JSON object, plain or in base64, or return ``None`` for any other body.
 
     Arguments:
-        loads: reads JSON. kombu's also makes objects, of which any may fail.
+        loads: as for :func:`.read_json_object`.
     """
-    text: str | bytes = body
+    if body.lstrip().startswith("{"):
+        return read_json_object(body, loads)
     try:
-        if not body.lstrip().startswith("{"):
-            text = base64.b64decode(body, validate=True)
-        found = loads(text)
-    except Exception:  # noqa: BLE001
+        return read_json_object(base64.b64decode(body, validate=True), loads)
+    except ValueError:
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _text(value: object) -> str | None:

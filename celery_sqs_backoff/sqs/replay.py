@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
+
+from ..text import read_json_object
 
 #: The message attribute that a replay adds. It outlives the next dead-lettering, by SQS or by us,
 #: both of which keep attributes that are not the dead-letter record.
@@ -24,11 +25,6 @@ def replay_of(message: Mapping[str, Any]) -> str | None:
         message: as ReceiveMessage returned it.
     """
     mark = ((message.get("MessageAttributes") or {}).get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
-    if not isinstance(mark, str) or len(mark) > _MAX_CHARACTERS:
-        return None
-    try:
-        found = json.loads(mark)
-    except (ValueError, RecursionError):
-        return None
-    trace = found.get("trace") if isinstance(found, dict) else None
+    is_ours = isinstance(mark, str) and len(mark) <= _MAX_CHARACTERS
+    trace = (read_json_object(mark) or {}).get("trace") if is_ours else None
     return trace if isinstance(trace, str) else None

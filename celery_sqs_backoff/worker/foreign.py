@@ -10,6 +10,7 @@ from typing import Any, Final
 from kombu.utils.imports import symbol_by_name
 
 from ..foreign import IGNORE, Adapter
+from ..text import nests_too_deep
 from .payload import NotUnderstood
 
 #: The payload of a message that there is nothing to do for.
@@ -65,6 +66,8 @@ class Foreign:
             return IGNORED
         try:
             task, args, kwargs = call
+            if nests_too_deep([args, kwargs]):
+                raise RecursionError
             if not isinstance(task, str) or task not in self._tasks:
                 raise NotUnderstood("the adapter named a task that is not registered here")
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)

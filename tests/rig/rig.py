@@ -84,7 +84,7 @@ class Message:
         letter = self._dead_letter()
         if letter is None:
             return None
-        return read_record({"MessageAttributes": letter.attributes})[0]
+        return read_record({"MessageAttributes": letter.attributes})
 
     @property
     def result(self) -> str:

@@ -264,14 +264,6 @@ def test_a_message_of_the_full_mebibyte_is_replayed_uncounted():
     assert sent["MessageBody"] == text
 
 
-@pytest.mark.parametrize("packed", ["x", {"a": 1}, {"a": {"BinaryValue": "%"}}, {"a": None}])
-def test_a_record_that_is_not_ours_does_no_harm(packed):
-    text = json.dumps({"attributes": packed})
-    found = letter({ATTRIBUTE_NAME: {"DataType": "String", "StringValue": text}, "own": TEXT})
-    assert {k: v for k, v in found.attributes.items() if k != "a"} == {"own": TEXT}
-    entry(found)
-
-
 def test_ten_attributes_and_a_large_body_that_is_not_ascii_stay_within_the_limit():
     """Escaped, its body would be three times as long."""
     text = json.dumps(
