@@ -7,6 +7,7 @@ is an attribute of Celery's ``ExceptionInfo``, because Celery pickles only that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -83,7 +84,6 @@ class Run:
         delivery: the SQS message, or ``None`` on another broker and for an eager task.
         has_begun: the task's own code was called.
         is_running: the task's own code is running now.
-        is_in_call: a ``__call__`` of the task's own is running, and has not called ``run``.
         is_awaited: callbacks, the rest of a chain or a chord have not been told of a success.
         arguments: of the task's own code, positional and by name.
         asked: the last answer of ``self.retry()``.
@@ -93,8 +93,8 @@ class Run:
         extension_state: the state that the task's extension keeps.
     """
 
-    has_begun = is_running = is_in_call = is_known = False
-    arguments: tuple[Any, Any] = ((), {})
+    has_begun = is_running = is_known = False
+    arguments: Sequence[Any] = ((), {})
     asked: Asked | None = None
     copy: Retry | None = None
     report: Report | None = None

@@ -17,7 +17,6 @@ from inspect import Parameter, getattr_static, signature
 from typing import Any, Final
 
 from celery import Task, states
-from celery._state import _task_stack
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
 from celery.utils.log import get_task_logger
 from celery.utils.threads import LocalStack
@@ -47,7 +46,6 @@ from .handover import (
 from .retries import draw_retry_delay, publish, retry_in_place_of
 from .tracing import current_trace, note_end
 from .upstream import (
-    bind_member,
     chord_members,
     contain_backend,
     contain_hooks,
@@ -166,19 +164,18 @@ def wrap_task(cls: Any) -> None:
     """Wrap a task's own code and hooks once, and give it its own requests."""
     if "request_stack" not in vars(cls):  # Celery shares the stack of the base task
         cls.request_stack = LocalStack()
-    _wrap_run(cls, "run")
-    if cls.__call__ is not Task.__call__:
-        # Celery calls ``__call__``, which calls ``run``, for example in a transaction. Its commit
-        # may fail.
-        _wrap_run(cls, "__call__")
-    if cls.before_start is not Task.before_start:
-        _wrap_before_start(cls)
+    _wrap_own(cls, "run")
+    # Celery calls ``before_start``, then ``__call__``, which calls ``run``, for example in a
+    # transaction. Its commit may fail.
+    for name in ("__call__", "before_start"):
+        if getattr(cls, name) is not getattr(Task, name):
+            _wrap_own(cls, name)
     contain_hooks(cls)
     log_known_failures_once()
 
 
-def _wrap_run(cls: Any, name: str) -> None:
-    """Wrap a task's ``run``, or a ``__call__`` of its own, once.
+def _wrap_own(cls: Any, name: str) -> None:
+    """Wrap a task's ``run``, or a ``__call__`` or ``before_start`` of its own, once.
 
     A user's traceback shows no other function of this package. So this one calls the task's code
     itself, and raises the exception that ``_end_failed`` returns.
@@ -187,30 +184,24 @@ def _wrap_run(cls: Any, name: str) -> None:
     if getattr(function, "_is_wrapped", False):
         return
     takes_self = not isinstance(given, staticmethod | classmethod)
+    is_hook = name == "before_start"
 
     @wraps(function)
-    def call_run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call_own(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Bind a classmethod to the task's own class, not to the base that defines ``run``.
         call = partial(function, self) if takes_self else given.__get__(None, type(self))
         request = self.request_stack.top
         if request is None or request.called_directly:  # called as a function
             return call(*args, **kwargs)
         run = begin_run(request)
-        if run.is_running and name == "__call__":
+        if run.is_running:  # called by the task's own code, such as ``__call__``
             return call(*args, **kwargs)
-        if run.is_running:
-            if not run.is_in_call and type(self).run is call_run:
-                return _call_as_function(self, args, kwargs)
-            is_in_call, run.is_in_call = run.is_in_call, False
-            try:
-                return call(*args, **kwargs)
-            finally:
-                run.is_in_call = is_in_call
-
-        token, run.arguments = RUNNING.set(run), (args, kwargs)
-        run.has_begun = run.is_running = True
-        run.is_in_call = name == "__call__"
+        token, run.is_running = RUNNING.set(run), True
         try:
+            if is_hook:
+                _, *run.arguments = args
+                return call(*args, **kwargs)
+            run.has_begun, run.arguments = True, (args, kwargs)
             self.extension.before_run(self, args, kwargs)
             result = call(*args, **kwargs)
             self.extension.after_run(self, result)
@@ -228,37 +219,10 @@ def _wrap_run(cls: Any, name: str) -> None:
             RUNNING.reset(token)
         return result
 
-    call_run._is_wrapped = True  # type: ignore[attr-defined]
+    call_own._is_wrapped = True  # type: ignore[attr-defined]
     if not takes_self:
-        _sign_with_self(call_run)
-    setattr(cls, name, call_run)
-
-
-def _wrap_before_start(cls: Any) -> None:
-    """Judge a failure of the task's own hook as one of its ``run``."""
-    hook = getattr_static(cls, "before_start")
-    if getattr(hook, "_is_wrapped", False):
-        return
-
-    @wraps(hook)
-    def call_hook(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
-        request = self.request
-        if request.called_directly:
-            return bind_member(self, hook)(task_id, args, kwargs)
-        run = begin_run(request)
-        token, run.arguments = RUNNING.set(run), (args, kwargs)
-        try:
-            return bind_member(self, hook)(task_id, args, kwargs)
-        except BaseException as exc:
-            instead = _end_failed(self, run, exc)
-            if instead is exc:
-                raise
-            raise instead from exc
-        finally:
-            RUNNING.reset(token)
-
-    call_hook._is_wrapped = True  # type: ignore[attr-defined]
-    cls.before_start = call_hook
+        _sign_with_self(call_own)
+    setattr(cls, name, call_own)
 
 
 def _sign_with_self(wrapped: Any) -> None:
@@ -270,22 +234,6 @@ def _sign_with_self(wrapped: Any) -> None:
         plain = signature(wrapped)
         first = Parameter("self", Parameter.POSITIONAL_ONLY)
         wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
-
-
-def _call_as_function(task: Any, args: Any, kwargs: Any) -> Any:
-    """Run a task that calls itself as if it called another task as a function.
-
-    Celery uses the message's own request for that call, or a copy of it with the same ID
-    (``Task.push_request``). Without this function the call would share the message's failure,
-    guard and keys.
-    """
-    _task_stack.push(task)
-    task.push_request(args=args, kwargs=kwargs, id=None, called_directly=True)
-    try:
-        return task.run(*args, **kwargs)
-    finally:
-        task.pop_request()
-        _task_stack.pop()
 
 
 # The run has ended
