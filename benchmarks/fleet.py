@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -119,17 +120,20 @@ SCENES = {
 
 @dataclass
 class MailProvider:
-    """The provider: what it does now, and every call so far as (time, status)."""
+    """The provider: what it does now, and every call so far.
+
+    Of a call it notes when it came, whether it was down, its answer, and when the task began.
+    """
 
     scene: Scene
     is_down: bool = True
-    calls: list[tuple[float, str, int]] = field(default_factory=list)
+    calls: list[tuple[float, str, int, float]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
     _seconds: Counter[int] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def judge(self, key: str) -> tuple[int, float]:
+    def judge(self, key: str, began: float) -> tuple[int, float]:
         """Take a call; return the status and how long the answer takes."""
         with self._lock:
             now = time.time()
@@ -143,7 +147,7 @@ class MailProvider:
             else:
                 self._seconds[int(now)] += 1
                 self.sent[key] += 1
-            self.calls.append((now, "down" if self.is_down else "up", status))
+            self.calls.append((now, "down" if self.is_down else "up", status, began))
             return status, seconds
 
 
@@ -151,12 +155,12 @@ class MailProvider:
 def _serving(provider: MailProvider) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            key = self.path[1:]
-            if key.startswith("other"):
-                provider.waits.append(float(key.partition("?")[2]))
+            key, _, began = self.path[1:].partition("?")
+            if key == "other":
+                provider.waits.append(float(began))
                 status, seconds = 200, 0.0
             else:
-                status, seconds = provider.judge(key)
+                status, seconds = provider.judge(key, float(began))
             time.sleep(seconds)
             self.send_response(status)
             if status == 429 or (status == 503 and provider.scene.down == "trusted"):
@@ -275,23 +279,23 @@ def _let_time_pass(
 
 def _figures(scene: Scene, provider: MailProvider, recovered_at: float) -> dict[str, Any]:
     calls = provider.calls
-    sent = [at for at, _, status in calls if status == 200]
+    sent = [at for at, _, status, _ in calls if status == 200]
     if scene.agreed is not None:
         began, ended = sent[0], sent[-1]
         seconds = Counter(int(at - began) for at in sent)
-        busiest = max(sum(at <= other < at + 1 for other in sent) for at in sent)
         used = [seconds[second] for second in range(1, int(ended - began))]
         return {
             "used, of the agreed rate": f"{100 * sum(used) / len(used) / scene.agreed:.1f} %",
-            "calls in the busiest second": f"{busiest} of {scene.agreed:g}",
+            "busiest second, by the tasks' starts": _busiest([each[3] for each in calls]),
+            "by their arrival": _busiest([each[0] for each in calls]),
             "mails left": scene.mails - len(provider.sent),
             "sent twice": provider.sent.total() - len(provider.sent),
         }
     shortest = scene.mails / scene.rate + scene.call_seconds
     took = max(sent, default=time.time()) + scene.call_seconds - recovered_at
-    refused = sum(status == 429 for *_, status in calls)
+    refused = sum(status == 429 for _, _, status, _ in calls)
     figures: dict[str, Any] = {
-        "calls while down": sum(when == "down" for _, when, _ in calls),
+        "calls while down": sum(when == "down" for _, when, *_ in calls),
         "times the shortest": f"{took / shortest:.2f} ({took:.1f} s of {shortest:.1f})",
         "turned away (429)": f"{refused} ({100 * refused / scene.mails:.1f} %)",
         "mails left": scene.mails - len(provider.sent),
@@ -304,6 +308,12 @@ def _figures(scene: Scene, provider: MailProvider, recovered_at: float) -> dict[
             f" all {waits[-1]:.1f} s ({len(waits)} tasks)"
         )
     return figures
+
+
+def _busiest(calls: list[float]) -> int:
+    """Return the most calls in any second, whenever it begins."""
+    at = sorted(calls)
+    return max(bisect_left(at, first + 1) - n for n, first in enumerate(at))
 
 
 @click.command(help=__doc__)

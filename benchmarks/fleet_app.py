@@ -26,7 +26,8 @@ app.conf.update(SETTINGS.get("celery", {}))
 def mail(number: int) -> None:
     """Send a mail."""
     timeout = SETTINGS["timeout"]
-    requests.post(f"{SETTINGS['url']}/{number}", timeout=timeout).raise_for_status()
+    url = f"{SETTINGS['url']}/{number}?{time.time()}"
+    requests.post(url, timeout=timeout).raise_for_status()
 
 
 @app.task(base=SQSBackoffTask, provider=Provider("other"))
