@@ -176,7 +176,7 @@ class ProviderGate:
         self._is_limited = recalls
         self._began: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        self._probe: str | None = None
+        self.probe: str | None = None
         self._probed_at = self._looked_at = self._busy_at = self._owed = 0.0
         self._pull = 1.0
         self._seen_at = math.inf
@@ -193,7 +193,7 @@ class ProviderGate:
             if not is_probe and has_time and not message.must_run:
                 return self._hide(message, self._hold(message, now), now)
             if is_probe:
-                self._probe, self._probed_at = message.id, now
+                self.probe, self._probed_at = message.id, now
         elif (
             self.state is State.RECOVERING and has_time and (waiting or not self.rate.take(1, now))
         ):
@@ -229,7 +229,7 @@ class ProviderGate:
         self, message_id: str, reply: Reply | None, now: float, *, retry_after: float | None = None
     ) -> None:
         """Note what a run has shown of the provider; ``None`` = nothing, or it did not run."""
-        began, is_probe = self._began.pop(message_id, now), message_id == self._probe
+        began, is_probe = self._began.pop(message_id, now), message_id == self.probe
         if reply is Reply.ANSWERED:
             is_quiet = now >= self._answered_at + self._thresholds.probe_interval
             was_away = is_quiet and self._in_a_row >= self._thresholds.failures
@@ -380,7 +380,7 @@ class ProviderGate:
     # Within
 
     def _is_probe_due(self, now: float, *, is_news: bool) -> bool:
-        if self._probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
+        if self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
             return False
         outage = now - self.opened_at
         pause = self._thresholds.probe_interval
@@ -389,7 +389,7 @@ class ProviderGate:
         return now >= self.next_probe_at or (is_news and now >= self._probed_at + pause)
 
     def _probe_later(self, now: float, retry_after: float | None) -> None:
-        self._probe, self._probed_at = None, now
+        self.probe, self._probed_at = None, now
         mean = max(self._thresholds.probe_interval, PAUSE_SHARE * (now - self.opened_at))
         longest = max(LONGEST_PAUSE_SECONDS, self._thresholds.probe_interval)
         pause = min(mean, longest) * self._rng.uniform(0.75, 1.25)
@@ -415,7 +415,7 @@ class ProviderGate:
 
     def _recover(self, now: float) -> None:
         self.state = State.RECOVERING if self._is_limited else State.CLOSED
-        self._probe, self.rate = None, RecoveryRate(now)
+        self.probe, self.rate = None, RecoveryRate(now)
         self._answered_at = self._busy_at = self._looked_at = now
         self._owed = self._pull = 1.0
         self._failures.clear()

@@ -117,7 +117,9 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     consumer.on_task_request = on_task_request
     upstream.start_nothing_given_back(
         consumer.controller,
-        lambda request: may_start(request.lease),
+        lambda request: (
+            request.may_begin() if isinstance(request, BackoffRequest) else may_start(request.lease)
+        ),
         lambda start, request: _hand_over(start, request, receiver),
     )
 

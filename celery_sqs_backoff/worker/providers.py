@@ -117,6 +117,18 @@ class Gate:
             until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
         )
 
+    def lets_begin(self, lease: Lease, options: Options) -> bool:
+        """Ask again about a message that was let pass, now that there is a process for it.
+
+        Else all that wait for one would run while the provider is down, one after another.
+        """
+        message_id = lease.delivery.message_id
+        with self._owner.lock:
+            if self.core.state is not State.OPEN or self.core.probe == message_id:
+                self.core.started(message_id, self._owner.clock())
+                return True
+        return not self.hides(lease, options)
+
     def _message(self, lease: Lease, options: Options, today: float) -> Message:
         """Describe a message. Not under the lock, because it asks the user's policy."""
         delivery, policy = lease.delivery, tolerant(options.backoff)

@@ -122,17 +122,32 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         lost = LeaseLost(queue=queue, task=self.type, task_id=self.id, message_id=message_id)
         lease.keeper.events.emit(lost)
 
+    def may_begin(self) -> bool:
+        """Return whether the task may begin, now that there is a process for it.
+
+        It may have waited for one since it was admitted, and its provider may be down by now.
+        """
+        arrival = self._arrival
+        lease, gate, options = arrival.lease, arrival.gate, arrival.options
+        if not may_start(lease):
+            return False
+        if gate is None or options is None or gate.lets_begin(lease, options):
+            return True
+        state.task_ready(self)
+        return False
+
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Run just before the task where the pool shares this process, else after it was begun.
 
         Raises:
-            SettledBeforeRun: the message is settled, or lost; the task must not begin.
+            SettledBeforeRun: the message is settled, lost, or hidden because its provider is down;
+                the task must not begin.
         """
         lease, begins_now = self.lease, pid == os.getpid()
         if lease is None:
             super().on_accepted(pid, time_accepted)
             return
-        if begins_now and not may_start(lease):
+        if begins_now and not self.may_begin():
             lease.release()  # if it was lost: the run that was to come has ended
             raise SettledBeforeRun
         lease.slot_at = None  # it is used

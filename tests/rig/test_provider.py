@@ -1,0 +1,35 @@
+"""What a provider's gate keeps back, although it had been let pass."""
+
+import pytest
+from celery.worker import state
+
+from celery_sqs_backoff import Provider, Retryable
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_prefetched_when_provider_fails(rig, pool):
+    """A task that waits for a process is hidden if its provider is down when there is one."""
+    ran = []
+
+    def body(self):
+        ran.append(self.request.id)
+        raise Retryable("down")
+
+    rig.task(body, provider=Provider("mail"))
+    rig.start_worker(processes=10, pool=pool)
+    messages = [rig.send() for _ in range(40)]
+    rig.pass_time(1)
+    under_way = [run.begin() for run in list(rig.worker.runs)[:10]]
+    for run in under_way:
+        run.finish()
+        for waiting in list(rig.worker.runs):
+            if len([each for each in rig.worker.runs if each.has_begun]) < 10:
+                waiting.begin()
+    while rig.worker.runs:
+        rig.worker.runs[0].finish()
+    rig.pass_time(1)
+    assert len(rig.told("ProviderPaused")) == 1
+    assert len(ran) <= 10 + 6, "what had begun by the sixth failure"
+    assert {message.fate for message in messages} == {"hidden"}
+    with rig.worker.acts():
+        assert not state.requests, "Celery keeps none of them"
