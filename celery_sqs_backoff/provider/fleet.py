@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..store.errors import StoreUnavailable
@@ -47,12 +47,14 @@ class Taken:
     """What the messages of a worker have got.
 
     Attributes:
-        places: of each message; their times are seconds from the response on.
+        places: of each message; their times are seconds from ``now`` on.
         workers: that have asked lately, this one included.
+        now: when the store handed them out, by the clock that the fleet goes by.
     """
 
     places: list[Place]
     workers: int
+    now: float = field(default=0.0, compare=False)
 
 
 #: :func:`advance`, by the clock of the Redis server. Times are milliseconds.
@@ -87,7 +89,7 @@ end
 redis.call('HSET', KEYS[1], 'free', string.format('%.3f', free),
            'back', string.format('%.3f', back), worker, string.format('%.0f', now))
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(free, back, now) - now + ARGV[3]))
-return {workers, unpack(places)}
+return {workers, string.format('%.3f', now), unpack(places)}
 """
 
 
@@ -131,7 +133,7 @@ class FleetSlots:
             return self._take_by_writes(longest)
         apart = 1000 / self._rate, 1000 / (self._rate * RETURN_SHARE)
         waits = [min(seconds, _LONGEST_SECONDS) * 1000 for seconds in longest]
-        workers, *found = run_script(
+        workers, now, *found = run_script(
             _ADVANCE,
             self._vault.key_in_store(self._key),
             self._worker,
@@ -142,7 +144,7 @@ class FleetSlots:
         )
         split = [each.split() for each in found]
         places = [Place(float(wait) / 1000, is_slot == "1") for is_slot, wait in split]
-        return Taken(places, int(workers))
+        return Taken(places, int(workers), float(now) / 1000)
 
     def _take_by_writes(self, longest: Sequence[float]) -> Taken:
         for _ in range(_MOST_TRIES):
@@ -152,9 +154,7 @@ class FleetSlots:
             if self._write(new, last - now + KEEP_SECONDS):
                 self._last = new
                 now = self._fleets_time()
-                return Taken(
-                    [Place(max(0.0, each.at - now), each.is_slot) for each in places], workers
-                )
+                return Taken([Place(each.at - now, each.is_slot) for each in places], workers, now)
         raise StoreUnavailable("other workers were faster each time")
 
     def _fleets_time(self) -> float:

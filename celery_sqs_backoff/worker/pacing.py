@@ -22,7 +22,16 @@ from celery.utils.log import get_logger
 
 from ..provider.fleet import FleetSlots, Taken, present_seconds
 from ..provider.gate import ProviderGate
-from ..provider.rate import HEADROOM, NEW_SECONDS, Departure, Line, Place, Times, assign
+from ..provider.rate import (
+    HEADROOM,
+    LATEST_SECONDS,
+    NEW_SECONDS,
+    Departure,
+    Line,
+    Place,
+    Times,
+    assign,
+)
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 
@@ -117,6 +126,8 @@ class Pace:
         self.away_until: float | None = None
         self.keeps_share_until = -math.inf
         self.times = Times()
+        self._last_slot = -math.inf
+        self._store_ahead: float | None = None
         self._outstanding: list[Paced] = []
         self._missed = 0
 
@@ -194,13 +205,35 @@ class Pace:
     def give_shared(
         self, asked: list[tuple[Paced, float]], taken: Taken, asked_at: float, now: float
     ) -> None:
-        """Give places that the fleet's store has handed out, half way between call and answer."""
+        """Give places that the fleet's store has handed out.
+
+        Those that an answer brings late begin one by one: all together, they and the slots of other
+        workers would be more calls than agreed.
+        """
         self.waiting_since = None
-        then = (asked_at + now) / 2
-        places = (Place(max(now, then + each.at), each.is_slot) for each in taken.places)
+        then = self._time_here(taken.now, asked_at, now)
+        places = []
+        for place in taken.places:
+            at = then + place.at
+            if place.is_slot:
+                at = max(at, now, self._last_slot + 1 / self.rate)
+                self._last_slot = at
+            places.append(Place(at, place.is_slot))
         self.line.give(asked, places)
         if now < self.keeps_share_until:
-            self.times = Times(max(self.times.free_at, asked_at) + len(asked) / self.share)
+            due_at = max(self.times.free_at, asked_at - LATEST_SECONDS)
+            self.times = Times(due_at + len(asked) / self.share)
+
+    def _time_here(self, there: float, asked_at: float, now: float) -> float:
+        """Return a time of the store's clock by this worker's.
+
+        It lies between question and answer, which are far apart while a machine is busy. So what
+        an earlier answer has shown holds as long as it can be true.
+        """
+        least, most = there - now, there - asked_at
+        ahead = (least + most) / 2 if self._store_ahead is None else self._store_ahead
+        self._store_ahead = min(max(ahead, least), most)
+        return there - self._store_ahead
 
     def leave_fleet(self, now: float) -> None:
         """Go on with this worker's own slots, once the last slots of the fleet are used.

@@ -312,6 +312,73 @@ def test_slots_of_the_store_and_of_this_worker_do_not_add_up() -> None:
     assert max(started_in_a_second() for _ in range(5)) <= 11
 
 
+class Remote(Fleet):
+    """A store with a clock of its own, far from this worker's by the seconds of each call."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(workers=1)
+        self.scene, self.there, self.back, self.times = scene, 0.001, 0.001, Times()
+
+    def take(self, longest: Any) -> Taken:
+        self.scene.now += self.there
+        now = self.scene.now + 1e9
+        places, self.times = assign(self.times, now, longest, rate=10.0)
+        self.scene.now += self.back
+        return Taken([Place(each.at - now, each.is_slot) for each in places], 1, now)
+
+
+def remote() -> tuple[Scene, Remote]:
+    scene = Scene(None)
+    fleet = Remote(scene)
+    scene.fleet = scene.pace.fleet = fleet  # type: ignore[assignment]
+    return scene, fleet
+
+
+def test_slots_that_a_late_answer_brings_begin_one_by_one() -> None:
+    """All together, they and the slots of others would be more calls than agreed."""
+    scene, fleet = remote()
+    fleet.back = 0.8
+    scene.join(*"abcdefghij")
+    scene.step()
+    scene.answer()
+    begun = [0]
+    for _ in range(120):
+        scene.step(0.01)
+        begun.append(len(scene.started))
+    assert max(later - before for before, later in zip(begun, begun[10:], strict=False)) <= 2
+    assert begun[-1] == 10
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_slot_begins_at_its_time_however_long_the_answer_took(way: str) -> None:
+    """What a fast answer has shown of the store's clock holds for a slow one."""
+    scene, fleet = remote()
+    scene.join("a")
+    scene.step()
+    scene.answer()
+    scene.step()
+    setattr(fleet, way, 0.4)
+    scene.join(*"bcdefghij")
+    scene.step()
+    scene.answer()
+    slots = sorted(scene.pace.line._slots)
+    last_slot = fleet.times.free_at - 0.1 - 1e9
+    assert slots[-1] == pytest.approx(max(last_slot, slots[0] + 0.8), abs=0.005)
+
+
+def test_a_worker_that_asks_late_for_its_share_makes_up_for_it() -> None:
+    """After the store's return each asks for its share. A busy machine cost a third of the rate."""
+    scene, _ = remote()
+    scene.pace.workers, scene.pace.keeps_share_until = 1, math.inf
+    for number in range(400):
+        scene.join(str(number))
+    until = scene.now + 10.0
+    while scene.now < until:
+        scene.step(0.03)
+        scene.answer()
+    assert 92 <= len(scene.started) <= 101
+
+
 def test_a_store_that_answers_too_late_each_time_stays_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
