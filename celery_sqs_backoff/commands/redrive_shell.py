@@ -101,8 +101,7 @@ class Shell:
         archive = self._options["dump"]
         plan = self.look(copy=archive, sample=None) if archive else self.look()
         if self._as_json:
-            shown = plan_as_dict(plan)
-            click.echo(json.dumps(shown, default=str))
+            click.echo(json.dumps(plan_as_dict(plan), default=str))
         else:
             print_plan(plan, err=False)
         click.echo(describe_cost(plan), err=True)
@@ -130,7 +129,7 @@ class Shell:
         """
         options = self._options
         if is_answered:
-            if options["rate"] and not options["delete"]:
+            if options["rate"] and not (options["delete"] or options["force"]):
                 self._refuse_if_too_late(self.look())
             return None
         if (archive := options["restore"]) is not None:
@@ -196,9 +195,8 @@ class Shell:
                         click.echo("Warning: no --rate: as fast as SQS takes them.", err=True)
                 elif isinstance(event, Finished):
                     self._report = event.report
-                with (
-                    suppress(OSError) if stop.is_set() else nullcontext()
-                ):  # the terminal has hung up
+                # After a signal the terminal may have hung up.
+                with suppress(OSError) if stop.is_set() else nullcontext():
                     on_event(event)
 
             try:

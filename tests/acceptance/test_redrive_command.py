@@ -155,13 +155,6 @@ def test_deleting_asks_in_capitals(stage, run, tmp_path):
 # Exit codes
 
 
-def test_done(stage, run):
-    stage.fill_numbered(3)
-    result = run("sqs-redrive", stage.dlq.name, "--yes")
-    assert (result.exit_code, result.stdout.splitlines()[0]) == (exit_codes.DONE, "done")
-    assert "sent 3  deleted 3" in result.stdout
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

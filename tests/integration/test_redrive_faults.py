@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveUnreachable
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import Deleted, InDoubt, Poison, Sent, Started
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+from celery_sqs_backoff.testing import LocalQueue
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
     FaultProxy,
@@ -26,6 +25,8 @@ from tests.support.fault_proxy import (
     throttled,
     unavailable,
 )
+
+from .redrive_stage import RedriveStage, ids_of
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -45,52 +46,25 @@ def as_many_threads_as_the_server_stands(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def app(proxy: FaultProxy, queue: LocalQueue) -> Celery:
-    app = Celery("redrive", set_as_current=False)
-    app.conf.update(local_sqs_settings(proxy.endpoint, queue))
-    return app
+def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+    return RedriveStage(sqs, proxy.endpoint, queue)
 
 
 @pytest.fixture
-def fill(sqs: SQSClient, queue: LocalQueue) -> Callable[[int], list[str]]:
+def app(stage: RedriveStage) -> Celery:
+    return stage.app
+
+
+@pytest.fixture
+def fill(stage: RedriveStage) -> Callable[[int], list[str]]:
     """Put numbered messages on the dead-letter queue."""
-
-    def fill(count: int) -> list[str]:
-        bodies = [json.dumps({"n": n}) for n in range(count)]
-        for start in range(0, count, 10):
-            sqs.send_message_batch(
-                QueueUrl=queue.dlq.url,
-                Entries=[
-                    {"Id": str(i), "MessageBody": body}
-                    for i, body in enumerate(bodies[start : start + 10])
-                ],
-            )
-        return bodies
-
-    return fill
+    return stage.fill_numbered
 
 
 @pytest.fixture
-def drain(sqs: SQSClient) -> Callable[[str], Counter[str]]:
+def drain(stage: RedriveStage) -> Callable[[LocalQueue], Counter[str]]:
     """Take all visible messages off a queue; how often each body was there."""
-
-    def drain(url: str) -> Counter[str]:
-        found: Counter[str] = Counter()
-        while batch := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
-            found.update(message["Body"] for message in batch)
-            sqs.delete_message_batch(
-                QueueUrl=url,
-                Entries=[
-                    {"Id": str(i), "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(batch)
-                ],
-            )
-        return found
-
-    return drain
-
-
-def ids(events: list[Any], kind: type[Any]) -> set[str]:
-    return {id_ for event in events if isinstance(event, kind) for id_ in event.ids}
+    return stage.bodies
 
 
 def test_every_message_moves_once(app, queue, fill, drain):
@@ -98,7 +72,7 @@ def test_every_message_moves_once(app, queue, fill, drain):
     report = redrive(app, queue.dlq.name)
     assert (report.sent, report.deleted, report.remaining) == (250, 250, 0)
     assert report.ended is Ended.DONE
-    assert drain(queue.url) == Counter(bodies)
+    assert drain(queue) == Counter(bodies)
 
 
 def test_a_message_costs_three_tenths_of_a_call(app, queue, fill, proxy):
@@ -117,7 +91,7 @@ def test_entries_that_sqs_fails_are_sent_again_and_nothing_else_is(app, queue, f
     report = redrive(app, queue.dlq.name, include_unknown=True)
     assert proxy.counts()[SEND].faults > 0
     assert (report.sent, report.deleted, report.failed) == (200, 200, 0)
-    assert drain(queue.url) == Counter(bodies)
+    assert drain(queue) == Counter(bodies)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +109,7 @@ def test_errors_in_passing_leave_no_trace(app, queue, fill, drain, proxy, fault)
     proxy.inject(fault)
     report = redrive(app, queue.dlq.name)
     assert (report.sent, report.deleted, report.in_doubt) == (100, 100, 0)
-    assert drain(queue.url) == Counter(bodies)
+    assert drain(queue) == Counter(bodies)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +122,10 @@ def test_what_is_sent_twice_was_named_as_in_doubt(app, queue, fill, drain, proxy
     events: list[Any] = []
     proxy.inject(fault(actions=(SEND,), times=2))
     report = redrive(app, queue.dlq.name, include_unknown=True, on_event=events.append)
-    found = drain(queue.url)
+    found = drain(queue)
     assert set(found) == set(bodies)
     # Until a delete has worked one batch is sent at a time: both faults hit the first.
-    assert report.in_doubt == len(ids(events, InDoubt)) == 10, "messages, not attempts"
+    assert report.in_doubt == len(ids_of(events, InDoubt)) == 10, "messages, not attempts"
     assert sum(found.values()) - len(bodies) == (20 if fault is drop_after else 0)
 
 
@@ -190,9 +164,9 @@ def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sq
 
     report = redrive(app, queue.dlq.name, on_event=on_event)
     assert report.sent == 20
-    assert report.returned == report.poison == len(ids(events, Poison)) >= 10
+    assert report.returned == report.poison == len(ids_of(events, Poison)) >= 10
     assert report.ended is Ended.GATE
-    assert drain(queue.dlq.url) + gone == Counter(bodies)  # given back, visible at once
+    assert drain(queue.dlq) + gone == Counter(bodies)  # given back, visible at once
 
 
 def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
@@ -209,7 +183,7 @@ def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
     for thread in threads:
         thread.join(60)
     assert sum(report.sent for report in reports) == 300
-    assert drain(queue.url) == Counter(bodies)
+    assert drain(queue) == Counter(bodies)
 
 
 def test_the_report_is_there_though_the_last_count_is_not(app, queue, fill, proxy):
@@ -251,9 +225,9 @@ def test_without_a_permission_a_redrive_says_so_and_loses_nothing(
     assert text in found
     assert "SQS refused the call. Allow the call to this identity" in found
     proxy.heal()
-    moved = drain(queue.url)
+    moved = drain(queue)
     assert len(moved) == (sent or 0)
-    assert set(drain(queue.dlq.url)) | set(moved) == set(bodies)
+    assert set(drain(queue.dlq)) | set(moved) == set(bodies)
 
 
 def test_without_the_right_to_show_messages_again_a_redrive_says_how_long_they_are_hidden(

@@ -7,7 +7,6 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from billiard.exceptions import SoftTimeLimitExceeded
 from botocore.exceptions import (
     ClientError,
     NoCredentialsError,
@@ -25,14 +24,13 @@ from celery_sqs_backoff.redrive.events import (
     Finished,
     InDoubt,
     NotDeleted,
-    Poison,
     Progress,
     Sent,
     Skipped,
     Started,
     Waiting,
 )
-from celery_sqs_backoff.redrive.files import Journal, NoJournal
+from celery_sqs_backoff.redrive.files import NoJournal
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.ledger import Ledger
 from celery_sqs_backoff.redrive.message import DlqMessage
@@ -186,64 +184,6 @@ def test_a_limit_that_is_reached_is_done(world):
     assert world.redrive(limit=7).ended is Ended.DONE
 
 
-def test_messages_that_come_back_take_no_others_place(world):
-    """Nine come back at once; all 91 others are sent all the same."""
-    world.fill(*bodies(100))
-    left = 9
-
-    def bounce(event):
-        nonlocal left
-        if isinstance(event, Sent) and left:
-            queue = world.sqs.queues[world.main.url]
-            for message in queue.messages[:left]:
-                queue.messages.remove(message)
-                attributes = message.attributes
-                world.sqs.send_message(
-                    QueueUrl=world.source.url,
-                    MessageBody=message.body,
-                    MessageAttributes=attributes,
-                )
-                # SQS hands out in any order: these come first
-                dlq = world.sqs.queues[world.source.url].messages
-                dlq.insert(0, dlq.pop())
-                left -= 1
-
-    world.on_event = bounce
-    report = world.redrive()
-    assert (report.sent, report.returned, report.poison) == (100, 9, 9)
-    assert len(ids(world, Poison)) == 9
-
-
-@pytest.fixture
-def killed(world):
-    """A run was killed after some hundred messages; of these, ten have come back."""
-    world.fill(*bodies(400))
-    world.dies_at = (5 * 30, False)
-    with pytest.raises(Killed):
-        world.redrive()
-    world.dies_at = None
-    sent = sum(world.bodies(world.main).values())
-    assert 100 < sent < 400
-    queue = world.sqs.queues[world.main.url]
-    for message in queue.messages[:10]:
-        queue.messages.remove(message)
-        world.sqs.send_message(
-            QueueUrl=world.source.url,
-            MessageBody=message.body,
-            MessageAttributes=message.attributes,
-        )
-    return world
-
-
-def test_what_comes_back_of_a_run_that_was_killed_yesterday_is_sent_again(killed):
-    """It was taken for poison, and for a sign that the provider is down now."""
-    killed.clock.now += 86_400
-    report = killed.redrive()
-    assert (report.ended, report.returned, report.remaining) == (Ended.DONE, 0, 0)
-    assert set(killed.bodies(killed.main)) == set(bodies(400))
-    assert set(killed.bodies(killed.main).values()) == {1}, "its journal still counts"
-
-
 def test_what_a_killed_run_left_in_doubt_is_settled_when_it_is_gone(world):
     world.fill(*bodies(10))
     world.journal_path.write_text(
@@ -287,14 +227,6 @@ def test_a_slow_rate_sends_although_no_hold_can_be_renewed(world):
     report = world.redrive(rate="2/m")
     assert (report.ended, report.sent) == (Ended.DONE, 5)
     assert world.bodies(world.main) == Counter(bodies(5))
-
-
-def test_holds_that_cannot_be_renewed_make_no_duplicate(world):
-    world.fill(*bodies(60))
-    always(world, CHANGE, "InternalError")
-    report = world.redrive(rate="2/s")
-    assert report.sent == 60
-    assert world.bodies(world.main) == Counter(bodies(60))
 
 
 def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_path):
@@ -358,26 +290,6 @@ def test_a_copy_of_a_long_queue_ends_and_is_written_as_it_goes(tmp_path, message
 
 
 # Several threads
-
-
-def test_who_loses_a_message_to_another_thread_leaves_it_to_that_one(tmp_path):
-    """SQS shows a message that is in flight once more; its newest receive goes on with it. It was
-    left to the older one, which had lost it: nobody sent it, and the run said that it was done."""
-    for seed in range(30):
-        world = World(tmp_path / str(seed), seed=seed, latency=0.2, threads=None)
-        world.journal_path.parent.mkdir()
-        world.fill(*bodies(40))
-        queue = world.sqs.queues[world.source.url]
-
-        def show_again(world=world, queue=queue):
-            if world.steps % 7 == 0 and queue.in_flight():
-                world.rng.choice(queue.in_flight()).visible_at = world.clock.now
-
-        world.before_step = show_again
-        report = world.redrive(rate="20/s")
-        assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 40, 40)
-        assert world.bodies(world.main) == Counter(bodies(40))
-        assert not world.bodies(world.source)
 
 
 # Errors
@@ -610,22 +522,6 @@ def test_a_fifo_message_does_not_overtake_one_of_its_group_that_is_left(tmp_path
     assert world.bodies(world.main) == {"3": 1}
 
 
-def test_a_time_limit_at_the_very_end_leaves_the_last_event(world, monkeypatch):
-    """A redrive in a Celery task: its soft limit came while messages were given back."""
-
-    def interrupted(sweep):
-        raise SoftTimeLimitExceeded
-
-    monkeypatch.setattr(Sweep, "give_all_back", interrupted)
-    world.fill(*bodies(3))
-    with pytest.raises(SoftTimeLimitExceeded):
-        world.redrive()
-    kinds = [type(event) for event in world.events]
-    assert (kinds[-1], kinds.count(Finished)) == (Finished, 1)
-    end = world.events[-1]
-    assert (end.ended, end.report.sent, end.detail) == ("interrupted", 3, "SoftTimeLimitExceeded")
-
-
 def sweep_of(source, ledger, *, most, handle=None, clock=time.monotonic, hold_seconds=30):
     halt = Halt(clock=clock)
     return Sweep(source, ledger, halt, handle, most, hold_seconds=hold_seconds, patient_until=0.0)
@@ -674,22 +570,6 @@ def test_what_is_left_is_not_taken_for_sent_messages_whose_delete_is_in_doubt(wo
 def fill_one_group(world, count):
     for body in bodies(count):
         world.fill(body, MessageGroupId="g", MessageDeduplicationId=body)
-
-
-def test_a_fifo_group_keeps_its_order_when_its_holds_are_lost(tmp_path):
-    """The machine was suspended: all that was received is received again, with what follows."""
-    world = World(tmp_path, fifo=True)
-    fill_one_group(world, 15)
-
-    def suspended_once(event):
-        if isinstance(event, Sent) and event.ids == (first,):
-            world.clock.now += 400
-
-    first = world.sqs.queues[world.source.url].messages[0].id
-    world.on_event = suspended_once
-    report = world.redrive()
-    assert (report.sent, report.failed, report.ended) == (15, 0, Ended.DONE)
-    assert list(world.bodies(world.main)) == bodies(15)
 
 
 def test_a_fifo_queue_gets_one_message_in_a_call(tmp_path):
@@ -783,35 +663,6 @@ def test_a_batch_too_big_for_a_proxy_is_sent_one_by_one(world):
     report = world.redrive()
     assert (report.ended, report.sent, report.failed) == (Ended.DONE, 9, 1)
     assert {event.reason for event in world.events if isinstance(event, Failed)} == {"413"}
-
-
-def others_redrive(world):
-    """Another run sends what is visible, and deletes it."""
-    source = world.sqs.queues[world.source.url]
-    for message in [m for m in source.messages if m.visible_at <= world.clock.now]:
-        source.messages.remove(message)
-        world.sqs.send_message(QueueUrl=world.main.url, MessageBody=message.body)
-
-
-@pytest.mark.parametrize("kind", ["sending", "sent"])
-def test_what_others_may_have_sent_while_the_process_was_suspended_is_named(
-    world, monkeypatch, kind
-):
-    """A laptop slept with ten messages in hand; another operator's run sent them meanwhile."""
-    sent = world.fill(*bodies(10))
-    write = Journal.write
-
-    def sleep(journal, is_, ids, at=0.0):
-        write(journal, is_, ids, at)
-        if is_ == kind:
-            world.clock.now += 60
-            others_redrive(world)
-
-    monkeypatch.setattr(Journal, "write", sleep)
-    report = world.redrive()
-    assert set(world.bodies(world.main).values()) == {2}
-    assert sorted(ids(world, InDoubt)) == sorted(sent)
-    assert (report.sent, report.in_doubt) == (10, 10)
 
 
 @pytest.mark.parametrize(("seconds", "is_hold"), [(10, True), (20, False)])

@@ -293,21 +293,6 @@ def test_a_dead_letter_queue_without_the_prefix_is_not_its_namesake_with_it(brok
     assert route.source.name == "mail-dlq"
 
 
-def test_the_dead_letter_queue_of_a_queue_is_not_looked_for_under_another_name(broker):
-    """Asked for ``staging-staging-mail-dlq``, SQS denies it: no policy names it."""
-    sqs = Sqs(**BOTH)
-    exists = sqs.get_queue_url
-
-    def get_queue_url(*, QueueName):  # noqa: N803
-        if QueueName not in BOTH:
-            raise error("AccessDenied", 403)
-        return exists(QueueName=QueueName)
-
-    sqs.get_queue_url = get_queue_url
-    route = find_route(staging(broker, sqs), "mail", to=None, force=False)
-    assert route.source.name == "staging-mail-dlq"
-
-
 def forbid(sqs, *names, code="AccessDenied"):
     read = sqs.get_queue_attributes
 
