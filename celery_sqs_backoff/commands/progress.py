@@ -16,7 +16,7 @@ from .text import safe
 
 _IDS_SHOWN = 10
 
-#: On a narrower terminal the counts are shown without a bar.
+#: On a narrower terminal the counts are shown without a bar. What does not fit is cut.
 _BAR_COLUMNS = 70
 _BAR_WIDTH = 20
 
@@ -36,9 +36,8 @@ def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
     def on_event(event: events.RedriveEvent) -> None:
         nonlocal progress
         if isinstance(event, events.Progress):
-            columns = _columns()
-            progress = _facts(event, columns)
-            if columns >= _BAR_COLUMNS:
+            progress = _facts(event)
+            if _columns() >= _BAR_COLUMNS:
                 progress = f"{_bar(event)} {progress}"
             draw(progress)
         elif line := _line(event):
@@ -68,20 +67,12 @@ def _bar(event: events.Progress) -> str:
     return f"[{'#' * int(done * _BAR_WIDTH):{_BAR_WIDTH}}]"
 
 
-def _facts(event: events.Progress, columns: int) -> str:
-    """Return the counts first, then rate and time left, as many of them as fit."""
-    shown = ""
-    for fact in (
-        f"{event.sent + event.dropped}/{event.to_send}",
-        f" {event.rate:.1f}/s",
-        f" failed {event.failed}",
-        f" back {event.returned}",
-        "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left",
-    ):
-        if len(shown + fact) > columns:
-            break
-        shown += fact
-    return shown
+def _facts(event: events.Progress) -> str:
+    left = "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left"
+    return (
+        f"{event.sent + event.dropped}/{event.to_send} {event.rate:.1f}/s"
+        f" failed {event.failed} back {event.returned}{left}"
+    )
 
 
 def _line(event: events.RedriveEvent) -> str | None:
@@ -96,7 +87,7 @@ def _line(event: events.RedriveEvent) -> str | None:
             return f"failed ({safe(reason)}): {_ids(ids)}"
         case events.NotDeleted(ids, reason):
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
-        case events.Waiting(messages, seconds):
+        case events.RunWaits(messages, seconds):
             wait = spell_duration(seconds)
             return f"{messages} messages are hidden: waiting for them, for up to {wait}"
     return None

@@ -98,7 +98,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Sent:
+class MessagesSent:
     """SQS has reported these as sent."""
 
     ids: Ids
@@ -144,7 +144,7 @@ class InDoubt:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class RunWaits:
     """The run receives nothing, and waits: a killed run, for one, may hide the rest.
 
     ``messages``: those that it has not seen. ``seconds``: how long it waits at the most.
@@ -189,14 +189,14 @@ class Finished:
 
 RedriveEvent: TypeAlias = (
     Started
-    | Sent
+    | MessagesSent
     | Deleted
     | Failed
     | NotDeleted
     | Skipped
     | Poison
     | InDoubt
-    | Waiting
+    | RunWaits
     | Progress
     | Finished
 )

@@ -237,7 +237,7 @@ class Ledger:
             self.emit(events.InDoubt(tuple(late), resend=None))
         if twice and recognised_since is not None:
             self.emit(events.InDoubt(tuple(twice), resend=True))
-        self.emit(events.Sent(tuple(ids), to))
+        self.emit(events.MessagesSent(tuple(ids), to))
 
     def mark_unsent(self, messages: Sequence[DlqMessage]) -> None:
         """Note that SQS has not accepted these. One that was ever in doubt stays so."""

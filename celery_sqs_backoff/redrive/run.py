@@ -22,8 +22,8 @@ from .events import (
     Progress,
     RedriveEvent,
     RedriveReport,
+    RunWaits,
     Started,
-    Waiting,
 )
 from .files import Archive, NoJournal
 from .gate import ProbeGate
@@ -265,7 +265,7 @@ class RedriveRun:
         seconds, unseen = self._sweep.seconds_to_wait, self._messages - self.ledger.places
         if seconds and unseen > 0 and not self._has_told_wait:
             self._has_told_wait = True
-            self.ledger.emit(Waiting(unseen, seconds))
+            self.ledger.emit(RunWaits(unseen, seconds))
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:

@@ -24,7 +24,7 @@ from .throttle import Throttle
 from .triage import Action
 
 #: A message with its entry for SendMessageBatch.
-Entry = tuple[DlqMessage, dict[str, Any]]
+Outgoing = tuple[DlqMessage, dict[str, Any]]
 
 #: The call had no effect, and a call for another message will fail, too.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
@@ -90,7 +90,7 @@ class Sender:
                 for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)
 
-    def _entries(self, to: Endpoint, messages: Iterable[DlqMessage]) -> Iterator[Entry]:
+    def _entries(self, to: Endpoint, messages: Iterable[DlqMessage]) -> Iterator[Outgoing]:
         for message in messages:
             try:
                 entry = self._entry(to, message)
@@ -116,13 +116,13 @@ class Sender:
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
         self.delete({message.id: message.handle for message in messages})
 
-    def _send_in_turn(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
+    def _send_in_turn(self, to: Endpoint, batch: Sequence[Outgoing]) -> bool:
         if self._deletes_work:
             return self._send(to, batch)
         with self._first:
             return self._halt.is_set or self._send(to, batch)
 
-    def _send(self, to: Endpoint, batch: Sequence[Entry]) -> bool:
+    def _send(self, to: Endpoint, batch: Sequence[Outgoing]) -> bool:
         """Send until each message's fate is known. Return False if another run got one of them."""
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
@@ -162,7 +162,7 @@ class Sender:
         self,
         to: Endpoint,
         sent: Sequence[DlqMessage],
-        failed: Sequence[tuple[Entry, Failure]],
+        failed: Sequence[tuple[Outgoing, Failure]],
         began: float,
     ) -> None:
         ledger = self._ledger
@@ -191,7 +191,7 @@ class Sender:
         if to.is_fifo:
             self.held_groups |= {message.group_id for message in messages}
 
-    def _give_up(self, to: Endpoint, left: Sequence[Entry], failure: Failure) -> None:
+    def _give_up(self, to: Endpoint, left: Sequence[Outgoing], failure: Failure) -> None:
         why, messages = (
             explain(f"SendMessageBatch to {to.name}", failure),
             [message for message, _ in left],

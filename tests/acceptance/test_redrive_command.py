@@ -300,7 +300,8 @@ def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
             )
         try:
             eventually(
-                lambda: '"Sent"' in output.read_text() or child.poll() is not None, timeout=60
+                lambda: '"MessagesSent"' in output.read_text() or child.poll() is not None,
+                timeout=60,
             )
             proxy.set_latency(500)  # so that there is something to finish
             for number in signals:

@@ -24,7 +24,7 @@ from celery_sqs_backoff.redrive import (
 )
 from celery_sqs_backoff.redrive import run as run_module
 from celery_sqs_backoff.redrive.events import (
-    Sent,
+    MessagesSent,
 )
 from celery_sqs_backoff.sqs import clients, find_queue
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
@@ -220,7 +220,7 @@ def test_the_rate_holds_in_every_second(stage, sqs):
     stage.redrive(
         rate="30/s",
         on_event=lambda e: (
-            times.extend([time.monotonic()] * len(e.ids)) if isinstance(e, Sent) else None
+            times.extend([time.monotonic()] * len(e.ids)) if isinstance(e, MessagesSent) else None
         ),
     )
     # With some room for this machine's load; tests/unit/test_redrive_pace.py leaves none.

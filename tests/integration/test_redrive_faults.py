@@ -13,7 +13,7 @@ from celery import Celery
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveUnreachable
 from celery_sqs_backoff.redrive import run as run_module
-from celery_sqs_backoff.redrive.events import Deleted, InDoubt, Poison, Sent, Started
+from celery_sqs_backoff.redrive.events import Deleted, InDoubt, MessagesSent, Poison, Started
 from celery_sqs_backoff.testing import LocalQueue
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
@@ -159,7 +159,7 @@ def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sq
                     sqs.delete_message(
                         QueueUrl=queue.dlq.url, ReceiptHandle=message["ReceiptHandle"]
                     )
-        elif isinstance(event, Sent):
+        elif isinstance(event, MessagesSent):
             bounce(sqs, queue)
 
     report = redrive(app, queue.dlq.name, on_event=on_event)

@@ -18,7 +18,7 @@ from typing import Any
 from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
 from celery_sqs_backoff.redrive import Ended, RedriveError, RedriveReport
-from celery_sqs_backoff.redrive.events import Finished, InDoubt, NotDeleted, Sent
+from celery_sqs_backoff.redrive.events import Finished, InDoubt, MessagesSent, NotDeleted
 from celery_sqs_backoff.redrive.halt import TRIES
 from celery_sqs_backoff.redrive.ledger import RowState
 from celery_sqs_backoff.redrive.triage import Action
@@ -135,7 +135,7 @@ class History:
 
     def on_event(self, event: object) -> None:
         self.check_the_sum()
-        if isinstance(event, Sent) and len(self.bounced) < self.may_bounce:
+        if isinstance(event, MessagesSent) and len(self.bounced) < self.may_bounce:
             self.bounce()
         if self.rng.random() < self.shows_twice:  # SQS may show a message that is in flight
             in_flight = self.world.sqs.queues[self.world.source.url].in_flight()
@@ -273,7 +273,7 @@ class History:
         assert set(copies) == set(self.bodies), "a message is lost, or left"
         twice = {body for body, count in copies.items() if count > 1}
         assert twice <= named, f"sent twice and not named: {twice - named}"
-        told = Counter(id_ for e in world.events if isinstance(e, Sent) for id_ in e.ids)
+        told = Counter(id_ for e in world.events if isinstance(e, MessagesSent) for id_ in e.ids)
         if not self.was_full:
             assert max(told.values(), default=1) == 1, "what was noted as sent is never sent again"
         if self.is_fifo:
