@@ -11,8 +11,8 @@ from typing import Any
 
 from ..sqs.limits import MAX_DELAY_SECONDS
 from ..units import parse_duration, parse_rate
-from .gate import Probe, parse_probe
 from .message import DlqMessage
+from .probe import Probe, parse_probe
 
 OUTCOMES = ("RETRYABLE", "NOT_PROCESSED", "UNKNOWN")
 

@@ -26,11 +26,11 @@ from .events import (
     Started,
 )
 from .files import Archive, NoJournal
-from .gate import ProbeGate
 from .halt import Halt, carry_out, steady_seconds
 from .ledger import Ledger
 from .message import DlqMessage
 from .options import RedriveOptions
+from .probe import ProbeGate
 from .queues import Endpoint, Route
 from .sender import DEDUPLICATION_SECONDS, Sender
 from .sweep import MAX_THREADS, Sweep

@@ -14,7 +14,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,16 +96,8 @@ class World:
 
     def fill(self, *bodies: str, **message: Any) -> list[str]:
         """Put messages on the dead-letter queue; return their ids."""
-        return [
-            self.sqs.send_message(
-                QueueUrl=self.source.url, MessageBody=body, MessageAttributes={}, **message
-            )["MessageId"]
-            if "MessageAttributes" not in message
-            else self.sqs.send_message(QueueUrl=self.source.url, MessageBody=body, **message)[
-                "MessageId"
-            ]
-            for body in bodies
-        ]
+        entry = {"QueueUrl": self.source.url, "MessageAttributes": {}, **message}
+        return [self.sqs.send_message(MessageBody=body, **entry)["MessageId"] for body in bodies]
 
     def bodies(self, endpoint: Endpoint) -> Counter[str]:
         return Counter(message.body for message in self.sqs.queues[endpoint.url].messages)
@@ -122,36 +114,24 @@ class World:
         self.steps = 0
         self.stop.clear()
         kept: NoJournal = NoJournal()
-        if journal:
-            with mock.patch.object(files.os, "fsync"):
-                return self._redrive_with(
-                    _Journal(self, self.journal_path, str(self.source.arn)),
-                    hold_seconds,
-                    to,
-                    options,
-                )
-        return self._redrive_with(kept, hold_seconds, to, options)
-
-    def _redrive_with(
-        self, journal: NoJournal, hold_seconds: int | None, to: Any, options: dict[str, Any]
-    ) -> RedriveReport:
-        try:
-            with self._without_threads():
-                self.run = RedriveRun(
-                    Route(self.source, self.mains, to),
-                    RedriveOptions(**options),
-                    journal=journal,
-                    archive=None,
-                    hold_seconds=hold_seconds,
-                    on_event=self._note,
-                    stop=self.stop,
-                    clock=self.clock,
-                    now=self.clock,
-                )
-                return self.run()
-        finally:
-            if isinstance(journal, Journal):
-                journal.__exit__(None, None, None)
+        with ExitStack() as stack:
+            if journal:
+                stack.enter_context(mock.patch.object(files.os, "fsync"))
+                written = _Journal(self, self.journal_path, str(self.source.arn))
+                kept = stack.enter_context(written)
+            stack.enter_context(self._without_threads())
+            self.run = RedriveRun(
+                Route(self.source, self.mains, to),
+                RedriveOptions(**options),
+                journal=kept,
+                archive=None,
+                hold_seconds=hold_seconds,
+                on_event=self._note,
+                stop=self.stop,
+                clock=self.clock,
+                now=self.clock,
+            )
+            return self.run()
 
     def look(self, *, copy: Any = None, sample: int | None = None, **options: Any) -> Plan:
         """A dry run, in virtual time."""

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from celery_sqs_backoff.redrive import gate
-from celery_sqs_backoff.redrive.gate import ProbeGate, parse_probe
+from celery_sqs_backoff.redrive import probe as probe_module
 from celery_sqs_backoff.redrive.halt import Halt
+from celery_sqs_backoff.redrive.probe import ProbeGate, parse_probe
 
 
 class Bench:
@@ -88,7 +88,7 @@ def test_the_text_of_a_probes_error_is_not_repeated():
 
 def test_a_probe_that_hangs_says_no(monkeypatch):
     """It keeps neither the thread that renews what is held from that, nor the run from ending."""
-    monkeypatch.setattr(gate, "_PROBE_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(probe_module, "_PROBE_TIMEOUT_SECONDS", 0.01)
     let_go = threading.Event()
     try:
         assert Bench(let_go.wait).gate.why_closed() == "the probe has not answered within 0.01 s"
@@ -98,12 +98,12 @@ def test_a_probe_that_hangs_says_no(monkeypatch):
 
 def test_a_probe_without_a_thread_left_says_no(monkeypatch):
     """Asked here, it could hold the redrive up for good."""
-    monkeypatch.setattr(gate, "call_in_time", lambda call, seconds: None)
+    monkeypatch.setattr(probe_module, "call_in_time", lambda call, seconds: None)
     assert Bench(lambda: True).gate.why_closed() == "the probe was not asked: no thread is left"
 
 
 def test_a_callable_is_found_by_its_name():
-    assert parse_probe("tests.unit.test_redrive_gate:failing").__name__ == "failing"
+    assert parse_probe("tests.unit.test_redrive_probe:failing").__name__ == "failing"
 
 
 @pytest.mark.parametrize("text", ["nonsense", "no.such.module:x", "os:nothing", "os:name", "os:"])
