@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery.bin.celery import celery
@@ -50,6 +50,25 @@ def run(stage: RedriveStage, tmp_path: Path) -> Callable[..., Result]:
             return CliRunner().invoke(celery, ["-A", "stage", *arguments], input=answer)
 
     return run
+
+
+def settings_of(stage: RedriveStage) -> dict[str, Any]:
+    """Of the stage's app, for one in another process."""
+    names = ("broker_url", "broker_transport_options", "task_default_queue")
+    return {name: stage.app.conf[name] for name in names}
+
+
+def start(
+    settings: dict[str, Any], state: Path, *arguments: str, **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Run ``celery`` in a process of its own, on an app with these settings."""
+    own = {"TEST_APP_SETTINGS": json.dumps(settings), "XDG_STATE_HOME": str(state)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", __name__, *arguments],
+        # Buffered, so that something is left to be written at the very end.
+        env=os.environ | own | {"PYTHONUNBUFFERED": ""},
+        **streams,
+    )
 
 
 # Looking
@@ -241,13 +260,7 @@ def test_a_signal_ends_a_command_that_waits_for_a_silent_sqs(tmp_path, command, 
             "broker_url": f"sqs://k:s@{host}//",
             "broker_transport_options": {**options, "predefined_queues": queues},
         }
-        child = subprocess.Popen(
-            [*(sys.executable, "-m", "celery", "-A", __name__), *command, "mails-dlq"],
-            env=os.environ
-            | {"TEST_APP_SETTINGS": json.dumps(settings), "XDG_STATE_HOME": str(tmp_path)},
-            stdout=errors,
-            stderr=errors,
-        )
+        child = start(settings, tmp_path, *command, "mails-dlq", stdout=errors, stderr=errors)
         try:
             silent.settimeout(60)
             with silent.accept()[0]:
@@ -275,12 +288,6 @@ def test_json_events_end_with_the_report(stage, run):
     assert events[-1]["report"]["ended"] == "done"
 
 
-def settings_of(stage: RedriveStage) -> str:
-    """Of the stage's app, for one in another process."""
-    names = ("broker_url", "broker_transport_options", "task_default_queue")
-    return json.dumps({name: stage.app.conf[name] for name in names})
-
-
 @pytest.fixture
 def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
     """Run ``sqs-redrive`` in a process that gets signals while it sends; its exit code."""
@@ -288,15 +295,9 @@ def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
     def signalled(*signals: signal.Signals) -> int:
         output = tmp_path / "out"
         with output.open("wb") as file:
-            child = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "celery", "-A", __name__),
-                    *("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "10/s"),
-                ],
-                env=os.environ
-                | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)},
-                stdout=file,
-                stderr=subprocess.STDOUT,
+            command = ("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "10/s")
+            child = start(
+                settings_of(stage), tmp_path, *command, stdout=file, stderr=subprocess.STDOUT
             )
         try:
             eventually(
@@ -347,17 +348,9 @@ def test_a_signal_ends_the_question_with_a_last_event(stage, tmp_path, number):
     """SIGTERM killed it, without one; Ctrl-C was answered by: no terminal, give --yes."""
     stage.fill_numbered(3)
     with (tmp_path / "out").open("wb") as output, (tmp_path / "err").open("wb") as errors:
-        child = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "celery", "-A", __name__),
-                *("sqs-redrive", stage.dlq.name, "--json"),
-            ],
-            env=os.environ
-            | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-        )
+        streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": errors}
+        command = ("sqs-redrive", stage.dlq.name, "--json")
+        child = start(settings_of(stage), tmp_path, *command, **streams)
     try:
         said = tmp_path / "err"
         eventually(lambda: "no undo" in said.read_text(), timeout=60)
@@ -375,22 +368,12 @@ def test_a_result_that_cannot_be_printed_is_said_on_stderr(stage, tmp_path):
     """All was sent, and the last words were a traceback."""
     stage.fill_numbered(3)
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "celery", "-A", __name__),
-                *("sqs-redrive", stage.dlq.name, "--yes"),
-            ],
-            env=os.environ
-            | {"TEST_APP_SETTINGS": settings_of(stage), "XDG_STATE_HOME": str(tmp_path)}
-            | {"PYTHONUNBUFFERED": ""},  # else nothing is left to be written at the very end
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
-    assert done.returncode == exit_codes.NOT_WRITTEN
-    assert "cannot print the result" in done.stderr
-    assert "Traceback" not in done.stderr
+        command = ("sqs-redrive", stage.dlq.name, "--yes")
+        child = start(settings_of(stage), tmp_path, *command, stdout=full, stderr=subprocess.PIPE)
+        said = child.communicate(timeout=60)[1].decode()
+    assert child.returncode == exit_codes.NOT_WRITTEN
+    assert "cannot print the result" in said
+    assert "Traceback" not in said
 
 
 def test_ids_come_from_a_file(stage, run, tmp_path):
